@@ -114,6 +114,8 @@ class Measurement:
             rises as the machine slows.
         measure_seconds: Wall time of the measurement.
         score: Score of the answers to labelled samples by the user's metric. It does not depend on the load.
+        output_deviation: Largest difference of an output from the baseline's as a share of the allowed one, 0 to 1.
+            It belongs to the deployment. None if the outputs were not compared.
         late_request_share: Share of the requests that the open loop sent more than 1 ms late, 0 to 1. None in a
             closed loop.
         send_lateness_p99_ms: 99th percentile of the send lateness. None in a closed loop.
@@ -177,6 +179,7 @@ class Measurement:
     speed_probe_ms: float | None = None
     measure_seconds: float | None = None
     score: float | None = None
+    output_deviation: float | None = None
     late_request_share: float | None = None
     send_lateness_p99_ms: float | None = None
     overloaded: bool = False

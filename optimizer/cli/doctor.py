@@ -150,7 +150,10 @@ def check_onnxruntime() -> Finding:
     except ImportError as error:
         return Finding("ONNX Runtime", "fail", str(error), "pip install onnxruntime")
     providers = ", ".join(p.removesuffix("ExecutionProvider") for p in onnxruntime.get_available_providers())
-    return Finding("ONNX Runtime", "ok", f"{onnxruntime.__version__} ({providers})")
+    folder = runtime.openvino_folder()
+    state = "not fetched yet" if folder is None or not folder.is_dir() else "unpacked"
+    openvino = f"build with OpenVINO {runtime.OPENVINO_ONNX_RUNTIME}: {state}"
+    return Finding("ONNX Runtime", "ok", f"{onnxruntime.__version__} ({providers}); {openvino}")
 
 
 def check_gpu() -> Finding:

@@ -104,7 +104,7 @@ GUIDES: Final = {  # key of a profile -> the page that explains it
         (f"space.{key}" for key in (*QUEUE_PATHS, "priority_queue_policy")),
         "queues.md#settings-that-can-be-searched",
     ),
-    "space.onnxruntime": "settings.md",
+    "space.onnxruntime": "execution.md",
     "space.models": "ensemble.md#say-which-step-and-what-may-vary",
     "score": "output-check.md#score",
     "tolerance": "output-check.md#tolerance",

@@ -12,18 +12,24 @@ from optimizer.options.command_line import Parser
 def build_parser() -> Parser:
     """Return the parser of the command line."""
     description = "Download and unpack the embedded server and perf_analyzer, and compile the simulator."
-    return Parser("tune setup", "[options]", description)
+    parser = Parser("tune setup", "[options]", description)
+    parser.add_argument(
+        "--openvino", action="store_true", help="Download ONNX Runtime with OpenVINO, too (a run that names it does)"
+    )
+    return parser
 
 
 def main(words: list[str]) -> int:
     """Run ``tune setup`` and return its exit code. Raises EnvironmentFault."""
-    build_parser().read(words)
+    arguments = build_parser().read(words)
     from optimizer.simulator.continuous_batching import compile_batching
     from optimizer.simulator.simulate import compile_simulator
 
     say = partial(print, flush=True)  # immediately, also into a pipe
     installation = runtime.ensure(say)
     ensure_newer(say)
+    if arguments.openvino:
+        runtime.ensure_openvino(say)
     compile_simulator(say)
     compile_batching(say)
     print(f"ready: {installation.root}")

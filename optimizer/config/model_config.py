@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from optimizer.config import field_path, gpu_placement
+from optimizer.config import execution, field_path, gpu_placement
 from optimizer.config.batching import (
     SEQUENCE_PREFERRED,
     is_batcher_field,
@@ -29,9 +29,7 @@ FILENAME = "default_model_filename"
 ENVIRONMENT = "parameters.EXECUTION_ENV_PATH.string_value"  # Triton's Python backend sources its bin/activate
 MAX_BYTES = 1 << 20
 MOST_BACKSLASHES = 100  # in a row: protobuf's parser takes quadratic time
-NO_ACCELERATOR = "none"
 _MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"  # prefix of the environment's path
-_ACCELERATOR = re.compile(r"optimization\.execution_accelerators\.[cg]pu_execution_accelerator\.0\.name")
 _LONGEST_CAUSE = 200
 _64_BITS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 # backends with two instances on a CPU by default (Triton's model_config_utils.cc)
@@ -148,9 +146,10 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
             batching.preferred_batch_size[:] = candidate.preferred_batch_sizes
     else:
         config.ClearField("dynamic_batching")
+    absent = execution.absent_accelerators(dict(candidate.fields))
     for path, value in candidate.proto_fields:
-        if _ACCELERATOR.fullmatch(path) and value == NO_ACCELERATOR:
-            config.optimization.execution_accelerators.ClearField(path.split(".")[2])
+        if path.startswith(absent):
+            execution.remove_accelerators(config, path.split(".")[2])
         elif path == SEQUENCE_PREFERRED:
             config.sequence_batching.oldest.preferred_batch_size[:] = _preferred_sizes(value, candidate)
         elif candidate.dynamic_batching or not is_batcher_field(path):
@@ -209,7 +208,10 @@ def differences(wanted: Candidate, serving: ModelConfig) -> list[str]:
     pairs.extend(("instance_count", want.instance_count, count) for count in dict.fromkeys(counts))
     if want.instance_gpus is not None:
         pairs.append((INSTANCE_GPUS, want.instance_gpus, _served(serving, INSTANCE_GPUS) or "none"))
+    without_effect = execution.without_effect(dict(want.proto_fields))
     for path, value in want.proto_fields:
+        if path in without_effect:
+            continue
         if path == SEQUENCE_PREFERRED:
             normal: FieldValue = preferred_text(_preferred_sizes(value, wanted), wanted.max_batch_size)
         else:
@@ -251,13 +253,13 @@ def with_warmup(config: ModelConfig, dims: Mapping[str, Sequence[int]]) -> Model
 
 
 def _served(config: ModelConfig, path: str) -> FieldValue | None:
-    """Return the value at ``path``; None if it is absent. An absent accelerator is ``NO_ACCELERATOR``."""
+    """Return the value at ``path``; None if it is absent. An absent accelerator is ``none``."""
     if path == INSTANCE_GPUS:
         return gpu_placement.get_gpus(config)
     if path == SEQUENCE_PREFERRED:
         return preferred_text(config.sequence_batching.oldest.preferred_batch_size, config.max_batch_size)
     value = field_path.get_value(config, path)
-    return NO_ACCELERATOR if value is None and _ACCELERATOR.fullmatch(path) else value
+    return execution.NO_ACCELERATOR if value is None and execution.is_accelerator_name(path) else value
 
 
 def _preferred_sizes(policy: FieldValue, candidate: Candidate) -> tuple[int, ...]:

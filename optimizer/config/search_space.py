@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from objectives.metrics import METRICS, Metric, PointT
 from objectives.sla import CONFIDENCE, Sla
-from optimizer.config import gpu_placement, model_config, model_json
+from optimizer.config import execution, gpu_placement, model_config, model_json
 from optimizer.config.batching import (
     DIRECT_DELAY,
     OLDEST_DELAY,
@@ -198,7 +198,8 @@ class SearchSpace:
 
     def __len__(self) -> int:
         """Return the number of canonical candidates."""
-        if self.is_stateful or any(map(is_queue_field, self.fields)):
+        conditional = any(map(is_queue_field, self.fields)) or execution.is_conditional(self.fields)
+        if self.is_stateful or conditional:
             return sum(1 for _ in self._enumerate())
         every = math.prod(map(len, self.fields.values()))
         without_batcher = math.prod(len(v) for path, v in self.fields.items() if not is_batcher_field(path))
@@ -265,10 +266,11 @@ class SearchSpace:
     def _effective(
         self, max_batch_size: int, fields: tuple[tuple[str, FieldValue], ...]
     ) -> tuple[tuple[str, FieldValue], ...]:
-        """Return ``fields`` with the first choice of a setting of a queue or the sequence batcher without effect.
+        """Return ``fields`` with the first choice of each setting that has no effect.
 
-        A single request fills a batch if ``max_batch_size`` is at most 1, so it never waits. With the strategy
-        ``direct`` a batch waits only if both its delay and its share of slots are above 0.
+        See ``execution.without_effect`` for those of ONNX Runtime. In the sequence batcher a single request fills a
+        batch if ``max_batch_size`` is at most 1, so it never waits. With the strategy ``direct`` a batch waits only
+        if both its delay and its share of slots are above 0.
         """
         chosen, known = dict(fields), self.fields.keys() & {path for path, _ in fields}
         if max_batch_size <= 1:
@@ -278,6 +280,7 @@ class SearchSpace:
                 if float(chosen[path]) == 0:
                     chosen[other] = self.fields[other][0]
                     break
+        chosen |= {path: self.fields[path][0] for path in execution.without_effect(chosen) & known}
         return without_unused(tuple((path, chosen[path]) for path, _ in fields), self.fields)
 
     def _choice(self, path: str, value: FieldValue) -> FieldValue:

@@ -301,9 +301,10 @@ class OutputCheck(Protocol):
     def record_reference(self, endpoint: Endpoint) -> None:
         """Store the outputs of the unbatched baseline. Called once for each run, on the deployed baseline."""
 
-    def check(self, endpoint: Endpoint) -> None:
+    def check(self, endpoint: Endpoint) -> float | None:
         """Compare the outputs with the reference. Called once for each deployment.
 
+        Return the largest difference as a share of the allowed one; None if nothing was compared.
         Raises DeploymentError if they differ by more than the tolerance.
         """
 

@@ -100,6 +100,17 @@ class OwnBackend(Note):
 
 
 @dataclass(frozen=True, slots=True)
+class SpinningRecommended(Note):
+    """The recommended configuration turns spinning off, which only tune's own backend can do."""
+
+    def __str__(self) -> str:
+        return (
+            "the recommended configuration has session.intra_op.allow_spinning 0: Triton's own onnxruntime backend "
+            "does not read it, and its idle threads keep spinning"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteServerUsed(Note):
     """The measured server was not started by tune."""
 

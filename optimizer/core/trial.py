@@ -18,6 +18,24 @@ MODEL_JSON_PREFIX = "model_json."  # prefix of keys of model.json, see optimizer
 VARIANT = "variant"  # which of several equivalent models is served
 INSTANCE_GPUS = "instance_group_gpus"  # GPUs of the instances, as gpu_placement.parse reads them
 
+CPU_ACCELERATOR, GPU_ACCELERATOR = (
+    f"optimization.execution_accelerators.{device}_execution_accelerator.0" for device in ("cpu", "gpu")
+)
+EXECUTION_PATHS = {  # settings of ONNX Runtime, by their short names -> their paths in ModelConfig
+    "intra_op_thread_count": "parameters.intra_op_thread_count.string_value",
+    "inter_op_thread_count": "parameters.inter_op_thread_count.string_value",
+    "execution_mode": "parameters.execution_mode.string_value",
+    "allow_spinning": "parameters.session.intra_op.allow_spinning.string_value",
+    "graph_level": "optimization.graph.level",
+    "execution_accelerator": f"{GPU_ACCELERATOR}.name",
+    "precision_mode": f"{GPU_ACCELERATOR}.parameters.precision_mode",
+    "cuda_graphs": f"{GPU_ACCELERATOR}.parameters.trt_cuda_graph_enable",
+}
+PLAN_CUDA_GRAPHS = "optimization.cuda.graphs"  # of the tensorrt backend
+_SHORT_NAMES = {path: name for name, path in EXECUTION_PATHS.items()} | {
+    f"{CPU_ACCELERATOR}.name": "execution_accelerator",
+    PLAN_CUDA_GRAPHS: "cuda_graphs",
+}
 CROSS_CHECKING = "perf_analyzer"  # load generator of the measurements that check tune's own client
 SETTING_COLUMNS = (  # the attributes of a candidate other than its fields, as columns of trials.csv
     "max_batch_size",
@@ -139,8 +157,10 @@ def short_path(path: str) -> str:
         return f"{model}/{short_path(path.removeprefix(f'{model}/'))}"
     if ".priority_queue_policy." in path:  # the same settings exist for each level
         return path[path.index("priority_queue_policy.") :]
+    if path in _SHORT_NAMES:
+        return _SHORT_NAMES[path]
     parts = path.split(".")
-    return parts[1] if parts[0] == "parameters" and len(parts) > 1 else parts[-1]
+    return ".".join(parts[1:-1]) if parts[0] == "parameters" and len(parts) > 2 else parts[-1]
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -33,6 +33,7 @@ class CacheKind:
 KINDS = (
     CacheKind("server", "tritonserver, perf_analyzer", ("runtime-*", "perf_analyzer-*", f"{DRAFT}*")),
     CacheKind("numpy", "numpy of the Python backend", ("numpy-*",)),
+    CacheKind("openvino", "ONNX Runtime with OpenVINO", ("openvino-*",)),
     CacheKind("models", "built models", ("models",)),
     CacheKind("onnx", "links to your ONNX files", ("bare",)),
     CacheKind("requests", "requests to the models", ("requests",)),

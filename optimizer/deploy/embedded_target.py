@@ -97,13 +97,16 @@ class ServerFolder(RepositoryCopy):
     def _share(self, entry: Path, at: Path) -> None:
         at.symlink_to(entry.resolve())
 
-    def _assemble_backends(self, runtime: Runtime) -> None:
+    def _assemble_backends(self, installed: Runtime) -> None:
         """Copy the backends: Triton refuses a library that is a link out of the backend directory."""
-        shutil.copytree(runtime.python_backend, self.backends / "python")
-        shutil.copy(runtime.stub, self.backends / "python")
+        shutil.copytree(installed.python_backend, self.backends / "python")
+        shutil.copy(installed.stub, self.backends / "python")
         for backend in BACKENDS.iterdir():
             if backend.joinpath("model.py").exists():
                 shutil.copytree(backend, self.backends / backend.name)
+        openvino = runtime.openvino_folder()
+        if openvino is not None and openvino.is_dir():
+            self.backends.joinpath("onnxruntime", "openvino").symlink_to(openvino)
 
     def _link_packages(self, runtime: Runtime) -> None:
         folder = runtime.stub_packages

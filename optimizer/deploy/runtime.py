@@ -1,4 +1,4 @@
-"""The pinned tritonserver and perf_analyzer: downloaded from PyPI by hash and unpacked into a cache folder.
+"""The pinned tritonserver, perf_analyzer and OpenVINO: downloaded from PyPI by hash, unpacked into a cache folder.
 
 tritonserver, its Python backend and perf_analyzer are in wheels with dependencies (numpy<2, protobuf<5) that must
 not replace those of ``tune``. The wheels are therefore downloaded by pip, with the mirror, proxy or wheel folder of
@@ -57,6 +57,20 @@ NUMPY_WHEELS = {
         ("numpy/", "numpy.libs/"),
     ),
 }
+
+# ONNX Runtime with the OpenVINO execution provider. The package replaces onnxruntime, so it is unpacked into a folder
+# of its own. The plug-in for the installed onnxruntime (onnxruntime-ep-openvino) offers only CPUs of Intel.
+OPENVINO_ONNX_RUNTIME = "1.24.1"
+_OPENVINO_MEMBERS = ("onnxruntime/__init__.py", "onnxruntime/capi/")
+OPENVINO_WHEELS = {
+    version: Wheel(f"onnxruntime-openvino=={OPENVINO_ONNX_RUNTIME}", sha256, _OPENVINO_MEMBERS)
+    for version, sha256 in {
+        "3.11": "3007c803634cc69c6d52af1dea7ce729d9bb62b9a11070fd2f959119199007a8",
+        "3.12": "d617fac2f59a6ab5ea59a788c3e1592240a129642519aaeaa774761dfe35150e",
+        "3.13": "2c3bb73e68ac27f4891af8a595c1faf574ec68b772e6583c90a0b997a1822782",
+    }.items()
+}
+_OTHER_DEVICES = ("libopenvino_intel_gpu_plugin.so", "libopenvino_intel_npu_plugin.so")  # unused, 24 MB
 
 
 @dataclass(frozen=True)
@@ -155,6 +169,34 @@ def ensure(say: Callable[[str], None]) -> Runtime:
     perf_analyzer_release.ensure_newer(say)
     say(f"unpacked into {cache}")
     return runtime
+
+
+def openvino_folder() -> Path | None:
+    """Return where ONNX Runtime with OpenVINO is, or would be; None if this Python has no wheel of it."""
+    wheel = OPENVINO_WHEELS.get(running_python())
+    return cache_folder() / f"openvino-{OPENVINO_ONNX_RUNTIME}-{wheel.sha256[:12]}" if wheel else None
+
+
+def ensure_openvino(say: Callable[[str], None]) -> None:
+    """Download and unpack ONNX Runtime with OpenVINO, unless it is there; ``say`` gets the progress.
+
+    Raises EnvironmentFault if this Python has no wheel of it, or pip cannot download it.
+    """
+    folder = openvino_folder()
+    if folder is None:
+        versions = ", ".join(OPENVINO_WHEELS)
+        raise EnvironmentFault(f"openvino needs Python {versions}, this is {running_python()}: leave openvino out")
+    if folder.is_dir():
+        return
+    with lock_cache(say):
+        if not folder.is_dir():
+            say(f"fetching onnxruntime-openvino {OPENVINO_ONNX_RUNTIME} (84 MB, once)")
+            install((OPENVINO_WHEELS[running_python()],), folder, _without_other_devices, what="openvino")
+
+
+def _without_other_devices(root: Path) -> None:
+    for name in _OTHER_DEVICES:
+        root.joinpath("onnxruntime/capi", name).unlink()
 
 
 def unsupported(

@@ -73,6 +73,7 @@ class Measurer:
 
     def __post_init__(self) -> None:
         self._score: float | None = None
+        self._output_deviation: float | None = None
         self._probe_seconds: float | None = None
 
     @property
@@ -87,8 +88,8 @@ class Measurer:
         """
         self._score = None
         with self.stopwatch.count("server"):
-            for server in endpoint.servers:
-                self.output_check.check(server)
+            shares = [self.output_check.check(server) for server in endpoint.servers]
+            self._output_deviation = max((share for share in shares if share is not None), default=None)
             if self.scorer is not None:
                 self._score = self.scorer.measure(endpoint)
         self._probe_seconds = self._probe(self.speed) if self.speed else None
@@ -193,9 +194,10 @@ class Measurer:
         return trial.with_row(Confirmation(server, load, measurement, error), CROSS_CHECKING)
 
     def _with_deployment(self, measurement: Measurement) -> Measurement:
-        """Return ``measurement`` with what was measured of its deployment: the score and the machine's speed."""
+        """Return ``measurement`` with the deviation and the score of the outputs, and the machine's speed."""
         probe_ms = None if self._probe_seconds is None else round(1000 * self._probe_seconds, 3)
-        return replace(measurement, score=self._score, speed_probe_ms=probe_ms)
+        deviation = None if self._output_deviation is None else float(f"{self._output_deviation:.3g}")
+        return replace(measurement, score=self._score, output_deviation=deviation, speed_probe_ms=probe_ms)
 
     def _take(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Measurement:
         """Return the measurement, or that of a second attempt if the first is unstable although nothing disturbed it.

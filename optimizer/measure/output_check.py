@@ -33,6 +33,17 @@ from optimizer.model.input_data import Array
 from optimizer.model.recorded_samples import read_npz
 
 
+@dataclass(frozen=True, slots=True)
+class OutputDeviation:
+    """The largest difference of a response, as a share of the allowed one.
+
+    ``problem`` describes it if it is not allowed; otherwise it is empty.
+    """
+
+    share: float
+    problem: str = ""
+
+
 @dataclass(frozen=True)
 class ReferenceOutputs:
     """Serialized requests and the baseline's responses to them, in the same order.
@@ -56,8 +67,8 @@ class ReferenceOutputs:
         """The mean magnitude of each floating-point output."""
         return mean_magnitudes(self.outputs)
 
-    def compare(self, order: Sequence[int], responses: Sequence[bytes], tolerance: Tolerance) -> str:
-        """Describe the largest difference; return an empty string if all ``responses`` are within ``tolerance``.
+    def compare(self, order: Sequence[int], responses: Sequence[bytes], tolerance: Tolerance) -> OutputDeviation:
+        """Return how far ``responses`` are from those of the baseline.
 
         ``order`` holds the number of the request that each response belongs to. Raises DeploymentError if a response
         is invalid.
@@ -75,10 +86,14 @@ class ReferenceOutputs:
             if difference is not None:
                 differences.append((difference, number))
         if not differences:
-            return ""
+            return OutputDeviation(0.0)
         worst, number = max(differences, key=lambda item: item[0])
+        if worst.is_allowed:
+            return OutputDeviation(worst.excess)
         place = f"{worst.place} of " if worst.place else ""
-        return f"{worst.text}, at {place}request {number}; {len(differences)} of {len(responses)} responses differ"
+        wrong = sum(not difference.is_allowed for difference, _ in differences)
+        text = f"{worst.text}, at {place}request {number}; {wrong} of {len(responses)} responses differ"
+        return OutputDeviation(worst.excess, text)
 
     def write(self, file: Path) -> None:
         """Write ``file`` atomically. Raises EnvironmentFault."""
@@ -191,7 +206,7 @@ class BaselineOutputCheck:
             first, _ = self._send_alone(endpoint, requests)
             second, seconds = self._send_alone(endpoint, requests[: len(first)])
             reference = ReferenceOutputs(tuple(requests[: len(first)]), tuple(first), seconds / len(second))
-            difference = reference.compare(range(len(second)), second, self._tolerance)
+            difference = reference.compare(range(len(second)), second, self._tolerance).problem
         except (DeploymentError, BadInputError) as error:
             self._missing_reason = str(error)
             if isinstance(error, BadInputError):
@@ -209,17 +224,20 @@ class BaselineOutputCheck:
         reference.write(self._file)
         self._reference = reference
 
-    def check(self, endpoint: Endpoint) -> None:
-        """Send the same requests, many at once, and compare the outputs; do nothing without reference outputs.
+    def check(self, endpoint: Endpoint) -> float | None:
+        """Send the same requests, many at once, and return the largest difference as a share of the allowed one.
 
-        Raises DeploymentError if outputs differ by more than the tolerance or the server fails a request.
+        Return None without reference outputs. Raises DeploymentError if outputs differ by more than the tolerance or
+        the server fails a request.
         """
         reference = self._reference
         if reference is None or reference.missing_reason:
-            return
+            return None
         order, responses = self._send_together(endpoint, reference)
-        if difference := reference.compare(order, responses, self._tolerance):
-            raise DeploymentError(f"outputs differ from those of the unbatched baseline: {difference}")
+        deviation = reference.compare(order, responses, self._tolerance)
+        if deviation.problem:
+            raise DeploymentError(f"outputs differ from those of the unbatched baseline: {deviation.problem}")
+        return deviation.share
 
     def _infer(
         self, endpoint: Endpoint, messages: Sequence[bytes], *, in_flight: int, timeout_seconds: float
@@ -316,10 +334,10 @@ class CombinedOutputCheck:
             if check.needs_reference:
                 check.record_reference(model)
 
-    def check(self, endpoint: Endpoint) -> None:
-        """Raise DeploymentError if the outputs of a model differ."""
-        for check, model in self._pairs(endpoint):
-            check.check(model)
+    def check(self, endpoint: Endpoint) -> float | None:
+        """Return the largest share of all models. Raises DeploymentError if the outputs of a model differ."""
+        shares = [check.check(model) for check, model in self._pairs(endpoint)]
+        return max((share for share in shares if share is not None), default=None)
 
     def _pairs(self, endpoint: Endpoint) -> Iterator[tuple[OutputCheck, Endpoint]]:
         return ((self._checks[model.model], model) for model in (endpoint, *endpoint.concurrent_models))

@@ -59,6 +59,11 @@ class OutputDifference:
     text: str = field(compare=False)
     place: str = field(compare=False, default="")  # the index in the output
 
+    @property
+    def is_allowed(self) -> bool:
+        """Whether the difference is within the tolerance."""
+        return self.excess <= 1
+
 
 def read_outputs(serialized: bytes) -> ModelOutputs:
     """Return the outputs of a serialized ModelInferResponse.
@@ -92,8 +97,9 @@ def mean_magnitudes(responses: Sequence[ModelOutputs]) -> dict[str, float]:
 def find_difference(
     expected: ModelOutputs, actual: ModelOutputs, tolerance: Tolerance, magnitudes: Mapping[str, float]
 ) -> OutputDifference | None:
-    """Return the largest difference beyond ``tolerance``; None without one. ``magnitudes`` are the outputs' means.
+    """Return the difference that uses the largest share of ``tolerance``; None if the outputs are equal.
 
+    ``magnitudes`` are the outputs' means.
     A value that is not finite equals only itself. An output that is missing or has another type or shape differs, as
     does one that is not expected.
     """
@@ -123,8 +129,6 @@ def _difference(
     distance = _distance(actual_values, expected_values)
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = np.where(distance == 0, 0.0, np.nan_to_num(distance / allowed, nan=math.inf, posinf=math.inf))
-    if not np.any(excess > 1):
-        return None
     worst = np.unravel_index(np.lexsort((distance.ravel(), excess.ravel()))[-1], distance.shape)
     text = _text(name, actual_values[worst], expected_values[worst], float(distance[worst]), float(allowed[worst]))
     return OutputDifference(float(excess[worst]), float(distance[worst]), text, str([int(i) for i in worst]))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer.config import model_config
+from optimizer.config import execution, model_config
 from optimizer.config.llm_backends import has_llm_engine
 from optimizer.config.model_source import INSTANCE_COUNT, MAX_QUEUE_DELAY, ModelSource
 from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS, check_queue_fields
@@ -18,11 +18,12 @@ from optimizer.core.errors import ParameterError
 from optimizer.core.notes import ServedOnCpu
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import INSTANCE_GPUS, VARIANT, FieldValue, model_of_field
+from optimizer.core.trial import EXECUTION_PATHS, INSTANCE_GPUS, VARIANT, FieldValue, model_of_field
 from optimizer.machine import hardware
 from optimizer.machine.hardware import Hardware
-from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_POLICIES, ONNX_RUNTIME_PATHS, SpaceSection
-from optimizer.model.repository import backend_of, is_ensemble, read_repository_model
+from optimizer.model.onnx_file import average_parallelism, has_convolutions
+from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_POLICIES, SpaceSection
+from optimizer.model.repository import backend_of, is_ensemble, read_onnx_graph, read_repository_model
 from optimizer.model.sequence_space import check_sequence_fields, profile_key, sequence_fields
 from optimizer.options.run_options import RunOptions
 
@@ -111,23 +112,28 @@ def explain_cpu_serving(config: ModelConfig) -> ServedOnCpu:
 
 
 MAX_THREADS = 16
+MOST_EXECUTION_SETTINGS = 2  # that are derived in addition to the threads; each doubles the space
+BRANCHED = 1.5  # average parallelism from which operators are tried in parallel
 
 
 def build_space(
-    section: SpaceSection, source: ModelSource, batch: SizeDistribution, hardware: Hardware
+    section: SpaceSection,
+    source: ModelSource,
+    batch: SizeDistribution,
+    hardware: Hardware,
+    *,
+    embedded: bool = False,
 ) -> SearchSpace:
     """Return the search space for requests of ``batch`` samples.
 
-    Choices missing from ``section`` are derived from the model's configuration and the hardware. Raises ValueError
-    if no configuration is valid.
+    Choices missing from ``section`` are derived from the model's configuration and the hardware. ``embedded`` is
+    whether the embedded server serves, with tune's own backends. Raises ValueError if no configuration is valid.
     """
     least = batch.largest  # a smaller max_batch_size would refuse requests
     largest = source.tuned_config.max_batch_size
     fields = {**_other_models(source, hardware), **section.fields()}
     if section == SpaceSection() and not hardware.gpus and backend_of(source.tuned_config) == "onnxruntime":
-        # by default each instance uses every core, which is too many threads for several instances
-        threads = _powers_of_two(1, min(hardware.cpu_count, MAX_THREADS))
-        fields[ONNX_RUNTIME_PATHS["intra_op_thread_count"]] = tuple(map(str, threads))
+        fields |= _execution_fields(source, hardware, embedded=embedded)
     check_sequence_fields(section, source.tuned_config, fields)
     check_queue_fields(source.tuned_config, fields)
     if largest == 0 and any(section.max_batch_size or ()):
@@ -158,6 +164,24 @@ def build_space(
     )
 
 
+def _execution_fields(
+    source: ModelSource, hardware: Hardware, *, embedded: bool
+) -> dict[str, tuple[FieldValue, ...]]:
+    """Return the choices of ONNX Runtime's settings on a CPU that the machine and the graph of the model suggest."""
+    # by default each instance uses every core, which is too many threads for several instances
+    threads = _powers_of_two(1, min(hardware.cpu_count, MAX_THREADS))
+    fields: dict[str, tuple[FieldValue, ...]] = {execution.INTRA_OP_THREADS: tuple(map(str, threads))}
+    graph = read_onnx_graph(source)
+    suggested: list[tuple[str, tuple[FieldValue, ...]]] = []
+    if embedded and len(threads) > 1:  # idle threads of an instance would take the cores of another one
+        suggested.append((execution.SPINNING, ("1", "0")))
+    if graph is not None and len(threads) > 1 and average_parallelism(graph) >= BRANCHED:
+        suggested.append((execution.EXECUTION_MODE, ("0", "1")))
+    if graph is not None and has_convolutions(graph):
+        suggested.append((execution.GRAPH_LEVEL, (0, 1)))
+    return fields | dict(suggested[:MOST_EXECUTION_SETTINGS])
+
+
 def space_keys(space: SearchSpace) -> dict[str, Any]:
     """Return the ``space`` section of a profile that gives ``space``, which ``build_space`` has derived."""
     keys: dict[str, Any] = {"max_batch_size": [*space.max_batch_size]}
@@ -165,7 +189,7 @@ def space_keys(space: SearchSpace) -> dict[str, Any]:
         keys["max_queue_delay_microseconds"] = [*space.max_queue_delay_us]
         keys["preferred_batch_size"] = [*space.preferred_batch_sizes]
     keys["instance_group_count"] = [*space.instance_count]
-    settings = {path: name for name, path in ONNX_RUNTIME_PATHS.items()}
+    settings = {path: name for name, path in EXECUTION_PATHS.items()}
     queue = {path: name for name, path in QUEUE_PATHS.items()}
     for path, values in space.fields.items():
         if model := model_of_field(path):
@@ -179,7 +203,10 @@ def space_keys(space: SearchSpace) -> dict[str, Any]:
             level, name = path.removeprefix(f"{PRIORITY_POLICY}.").split(".")
             keys.setdefault("priority_queue_policy", {}).setdefault(level, {})[name] = [*values]
         elif path in settings:
-            keys.setdefault("onnxruntime", {})[settings[path]] = [int(value) for value in values]
+            of_backend = keys.setdefault("onnxruntime", {})
+            of_backend[settings[path]] = [
+                bool(int(value)) if path == execution.SPINNING else int(value) for value in values
+            ]
         elif path != VARIANT:  # it follows from the variants of the model section
             keys.setdefault("config", {})[path] = [*values]
     return keys

@@ -23,6 +23,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import field_path
 from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field
+from optimizer.config.execution import is_accelerator_field
 from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS
 from optimizer.config.search_space import SearchSpace
 from optimizer.core import yaml_lines
@@ -30,7 +31,15 @@ from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import shipped_folder
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.safe_text import check_file_name, format_value, is_file, one_line, read_bytes
-from optimizer.core.trial import INSTANCE_GPUS, MODEL_JSON_PREFIX, SERVER_CPUS, SERVER_OPTION_PREFIX, SERVER_PROCESSES
+from optimizer.core.trial import (
+    EXECUTION_PATHS,
+    INSTANCE_GPUS,
+    MODEL_JSON_PREFIX,
+    SERVER_CPUS,
+    SERVER_OPTION_PREFIX,
+    SERVER_PROCESSES,
+    short_path,
+)
 from optimizer.core.yaml_lines import LocatedValue, PlainValue, located_error
 from optimizer.model.builders import BUILDERS, load_builder
 from optimizer.model.profile_schema import (
@@ -163,6 +172,8 @@ class Profile(ProfileSection):
         if name.startswith(f"{PRIORITY_POLICY}."):
             keys = name.removeprefix(f"{PRIORITY_POLICY}.").split(".")
             return self.fault("space", "priority_queue_policy", *keys, problem=error.problem)
+        if is_accelerator_field(name) or name in EXECUTION_PATHS.values():
+            return self.fault("space", "onnxruntime", short_path(name), problem=error.problem)
         if name in _PARAMETER_KEYS:
             return self.fault("space", _PARAMETER_KEYS[name], problem=error.problem)
         return self.fault("space", problem=str(error))

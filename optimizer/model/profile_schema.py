@@ -30,6 +30,8 @@ from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import format_value, resolve_inside
 from optimizer.core.token_lengths import TokenRequests
 from optimizer.core.trial import (
+    CPU_ACCELERATOR,
+    EXECUTION_PATHS,
     INSTANCE_GPUS,
     MODEL_JSON_PREFIX,
     SERVER_CPUS,
@@ -58,6 +60,7 @@ from optimizer.model.profile_values import (
     NonNegative,
     PlainName,
     PositiveInt,
+    Precision,
     PreferredSizes,
     PrintableText,
     Priorities,
@@ -76,13 +79,6 @@ from optimizer.model.profile_values import (
 from optimizer.model.requests import RequestOptions
 from optimizer.options.values import parse_latency_metric
 
-ONNX_RUNTIME_PATHS: Final = {  # settings of ONNX Runtime -> their paths in ModelConfig
-    "intra_op_thread_count": "parameters.intra_op_thread_count.string_value",
-    "inter_op_thread_count": "parameters.inter_op_thread_count.string_value",
-    "execution_mode": "parameters.execution_mode.string_value",
-    "graph_level": "optimization.graph.level",
-    "execution_accelerator": "optimization.execution_accelerators.gpu_execution_accelerator.0.name",
-}
 DEFAULT_DELAYS_US: Final = ("off", 0, 100, 500, 1000, 2000, 5000)
 DEFAULT_POLICIES: Final = ("none", "max/2")
 _DELAY: Final = "Time in µs that a request may wait for others to form a batch; off: no dynamic batching"
@@ -437,19 +433,49 @@ class OnnxRuntimeSection(ProfileSection):
     execution_mode: NonEmpty[ExecutionMode] | None = Field(
         default=None, description="0: one operator after another, 1: operators in parallel", examples=[[0, 1]]
     )
+    allow_spinning: NonEmpty[bool] | None = Field(
+        default=None,
+        description="Whether idle threads wait in a busy loop (default: true); only the embedded server reads it",
+        examples=[[True, False]],
+    )
     graph_level: NonEmpty[GraphLevel] | None = Field(
         default=None,
         description="Graph optimizations: -1 basic, 1 extended, 0 all (the default), 2 none",
         examples=[[0, 1]],
     )
     execution_accelerator: NonEmpty[Accelerator] | None = Field(
-        default=None, description="Accelerator on a GPU", examples=[["none", "tensorrt"]]
+        default=None,
+        description="Accelerator: none, openvino on a CPU, tensorrt on a GPU",
+        examples=[["none", "openvino"]],
     )
+    precision_mode: NonEmpty[Precision] | None = Field(
+        default=None, description="Precision in which tensorrt computes (default: FP32)", examples=[["FP32", "FP16"]]
+    )
+    cuda_graphs: NonEmpty[bool] | None = Field(
+        default=None,
+        description="Whether tensorrt launches its kernels as a CUDA graph (default: false)",
+        examples=[[False, True]],
+    )
+
+    @field_validator("execution_accelerator")
+    @classmethod
+    def _check_device(cls, choices: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if choices and {"openvino", "tensorrt"}.issubset(choices):
+            raise ValueError("openvino computes on a CPU and tensorrt on a GPU; name one of them")
+        return choices
 
     def fields(self) -> dict[str, tuple[FieldValue, ...]]:
         """Return the choices by path in ModelConfig."""
-        fields = {ONNX_RUNTIME_PATHS[name]: choices for name, choices in self if choices}
-        return {path: tuple(map(str, c)) if path.startswith("parameters.") else c for path, c in fields.items()}
+        paths = dict(EXECUTION_PATHS)
+        if "openvino" in (self.execution_accelerator or ()):
+            paths["execution_accelerator"] = f"{CPU_ACCELERATOR}.name"
+        fields = {paths[name]: choices for name, choices in self if choices}
+        return {path: tuple(map(_text, c)) if ".graph." not in path else c for path, c in fields.items()}
+
+
+def _text(choice: object) -> str:
+    """Return the text of a parameter: Triton's backend reads 1 and 0 for true and false."""
+    return str(int(choice)) if isinstance(choice, bool) else str(choice)
 
 
 class QueuePolicySection(ProfileSection):

@@ -109,6 +109,8 @@ def _problem(detail: ErrorDetails) -> str:
         case "tuple_type":
             single = value is not None and not isinstance(value, dict)
             return f"{shown} is not a list{f'; write [{shown}]' if single else ''}"
+        case "bool_type" | "bool_parsing":
+            return f"{shown} is not true or false"
         case "string_type":
             return f"{shown} is not text; write it in quotes"
         case "string_too_long":
@@ -329,7 +331,8 @@ PositiveInt = Annotated[int, Field(ge=1, le=INT32_MAX)]
 ThreadCount = Annotated[int, Field(ge=1, le=4096)]
 ExecutionMode = Literal[0, 1]
 GraphLevel = Literal[-1, 0, 1, 2]
-Accelerator = Literal["none", "tensorrt"]
+Accelerator = Literal["none", "openvino", "tensorrt"]
+Precision = Literal["FP32", "FP16", "BF16"]
 BatchSize = Annotated[int, Field(ge=0, le=INT32_MAX)]
 QueueNumber = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TimeoutAction = Literal["REJECT", "DELAY"]

@@ -106,7 +106,7 @@ def read_repository_model(
         models = sorted(path.name for path in _entries(repository) if (path / "config.pbtxt").exists())
         has = one_line(", ".join(models), MAX_LIST) or "none"
         raise BadInputError(f"{show_path(repository)}: no model {format_value(name)} there; it has {has}")
-    versions = [entry for entry in _entries(folder) if entry.is_dir() and re.fullmatch("[0-9]{1,18}", entry.name)]
+    versions = _versions(folder)
     facts: dict[str, str | int | float] = {"model_bytes": sum(_size(version) for version in versions)}
     path = folder / "config.pbtxt"
     if path.exists():
@@ -133,6 +133,10 @@ def refuse_unmeasurable(config: ModelConfig, path: Path) -> None:
                 f"{show_path(path)}: control input {format_value(control_input.name)} is TYPE_STRING, but tune and "
                 "perf_analyzer number the sequences; make it TYPE_UINT64"
             )
+
+
+def _versions(folder: Path) -> list[Path]:
+    return [entry for entry in _entries(folder) if entry.is_dir() and re.fullmatch("[0-9]{1,18}", entry.name)]
 
 
 def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend: bool) -> ModelConfig:
@@ -214,6 +218,16 @@ def _newest(config: ModelConfig, backend: str, path: Path, versions: list[Path])
             f"{show_path(path.parent)}: no version folder with {one_line(' or '.join(own))}; it belongs at {where}"
         )
     return max(files, key=lambda file: (int(file.parent.name), -own.index(file.name)))
+
+
+def read_onnx_graph(source: ModelSource) -> ModelProto | None:
+    """Return the graph of the newest version of the tuned ONNX model; None if its file cannot be read here."""
+    folder, config = source.folder(source.tuned_model), source.tuned_config
+    try:
+        file = _newest(config, "onnxruntime", folder / "config.pbtxt", _versions(folder))
+        return read_onnx(file / "model.onnx" if file.is_dir() else file)
+    except BadInputError:
+        return None
 
 
 def _backend_by_file(versions: list[Path]) -> str:

@@ -15,6 +15,7 @@ from objectives.confidence import Verdict
 from objectives.metrics import LATENCY, METRICS, Measurement, Metric
 from objectives.sla import Constraint, Sla
 from objectives.verdict import ConfidenceInterval, SlaVerdict, ThroughputRatio
+from optimizer.config import execution
 from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field, parse_policy, resolve_policy
 from optimizer.core.load_shapes import RequestTimes, is_shape, parse_shape
 from optimizer.core.safe_text import one_line
@@ -288,14 +289,16 @@ def triton_lines(candidate: Candidate) -> list[str]:
         group += f" kind: KIND_GPU gpus: [ {candidate.instance_gpus.replace(',', ', ')} ]"
     lines.append(f"instance_group [ {{ {group} }} ]")
     for path, value in candidate.proto_fields:
-        if is_sequence_field(path):
+        if is_sequence_field(path) or execution.is_accelerator_field(path):
             continue
         parts = path.split(".")
-        if parts[0] == "parameters" and len(parts) == 3:
+        if parts[0] == "parameters" and len(parts) > 2:
             text = json.dumps(str(value), ensure_ascii=False)
-            lines.append(f'parameters {{ key: "{parts[1]}" value {{ {parts[2]}: {text} }} }}')
+            lines.append(f'parameters {{ key: "{".".join(parts[1:-1])}" value {{ {parts[-1]}: {text} }} }}')
         else:
             lines.append(f"{path}: {_literal(value)}")
+    if accelerators := execution.accelerator_text(dict(candidate.proto_fields)):
+        lines.append(accelerators)
     for path, value in candidate.fields:
         if path == VARIANT or model_of_field(path):
             lines.append(f"# {path.replace('/', ': ')} {_literal(value)}")

@@ -530,7 +530,7 @@ _MEASURED = (
     *("latency_p99_ms", "mean_batch_size", "stable", "gpu_utilization", "gpu_memory_bytes", "gpu_power_watts"),
     *("gpu_sm_clock_mhz", "gpu_memory_clock_mhz", "gpu_throttling", "server_memory_bytes", "other_cpu_share"),
     *("kv_cache_utilization", "engine_tokens_per_sec", "engine_preemptions"),
-    *("score", "rejected_requests", "timed_out_requests", "failed_requests"),
+    *("score", "output_deviation", "rejected_requests", "timed_out_requests", "failed_requests"),
 )
 
 _STREAMED = (

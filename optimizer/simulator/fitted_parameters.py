@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from optimizer.config.batching import is_batcher_field
+from optimizer.config.execution import SPINNING
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, Candidate, FieldValue, Point, server_processes
 from optimizer.options.values import parse_cpus
@@ -30,7 +31,7 @@ SLOWDOWN = 0.25
 class Occupancy:
     """How busy a device is: instances that compute, threads of each, and its cores; None if unknown.
 
-    The threads of the ``idle`` instances may spin while they wait for their next batch.
+    The threads of the ``idle`` instances may spin while they wait for their next batch; the others do not count.
     """
 
     busy: float
@@ -161,7 +162,7 @@ def occupancy(settings: ExecutionSettings, busy: float, problem: Problem) -> Occ
     threads, processes = _threads(fields, problem), server_processes(fields)
     gpus = _gpu_count(fields)
     active = max(1.0, busy / gpus)
-    idle = max(0.0, instances / gpus - active)
+    idle = 0.0 if str(dict(fields).get(SPINNING)) == "0" else max(0.0, instances / gpus - active)
     if threads == 0 and cores is not None:  # the processes divide the cores
         threads = max(1.0, cores / processes)
     return Occupancy(processes * active, processes * idle, threads or None, cores, not known)

@@ -164,7 +164,7 @@ WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {  # column: smallest and largest
     "confirmation": (1, LARGEST_INT32),
     "cpu_count": (1, LARGEST_COUNT),
 }
-_SHARES = ("gpu_utilization", "other_cpu_share", "kv_cache_utilization", "late_request_share")
+_SHARES = ("gpu_utilization", "other_cpu_share", "kv_cache_utilization", "late_request_share", "output_deviation")
 _OVER, _SKETCHES = ([timing.over_field for timing in TIMINGS], [timing.sketch_field for timing in TIMINGS])
 _TEXTS = ("batch_stats", "by_priority", *_OVER, *_SKETCHES, "response_times_ms", "gpu_throttling")
 _FIGURES = tuple(name for name in MEASUREMENT if name not in (*WHOLE_NUMBERS, *_TEXTS, "stable", "overloaded"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from optimizer.config.execution import uses_openvino
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.interfaces import OutputCheck, ServerTarget, TargetSettings, Telemetry
@@ -150,7 +151,8 @@ class Environment:
     def prepare_task(self, *, fetch_server: bool = True) -> Task:
         """Return the model, found or built, and the problem to solve. Raises BadInputError and EnvironmentFault.
 
-        With ``fetch_server`` the embedded server and perf_analyzer are downloaded if they are not installed.
+        With ``fetch_server`` the embedded server and perf_analyzer are downloaded if they are not installed, and
+        OpenVINO if a configuration names it.
         """
         with self.stopwatch.count("set_up"):
             task = prepare_task(self.options, self.server_hardware(), self.say)
@@ -158,6 +160,7 @@ class Environment:
                 raise EnvironmentFault(NO_POWER)
             if fetch_server:
                 runtime.ensure(self.say)
+                self._ensure_openvino(task)
         is_elsewhere = bool(target_factory.remote_address(self.options))  # on an unknown number of CPUs
         problem = replace(
             task.problem,
@@ -172,6 +175,8 @@ class Environment:
         Raises EnvironmentFault if the server does not answer.
         """
         backends = [backend_of(config) for config in task.source.models.values() if not is_ensemble(config)]
+        if self.uses_openvino(task):
+            backends.append(f"onnxruntime-openvino {runtime.OPENVINO_ONNX_RUNTIME}")
         return make_fingerprint(
             self.hardware,
             backends,
@@ -192,6 +197,7 @@ class Environment:
             stopwatch=self.stopwatch,
             say=self.say,
         )
+        self._ensure_openvino(task)  # a sweep may name it after ``prepare_task``, and a node of a cluster may lack it
         target = target_factory.make_target(task.source, task.problem.space, self.options, settings)
         self._opened.callback(target.close)
         return target
@@ -281,6 +287,15 @@ class Environment:
             notes.append(MigInstanceUsed())
         notes.append(GpusNotRead(self.gpus.fault) if self.gpus.fault else None)
         return present(notes)
+
+    def _ensure_openvino(self, task: Task) -> None:
+        if self.uses_openvino(task):
+            runtime.ensure_openvino(self.say)
+
+    def uses_openvino(self, task: Task) -> bool:
+        """Return whether the embedded server needs the build of ONNX Runtime with OpenVINO."""
+        is_embedded = self.options.target == "embedded"
+        return is_embedded and uses_openvino(task.source.models.values(), task.problem.space.fields)
 
     def _metrics_address(self, task: Task) -> str:
         """Return the address of the metrics of a remote server if they report GPUs or an engine; otherwise empty."""

@@ -20,6 +20,7 @@ from optimizer.core.notes import Note
 from optimizer.core.process import COMMAND_LOG
 from optimizer.core.token_lengths import TokenRequests
 from optimizer.core.trial import Candidate, Trial
+from optimizer.deploy import runtime
 from optimizer.deploy.perf_analyzer_release import measuring_version
 from optimizer.machine.conditions import ConditionValue, machine_conditions
 from optimizer.machine.hardware import Fingerprint
@@ -85,8 +86,8 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     + ", ".join(f"`{reason.name.lower()}`" for reason in PerfAnalyzerReason)
     + "; null if tune's own client does.",
     "confirmation_plan": "Decisions that are fixed before the first window of the confirmation; null before it:",
-    "versions": "Versions of Python, tritune, its main dependencies, tritonserver, and perf_analyzer (or the ID of "
-    "its image) if it measured or checked.",
+    "versions": "Versions of Python, tritune, its main dependencies, tritonserver, perf_analyzer (or the ID of its "
+    "image) if it measured or checked, and onnxruntime-openvino if a configuration names it.",
     "notes": "Notes for people; the facts in them are also keys of their own.",
     "machine": "Load averages, CPUs, quota, frequencies and thermal throttling, `at_start` and `when_written`.",
     "commands": "File with the commands of all processes that the run started.",
@@ -271,11 +272,14 @@ class RunRecord:
         )
 
     def _all_versions(self) -> dict[str, str]:
-        """Return ``versions`` and that of the perf_analyzer that measured or checked, if one did."""
+        """Return ``versions``, and those of the perf_analyzer and of the build with OpenVINO that were used."""
         version = self.fingerprint.perf_analyzer
         if version and self.environment.options.perf_analyzer_image is None:
             version = measuring_version(version, self.versions.get("tritonserver", ""))
-        return {**self.versions, **({"perf_analyzer": version} if version else {})}
+        added = {"perf_analyzer": version} if version else {}
+        if self.environment.uses_openvino(self.task):
+            added["onnxruntime-openvino"] = runtime.OPENVINO_ONNX_RUNTIME
+        return {**self.versions, **added}
 
     def _write_derived(self, outcome: Outcome) -> None:
         summary.write_pareto_csv(self.folder.pareto, outcome)

@@ -37,7 +37,7 @@ from optimizer.study.candidate_measurer import CandidateMeasurer, CrashRetry
 from optimizer.study.environment import Environment
 from optimizer.study.model_finder import sizes_given_twice, trace_sizes
 from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, configurations, sweep_cells
-from optimizer.study.task import Task, check_server_processes
+from optimizer.study.task import Task, check_server_processes, check_settings
 
 
 class SweepTables:
@@ -172,8 +172,8 @@ def sweep(
         if resumed is None:
             RunFolder.check(options.out)
         task = environment.prepare_task()
-        fingerprint = environment.fingerprint(task)
         plan, task = _make_plan(task, request, options, len(environment.hardware.gpus))
+        fingerprint = environment.fingerprint(task)
         folder = resumed or RunFolder.create(options.out, task.source.name)
         with folder.locked():
             problem = task.problem
@@ -232,6 +232,7 @@ def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count
     try:
         check_sequence_fields(SpaceSection(), task.source.tuned_config, choices.fields)
         check_queue_fields(task.source.tuned_config, choices.fields)
+        check_settings(choices.fields, task.source, options, on_gpu=task.on_gpu)
     except ValueError as error:
         raise BadInputError(f"--config {error}") from None
     loads = tuple(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from objectives.metrics import METRICS
 from objectives.sla import Sla, parse_rate
 from optimizer.config import model_config
+from optimizer.config.execution import check_execution
 from optimizer.config.model_source import INSTANCE_COUNT, ModelSource, configured_candidate
 from optimizer.config.queue_policy import with_default_queue
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
@@ -25,6 +26,7 @@ from optimizer.measure.output_comparison import Tolerance
 from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice
 from optimizer.model.instance_limit import too_many_instances
 from optimizer.model.profile_schema import ScoreSection, SpaceSection, TokensSection
+from optimizer.model.repository import backend_of
 from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
@@ -169,14 +171,31 @@ def search_space(named: NamedModel, hardware: Hardware, options: RunOptions) -> 
     """Return the search space of the model on the hardware that serves it. Raises BadInputError."""
     section = named.profile.space if named.profile else None
     try:
-        space = build_space(section or SpaceSection(), named.source, named.batch, hardware)
+        embedded = options.target == "embedded"
+        space = build_space(section or SpaceSection(), named.source, named.batch, hardware, embedded=embedded)
         _check_instances(space, named.source, options, on_gpu=bool(hardware.gpus))
+        check_settings(space.fields, named.source, options, on_gpu=bool(hardware.gpus))
         return space
     except ValueError as error:
         if named.profile:
             raise named.profile.space_fault(error) from None
         config = named.source.folder(named.source.name) / "config.pbtxt"
         raise BadInputError(f"{config}: {error}") from None
+
+
+def check_settings(
+    fields: Mapping[str, Iterable[FieldValue]], source: ModelSource, options: RunOptions, *, on_gpu: bool
+) -> None:
+    """Raise ParameterError if a choice of ``fields`` has no effect on how the tuned model is executed."""
+    config = source.tuned_config
+    is_known = on_gpu or options.target != "remote"  # a remote server need not report its GPUs
+    check_execution(
+        fields,
+        config,
+        backend_of(config),
+        on_gpu=on_gpu if is_known else None,
+        embedded=options.target == "embedded",
+    )
 
 
 def _check_instances(space: SearchSpace, source: ModelSource, options: RunOptions, *, on_gpu: bool) -> None:

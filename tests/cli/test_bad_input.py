@@ -630,6 +630,16 @@ def test_a_model_for_a_gpu_is_refused_without_one(group: str, called_tune: Tune,
     assert_says(ended, ("m/config.pbtxt: instance_group: ", "GPU"))
 
 
+@pytest.mark.skipif(bool(hardware.gpu_names()), reason="needs a machine without a GPU")
+def test_an_accelerator_of_a_gpu_is_refused_on_a_cpu(called_tune: Tune, playground: Playground) -> None:
+    write_model(playground.here / "models", "m", CONFIG, doubler())
+    choices = "  onnxruntime:\n    precision_mode: [FP16]\n    execution_accelerator: [none, tensorrt]\n"
+    profile = f"model: {{repository: models, name: m}}\nspace:\n{choices}"
+    (playground.here / "p.yaml").write_text(profile)
+    ended = tune_without_server(called_tune, playground, "--sla-p95", "20ms", "p.yaml")
+    assert_says(ended, ("p.yaml:5: space.onnxruntime.execution_accelerator: needs a GPU, and this model is served",))
+
+
 def test_the_number_of_instances_is_limited(called_tune: Tune, playground: Playground) -> None:
     write_model(playground.here / "models", "m", CONFIG, doubler())
     profile = "model: {repository: models, name: m}\nspace: {instance_group_count: [1, 65]}\n"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,16 +15,19 @@ import numpy.typing as npt
 import onnxruntime
 import pytest
 from google.protobuf import text_format
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from optimizer.config import model_config
-from optimizer.core.errors import DeploymentError
+from optimizer.core.errors import DeploymentError, EnvironmentFault
+from optimizer.core.trial import CPU_ACCELERATOR, Candidate
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
+from optimizer.measure.output_check import BaselineOutputCheck
+from optimizer.measure.output_comparison import Tolerance
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import eventually
 from tests.repositories import doubler, onnx_model, write_model
@@ -305,6 +309,89 @@ def test_the_native_backends_parameters_are_taken(tmp_path: Path) -> None:
         config += parameter(key, value)
     with serving(tmp_path, doubler(), config) as served:
         served.assert_answers({"x": sample("FP32", 3)})
+
+
+@pytest.fixture(scope="module")
+def openvino() -> None:
+    try:
+        runtime.ensure_openvino(print)
+    except EnvironmentFault as fault:
+        pytest.skip(str(fault))
+
+
+def with_openvino(**parameters: str) -> str:
+    pairs = "".join(f'parameters {{ key: "{key}" value: {json.dumps(value)} }} ' for key, value in parameters.items())
+    accelerators = f'cpu_execution_accelerator: [ {{ name: "openvino" {pairs}}} ]'
+    return f"{PLAIN}max_batch_size: 8\noptimization {{ execution_accelerators {{ {accelerators} }} }}\n"
+
+
+def product_model() -> ModelProto:
+    """Return a model whose output is a product with random weights, so that its precision shows."""
+    model = onnx_model(
+        [helper.make_node("MatMul", ["x", "weights"], ["y"])],
+        {"x": (TensorProto.FLOAT, ("batch", 64))},
+        {"y": (TensorProto.FLOAT, ("batch", 64))},
+    )
+    weights = np.random.default_rng(0).random((64, 64)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "weights"))
+    return model
+
+
+@pytest.mark.usefixtures("openvino")
+@pytest.mark.parametrize("parameters", [{}, {"num_of_threads": "1", "num_streams": "1"}])
+def test_openvino_computes_the_same(parameters: dict[str, str], tmp_path: Path) -> None:
+    feeds = {"x": np.random.default_rng(1).random((5, 64)).astype(np.float32)}
+    config = with_openvino(**parameters) + parameter("intra_op_thread_count", "1")
+    with serving(tmp_path, product_model(), config) as served:
+        for name, expected in served.expected(feeds).items():
+            np.testing.assert_allclose(served.infer(feeds)[name], expected, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("openvino")
+def test_bad_parameters_of_openvino_are_named(tmp_path: Path) -> None:
+    assert "'threads' is not a parameter of the accelerator openvino" in refusal(
+        tmp_path / "unknown", with_openvino(threads="2")
+    )
+    assert "OpenVINOExecutionProvider did not start" in refusal(tmp_path / "bad", with_openvino(precision="FP16"))
+
+
+def test_openvino_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "openvino_folder", lambda: None)
+    assert "openvino is not installed; tune setup --openvino" in refusal(tmp_path, with_openvino())
+
+
+@pytest.mark.usefixtures("openvino")
+@pytest.mark.skipif("avx512_bf16" not in Path("/proc/cpuinfo").read_text(), reason="this CPU computes no BF16")
+def test_the_output_check_guards_a_lower_precision(tmp_path: Path) -> None:
+    """The configuration is rejected with its deviation unless the tolerance allows it."""
+    write_model(tmp_path / "repository", "m", f"{PLAIN}max_batch_size: 8\n", product_model())
+    source = read_repository_model(tmp_path / "repository", "m", gpu=False)
+    name = f"{CPU_ACCELERATOR}.name"
+    plain = Candidate(8, fields=((name, "none"),))
+    faster = Candidate(8, dynamic_batching=True, fields=((name, "openvino"),))
+    lower = json.dumps({"CPU": {"INFERENCE_PRECISION_HINT": "bf16"}})
+    rounded = replace(faster, fields=(*faster.fields, (f"{CPU_ACCELERATOR}.parameters.load_config", lower)))
+    strict, tolerant = (
+        BaselineOutputCheck(
+            tmp_path / "reference.npz", input_data="random", shapes=(), request_batch_size=1, tolerance=tolerance
+        )
+        for tolerance in (None, Tolerance(relative=0.05))
+    )
+    target = EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)
+    with contextlib.closing(target):
+        with target.deploy(plain) as endpoint:
+            strict.record_reference(endpoint)
+            tolerant.record_reference(endpoint)
+        with target.deploy(faster) as endpoint:
+            share = strict.check(endpoint)
+            assert share is not None
+            assert 0 <= share < 0.1
+        with target.deploy(rounded) as endpoint:
+            with pytest.raises(DeploymentError, match=r"outputs differ .*: y by [0-9.]+ \("):
+                strict.check(endpoint)
+            share = tolerant.check(endpoint)
+            assert share is not None
+            assert 0.01 < share <= 1
 
 
 @pytest.mark.parametrize("key", ["intra_op_thread_count", "execution_mode"])

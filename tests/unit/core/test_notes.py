@@ -18,6 +18,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.OwnBackend("onnxruntime"),
     notes.RemoteServerUsed("triton:8001"),
     notes.SharedMemoryUsed("system"),
+    notes.SpinningRecommended(),
     notes.ServerProcessesVaried(),
     notes.ServedOnCpu("no CUDA provider"),
     notes.MigInstanceUsed(),

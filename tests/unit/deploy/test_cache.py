@@ -48,6 +48,7 @@ def cache(tmp_path: Path) -> Path:
     places = [
         runtime.root,
         runtime.stub_packages or folder / "numpy-1",
+        folder / "openvino-1.24.1-abc",
         folder / "models" / "mlp-1-cpu-8",
         folder / "bare" / "1",
         folder / "requests",
@@ -70,7 +71,7 @@ def sizes(folder: Path) -> dict[str, int]:
 
 
 def test_each_kind_is_shown_with_its_size(cache: Path) -> None:
-    kinds = ["server", "numpy", "models", "onnx", "requests", "simulator", "remote", "other"]
+    kinds = ["server", "numpy", "openvino", "models", "onnx", "requests", "simulator", "remote", "other"]
     assert sizes(cache) == {kind: size for size, kind in enumerate(kinds, 1)}
     for name in ("perf_analyzer-2.36.0-abc", f"{DRAFT}runtime-2.51.0-abc"):
         (cache / name).mkdir()
@@ -101,7 +102,7 @@ def test_the_chosen_kinds_are_removed_and_nothing_else(cache: Path) -> None:
     assert [files.kind.name for files in found] == ["models", "requests"]
     remove_cached(cache, found)
     assert {path.name for path in cache.iterdir()} == {
-        *("runtime-2.51.0-abc", "bare", "compiled", "remote", "my files"),
+        *("runtime-2.51.0-abc", "openvino-1.24.1-abc", "bare", "compiled", "remote", "my files"),
         *(path.name for path in cache.glob("numpy-*")),
     }
     remove_cached(cache, find_removable(cache, REMOVABLE))

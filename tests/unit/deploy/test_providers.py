@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.deploy.backends.onnxruntime.providers import CPU, CUDA, TENSORRT, providers
+from optimizer.deploy.backends.onnxruntime.providers import CPU, CUDA, OPENVINO, TENSORRT, needs_openvino, providers
 
 EVERY = [TENSORRT, CUDA, CPU]
 
@@ -17,6 +17,39 @@ def accelerated(*accelerators: dict[str, Any]) -> dict[str, Any]:
 
 def test_on_the_cpu() -> None:
     assert providers(accelerated({"name": "tensorrt"}), {}, None, [CPU]) == [(CPU, {})]
+
+
+def on_cpu(name: str, **parameters: str) -> dict[str, Any]:
+    accelerator = {"name": name, "parameters": parameters}
+    return {"optimization": {"execution_accelerators": {"cpu_execution_accelerator": [accelerator]}}}
+
+
+def test_openvino_gets_the_threads_of_the_model_unless_it_has_its_own() -> None:
+    for threads, parameters, options in (
+        (0, {}, {}),
+        (2, {}, {"num_of_threads": "2"}),
+        (2, {"num_of_threads": "1", "num_streams": "3"}, {"num_of_threads": "1", "num_streams": "3"}),
+    ):
+        chain = providers(on_cpu("openvino", **parameters), {}, None, [OPENVINO, CPU], threads)
+        assert chain == [(OPENVINO, {"device_type": "CPU", **options}), (CPU, {})]
+    assert needs_openvino(on_cpu("OpenVINO"))
+    assert not needs_openvino(accelerated({"name": "tensorrt"}))
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "available", "problem"),
+    [
+        (on_cpu("tensorrt"), None, [CPU], "'tensorrt' is not known on a CPU; write openvino"),
+        (on_cpu("openvino"), None, [CPU], "openvino: this ONNX Runtime has CPUExecutionProvider only"),
+        (on_cpu("openvino", threads="1"), None, [OPENVINO, CPU], "'threads' is not a parameter .* num_of_threads"),
+        (on_cpu("openvino"), 0, EVERY, "it computes on a CPU; write kind: KIND_CPU"),
+    ],
+)
+def test_an_accelerator_that_a_cpu_does_not_have_is_reported(
+    config: dict[str, Any], device: int | None, available: list[str], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        providers(config, {}, device, available)
 
 
 def test_cuda_is_first_and_the_cpu_takes_the_rest() -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla
+from optimizer.config.execution import INTRA_OP_THREADS, SPINNING
 from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Point
+from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue, LoadPoint, Point
 from optimizer.simulator.calibration import observe_point
 from optimizer.simulator.fitted_parameters import (
     THREADS,
@@ -74,6 +75,17 @@ def test_the_network_time_is_unknown_without_latencies() -> None:
 def test_a_gap_leaves_room_for_the_highest_rate() -> None:
     quick = Point(0, Candidate(8), LoadPoint(2, 4), Measurement(20_000.0))
     assert longest_gap_s([quick, quick]) == pytest.approx(0.95e-4)
+
+
+def test_idle_threads_that_do_not_spin_take_no_cores() -> None:
+    choices: dict[str, tuple[FieldValue, ...]] = {INTRA_OP_THREADS: ("1", "2"), SPINNING: ("1", "0")}
+    problem = Problem("m", SearchSpace((8,), instance_count=(2,), fields=choices), 1, 64, cpu_count=2)
+
+    def duration(spins: str) -> float:
+        return relative_duration((2, ((INTRA_OP_THREADS, "2"), (SPINNING, spins))), 1.0, problem)
+
+    assert duration("0") < duration("1")
+    assert duration("0") == relative_duration((1, ((INTRA_OP_THREADS, "2"), (SPINNING, "1"))), 1.0, problem)
 
 
 def with_processes(count: int, instances: int = 1) -> Candidate:

@@ -67,7 +67,14 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "status": (("lost",), "neither ok nor failed"),
     "score": (("nan", "inf", LARGE), "not a number from -1e+15 to 1e+15"),
     **dict.fromkeys(
-        ("gpu_utilization", "other_cpu_share", "kv_cache_utilization", "late_request_share", "confirmation_error"),
+        (
+            "gpu_utilization",
+            "other_cpu_share",
+            "kv_cache_utilization",
+            "late_request_share",
+            "output_deviation",
+            "confirmation_error",
+        ),
         SHARE,
     ),
 }

@@ -7,28 +7,25 @@ native ONNX Runtime backend, so that a repository written for that one loads unm
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import triton_python_backend_utils as pb_utils
-from providers import providers
+from providers import OPENVINO, needs_openvino, providers
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 # The stub was built for numpy 1 and misreads the arrays of numpy 2 (every item has size 0). With numpy 2, tensors
 # are therefore passed by DLPack, which has no strings and does not work with numpy 1.
 NUMPY_1 = np.__version__.startswith("1.")
-GRAPH_LEVELS = {
-    -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    0: ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-}
+OPENVINO_FOLDER = Path(__file__).parent / "openvino"  # the build of ONNX Runtime with OpenVINO, if it is installed
+GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
 
 
 class TritonPythonModel:
@@ -40,17 +37,17 @@ class TritonPythonModel:
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         version_folder = Path(args["model_repository"]) / args["model_version"]
         device = int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
+        ort = _load_onnxruntime(config)
+        options = _session_options(ort, config, parameters)
         try:
-            chain = providers(config, parameters, device, ort.get_available_providers())
+            chain = providers(config, parameters, device, ort.get_available_providers(), options.intra_op_num_threads)
         except ValueError as error:
             raise pb_utils.TritonModelException(f"onnxruntime: {error}") from error
-        self.session = ort.InferenceSession(
-            str(_model_file(config, version_folder)), _session_options(config, parameters), providers=chain
-        )
+        self.session = ort.InferenceSession(str(_model_file(config, version_folder)), options, providers=chain)
         if chain[0][0] not in self.session.get_providers():  # ONNX Runtime drops a provider that it cannot start
-            raise pb_utils.TritonModelException(
-                f"onnxruntime: {chain[0][0]} did not start: some of its libraries (CUDA, cuDNN, TensorRT) are missing"
-            )
+            of_gpu = "some of its libraries (CUDA, cuDNN, TensorRT) are missing"
+            reason = f"it refuses {chain[0][1]}" if chain[0][0] == OPENVINO else of_gpu
+            raise pb_utils.TritonModelException(f"onnxruntime: {chain[0][0]} did not start: {reason}")
         self.batched = config["max_batch_size"] > 0
         self.inputs = [i.name for i in self.session.get_inputs()]
         self.outputs = [o["name"] for o in config["output"]]  # other outputs of the graph are not computed
@@ -122,6 +119,18 @@ class TritonPythonModel:
         return pb_utils.Tensor(name, array.astype(np.object_) if name in self.texts else array)
 
 
+def _load_onnxruntime(config: dict[str, Any]) -> ModuleType:
+    """Return the ONNX Runtime of this environment, or the build with OpenVINO if the configuration names that."""
+    if needs_openvino(config):
+        if not OPENVINO_FOLDER.is_dir():
+            raise pb_utils.TritonModelException("onnxruntime: openvino is not installed; tune setup --openvino")
+        sys.path.insert(0, str(OPENVINO_FOLDER))
+    try:
+        return importlib.import_module("onnxruntime")
+    except (ImportError, OSError) as error:
+        raise pb_utils.TritonModelException(f"onnxruntime: it does not load: {error}") from error
+
+
 def _model_file(config: dict[str, Any], version_folder: Path) -> Path:
     name = config.get("default_model_filename") or "model.onnx"
     if name != Path(name).name:
@@ -130,10 +139,10 @@ def _model_file(config: dict[str, Any], version_folder: Path) -> Path:
     return path / "model.onnx" if path.is_dir() else path
 
 
-def _session_options(config: dict[str, Any], parameters: dict[str, str]) -> ort.SessionOptions:
+def _session_options(ort: ModuleType, config: dict[str, Any], parameters: dict[str, str]) -> Any:
     options = ort.SessionOptions()
     level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
-    options.graph_optimization_level = GRAPH_LEVELS.get(level, GRAPH_LEVELS[0])
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, GRAPH_LEVELS.get(level, GRAPH_LEVELS[0]))
     options.intra_op_num_threads = _whole(parameters, "intra_op_thread_count") or _default_threads()
     options.inter_op_num_threads = _whole(parameters, "inter_op_thread_count") or _default_threads()
     if _whole(parameters, "execution_mode"):

@@ -1,7 +1,8 @@
 """The execution providers of ONNX Runtime for a model instance, read from its configuration as Triton's backend does.
 
 ``gpu_execution_accelerator`` names ``tensorrt`` or ``cuda``, with parameters; those of CUDA may also be parameters of
-the model. This module does not import onnxruntime, so that it can be tested without it.
+the model. ``cpu_execution_accelerator`` names ``openvino``, whose parameters Triton's own backend ignores. This
+module does not import onnxruntime, so that it can be tested without it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,15 @@ from typing import Any, TypeAlias
 Provider: TypeAlias = tuple[str, dict[str, str]]
 
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
+OPENVINO = "OpenVINOExecutionProvider"
+OPENVINO_OPTIONS = (
+    "num_of_threads",
+    "num_streams",
+    "precision",
+    "load_config",
+    "cache_dir",
+    "disable_dynamic_shapes",
+)
 PRECISIONS = {"FP32": None, "FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable"}
 RENAMED = {  # options of TensorRT that have another name in Triton
     "max_workspace_size_bytes": "trt_max_workspace_size",
@@ -44,19 +54,29 @@ CUDA_PARAMETERS = {  # options of CUDA among the model's parameters: ONNX Runtim
 
 
 def providers(
-    config: Mapping[str, Any], parameters: Mapping[str, str], device: int | None, available: Collection[str]
+    config: Mapping[str, Any],
+    parameters: Mapping[str, str],
+    device: int | None,
+    available: Collection[str],
+    threads: int = 0,
 ) -> list[Provider]:
     """Return the providers in order of precedence, each with its options, for GPU ``device`` or the CPU (None).
 
-    Raises ValueError for an accelerator that is unknown or not available.
+    ``threads`` are those of one operator; 0 leaves their number to the provider. Raises ValueError for an accelerator
+    that is unknown or not available.
     """
+    on_cpu = _accelerators(config, "cpu")
+    if unknown := on_cpu.keys() - {"openvino"}:
+        raise ValueError(f"execution accelerator {min(unknown)!r} is not known on a CPU; write openvino")
     if device is None:
-        return [(CPU, {})]
+        return [*_openvino(on_cpu, threads, available), (CPU, {})]
+    if on_cpu:
+        raise ValueError("execution accelerator openvino: it computes on a CPU; write kind: KIND_CPU")
     if CUDA not in available:
         raise ValueError(
             f"KIND_GPU needs onnxruntime-gpu; this environment's ONNX Runtime has {', '.join(available)}"
         )
-    accelerators = _accelerators(config)
+    accelerators = _accelerators(config, "gpu")
     if unknown := accelerators.keys() - {"tensorrt", "cuda"}:
         raise ValueError(f"execution accelerator {min(unknown)!r} is not known on a GPU; write tensorrt or cuda")
     on = {"device_id": str(device)}
@@ -68,10 +88,28 @@ def providers(
     return [(TENSORRT, on | _tensorrt(accelerators["tensorrt"])), *chain]
 
 
-def _accelerators(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+def needs_openvino(config: Mapping[str, Any]) -> bool:
+    """Return whether the configuration names the accelerator ``openvino``."""
+    return "openvino" in _accelerators(config, "cpu")
+
+
+def _accelerators(config: Mapping[str, Any], device: str) -> dict[str, dict[str, str]]:
     accelerators = config.get("optimization", {}).get("execution_accelerators", {})
-    gpu = accelerators.get("gpu_execution_accelerator", [])
-    return {accelerator["name"].lower(): accelerator.get("parameters", {}) for accelerator in gpu}
+    named = accelerators.get(f"{device}_execution_accelerator", [])
+    return {accelerator["name"].lower(): accelerator.get("parameters", {}) for accelerator in named}
+
+
+def _openvino(accelerators: Mapping[str, dict[str, str]], threads: int, available: Collection[str]) -> list[Provider]:
+    if "openvino" not in accelerators:
+        return []
+    given = accelerators["openvino"]
+    if unknown := given.keys() - set(OPENVINO_OPTIONS):
+        allowed = ", ".join(OPENVINO_OPTIONS)
+        raise ValueError(f"{min(unknown)!r} is not a parameter of the accelerator openvino; it has {allowed}")
+    if OPENVINO not in available:
+        raise ValueError(f"execution accelerator openvino: this ONNX Runtime has {', '.join(available)} only")
+    own = {"num_of_threads": str(threads)} if threads else {}
+    return [(OPENVINO, {"device_type": "CPU"} | own | given)]
 
 
 def _cuda_parameters(parameters: Mapping[str, str]) -> dict[str, str]:

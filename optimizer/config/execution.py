@@ -1,0 +1,140 @@
+"""The settings of ONNX Runtime and of its accelerators: which of them have an effect, and where they are known.
+
+The native backend is https://github.com/triton-inference-server/onnxruntime_backend (``src/onnxruntime.cc``). It
+reads ``graph.level``, threads and the mode of execution for each model. It ignores the parameters of ``openvino``,
+and ``session.intra_op.allow_spinning``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from google.protobuf import text_format
+
+from optimizer.config import field_path
+from optimizer.config.model_config_proto import ModelConfig
+from optimizer.core.errors import ParameterError
+from optimizer.core.trial import (
+    CPU_ACCELERATOR,
+    EXECUTION_PATHS,
+    GPU_ACCELERATOR,
+    PLAN_CUDA_GRAPHS,
+    FieldValue,
+)
+
+NO_ACCELERATOR = "none"
+OPENVINO, TENSORRT = "openvino", "tensorrt"
+INTRA_OP_THREADS, INTER_OP_THREADS, EXECUTION_MODE, GRAPH_LEVEL, SPINNING = (
+    EXECUTION_PATHS[name]
+    for name in ("intra_op_thread_count", "inter_op_thread_count", "execution_mode", "graph_level", "allow_spinning")
+)
+_ACCELERATORS = (CPU_ACCELERATOR, GPU_ACCELERATOR)
+_NAMES = tuple(f"{accelerator}.name" for accelerator in _ACCELERATORS)
+
+
+def is_accelerator_name(path: str) -> bool:
+    """Return whether ``path`` names the first accelerator of a device. ``none`` is a value of it, too."""
+    return path in _NAMES
+
+
+def is_accelerator_field(path: str) -> bool:
+    """Return whether ``path`` is the name or a parameter of the first accelerator of a device."""
+    return path.startswith(_ACCELERATORS)
+
+
+def absent_accelerators(fields: Mapping[str, FieldValue]) -> tuple[str, ...]:
+    """Return the beginnings of the paths of accelerators that ``fields`` switch off with ``none``."""
+    return tuple(f"{path}." for path in _ACCELERATORS if fields.get(f"{path}.name") == NO_ACCELERATOR)
+
+
+def remove_accelerators(config: ModelConfig, device: str) -> None:
+    """Remove the accelerators ``cpu_execution_accelerator`` or ``gpu_execution_accelerator`` from ``config``."""
+    accelerators = config.optimization.execution_accelerators
+    if not getattr(accelerators, device):
+        return  # to clear a field of an absent message would create the message
+    accelerators.ClearField(device)
+    if not accelerators.ListFields():
+        config.optimization.ClearField("execution_accelerators")
+
+
+def is_conditional(paths: Iterable[str]) -> bool:
+    """Return whether some settings of ``paths`` have an effect with some values of others only."""
+    known = set(paths)
+    pairs = ((INTRA_OP_THREADS, SPINNING), (EXECUTION_MODE, INTER_OP_THREADS))
+    return any(name in known for name in _NAMES) or any(known.issuperset(pair) for pair in pairs)
+
+
+def without_effect(fields: Mapping[str, FieldValue]) -> set[str]:
+    """Return the paths of ``fields`` whose values do not matter next to the others.
+
+    An accelerator that is switched off has no parameters. A pool of one thread does not spin, and operators that run
+    one after another use no threads of their own.
+    """
+    absent = absent_accelerators(fields)
+    paths = {path for path in fields if path.startswith(absent) and path not in _NAMES}
+    if str(fields.get(INTRA_OP_THREADS)) == "1":
+        paths.add(SPINNING)
+    if str(fields.get(EXECUTION_MODE)) == "0":
+        paths.add(INTER_OP_THREADS)
+    return paths & fields.keys()
+
+
+def accelerator_text(fields: Mapping[str, FieldValue]) -> str:
+    """Return the accelerators of ``fields`` as one line of config.pbtxt; empty if there are none."""
+    config, absent = ModelConfig(), absent_accelerators(fields)
+    for path, value in fields.items():
+        if is_accelerator_field(path) and not path.startswith(absent):
+            field_path.set_value(config, path, value)
+    return str(text_format.MessageToString(config, as_one_line=True, as_utf8=True)).strip()
+
+
+def uses_openvino(configs: Iterable[ModelConfig], fields: Mapping[str, Iterable[FieldValue]]) -> bool:
+    """Return whether a configuration, or a choice of ``fields``, has OpenVINO."""
+    own = (config.optimization.execution_accelerators.cpu_execution_accelerator for config in configs)
+    named = any(accelerator.name == OPENVINO for accelerators in own for accelerator in accelerators)
+    return named or any(
+        OPENVINO in values for path, values in fields.items() if path.endswith(f"{CPU_ACCELERATOR}.name")
+    )
+
+
+def check_execution(
+    fields: Mapping[str, Iterable[FieldValue]],
+    config: ModelConfig,
+    backend: str,
+    *,
+    on_gpu: bool | None,
+    embedded: bool,
+) -> None:
+    """Raise ParameterError if a choice of ``fields`` has no effect for a model with ``config`` on its device.
+
+    ``on_gpu`` is whether a GPU serves it; None is unknown. ``embedded`` is whether tune's own backend does.
+    """
+    gpu_paths = [path for path in fields if path.startswith(GPU_ACCELERATOR)]
+    if gpu_paths and on_gpu is False and set(fields[gpu_paths[0]]) != {NO_ACCELERATOR}:
+        raise ParameterError(gpu_paths[0], "needs a GPU, and this model is served on the CPU; leave it out")
+    if on_gpu and OPENVINO in fields.get(f"{CPU_ACCELERATOR}.name", ()):
+        raise ParameterError(
+            f"{CPU_ACCELERATOR}.name",
+            "openvino computes on the CPU, and this model is served on a GPU; leave it out, or write kind: KIND_CPU",
+        )
+    if SPINNING in fields and not embedded:
+        raise ParameterError(SPINNING, "Triton's own onnxruntime backend does not read it; leave it out")
+    if PLAN_CUDA_GRAPHS in fields and backend != "tensorrt":
+        raise ParameterError(
+            PLAN_CUDA_GRAPHS,
+            f"only the tensorrt backend reads it, and the backend is {backend or 'unknown'}; for an ONNX model write "
+            "onnxruntime: {execution_accelerator: [tensorrt], cuda_graphs: [false, true]}",
+        )
+    if PLAN_CUDA_GRAPHS in fields and on_gpu is False:
+        raise ParameterError(PLAN_CUDA_GRAPHS, "needs a GPU, and this model is served on the CPU; leave it out")
+    own = config.optimization.execution_accelerators
+    for accelerator, existing in (
+        (GPU_ACCELERATOR, own.gpu_execution_accelerator),
+        (CPU_ACCELERATOR, own.cpu_execution_accelerator),
+    ):
+        parameters = [path for path in fields if path.startswith(f"{accelerator}.parameters.")]
+        if parameters and f"{accelerator}.name" not in fields and not existing:
+            known = TENSORRT if accelerator == GPU_ACCELERATOR else OPENVINO
+            raise ParameterError(
+                parameters[0], f"is a parameter of an accelerator; write execution_accelerator: [{known}], too"
+            )

@@ -1,0 +1,266 @@
+"""Settings of ONNX Runtime and its accelerators: emitted configurations, effects, checks and the derived space."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from onnx import ModelProto, TensorProto, helper
+
+from optimizer.config import execution, model_config
+from optimizer.config.execution import check_execution, uses_openvino, without_effect
+from optimizer.config.model_config_proto import ModelConfig
+from optimizer.config.search_space import SearchSpace
+from optimizer.core.errors import BadInputError, ParameterError
+from optimizer.core.request_sizes import parse_size_distribution
+from optimizer.core.trial import CPU_ACCELERATOR, EXECUTION_PATHS, Candidate, short_path
+from optimizer.machine.hardware import Hardware
+from optimizer.model.default_space import build_space, space_keys
+from optimizer.model.onnx_file import average_parallelism
+from optimizer.model.profile import parse_profile
+from optimizer.model.profile_schema import OnnxRuntimeSection, SpaceSection
+from optimizer.model.repository import read_repository_model
+from optimizer.results.formatting import configuration, triton_lines
+from tests.repositories import onnx_model, write_model
+
+NAME, PRECISION, GRAPHS = (
+    EXECUTION_PATHS[name] for name in ("execution_accelerator", "precision_mode", "cuda_graphs")
+)
+PLAIN = ModelConfig(name="m", max_batch_size=8)
+
+
+def fields_of(**choices: Any) -> dict[str, Any]:
+    """Return the choices by path, as a profile gives them."""
+    return OnnxRuntimeSection.model_validate({name: tuple(given) for name, given in choices.items()}).fields()
+
+
+def applied(**values: Any) -> ModelConfig:
+    fields = {path: choices[0] for path, choices in fields_of(**{k: (v,) for k, v in values.items()}).items()}
+    return model_config.apply(Candidate(8, fields=tuple(sorted(fields.items()))), PLAIN)
+
+
+# -- the emitted configuration ------------------------------------------------------------------------------------
+
+
+def test_tensorrt_with_a_precision_and_cuda_graphs_is_emitted_as_the_native_backend_reads_it() -> None:
+    config = applied(execution_accelerator="tensorrt", precision_mode="FP16", cuda_graphs=True)
+    wanted = text_format.Parse(
+        """
+        gpu_execution_accelerator: [ {
+          name: "tensorrt"
+          parameters { key: "precision_mode" value: "FP16" }
+          parameters { key: "trt_cuda_graph_enable" value: "1" }
+        } ]
+        """,
+        ModelConfig().optimization.execution_accelerators,
+    )
+    assert config.optimization.execution_accelerators == wanted
+
+
+def test_openvino_and_parameters_are_emitted_as_the_native_backend_reads_them() -> None:
+    config = applied(execution_accelerator="openvino", execution_mode=1, allow_spinning=False, graph_level=1)
+    (accelerator,) = config.optimization.execution_accelerators.cpu_execution_accelerator
+    assert accelerator.name == "openvino"
+    assert config.optimization.graph.level == 1
+    assert {key: parameter.string_value for key, parameter in config.parameters.items()} == {
+        "execution_mode": "1",
+        "session.intra_op.allow_spinning": "0",
+    }
+
+
+def test_an_accelerator_that_is_off_has_no_parameters() -> None:
+    chosen = Candidate(8, fields=((NAME, "none"), (PRECISION, "FP16")))
+    base = model_config.apply(replace(chosen, fields=((NAME, "tensorrt"), (PRECISION, "FP32"))), PLAIN)
+    config = model_config.apply(chosen, base)
+    assert not config.optimization.HasField("execution_accelerators")
+    assert model_config.apply(chosen, PLAIN).optimization == ModelConfig().optimization
+    assert not model_config.differences(chosen, config)
+    assert model_config.differences(replace(chosen, fields=((NAME, "tensorrt"), (PRECISION, "FP16"))), base)
+
+
+def test_a_candidate_is_shown_with_short_names_and_valid_lines() -> None:
+    spinning = EXECUTION_PATHS["allow_spinning"]
+    chosen = Candidate(8, fields=((NAME, "tensorrt"), (PRECISION, "FP16"), (spinning, "0")))
+    assert configuration(chosen).endswith("execution_accelerator=tensorrt · precision_mode=FP16 · allow_spinning=0")
+    lines = "\n".join(triton_lines(chosen))
+    shown = text_format.Parse(lines, ModelConfig())
+    assert shown.optimization.execution_accelerators.gpu_execution_accelerator[0].parameters == {
+        "precision_mode": "FP16"
+    }
+    assert shown.parameters["session.intra_op.allow_spinning"].string_value == "0"
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (f"{CPU_ACCELERATOR}.name", "execution_accelerator"),
+        (f"{CPU_ACCELERATOR}.parameters.num_streams", "num_streams"),
+        (GRAPHS, "cuda_graphs"),
+        ("optimization.cuda.graphs", "cuda_graphs"),
+        ("m/optimization.graph.level", "m/graph_level"),
+        ("parameters.session.intra_op.allow_spinning.string_value", "allow_spinning"),
+        ("parameters.a.b.string_value", "a.b"),
+    ],
+)
+def test_short_names(path: str, name: str) -> None:
+    assert short_path(path) == name
+
+
+# -- the search space ---------------------------------------------------------------------------------------------
+
+
+def test_settings_without_effect_give_no_further_configurations() -> None:
+    choices = fields_of(
+        execution_accelerator=["none", "tensorrt"], precision_mode=["FP32", "FP16"], cuda_graphs=[False, True]
+    )
+    space = SearchSpace((8,), fields=choices)
+    candidates = space.candidates()
+    assert len(candidates) == len(set(candidates)) == len(space) == 5
+    without = next(candidate for candidate in candidates if dict(candidate.fields)[NAME] == "none")
+    assert space.canonical(replace(without, fields=((NAME, "none"), (PRECISION, "FP16"), (GRAPHS, "1")))) == without
+    assert space.parameter_values(without) is not None
+
+
+def test_one_thread_does_not_spin_and_a_sequence_has_no_threads_between_operators() -> None:
+    choices = fields_of(intra_op_thread_count=[1, 2], allow_spinning=[True, False])
+    assert len(SearchSpace((8,), fields=choices)) == 3
+    choices = fields_of(execution_mode=[0, 1], inter_op_thread_count=[1, 2, 4])
+    assert len(SearchSpace((8,), fields=choices)) == 4
+    assert without_effect({execution.EXECUTION_MODE: "1", execution.INTER_OP_THREADS: "2"}) == set()
+
+
+# -- checks -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choices", "on_gpu", "embedded", "problem"),
+    [
+        ({NAME: ("none", "tensorrt")}, False, True, "needs a GPU, and this model is served on the CPU"),
+        ({PRECISION: ("FP16",)}, False, True, "needs a GPU"),
+        ({PRECISION: ("FP16",)}, True, True, r"write execution_accelerator: \[tensorrt\], too"),
+        ({f"{CPU_ACCELERATOR}.name": ("openvino",)}, True, True, "openvino computes on the CPU"),
+        ({f"{CPU_ACCELERATOR}.parameters.num_streams": ("2",)}, False, True, r"execution_accelerator: \[openvino\]"),
+        ({execution.SPINNING: ("0",)}, False, False, "Triton's own onnxruntime backend does not read it"),
+        ({"optimization.cuda.graphs": (True,)}, True, False, "only the tensorrt backend reads it"),
+    ],
+)
+def test_choices_without_effect_are_refused(
+    choices: dict[str, tuple[Any, ...]], on_gpu: bool, embedded: bool, problem: str
+) -> None:
+    with pytest.raises(ParameterError, match=problem):
+        check_execution(choices, PLAIN, "onnxruntime", on_gpu=on_gpu, embedded=embedded)
+
+
+@pytest.mark.parametrize(
+    ("choices", "on_gpu"),
+    [
+        ({NAME: ("none", "tensorrt"), PRECISION: ("FP16",)}, True),
+        ({NAME: ("none", "tensorrt")}, None),
+        ({NAME: ("none",)}, False),
+        ({f"{CPU_ACCELERATOR}.name": ("none", "openvino")}, False),
+    ],
+)
+def test_choices_with_an_effect_are_taken(choices: dict[str, tuple[Any, ...]], on_gpu: bool | None) -> None:
+    check_execution(choices, PLAIN, "onnxruntime", on_gpu=on_gpu, embedded=True)
+
+
+def test_cuda_graphs_of_a_tensorrt_model_need_a_gpu() -> None:
+    choices = {"optimization.cuda.graphs": (False, True)}
+    check_execution(choices, PLAIN, "tensorrt", on_gpu=True, embedded=False)
+    with pytest.raises(ParameterError, match="needs a GPU"):
+        check_execution(choices, PLAIN, "tensorrt", on_gpu=False, embedded=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("execution_accelerator: [openvino, tensorrt]", "openvino computes on a CPU and tensorrt on a GPU; name one"),
+        ("execution_accelerator: [cuda]", "'cuda' is not 'none', 'openvino' or 'tensorrt'"),
+        ("precision_mode: [FP8]", "'FP8' is not 'FP32', 'FP16' or 'BF16'"),
+        ("allow_spinning: [2]", "space.onnxruntime.allow_spinning: 2 is not true or false"),
+    ],
+)
+def test_bad_choices_in_a_profile_are_named(line: str, problem: str) -> None:
+    text = f"model: {{builder: mlp}}\nspace:\n  onnxruntime: {{{line}}}\n"
+    with pytest.raises(BadInputError) as caught:
+        parse_profile(text.encode(), Path("p.yaml"))
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fault_is_reported_at_its_line() -> None:
+    text = "model: {builder: mlp}\nspace:\n  onnxruntime:\n    execution_accelerator: [tensorrt]\n"
+    fault = parse_profile(text.encode(), Path("p.yaml")).space_fault(ParameterError(NAME, "needs a GPU"))
+    assert str(fault) == "p.yaml:4: space.onnxruntime.execution_accelerator: needs a GPU"
+
+
+def test_openvino_in_the_file_and_among_the_choices_is_found() -> None:
+    accelerated = applied(execution_accelerator="openvino")
+    assert uses_openvino([PLAIN, accelerated], {})
+    assert not uses_openvino([PLAIN, applied(execution_accelerator="tensorrt")], {NAME: ("none", "tensorrt")})
+    for path in (f"{CPU_ACCELERATOR}.name", f"other/{CPU_ACCELERATOR}.name"):
+        assert uses_openvino([PLAIN], {path: ("none", "openvino")})
+
+
+# -- the derived space ---------------------------------------------------------------------------------------------
+
+
+def chain_and_branches(branches: int, operator: str = "MatMul") -> ModelProto:
+    """Return a model with ``branches`` operators on the same input, whose sum is the output."""
+    attributes = {} if operator == "MatMul" else {"kernel_shape": [1, 1]}
+    nodes = [helper.make_node(operator, ["x", "w"], [f"b{i}"], **attributes) for i in range(branches)]
+    nodes.append(helper.make_node("Sum", [f"b{i}" for i in range(branches)], ["y"]))
+    dims = ("batch", 4) if operator == "MatMul" else ("batch", 4, 1, 1)
+    model = onnx_model(nodes, {"x": (TensorProto.FLOAT, dims)}, {"y": (TensorProto.FLOAT, dims)})
+    shape = [4, 4] if operator == "MatMul" else [4, 4, 1, 1]
+    model.graph.initializer.append(helper.make_tensor("w", TensorProto.FLOAT, shape, [0.0] * 16))
+    return model
+
+
+def test_the_average_parallelism_is_work_over_span() -> None:
+    assert average_parallelism(chain_and_branches(1)) == 1
+    assert average_parallelism(chain_and_branches(3)) == 3
+    only_sums = onnx_model(
+        [helper.make_node("Add", ["x", "x"], ["y"])],
+        {"x": (TensorProto.FLOAT, (1,))},
+        {"y": (TensorProto.FLOAT, (1,))},
+    )
+    assert average_parallelism(only_sums) == 0
+
+
+@pytest.mark.parametrize(
+    ("branches", "operator", "cpus", "embedded", "settings"),
+    [
+        (1, "MatMul", 2, True, {"allow_spinning"}),
+        (1, "MatMul", 2, False, set()),
+        (1, "MatMul", 1, True, set()),
+        (3, "MatMul", 2, True, {"allow_spinning", "execution_mode"}),
+        (3, "MatMul", 2, False, {"execution_mode"}),
+        (3, "MatMul", 1, False, set()),
+        (1, "Conv", 2, True, {"allow_spinning", "graph_level"}),
+        (3, "Conv", 2, False, {"execution_mode", "graph_level"}),
+        (3, "Conv", 2, True, {"allow_spinning", "execution_mode"}),  # two at most
+    ],
+)
+def test_the_derived_space_has_what_machine_and_graph_suggest(
+    branches: int, operator: str, cpus: int, embedded: bool, settings: set[str], tmp_path: Path
+) -> None:
+    config = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
+    write_model(tmp_path, "m", config, chain_and_branches(branches, operator))
+    source = read_repository_model(tmp_path, "m", gpu=False)
+    hardware = Hardware((), "a CPU", cpus, 2**33)
+
+    def derived(section: SpaceSection) -> SearchSpace:
+        return build_space(section, source, parse_size_distribution("1"), hardware, embedded=embedded)
+
+    space = derived(SpaceSection())
+    assert {short_path(path) for path in space.fields} == settings | {"intra_op_thread_count"}
+    assert len(space) == len(space.candidates())
+    keys = space_keys(space)
+    lists = {name: tuple(value) for name, value in keys.items() if name != "onnxruntime"}
+    of_backend = {name: tuple(value) for name, value in keys["onnxruntime"].items()}
+    assert derived(SpaceSection.model_validate({**lists, "onnxruntime": of_backend})) == space
+    assert keys["onnxruntime"].get("allow_spinning", [True, False]) == [True, False]
