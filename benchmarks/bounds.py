@@ -1,10 +1,11 @@
 """Measure high percentiles with both load generators, and the gain of a limited queue within an error rate.
 
-    python benchmarks/bounds.py [--rounds 6] [--seconds 4] [--smoke]
+    python benchmarks/bounds.py [--rounds 6] [--seconds 4] [--tables tails queues] [--smoke]
 
 Prints two Markdown tables; the latest ones are in bounds.md.
 
-1. p99 and p99.9 of tune's own client, and p99 of perf_analyzer, in turn on one server at the same concurrency.
+1. p99 and p99.9 of tune's own client, and p99 of perf_analyzer, in turn on one server at the same concurrency, for a
+   model that computes and one that sleeps.
 2. Goodput, p95 and error rate of one model at request rates around its capacity, with several limits of the queue. A
    rate counts if the p95 of all requests and the error rate are within their bounds.
 """
@@ -33,24 +34,32 @@ from optimizer.options.run_options import RunOptions
 from optimizer.study import task
 
 TABLES = Path(__file__).with_name("tables")
-TAIL_MODEL, CONCURRENCY = "mlp", 16
+CONCURRENCY = 16
 QUEUE_MODEL, BOUND_MS, ERROR_PERCENT = "text_recognition-small", 60.0, 1.0
 QUEUE_LIMITS = (0, 4, 8, 16)  # requests in the queue; 0 is no limit
 SHARES = (0.7, 0.8, 0.9, 1.0, 1.1, 1.3)  # of the capacity
 MAX_QUEUE_SIZE = "dynamic_batching.default_queue_policy.max_queue_size"
 THREADS = ("parameters.intra_op_thread_count.string_value", "1")
+TAIL_CANDIDATES = {
+    "mlp": Candidate(64, dynamic_batching=True, fields=(THREADS,)),
+    "sleep-1": Candidate(8, dynamic_batching=True),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a measurement")
+    parser.add_argument("--tables", nargs="+", choices=("tails", "queues"), default=["tails", "queues"])
     parser.add_argument("--smoke", action="store_true", help="one short round with few loads, to check the command")
     arguments = parser.parse_args()
     rounds, seconds = (1, 0.5) if arguments.smoke else (arguments.rounds, arguments.seconds)
     shares, limits = ((0.5, 1.2), (0, 4)) if arguments.smoke else (SHARES, QUEUE_LIMITS)
-    print_tails(rounds, seconds)
-    print_queues(rounds, seconds, shares, limits)
+    if "tails" in arguments.tables:
+        for model in TAIL_CANDIDATES:
+            print_tails(model, rounds, seconds)
+    if "queues" in arguments.tables:
+        print_queues(rounds, seconds, shares, limits)
     print(f"\nmedians of {rounds} rounds; {hardware.detect()}; {time.strftime('%Y-%m-%d')}")
 
 
@@ -64,17 +73,17 @@ def prepared(model: str) -> Iterator[tuple[task.Task, EmbeddedTarget, Path]]:
             yield of_model, target, Path(scratch)
 
 
-def print_tails(rounds: int, seconds: float) -> None:
-    """Print p99 and p99.9 of both load generators on one server."""
-    print(f"\n**{TAIL_MODEL}, {CONCURRENCY} in flight, {rounds} rounds of {seconds:g} s**\n")
+def print_tails(model: str, rounds: int, seconds: float) -> None:
+    """Print p99 and p99.9 of both load generators on one server of ``model``."""
+    print(f"\n**{model}, {CONCURRENCY} in flight, {rounds} rounds of {seconds:g} s**\n")
     print_row("load generator", "infer/s", "p99 ms", "p99.9 ms", "requests", "p99, of own")
     print_row("---", *["--:"] * 5)
-    with prepared(TAIL_MODEL) as (of_model, target, folder):
+    with prepared(model) as (of_model, target, folder):
         own = make_own_client(of_model, folder, of_model.problem.sla)
         other = make_perf_analyzer(of_model, folder)
         load = LoadPoint(of_model.problem.request_batch_size, concurrency=CONCURRENCY)
         rows: dict[str, list[Measurement]] = {"own client": [], "perf_analyzer": []}
-        with target.deploy(Candidate(64, dynamic_batching=True, fields=(THREADS,))) as endpoint:
+        with target.deploy(TAIL_CANDIDATES[model]) as endpoint:
             for _ in range(rounds):
                 rows["own client"].append(own.measure_windows(endpoint, load, seconds, 1)[0])
                 rows["perf_analyzer"].append(other.measure(endpoint, load, seconds))

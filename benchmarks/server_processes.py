@@ -1,11 +1,12 @@
 """Compare server processes with instances: the throughput within a latency bound of several of both on this machine.
 
-    python benchmarks/server_processes.py [--rounds 5] [--seconds 1] [--models mlp …] [--smoke]
+    python benchmarks/server_processes.py [--rounds 4] [--seconds 1] [--models mlp …] [--smoke]
 
 In each round each configuration is deployed in turn, and the closed loop of the own client measures it at growing
 loads until one misses the model's bound. Its throughput is the highest one within the bound. The order of the
 configurations is reversed in every second round. All configurations have ``dynamic_batching {}`` otherwise. Several
-server processes divide the CPUs, so with as many processes as CPUs each has one.
+server processes divide the CPUs, so with as many processes as CPUs each has one, and ONNX Runtime starts one thread.
+One process with one thread for each instance is the fair comparison to these.
 
 Prints a Markdown table: the mean throughput, the mean load and p95 at it, the memory of the servers, and the ratio of
 the throughput to that of the first configuration with its interval at 95 %.
@@ -40,15 +41,27 @@ from optimizer.options.values import usable_cpus
 from optimizer.study.task import Task
 
 MODELS = ("mlp", "dlrm")
-CONFIGURATIONS = ((1, 1), (1, 2), (2, 1), (2, 2))  # server processes, instances of each
-LOADS = (4, 8, 16, 32, 64, 128)
+# server processes, instances of each, threads of each instance (0: as many as the process has CPUs)
+CONFIGURATIONS = ((1, 1, 0), (1, 2, 0), (1, 1, 1), (1, 2, 1), (2, 1, 0), (2, 2, 0))
+THREADS = "parameters.intra_op_thread_count.string_value"
+LOADS = (4, 8, 16, 32, 64, 128, 256)
 SMOKE_MODELS, SMOKE_ROUNDS, SMOKE_SECONDS = ("mlp",), 2, 0.5
-COLUMNS = ("model, bound", "server processes", "instances of each", "infer/s", "load", "p95 ms", "memory MB", "ratio")
+COLUMNS = (
+    "model, bound",
+    "server processes",
+    "instances of each",
+    "threads of each instance",
+    "infer/s",
+    "load",
+    "p95 ms",
+    "memory MB",
+    "ratio",
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a measurement (1)")
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--smoke", action="store_true", help="check that everything works: two short rounds")
@@ -65,13 +78,14 @@ def main() -> None:
     print(f"\n{given.rounds} rounds of {given.seconds:g} s a load; {this_machine()}; {time.strftime('%Y-%m-%d')}")
 
 
+Configuration = tuple[int, int, int]
 Points = list[tuple[LoadPoint, Measurement]]  # the best one of each round
 
 
-def compare(prepared: Task, rounds: int, seconds: float) -> dict[tuple[int, int], Points]:
+def compare(prepared: Task, rounds: int, seconds: float) -> dict[Configuration, Points]:
     """Return the best points of each configuration."""
-    results: dict[tuple[int, int], Points] = {configuration: [] for configuration in CONFIGURATIONS}
-    most = max(processes for processes, _ in CONFIGURATIONS)
+    results: dict[Configuration, Points] = {configuration: [] for configuration in CONFIGURATIONS}
+    most = max(processes for processes, _, _ in CONFIGURATIONS)
     with tempfile.TemporaryDirectory() as scratch:
         logs = [Path(scratch, f"tritonserver-{number}.log") for number in range(most)]
         client = make_own_client(prepared, Path(scratch), prepared.problem.sla)
@@ -85,9 +99,9 @@ def compare(prepared: Task, rounds: int, seconds: float) -> dict[tuple[int, int]
     return results
 
 
-def candidate(prepared: Task, processes: int, instances: int) -> Candidate:
+def candidate(prepared: Task, processes: int, instances: int, threads: int) -> Candidate:
     own = prepared.dynamic_batching
-    fields = dict(own.fields) | {SERVER_PROCESSES: processes}
+    fields = dict(own.fields) | {SERVER_PROCESSES: processes, THREADS: str(threads)}
     return replace(own, instance_count=instances, fields=tuple(sorted(fields.items())))
 
 
@@ -108,7 +122,7 @@ def best_point(
     return load, replace(best, server_memory_bytes=usage.server_memory_bytes)
 
 
-def table_row(prepared: Task, configuration: tuple[int, int], points: Points, first: Points) -> str:
+def table_row(prepared: Task, configuration: Configuration, points: Points, first: Points) -> str:
     own, base = ([m.throughput_infer_per_sec or 0.0 for _, m in side] for side in (points, first))
     ratio = ratio_interval(own, base).text(".2f") if points is not first else "1"
     figures = (
@@ -118,7 +132,8 @@ def table_row(prepared: Task, configuration: tuple[int, int], points: Points, fi
         f"{fmean(m.server_memory_bytes or 0.0 for _, m in points) / 1e6:.0f}",
     )
     name = f"{prepared.problem.model}, {prepared.problem.sla}"
-    return row(name, *map(str, configuration), *figures, ratio)
+    processes, instances, threads = configuration
+    return row(name, str(processes), str(instances), str(threads or "default"), *figures, ratio)
 
 
 if __name__ == "__main__":
