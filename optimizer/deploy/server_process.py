@@ -157,7 +157,8 @@ class Server(ABC):
     def client(self) -> InferenceServerClient:
         """Return a client of a live server, which is started or restarted if needed.
 
-        Raises ServerFault if it does not start, or DeploymentError if that may be due to the candidate's options.
+        Raises ServerFault if it does not start, or DeploymentError if that may be due to the candidate's options or
+        to its number of server processes.
         """
         if self._client is not None:
             if self.answers():
@@ -176,11 +177,11 @@ class Server(ABC):
             if time.monotonic() > deadline:
                 break
         failure = startup_failure(self.log, self._log_start)
-        if self._chosen:  # the server may start with other options
-            raise DeploymentError(
-                f"tritonserver did not start with {' '.join(self._chosen)}: {failure}", log=self.log
-            )
-        raise ServerFault(f"tritonserver did not start: {failure}", log=self.log)
+        settings = f" with {' '.join(self._chosen)}" if self._chosen else ""
+        if self._processes > 1:
+            settings += f" as one of {self._processes} server processes"
+        error = DeploymentError if settings else ServerFault  # the server may start with other settings
+        raise error(f"tritonserver did not start{settings}: {failure}", log=self.log)
 
     def answers(self) -> bool:
         """Return whether the server runs and responds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from optimizer.core.errors import ServerCrashed, TuneError
 from optimizer.core.interfaces import Endpoint
@@ -17,7 +18,8 @@ class ServerProcesses:
 
     The servers divide the CPUs, see ``Server.run_for``. Each has its own copy of the repository and its own log.
     Those that a candidate does not need are stopped. The endpoint is that of the first server, and has those of the
-    others as replicas. If a server dies, the error names it; the next deployment starts it again.
+    others as replicas. If a server dies, the error names it and all of them stop, since others may hang; the next
+    deployment starts them again.
     """
 
     def __init__(self, targets: Sequence[ManagedTarget]) -> None:
@@ -70,6 +72,8 @@ class ServerProcesses:
             try:
                 endpoints.append(target.serve(candidate, as_written=as_written))
             except TuneError as error:
+                if count == 1:  # it needs no number
+                    raise
                 raise _of_process(error, number, count) from error
         try:
             yield replace(endpoints[0], replicas=tuple(endpoints[1:]))
@@ -77,19 +81,29 @@ class ServerProcesses:
             raise _crash(error, used) from error
 
 
-def _crash(error: ServerCrashed, used: Sequence[ManagedTarget]) -> TuneError:
-    """Stop the server that caused ``error`` and return the error that names it; stop all if none can be blamed."""
+def _crash(error: ServerCrashed, used: Sequence[ManagedTarget]) -> ServerCrashed:
+    """Stop all servers after ``error`` of the load generator; return the error that names the one that caused it.
+
+    That is one that no longer answers, or else the only one that has logged an error.
+    """
     numbered = list(enumerate(used, 1))
     suspects = [(number, target) for number, target in numbered if not target.answers()]
-    suspects += [(number, target) for number, target in numbered if target.has_logged_error()]
-    if suspects or len(used) == 1:
-        number, target = (suspects or numbered)[0]
-        return _of_process(target.crash(error), number, len(used))
+    logged = [(number, target) for number, target in numbered if target.has_logged_error()]
+    if len(used) == 1:
+        crash = used[0].crash(error)
+    elif suspects or len(logged) == 1:
+        number, target = (suspects or logged)[0]
+        crash = _of_process(target.crash(error), number, len(used))
+    else:
+        crash = ServerCrashed(str(error), log=(logged or numbered)[0][1].log)
     for target in used:
         target.stop()
-    return error
+    return crash
 
 
-def _of_process(error: TuneError, number: int, count: int) -> TuneError:
-    """Return ``error`` with the number of the server process; a single one needs no number."""
-    return error if count == 1 else type(error)(f"server process {number} of {count}: {error}", log=error.log)
+Error = TypeVar("Error", bound=TuneError)
+
+
+def _of_process(error: Error, number: int, count: int) -> Error:
+    """Return ``error`` with the number of the server process."""
+    return type(error)(f"server process {number} of {count}: {error}", log=error.log)

@@ -35,9 +35,9 @@ class Recommendation:
     tritonserver except repository and ports. ``cpus`` is the number of CPUs it could use, fractional under a CPU
     quota, all ``server_processes`` together; ``device`` is the name of its GPU, or else of its CPU. Both are None if
     it ran on another machine. ``gpus`` is the number of its GPUs. ``image`` is the measured container image, if any.
-    ``load_seconds`` is the time that loading the configuration took. ``undecided`` says why the verdict is UNDECIDED
-    and which command continues the test; it is empty for PASS. ``sending`` says how a load shape or a recording was
-    sent; it is empty for other loads.
+    ``load_seconds`` is the time that loading the configuration took on each server. ``undecided`` says why the
+    verdict is UNDECIDED and which command continues the test; it is empty for PASS. ``sending`` says how a load shape
+    or a recording was sent; it is empty for other loads.
     """
 
     run: str
@@ -135,7 +135,7 @@ def read_recommendation(run: FinishedRun) -> Recommendation:
             shapes=options.shapes,
             image=options.docker_image,
             shared_memory_bytes=_parse_bytes(options.docker_shm_size or SHM_SIZE),
-            load_seconds=next((trial.deploy_seconds for trial in run.trials if trial.number == point.trial), None),
+            load_seconds=_load_seconds(run, point),
             files=files,
             sending=_sending(run.problem, point),
         )
@@ -166,6 +166,12 @@ def _recommended_point(run: FinishedRun) -> tuple[Point, Outcome]:
     if run.outcome is None or run.outcome.recommended is None:
         raise summary.nothing_recommended(folder, run.problem, "emit")
     return run.outcome.recommended, run.outcome
+
+
+def _load_seconds(run: FinishedRun, point: Point) -> float | None:
+    """Return the time in which a server loaded the configuration of ``point``; the servers load one after another."""
+    seconds = next((trial.deploy_seconds for trial in run.trials if trial.number == point.trial), None)
+    return None if seconds is None else seconds / point.candidate.server_processes
 
 
 def _undecided(run: FinishedRun, outcome: Outcome) -> str:

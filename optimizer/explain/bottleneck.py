@@ -234,8 +234,10 @@ def _streamed_reasons(kind: BottleneckKind, share: str, stages: StageBreakdown, 
         reasons.append(f"The rest until the first response takes as long in the quickest measurement ({shortest}).")
     if in_flight and m.latency_avg_ms:
         generating = in_flight * stages.part_ms("generation") / m.latency_avg_ms
-        places = stages.point.candidate.max_batch_size * stages.point.candidate.instances
-        limit = f" (max_batch_size x instances: {places:,})" if places else ""
+        candidate = stages.point.candidate
+        places = candidate.max_batch_size * candidate.instances * candidate.server_processes
+        factors = "max_batch_size x instances" + (" x server processes" if candidate.server_processes > 1 else "")
+        limit = f" ({factors}: {places:,})" if places else ""
         reasons.append(
             f"On average {formatting.number(generating, 2)} of {formatting.number(in_flight, 2)} requests in flight "
             f"were between their first and their last response{limit}."
@@ -272,8 +274,11 @@ def _where(point: Point) -> str:
 def _busy(stages: StageBreakdown) -> tuple[str, ...]:
     if stages.busy_share is None:
         return ()
-    count, size = stages.point.candidate.instance_count, stages.measurement.mean_batch_size
+    candidate, size = stages.point.candidate, stages.measurement.mean_batch_size
+    count = candidate.instance_count * candidate.server_processes
     subject = "The instance" if count == 1 else f"The {count} instances"
+    if candidate.server_processes > 1:
+        subject += f" of {candidate.server_processes} server processes"
     batches = f", on batches of {size:,.3g} samples" if size else ""
     return (f"{subject} computed {stages.busy_share:.0%} of the time{batches}.",)
 

@@ -126,7 +126,7 @@ class ProcessTelemetry:
     """Records the memory of the process trees of the servers and the share of CPU time that others took.
 
     ``cpus`` are the CPUs of server and load generator; None for those of this process. Both values are unknown if the
-    server's process is.
+    process of a server is.
     """
 
     def __init__(self, cpus: frozenset[int] | None = None) -> None:
@@ -147,8 +147,12 @@ class ProcessTelemetry:
 
 
 def server_pids(endpoint: Endpoint) -> list[int]:
-    """Return the server's processes on this machine: one, or that of each server that shares the load."""
-    return [server.server_pid for server in endpoint.servers if server.server_pid is not None]
+    """Return the server's processes on this machine: one, or that of each server that shares the load.
+
+    The list is empty if one is unknown: figures of some of the servers would pass as those of all.
+    """
+    known = [server.server_pid for server in endpoint.servers if server.server_pid is not None]
+    return known if len(known) == len(endpoint.servers) else []
 
 
 def total_of(values: Sequence[float | None]) -> float | None:

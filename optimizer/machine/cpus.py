@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -109,16 +109,28 @@ def _apart(server: frozenset[int], client: frozenset[int]) -> CpuPlacement:
 
 
 def divide(machine: CpuTopology, parts: int) -> list[frozenset[int]]:
-    """Return the CPUs of each of ``parts`` servers: physical cores that are neighbors, on one NUMA node if possible.
+    """Return the CPUs of each of ``parts`` servers: physical cores that are neighbors.
 
-    With fewer cores than servers these get single CPUs. With fewer CPUs than servers all of them share all CPUs.
+    They are on one NUMA node unless there are fewer servers than nodes; so the servers of a smaller node may get
+    fewer. With fewer cores than servers these get single CPUs. With fewer CPUs than servers all of them share all
+    CPUs.
     """
-    place = {cpu: number for number, node in enumerate(machine.nodes) for cpu in node}
-    units = sorted(machine.cores, key=lambda core: (place[min(core)], min(core)))
-    if len(units) < parts:
-        units = [frozenset({cpu}) for cpu in sorted(machine.cpus, key=lambda cpu: (place[cpu], cpu))]
-    if len(units) < parts:
+    if len(machine.cpus) < parts:
         return [machine.cpus] * parts
+    cores_of = ([core for core in machine.cores if min(core) in node] for node in machine.nodes)
+    nodes = [cores for cores in cores_of if cores]
+    if len(machine.cores) < parts:
+        nodes = [[frozenset({cpu}) for cpu in sorted(node)] for node in machine.nodes]
+    if parts < len(nodes):
+        nodes = [[unit for node in nodes for unit in node]]
+    counts = [1] * len(nodes)
+    while sum(counts) < parts:
+        sizes = [len(node) / count for node, count in zip(nodes, counts, strict=True)]
+        counts[sizes.index(max(sizes))] += 1
+    return [part for node, count in zip(nodes, counts, strict=True) for part in _cut(node, count)]
+
+
+def _cut(units: Sequence[frozenset[int]], parts: int) -> list[frozenset[int]]:
     starts = [len(units) * number // parts for number in range(parts + 1)]
     return [frozenset[int]().union(*units[start:end]) for start, end in pairwise(starts)]
 

@@ -83,8 +83,7 @@ class Replica:
 
     def serve(self, arrivals_s: Array, slowdown: Slowdown) -> SimulationResult:
         """Return the simulated behaviour of a slower server; ``tail`` and ``lateness`` are not applied yet."""
-        load = OpenLoopLoad(as_samples(arrivals_s, self.request_batch_size / self.model.request_batch_size))
-        return self._simulate(load, slowdown)
+        return self._simulate(OpenLoopLoad(arrivals_s), slowdown)
 
     def serve_closed_loop(self, concurrency: int, slowdown: Slowdown) -> SimulationResult:
         """Return the simulated behaviour in a closed loop; ``concurrency`` counts requests of the space's size."""
@@ -115,7 +114,8 @@ class Replica:
         if self.times is not None:
             times = self.times.at(slowdown.unmeasured)
             model = replace(model, times=lambda _: times)
-        return _simulated(model, [(self.candidate, load)], slowdown.slowness)[0]
+        each = self.request_batch_size / model.request_batch_size
+        return _simulated(model, [(self.candidate, load)], slowdown.slowness, each)[0]
 
 
 def as_samples(arrivals_s: Array, each: float) -> Array:
@@ -213,10 +213,10 @@ class _Speeds:
 
     def __init__(self, model: ServerModel, evidence: Evidence, latency: str) -> None:
         self._evidence, self._latency = evidence, latency
-        self._each = evidence.problem.request_batch_size / model.request_batch_size
+        each = evidence.problem.request_batch_size / model.request_batch_size
         cells = list(dict.fromkeys((point.candidate, point.load) for point in evidence.points))
         jobs = [(candidate, self._load(load)) for candidate, load in cells]
-        by_slowness = [_simulated(model, jobs, slowness) for slowness in SLOWNESSES.tolist()]
+        by_slowness = [_simulated(model, jobs, slowness, each) for slowness in SLOWNESSES.tolist()]
         self._simulated = {cell: [row[i] for row in by_slowness] for i, cell in enumerate(cells)}
 
     def log_slowness(self, deployment: MeasuredServer) -> float:
@@ -273,13 +273,13 @@ class _Speeds:
             return ClosedLoopLoad(load.concurrency)
         arrivals, rate = self._evidence.arrivals, load.request_rate
         seconds = max(RATE_REQUESTS / rate, FEWEST_PERIODS * arrivals.times.period_at(rate))
-        planned = arrivals.plan(rate, arrivals.times.whole_periods(seconds, rate), seed=0)
-        return OpenLoopLoad(as_samples(planned, self._each))
+        return OpenLoopLoad(arrivals.plan(rate, arrivals.times.whole_periods(seconds, rate), seed=0))
 
 
 def _simulated(
-    model: ServerModel, jobs: Sequence[tuple[Candidate, SimulatedLoad]], slowness: float
+    model: ServerModel, jobs: Sequence[tuple[Candidate, SimulatedLoad]], slowness: float, each: float
 ) -> list[SimulationResult]:
+    """Return the results of ``jobs``; ``each`` is the number of simulated requests of one in an open loop."""
     service = {}
     for candidate, _ in jobs:
         group = execution_settings(candidate)
@@ -293,17 +293,17 @@ def _simulated(
     for candidate, load in jobs:
         window = CLOSED_WINDOW if isinstance(load, ClosedLoopLoad) else MeasurementInterval()
         times = service[execution_settings(candidate)]
-        own, servers = _of_process(candidate, load)
+        own, servers = _of_process(candidate, load, each)
         job = Scenario(candidate, own, times, overheads, size, model.fixed_shapes, refuses=False)
         (result,) = simulate_many([job], jitter=jitter, gaps_s=gaps_s, window=window)
         results.append(result.times(servers))
     return results
 
 
-def _of_process(candidate: Candidate, load: SimulatedLoad) -> tuple[SimulatedLoad, float]:
-    """Return the load of one of the server processes, and how many times as much they serve together."""
+def _of_process(candidate: Candidate, load: SimulatedLoad, each: float) -> tuple[SimulatedLoad, float]:
+    """Return the simulated load of one of the server processes, and how many times as much they serve together."""
     if isinstance(load, ClosedLoopLoad):
         own = load_of_process(candidate, load.concurrency)
         return ClosedLoopLoad(own), load.concurrency / own
-    arrivals_s = load.arrivals_s[:: candidate.server_processes]  # in turn
-    return OpenLoopLoad(arrivals_s), len(load.arrivals_s) / len(arrivals_s)
+    arrivals_s = load.arrivals_s[:: candidate.server_processes]  # whole requests, in turn
+    return OpenLoopLoad(as_samples(arrivals_s, each)), len(load.arrivals_s) / len(arrivals_s)

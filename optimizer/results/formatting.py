@@ -305,10 +305,12 @@ def triton_lines(candidate: Candidate) -> list[str]:
     lines += [f"# model.json: {json.dumps({key: value})[1:-1]}" for key, value in candidate.model_json.items()]
     if options := server_options.to_arguments(candidate.fields):
         lines.append(f"# server_options: {' '.join(options)}")
-    if candidate.server_cpus:
-        lines.append(f"# server on CPUs {candidate.server_cpus} (taskset -c, docker run --cpuset-cpus)")
-    if (processes := candidate.server_processes) > 1:
-        lines.append(f"# {processes} server processes share the load and the CPUs")
+    cpus, processes = candidate.server_cpus, candidate.server_processes
+    if cpus and processes == 1:
+        lines.append(f"# server on CPUs {cpus} (taskset -c, docker run --cpuset-cpus)")
+    if processes > 1:
+        shared = f"the load; CPUs {cpus} are divided among them" if cpus else "the load and the CPUs"
+        lines.append(f"# {processes} server processes share {shared}")
     return lines
 
 

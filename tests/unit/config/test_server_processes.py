@@ -13,7 +13,7 @@ from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.config import model_config
 from optimizer.config.search_space import MOST_SERVER_PROCESSES, Problem, SearchSpace
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import SERVER_PROCESSES, Candidate
+from optimizer.core.trial import SERVER_CPUS, SERVER_PROCESSES, Candidate
 from optimizer.machine.hardware import Hardware
 from optimizer.model.profile import load_profile
 from optimizer.options.run_options import RunOptions
@@ -54,6 +54,9 @@ def test_config_pbtxt_does_not_know_it() -> None:
 def test_the_summary_shows_it_unless_it_is_one() -> None:
     assert configuration(TWO) == "batch 8 · 1 instance · no dynamic batching · 2 server processes"
     assert triton_lines(TWO)[-1] == "# 2 server processes share the load and the CPUs"
+    chosen = Candidate(8, fields=((SERVER_CPUS, "0-3"), (SERVER_PROCESSES, 2)))
+    divided = "# 2 server processes share the load; CPUs 0-3 are divided among them"
+    assert [line for line in triton_lines(chosen) if "CPU" in line] == [divided]
     one = Candidate(8, fields=((SERVER_PROCESSES, 1),))
     assert configuration(one) == configuration(Candidate(8))
     assert triton_lines(one) == triton_lines(Candidate(8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config.model_source import ModelSource
-from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerFault
+from optimizer.core.trial import SERVER_PROCESSES, Candidate
 from optimizer.deploy.embedded_target import Installation
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.managed_target import load_limit_seconds
@@ -152,3 +154,20 @@ def test_last_words_of_a_server_that_does_not_start(tmp_path: Path, text: str, m
     log = tmp_path / "log"
     log.write_text(text)
     assert message in server_health.startup_failure(log)
+
+
+def test_a_server_that_does_not_start_as_one_of_several_fails_its_candidate(tmp_path: Path) -> None:
+    """A failed start of a single server with the usual options ends the run."""
+    backend = tmp_path / "backends" / "onnxruntime"
+    backend.mkdir(parents=True)
+    backend.joinpath("libtriton_onnxruntime.so").touch()
+    (tmp_path / "models" / "m").mkdir(parents=True)
+    source = ModelSource(tmp_path / "models", "m", ModelConfig(name="m", backend="onnxruntime"))
+    own = Installation(program(tmp_path, "error: no memory is left\n"), {}, tmp_path / "backends")
+    two = Candidate(8, fields=((SERVER_PROCESSES, 2),))
+    with contextlib.closing(LocalTarget(source, own, log=tmp_path / "log")) as target:
+        message = "^tritonserver did not start as one of 2 server processes: error: no memory is left$"
+        with pytest.raises(DeploymentError, match=message), target.deploy(two):
+            pass
+        with pytest.raises(ServerFault, match=r"^tritonserver did not start: "), target.deploy(Candidate(8)):
+            pass

@@ -368,6 +368,7 @@ def test_each_server_process_is_a_replica_with_its_share(tmp_path: Path) -> None
     limits = container(two)["resources"]["limits"]
     assert (limits["cpu"], limits["memory"]) == ("4", "768Mi")
     assert recommendation_of(two).knee == recommendation_of(one).knee / 2
+    assert (recommendation_of(one).load_seconds, recommendation_of(two).load_seconds) == (45.0, 22.5)
     (text,) = emitted(two, tmp_path / "k", *in_production("s3://b/m", "kubernetes"), "--min-replicas", "3").values()
     assert "# server processes: 2 servers with this configuration share the device" in text
     assert "# replicas: each is one server process, and 2 of them have the resources" in text

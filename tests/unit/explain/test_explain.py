@@ -16,7 +16,7 @@ from objectives.sla import Sla
 from optimizer.cli.explain import main
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.explain.bottleneck import BottleneckKind, binding, bottleneck, stage_breakdown
 from optimizer.explain.console import print_explanation
 from optimizer.explain.explanation import Explanation, document, explain
@@ -81,6 +81,13 @@ def test_the_bottleneck_follows_from_stage_times(
     result = bottleneck(one, None if more is None else Gain(more))
     assert result.kind == kind
     assert f"The 2 instances computed {busy:.0%} of the time" in " ".join(result.reasons)
+
+
+def test_the_instances_of_all_server_processes_are_counted() -> None:
+    point, trials = measured(0.9, 2, compute_infer_ms=5.0)
+    two = replace(point, candidate=replace(point.candidate, fields=((SERVER_PROCESSES, 2),)))
+    reasons = " ".join(bottleneck(stage_breakdown(two, trials), None).reasons)
+    assert "The 4 instances of 2 server processes computed 45% of the time" in reasons
 
 
 def test_the_bottleneck_is_unknown_without_stage_times() -> None:

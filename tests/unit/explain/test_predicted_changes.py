@@ -18,7 +18,7 @@ from objectives.metrics import Measurement
 from objectives.sla import Sla
 from objectives.verdict import ConfidenceInterval
 from optimizer.config.search_space import SearchSpace
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial
 from optimizer.explain.bottleneck import BottleneckKind, bottleneck, stage_breakdown
 from optimizer.explain.console import print_explanation
 from optimizer.explain.explanation import Explanation, document, explain
@@ -206,6 +206,17 @@ def test_the_stages_of_a_stream_are_those_that_the_client_sees(
     result = bottleneck(stages, None)
     assert result.kind == kind
     assert words in " ".join(result.reasons)
+
+
+@pytest.mark.parametrize(
+    ("processes", "words"),
+    [(1, "(max_batch_size x instances: 8)"), (2, "(max_batch_size x instances x server processes: 16)")],
+)
+def test_requests_in_flight_are_compared_with_the_places_of_all_server_processes(processes: int, words: str) -> None:
+    point = streamed(16, 100.0, 400.0)
+    several = replace(point, candidate=replace(point.candidate, fields=((SERVER_PROCESSES, processes),)))
+    stages = stage_breakdown(several, [Trial(0, several.candidate, ((several.load, several.measurement),))])
+    assert words in " ".join(bottleneck(stages, None).reasons)
 
 
 def test_the_use_of_the_kv_cache_is_told() -> None:

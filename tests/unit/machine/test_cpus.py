@@ -287,14 +287,30 @@ def test_notes_on_this_machine() -> None:
         ([ones(0, 2)], 2, ["0", "1-2"]),
         ([("0,4", "1,5"), ("2,6", "3,7")], 2, ["0-1,4-5", "2-3,6-7"]),
         ([("0", "2"), ("1", "3")], 2, ["0,2", "1,3"]),
+        ([("0", "2"), ("1",)], 2, ["0,2", "1"]),
+        ([ones(0, 5), ones(6, 8)], 3, ["0-2", "3-5", "6-8"]),
+        ([ones(0, 1), ones(2, 3), ones(4, 5), ones(6, 7)], 2, ["0-3", "4-7"]),
         ([("0,1", "2,3")], 3, ["0", "1", "2-3"]),
+        ([("0,1",), ("2,3",)], 3, ["0", "1", "2-3"]),
         ([ones(0, 1)], 3, ["0-1", "0-1", "0-1"]),
         ([ones(0, 1)], 1, ["0-1"]),
     ],
-    ids=["cores", "rest", "siblings", "nodes", "fewer cores", "fewer CPUs", "one"],
+    ids=[
+        "cores",
+        "rest",
+        "siblings",
+        "nodes",
+        "unequal nodes",
+        "more than nodes",
+        "fewer than nodes",
+        "fewer cores",
+        "fewer cores on nodes",
+        "fewer CPUs",
+        "one",
+    ],
 )
 def test_servers_divide_the_cpus(nodes: list[tuple[str, ...]], parts: int, expected: list[str]) -> None:
-    """They get whole cores of one node if there are enough."""
+    """They get whole cores, of one node unless there are more nodes than servers."""
     assert [format_cpus(part) for part in divide(machine(*nodes), parts)] == expected
 
 

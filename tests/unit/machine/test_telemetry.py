@@ -155,6 +155,12 @@ def test_a_recording_tells_the_share() -> None:
     assert samples.server_memory_bytes
 
 
+def test_the_resources_of_some_of_the_servers_do_not_pass_as_those_of_all() -> None:
+    with ProcessTelemetry().record(replace(HERE, replicas=(replace(HERE, server_pid=None),))) as samples:
+        pass
+    assert samples == ResourceUsage()
+
+
 def test_the_resources_of_a_remote_server_are_unknown() -> None:
     with ProcessTelemetry().record(replace(HERE, server_pid=None)) as samples:
         pass

@@ -105,3 +105,13 @@ def test_a_replica_of_two_server_processes_handles_twice_the_load() -> None:
     assert pair.serve(arrivals_s / 2, Slowdown()).latency_p95_s == pytest.approx(
         single.serve(arrivals_s, Slowdown()).latency_p95_s, rel=0.2
     )
+
+
+def test_each_request_goes_to_one_server_process() -> None:
+    """Two processes share requests of four samples: each serves every second request, not every second sample."""
+    single = replace(fitted(measured(0, 1.0, (6, 16))), request_batch_size=4.0)
+    pair = replace(single, candidate=replace(CANDIDATE, fields=((SERVER_PROCESSES, 2),)))
+    arrivals_s = np.linspace(0.0, 0.5, 6)
+    one, two = single.serve(arrivals_s[::2], Slowdown()), pair.serve(arrivals_s, Slowdown())
+    assert (two.mean_batch_size, two.latency_p95_s) == (one.mean_batch_size, one.latency_p95_s)
+    assert two.requests == 2 * one.requests

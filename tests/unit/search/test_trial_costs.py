@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from objectives.metrics import Measurement
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Trial
 from optimizer.search.trial_costs import TrialCosts
 
 
@@ -24,6 +24,12 @@ def test_the_deployment_is_that_of_the_closest_number_of_instances() -> None:
     costs = TrialCosts(TRIALS)
     assert costs.seconds(Candidate(16, instance_count=1)) == pytest.approx(2.5 + 1.0)
     assert costs.seconds(Candidate(16, instance_count=6)) == pytest.approx(8.0 + 1.0)
+
+
+def test_the_instances_of_all_server_processes_count() -> None:
+    assert TrialCosts(TRIALS).seconds(Candidate(16, instance_count=2, fields=((SERVER_PROCESSES, 2),))) == (
+        pytest.approx(8.0 + 1.0)
+    )
 
 
 def test_an_average_trial_has_the_relative_time_one() -> None:
