@@ -30,6 +30,10 @@ INTRA_OP_THREADS, INTER_OP_THREADS, EXECUTION_MODE, GRAPH_LEVEL, SPINNING = (
 )
 _ACCELERATORS = (CPU_ACCELERATOR, GPU_ACCELERATOR)
 _NAMES = tuple(f"{accelerator}.name" for accelerator in _ACCELERATORS)
+_CPU_NAME = f"{CPU_ACCELERATOR}.name"
+_OF_THREADS = (SPINNING, EXECUTION_MODE, INTER_OP_THREADS)  # OpenVINO has its own threads
+BACKEND = "onnxruntime"
+_GRAPHS_TOO = (BACKEND, "tensorflow")  # backends that read graph.level and accelerators of a GPU
 
 
 def is_accelerator_name(path: str) -> bool:
@@ -89,16 +93,50 @@ def accelerator_text(fields: Mapping[str, FieldValue]) -> str:
 
 
 def uses_openvino(configs: Iterable[ModelConfig], fields: Mapping[str, Iterable[FieldValue]]) -> bool:
-    """Return whether a configuration, or a choice of ``fields``, has OpenVINO."""
-    own = (config.optimization.execution_accelerators.cpu_execution_accelerator for config in configs)
-    named = any(accelerator.name == OPENVINO for accelerators in own for accelerator in accelerators)
-    return named or any(
-        OPENVINO in values for path, values in fields.items() if path.endswith(f"{CPU_ACCELERATOR}.name")
+    """Return whether the configuration of an ONNX model, or a choice of ``fields``, has OpenVINO."""
+    return any(map(has_openvino, configs)) or any(
+        OPENVINO in values for path, values in fields.items() if path.endswith(_CPU_NAME)
     )
 
 
 def check_execution(
     fields: Mapping[str, Iterable[FieldValue]],
+def has_openvino(config: ModelConfig) -> bool:
+    """Return whether ``config`` is that of an ONNX model with OpenVINO."""
+    return _openvino(config) is not None
+
+
+def unread_settings(configs: Iterable[ModelConfig]) -> tuple[str, ...]:
+    """Return the settings of ``configs`` that have an effect with tune's own backend and none with Triton's own."""
+    return tuple(dict.fromkeys(setting for config in configs for setting in _unread(config)))
+
+
+def _unread(config: ModelConfig) -> tuple[str, ...]:
+    parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
+    threads = parameters.get("intra_op_thread_count", "0")
+    if (own := _openvino(config)) is not None:
+        takes_threads = threads != "0" and "num_of_threads" not in own
+        return (
+            *(f"{key} {value} of openvino" for key, value in sorted(own.items())),
+            *([f"intra_op_thread_count {threads} with openvino"] if takes_threads else []),
+        )
+    spins_less = parameters.get("session.intra_op.allow_spinning") == "0" and threads != "1"
+    return ("session.intra_op.allow_spinning 0",) if spins_less and _is_onnx(config) else ()
+
+
+def _openvino(config: ModelConfig) -> dict[str, str] | None:
+    """Return the parameters of OpenVINO; None if ``config`` is not that of an ONNX model with OpenVINO."""
+    accelerators = config.optimization.execution_accelerators.cpu_execution_accelerator if _is_onnx(config) else ()
+    return next((dict(one.parameters) for one in accelerators if one.name.lower() == OPENVINO), None)
+
+
+def _is_onnx(config: ModelConfig) -> bool:
+    return (config.backend or config.platform) in (BACKEND, "onnxruntime_onnx")
+
+
+_UNREAD = "Triton's own onnxruntime backend does not read it; leave it out"
+
+
     config: ModelConfig,
     backend: str,
     *,
