@@ -99,8 +99,6 @@ def uses_openvino(configs: Iterable[ModelConfig], fields: Mapping[str, Iterable[
     )
 
 
-def check_execution(
-    fields: Mapping[str, Iterable[FieldValue]],
 def has_openvino(config: ModelConfig) -> bool:
     """Return whether ``config`` is that of an ONNX model with OpenVINO."""
     return _openvino(config) is not None
@@ -137,6 +135,8 @@ def _is_onnx(config: ModelConfig) -> bool:
 _UNREAD = "Triton's own onnxruntime backend does not read it; leave it out"
 
 
+def check_execution(
+    fields: Mapping[str, Iterable[FieldValue]],
     config: ModelConfig,
     backend: str,
     *,
