@@ -145,7 +145,8 @@ def check_execution(
 ) -> None:
     """Raise ParameterError if a choice of ``fields`` has no effect for a model with ``config`` on its device.
 
-    ``on_gpu`` is whether a GPU serves it; None is unknown. ``embedded`` is whether tune's own backend does.
+    ``on_gpu`` is whether a GPU serves it; None is unknown. ``embedded`` is whether tune's own backend does. An empty
+    ``backend`` is unknown, too.
     """
     gpu_paths = [path for path in fields if path.startswith(GPU_ACCELERATOR)]
     if gpu_paths and on_gpu is False and set(fields[gpu_paths[0]]) != {NO_ACCELERATOR}:
