@@ -72,7 +72,7 @@ def without_effect(fields: Mapping[str, FieldValue]) -> set[str]:
     """Return the paths of ``fields`` whose values do not matter next to the others.
 
     An accelerator that is switched off has no parameters. A pool of one thread does not spin, and operators that run
-    one after another use no threads of their own.
+    one after another use no threads of their own. OpenVINO uses none of ONNX Runtime's threads.
     """
     absent = absent_accelerators(fields)
     paths = {path for path in fields if path.startswith(absent) and path not in _NAMES}
@@ -80,6 +80,8 @@ def without_effect(fields: Mapping[str, FieldValue]) -> set[str]:
         paths.add(SPINNING)
     if str(fields.get(EXECUTION_MODE)) == "0":
         paths.add(INTER_OP_THREADS)
+    if fields.get(_CPU_NAME) == OPENVINO:
+        paths.update(_OF_THREADS)
     return paths & fields.keys()
 
 
@@ -148,6 +150,10 @@ def check_execution(
     ``on_gpu`` is whether a GPU serves it; None is unknown. ``embedded`` is whether tune's own backend does. An empty
     ``backend`` is unknown, too.
     """
+    for path in fields if backend not in ("", BACKEND) else ():
+        of_graph = path == GRAPH_LEVEL or path.startswith(GPU_ACCELERATOR)
+        if (of_graph and backend not in _GRAPHS_TOO) or path == SPINNING or path.startswith(CPU_ACCELERATOR):
+            raise ParameterError(path, f"only ONNX models have it, and the backend is {backend}; leave it out")
     gpu_paths = [path for path in fields if path.startswith(GPU_ACCELERATOR)]
     if gpu_paths and on_gpu is False and set(fields[gpu_paths[0]]) != {NO_ACCELERATOR}:
         raise ParameterError(gpu_paths[0], "needs a GPU, and this model is served on the CPU; leave it out")
@@ -157,7 +163,9 @@ def check_execution(
             "openvino computes on the CPU, and this model is served on a GPU; leave it out, or write kind: KIND_CPU",
         )
     if SPINNING in fields and not embedded:
-        raise ParameterError(SPINNING, "Triton's own onnxruntime backend does not read it; leave it out")
+        raise ParameterError(SPINNING, _UNREAD)
+    if not embedded and (unread := [path for path in fields if path.startswith(f"{CPU_ACCELERATOR}.parameters.")]):
+        raise ParameterError(unread[0], _UNREAD)
     if PLAN_CUDA_GRAPHS in fields and backend != "tensorrt":
         raise ParameterError(
             PLAN_CUDA_GRAPHS,
@@ -177,3 +185,28 @@ def check_execution(
             raise ParameterError(
                 parameters[0], f"is a parameter of an accelerator; write execution_accelerator: [{known}], too"
             )
+        if parameters and set(fields.get(f"{accelerator}.name", ())) == {NO_ACCELERATOR}:
+            raise ParameterError(parameters[0], "has no effect without an accelerator; leave it out")
+    _check_threads(fields, config)
+
+
+def _check_threads(fields: Mapping[str, Iterable[FieldValue]], config: ModelConfig) -> None:
+    """Raise ParameterError if a choice of threads has no effect with any of the other choices.
+
+    A setting that is no choice has the value of ``config``.
+    """
+
+    def possible(path: str, own: str) -> set[str]:
+        return {str(value) for value in fields.get(path, (own,))}
+
+    parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
+    threads = parameters.get("intra_op_thread_count", "0")
+    always_openvino = possible(_CPU_NAME, OPENVINO if has_openvino(config) else NO_ACCELERATOR) == {OPENVINO}
+    if always_openvino and (paths := [path for path in _OF_THREADS if path in fields]):
+        raise ParameterError(paths[0], "has no effect with openvino, which has its own threads; leave it out")
+    if INTER_OP_THREADS in fields and possible(EXECUTION_MODE, parameters.get("execution_mode", "0")) <= {"0", ""}:
+        raise ParameterError(
+            INTER_OP_THREADS, "has no effect with execution_mode 0, the default; write execution_mode: [0, 1], too"
+        )
+    if SPINNING in fields and possible(INTRA_OP_THREADS, threads) == {"1"}:
+        raise ParameterError(SPINNING, "has no effect with intra_op_thread_count 1, which never waits; leave it out")
