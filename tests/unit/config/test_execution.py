@@ -290,6 +290,11 @@ def test_the_average_parallelism_is_work_over_span() -> None:
         {"y": (TensorProto.FLOAT, (1,))},
     )
     assert average_parallelism(only_sums) == 0
+    chain = chain_and_branches(3)
+    for node in chain.graph.node:  # optional tensors that are left out
+        node.input.append("")
+        node.output.append("")
+    assert average_parallelism(chain) == 3
 
 
 @pytest.mark.parametrize(
