@@ -115,6 +115,7 @@ def _ask(python: str) -> Interpreter:
 
 
 def _install(interpreter: Interpreter, folder: Path, requirements: Iterable[str]) -> None:
+    """Install ``requirements``, or what other arguments of pip name, into ``folder``."""
     install = [interpreter.python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
     subprocess.run([*install, "--target", str(folder), *requirements], check=True)
 
@@ -138,7 +139,10 @@ def _add_server(cache: Path, interpreter: Interpreter) -> None:
         subprocess.run([strip, "--strip-debug", *library.rglob("*.so*")], check=True)
     if wheel := runtime.NUMPY_WHEELS.get(interpreter.version):
         numpy = cache / runtime.stub_packages_name(wheel)
-        _install(interpreter, numpy, [wheel.requirement])
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:  # pip takes hashes from a file only
+            pins.write(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n")
+            pins.flush()
+            _install(interpreter, numpy, ["--only-binary=:all:", "--require-hashes", "-r", pins.name])
         for entry in numpy.iterdir():
             if not any(member.rstrip("/") == entry.name for member in wheel.members):
                 shutil.rmtree(entry)

@@ -1,13 +1,13 @@
 #!/bin/sh
 # Rehearse the GPU studies without a GPU: pack.py, then unpack and run.py --smoke where the software is the GPU machine's.
 #
-#     benchmarks/gpu/rehearse.sh FOLDER [VERSION_OF_PYTHON_3.12]
+#     benchmarks/gpu/rehearse.sh FOLDER [PYTHON]
 #
 # FOLDER gets that software (8 GB, once): Debian trixie (glibc 2.41), a Python 3.12 without libpython, and the packages
-# below from PyPI. The commands run there without network, in a copy of the working tree with the pack. Then one model
-# cannot be written, and the other model's figures must remain. At last NVML is the stand-in of the tests: a GPU that
-# CUDA does not see must never be reported as the one that served. It needs root, debootstrap, util-linux, iproute2 and gcc, a python
-# that has tune installed, and a Python 3.12 that was built with --enable-shared (python3.12).
+# below from PyPI. PYTHON (python3.12) is a Python 3.12 that was built with --enable-shared. The commands run there
+# without network, in a copy of the working tree with the pack. Then one model cannot be written, and the other model's
+# figures must remain. At last NVML is the stand-in of the tests: a GPU that CUDA does not see must never be reported as
+# the one that served. It needs root, debootstrap, util-linux, iproute2 and gcc, and a python that has tune installed.
 set -eu
 
 if [ $# -lt 1 ] || [ $# -gt 2 ]; then
@@ -26,8 +26,21 @@ repository=$(realpath "$here/../..")
 # versions as a session saw them on the machine; where it saw none, the newest
 packages="torch==2.11.0 numpy==2.5.2 onnx==1.23.1 onnxruntime==1.30.0 numba scipy pandas matplotlib grpcio"
 
-if [ ! -e "$folder/.complete" ]; then
+if [ "$(id -u)" != 0 ]; then
+    echo "$0: needs root, for chroot and debootstrap" >&2
+    exit 1
+fi
+for program in debootstrap gcc "$python"; do
+    if ! command -v "$program" >/dev/null; then
+        echo "$0: $program is missing; install it" >&2
+        exit 1
+    fi
+done
+
+wanted="$packages, $("$python" -VV)"
+if [ "$(cat "$folder/.complete" 2>/dev/null)" != "$wanted" ]; then
     mkdir -p "$folder"
+    [ ! -e "$folder/.complete" ] || rm -rf "$root" "$folder/.complete"
     # the libraries of Python's own modules; bash and procps are on every machine
     libraries=libssl3t64,libstdc++6,zlib1g,libexpat1,libffi8,libsqlite3-0,libbz2-1.0,liblzma5,libreadline8t64,libuuid1
     debootstrap --variant=minbase --include="$libraries,procps" trixie "$root" >&2
@@ -35,20 +48,28 @@ if [ ! -e "$folder/.complete" ]; then
     objects=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("LIBPL"))')
     # as in Ubuntu and Debian, the interpreter has libpython inside, and no shared library
     gcc -o "$root/usr/bin/python3.12" "$objects/python.o" "$objects/libpython3.12.a" -Wl,--export-dynamic -lm -ldl
-    tar -C "$(dirname "$library")" -c --exclude=site-packages --exclude=test --exclude=__pycache__ python3.12 |
-        tar -x -C "$root/usr/lib"
+    # a file and no pipe, which would hide an error of the first tar
+    tar -C "$(dirname "$library")" -cf "$folder/library.tar" --exclude=site-packages --exclude=test --exclude=__pycache__ \
+        python3.12
+    tar -C "$root/usr/lib" -xf "$folder/library.tar"
+    rm "$folder/library.tar"
     chroot "$root" /usr/bin/python3.12 -m venv --without-pip /opt/torch/.venv
     # shellcheck disable=SC2086 # a list
     "$python" -m pip install --quiet --no-compile --only-binary=:all: \
         --target "$root/opt/torch/.venv/lib/python3.12/site-packages" $packages >&2
-    touch "$folder/.complete"
+    echo "$wanted" >"$folder/.complete"
 fi
 
 (cd "$repository" && PYTHONPATH=. python benchmarks/gpu/pack.py --python "$python" --out "$pack")
 rm -rf "$root$copy" "$root/tmp"
 mkdir -p "$root$copy" "$root/tmp"
-(cd "$repository" && git ls-files -z --cached --others --exclude-standard | tar -c --null --files-from=-) |
-    tar -x -C "$root$copy"
+(
+    cd "$repository"
+    git ls-files -z --cached --others --exclude-standard >"$folder/files"
+    tar -cf "$folder/tree.tar" --null --files-from="$folder/files"
+)
+tar -C "$root$copy" -xf "$folder/tree.tar"
+rm "$folder/files" "$folder/tree.tar"
 rm -rf "$root$copy/pack"
 cp -r "$pack" "$root$copy/pack"
 size=$(du --summarize --apparent-size --block-size=1M "$root$copy" | cut -f 1)

@@ -112,6 +112,8 @@ def measure(study: OnGpu, out: Path, work: Path, clock: Clock, *, smoke: bool) -
     with path.open("a+", encoding="utf-8") as log:
         with _isolated(f"python benchmarks/gpu/models.py {study.model}", results, log):
             _write_model(study.model, work, clock.next_limit(), log, smoke=smoke)
+        if results.failures:
+            clock.steps -= len(study.steps_of(smoke=smoke))  # they are skipped: the others get their time
         for step in [] if results.failures else study.steps_of(smoke=smoke):
             words = step.arguments(smoke=smoke)
             with _isolated(f"tune {' '.join(words)} {study.model}.yaml", results, log) as shown:

@@ -151,7 +151,10 @@ def check_onnxruntime() -> Finding:
         return Finding("ONNX Runtime", "fail", str(error), "pip install onnxruntime")
     providers = ", ".join(p.removesuffix("ExecutionProvider") for p in onnxruntime.get_available_providers())
     folder = runtime.openvino_folder()
-    state = "not fetched yet" if folder is None or not folder.is_dir() else "unpacked"
+    if folder is None:
+        state = f"none for Python {runtime.running_python()}"
+    else:
+        state = "unpacked" if folder.is_dir() else "not fetched yet"
     openvino = f"build with OpenVINO {runtime.OPENVINO_ONNX_RUNTIME}: {state}"
     return Finding("ONNX Runtime", "ok", f"{onnxruntime.__version__} ({providers}); {openvino}")
 

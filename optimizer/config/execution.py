@@ -30,6 +30,10 @@ INTRA_OP_THREADS, INTER_OP_THREADS, EXECUTION_MODE, GRAPH_LEVEL, SPINNING = (
 )
 _ACCELERATORS = (CPU_ACCELERATOR, GPU_ACCELERATOR)
 _NAMES = tuple(f"{accelerator}.name" for accelerator in _ACCELERATORS)
+_CPU_NAME = f"{CPU_ACCELERATOR}.name"
+_OF_THREADS = (SPINNING, EXECUTION_MODE, INTER_OP_THREADS)  # OpenVINO has its own threads
+BACKEND = "onnxruntime"
+_GRAPHS_TOO = (BACKEND, "tensorflow")  # backends that read graph.level and accelerators of a GPU
 
 
 def is_accelerator_name(path: str) -> bool:
@@ -68,7 +72,7 @@ def without_effect(fields: Mapping[str, FieldValue]) -> set[str]:
     """Return the paths of ``fields`` whose values do not matter next to the others.
 
     An accelerator that is switched off has no parameters. A pool of one thread does not spin, and operators that run
-    one after another use no threads of their own.
+    one after another use no threads of their own. OpenVINO uses none of ONNX Runtime's threads.
     """
     absent = absent_accelerators(fields)
     paths = {path for path in fields if path.startswith(absent) and path not in _NAMES}
@@ -76,6 +80,8 @@ def without_effect(fields: Mapping[str, FieldValue]) -> set[str]:
         paths.add(SPINNING)
     if str(fields.get(EXECUTION_MODE)) == "0":
         paths.add(INTER_OP_THREADS)
+    if fields.get(_CPU_NAME) == OPENVINO:
+        paths.update(_OF_THREADS)
     return paths & fields.keys()
 
 
@@ -89,12 +95,46 @@ def accelerator_text(fields: Mapping[str, FieldValue]) -> str:
 
 
 def uses_openvino(configs: Iterable[ModelConfig], fields: Mapping[str, Iterable[FieldValue]]) -> bool:
-    """Return whether a configuration, or a choice of ``fields``, has OpenVINO."""
-    own = (config.optimization.execution_accelerators.cpu_execution_accelerator for config in configs)
-    named = any(accelerator.name == OPENVINO for accelerators in own for accelerator in accelerators)
-    return named or any(
-        OPENVINO in values for path, values in fields.items() if path.endswith(f"{CPU_ACCELERATOR}.name")
+    """Return whether the configuration of an ONNX model, or a choice of ``fields``, has OpenVINO."""
+    return any(map(has_openvino, configs)) or any(
+        OPENVINO in values for path, values in fields.items() if path.endswith(_CPU_NAME)
     )
+
+
+def has_openvino(config: ModelConfig) -> bool:
+    """Return whether ``config`` is that of an ONNX model with OpenVINO."""
+    return _openvino(config) is not None
+
+
+def unread_settings(configs: Iterable[ModelConfig]) -> tuple[str, ...]:
+    """Return the settings of ``configs`` that have an effect with tune's own backend and none with Triton's own."""
+    return tuple(dict.fromkeys(setting for config in configs for setting in _unread(config)))
+
+
+def _unread(config: ModelConfig) -> tuple[str, ...]:
+    parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
+    threads = parameters.get("intra_op_thread_count", "0")
+    if (own := _openvino(config)) is not None:
+        takes_threads = threads != "0" and "num_of_threads" not in own
+        return (
+            *(f"{key} {value} of openvino" for key, value in sorted(own.items())),
+            *([f"intra_op_thread_count {threads} with openvino"] if takes_threads else []),
+        )
+    spins_less = parameters.get("session.intra_op.allow_spinning") == "0" and threads != "1"
+    return ("session.intra_op.allow_spinning 0",) if spins_less and _is_onnx(config) else ()
+
+
+def _openvino(config: ModelConfig) -> dict[str, str] | None:
+    """Return the parameters of OpenVINO; None if ``config`` is not that of an ONNX model with OpenVINO."""
+    accelerators = config.optimization.execution_accelerators.cpu_execution_accelerator if _is_onnx(config) else ()
+    return next((dict(one.parameters) for one in accelerators if one.name.lower() == OPENVINO), None)
+
+
+def _is_onnx(config: ModelConfig) -> bool:
+    return (config.backend or config.platform) in (BACKEND, "onnxruntime_onnx")
+
+
+_UNREAD = "Triton's own onnxruntime backend does not read it; leave it out"
 
 
 def check_execution(
@@ -107,8 +147,13 @@ def check_execution(
 ) -> None:
     """Raise ParameterError if a choice of ``fields`` has no effect for a model with ``config`` on its device.
 
-    ``on_gpu`` is whether a GPU serves it; None is unknown. ``embedded`` is whether tune's own backend does.
+    ``on_gpu`` is whether a GPU serves it; None is unknown. ``embedded`` is whether tune's own backend does. An empty
+    ``backend`` is unknown, too.
     """
+    for path in fields if backend not in ("", BACKEND) else ():
+        of_graph = path == GRAPH_LEVEL or path.startswith(GPU_ACCELERATOR)
+        if (of_graph and backend not in _GRAPHS_TOO) or path == SPINNING or path.startswith(CPU_ACCELERATOR):
+            raise ParameterError(path, f"only ONNX models have it, and the backend is {backend}; leave it out")
     gpu_paths = [path for path in fields if path.startswith(GPU_ACCELERATOR)]
     if gpu_paths and on_gpu is False and set(fields[gpu_paths[0]]) != {NO_ACCELERATOR}:
         raise ParameterError(gpu_paths[0], "needs a GPU, and this model is served on the CPU; leave it out")
@@ -118,7 +163,9 @@ def check_execution(
             "openvino computes on the CPU, and this model is served on a GPU; leave it out, or write kind: KIND_CPU",
         )
     if SPINNING in fields and not embedded:
-        raise ParameterError(SPINNING, "Triton's own onnxruntime backend does not read it; leave it out")
+        raise ParameterError(SPINNING, _UNREAD)
+    if not embedded and (unread := [path for path in fields if path.startswith(f"{CPU_ACCELERATOR}.parameters.")]):
+        raise ParameterError(unread[0], _UNREAD)
     if PLAN_CUDA_GRAPHS in fields and backend != "tensorrt":
         raise ParameterError(
             PLAN_CUDA_GRAPHS,
@@ -138,3 +185,28 @@ def check_execution(
             raise ParameterError(
                 parameters[0], f"is a parameter of an accelerator; write execution_accelerator: [{known}], too"
             )
+        if parameters and set(fields.get(f"{accelerator}.name", ())) == {NO_ACCELERATOR}:
+            raise ParameterError(parameters[0], "has no effect without an accelerator; leave it out")
+    _check_threads(fields, config)
+
+
+def _check_threads(fields: Mapping[str, Iterable[FieldValue]], config: ModelConfig) -> None:
+    """Raise ParameterError if a choice of threads has no effect with any of the other choices.
+
+    A setting that is no choice has the value of ``config``.
+    """
+
+    def possible(path: str, own: str) -> set[str]:
+        return {str(value) for value in fields.get(path, (own,))}
+
+    parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
+    threads = parameters.get("intra_op_thread_count", "0")
+    always_openvino = possible(_CPU_NAME, OPENVINO if has_openvino(config) else NO_ACCELERATOR) == {OPENVINO}
+    if always_openvino and (paths := [path for path in _OF_THREADS if path in fields]):
+        raise ParameterError(paths[0], "has no effect with openvino, which has its own threads; leave it out")
+    if INTER_OP_THREADS in fields and possible(EXECUTION_MODE, parameters.get("execution_mode", "0")) <= {"0", ""}:
+        raise ParameterError(
+            INTER_OP_THREADS, "has no effect with execution_mode 0, the default; write execution_mode: [0, 1], too"
+        )
+    if SPINNING in fields and possible(INTRA_OP_THREADS, threads) == {"1"}:
+        raise ParameterError(SPINNING, "has no effect with intra_op_thread_count 1, which never waits; leave it out")

@@ -200,11 +200,15 @@ class SearchSpace:
         """Return the number of canonical candidates."""
         conditional = any(map(is_queue_field, self.fields)) or execution.is_conditional(self.fields)
         if self.is_stateful or conditional:
-            return sum(1 for _ in self._enumerate())
+            return self._enumerated_count
         every = math.prod(map(len, self.fields.values()))
         without_batcher = math.prod(len(v) for path, v in self.fields.items() if not is_batcher_field(path))
         batchings = [batching.dynamic_batching for batching, _ in self._batchings.values()]
         return len(self.instance_count) * sum(every if on else without_batcher for on in batchings)
+
+    @cached_property
+    def _enumerated_count(self) -> int:
+        return sum(1 for _ in self._enumerate())
 
     def _enumerate(self) -> Iterator[Candidate]:
         for batching, _ in self._batchings.values():

@@ -100,13 +100,15 @@ class OwnBackend(Note):
 
 
 @dataclass(frozen=True, slots=True)
-class SpinningRecommended(Note):
-    """The recommended configuration turns spinning off, which only tune's own backend can do."""
+class SettingsUnread(Note):
+    """The recommended configuration has ``settings`` that only tune's own backend reads."""
+
+    settings: tuple[str, ...]
 
     def __str__(self) -> str:
         return (
-            "the recommended configuration has session.intra_op.allow_spinning 0: Triton's own onnxruntime backend "
-            "does not read it, and its idle threads keep spinning"
+            f"the recommended configuration has {', '.join(self.settings)}: Triton's own onnxruntime backend does "
+            "not read that, so its performance differs"
         )
 
 

@@ -39,13 +39,13 @@ def lock_cache(say: Callable[[str], None]) -> Iterator[Path]:
     cache = cache_folder()
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)  # private, because its files are executed
-        with file_lock(cache / LOCK, lambda holder: say(f"waiting: {holder} is fetching the server")):
+        with file_lock(cache / LOCK, lambda holder: say(f"waiting: {holder} is writing to {cache}")):
             for draft in cache.glob(f"{DRAFT}*"):
                 shutil.rmtree(draft)
             yield cache
     except OSError as error:
         raise EnvironmentFault(
-            f"cannot unpack the server into {cache}: {error.strerror}; free space there or set TRITUNE_CACHE"
+            f"cannot unpack into {cache}: {error.strerror}; free space there or set TRITUNE_CACHE"
         ) from error
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import yaml
 
 from optimizer.core.errors import BadInputError
+from optimizer.core.notes import SettingsUnread
 from optimizer.core.safe_text import one_line
 from optimizer.emit.recommended import Recommendation
 from optimizer.options.values import quote
@@ -193,6 +194,8 @@ def header(recommended: Recommendation, *more: str) -> list[str]:
             "CPUs and the load; send each request to the one with the fewest unanswered requests, for example with "
             "Envoy's LEAST_REQUEST or nginx's least_conn"
         )
+    if recommended.unread:
+        lines.append(f"NOTE: {SettingsUnread(recommended.unread)}")
     if recommended.undecided:
         lines.append("WARNING: the verdict is UNDECIDED: run `tune verify` before you use this in production")
     return [one_line(line, LONGEST_LINE) for line in (*lines, *more)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from optimizer.config import model_config, model_json
+from optimizer.config import execution, model_config, model_json
 from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
@@ -37,7 +37,7 @@ class Recommendation:
     it ran on another machine. ``gpus`` is the number of its GPUs. ``image`` is the measured container image, if any.
     ``load_seconds`` is the time that loading the configuration took on each server. ``undecided`` says why the
     verdict is UNDECIDED and which command continues the test; it is empty for PASS. ``sending`` says how a load shape
-    or a recording was sent; it is empty for other loads.
+    or a recording was sent; it is empty for other loads. ``unread`` are settings that only tune's own backend reads.
     """
 
     run: str
@@ -62,6 +62,7 @@ class Recommendation:
     load_seconds: float | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     sending: str = ""
+    unread: tuple[str, ...] = ()
 
     @property
     def memory_bytes(self) -> float | None:
@@ -138,6 +139,7 @@ def read_recommendation(run: FinishedRun) -> Recommendation:
             load_seconds=_load_seconds(run, point),
             files=files,
             sending=_sending(run.problem, point),
+            unread=execution.unread_settings(configs.values()) if options.target == "embedded" else (),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise run.folder.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None

@@ -129,9 +129,12 @@ def _difference(
     distance = _distance(actual_values, expected_values)
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = np.where(distance == 0, 0.0, np.nan_to_num(distance / allowed, nan=math.inf, posinf=math.inf))
-    worst = np.unravel_index(np.lexsort((distance.ravel(), excess.ravel()))[-1], distance.shape)
+    largest = float(excess.max())
+    worst = np.unravel_index(np.argmax(np.where(excess == largest, distance, -1.0)), distance.shape)
+    if largest <= 1:  # an allowed difference is not described
+        return OutputDifference(largest, float(distance[worst]), "")
     text = _text(name, actual_values[worst], expected_values[worst], float(distance[worst]), float(allowed[worst]))
-    return OutputDifference(float(excess[worst]), float(distance[worst]), text, str([int(i) for i in worst]))
+    return OutputDifference(largest, float(distance[worst]), text, str([int(i) for i in worst]))
 
 
 def _distance(actual: Array, expected: Array) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -93,7 +93,7 @@ class DeviceAssignment:
         return read_repository_model(repository, name, gpu=False, any_backend=self.native).config
 
 
-def has_gpu_choice(fields: Mapping[str, tuple[FieldValue, ...]]) -> bool:
+def has_gpu_choice(fields: Mapping[str, Iterable[FieldValue]]) -> bool:
     """Return whether any choice puts instances on a GPU."""
     return INSTANCE_GPUS in fields or any("KIND_GPU" in map(str, values) for values in fields.values())
 
@@ -173,9 +173,10 @@ def _execution_fields(
     fields: dict[str, tuple[FieldValue, ...]] = {execution.INTRA_OP_THREADS: tuple(map(str, threads))}
     graph = read_onnx_graph(source)
     suggested: list[tuple[str, tuple[FieldValue, ...]]] = []
-    if embedded and len(threads) > 1:  # idle threads of an instance would take the cores of another one
+    own_threads = len(threads) > 1 and not execution.has_openvino(source.tuned_config)
+    if embedded and own_threads:  # idle threads of an instance would take the cores of another one
         suggested.append((execution.SPINNING, ("1", "0")))
-    if graph is not None and len(threads) > 1 and average_parallelism(graph) >= BRANCHED:
+    if graph is not None and own_threads and average_parallelism(graph) >= BRANCHED:
         suggested.append((execution.EXECUTION_MODE, ("0", "1")))
     if graph is not None and has_convolutions(graph):
         suggested.append((execution.GRAPH_LEVEL, (0, 1)))

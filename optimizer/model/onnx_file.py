@@ -218,7 +218,7 @@ def average_parallelism(model: ModelProto) -> float:
     for node in model.graph.node:  # topologically sorted, as ONNX requires
         heavy = node.op_type in HEAVY_OPERATORS
         depth = max((depth_of.get(name, 0) for name in node.input), default=0) + heavy
-        depth_of |= dict.fromkeys(node.output, depth)
+        depth_of |= dict.fromkeys(filter(None, node.output), depth)  # an omitted one has an empty name
         work, span = work + heavy, max(span, depth)
     return work / span if span else 0.0
 

@@ -39,6 +39,7 @@ from optimizer.store.trials_reader import (
     read_rows,
 )
 
+LONGEST_LIST = 300  # characters of the columns in a message
 # A run's table has these; a measurement whose column is missing is unknown.
 _REQUIRED = (
     *("model", "trial", *SETTING_COLUMNS, *LOAD, "throughput_infer_per_sec", "latency_p95_ms", "stable"),
@@ -115,8 +116,15 @@ class TrialsTable:
         table = read_csv(self.path, drop_torn_line=True)
         if table.columns:
             header = tuple(table.columns)
-            if not (set(_REQUIRED) | set(self._choices) <= set(header) <= set(self.columns)):
-                raise BadInputError(f"{table.name}: its columns are not those of this run's parameters")
+            missing = [name for name in (*_REQUIRED, *self._choices) if name not in header]
+            unknown = [name for name in header if name not in self.columns]
+            if missing or unknown:
+                which = [*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]
+                raise BadInputError(
+                    f"{table.name}: its columns are not those of this run's parameters "
+                    f"({one_line(', '.join(which), LONGEST_LIST)}): continue it with the version of tune that began "
+                    "it, or begin a new run (`tune --warm-start` learns from this one)"
+                )
             self.columns = header
         for i, fingerprint in enumerate(table.texts("fingerprint")):
             if self._fingerprint and fingerprint not in ("", self._fingerprint):

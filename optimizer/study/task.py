@@ -18,7 +18,7 @@ from optimizer.core.notes import SamplesLeftOut
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
-from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue
+from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue, model_of_field
 from optimizer.deploy.target_factory import CAN_RESTART
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, parse_arrivals
@@ -186,9 +186,15 @@ def search_space(named: NamedModel, hardware: Hardware, options: RunOptions) -> 
 def check_settings(
     fields: Mapping[str, Iterable[FieldValue]], source: ModelSource, options: RunOptions, *, on_gpu: bool
 ) -> None:
-    """Raise ParameterError if a choice of ``fields`` has no effect on how the tuned model is executed."""
+    """Raise ParameterError if a choice of ``fields`` has no effect on how the tuned model is executed.
+
+    ``on_gpu`` is whether any model is, or may be, served on a GPU.
+    """
     config = source.tuned_config
     is_known = on_gpu or options.target != "remote"  # a remote server need not report its GPUs
+    assignment = DeviceAssignment(int(on_gpu), native=options.target != "embedded")
+    own = {path: values for path, values in fields.items() if not model_of_field(path)}
+    on_gpu = assignment.on_gpu(config) or (on_gpu and has_gpu_choice(own))
     check_execution(
         fields,
         config,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from objectives.load_sequence import MARGIN
 from objectives.metrics import METRICS
 from optimizer.config import execution
+from optimizer.config.model_source import served_models
 from optimizer.config.queue_policy import may_refuse
 from optimizer.config.search_space import Problem
 from optimizer.core import interrupts
@@ -24,7 +25,7 @@ from optimizer.core.notes import (
     Note,
     RefusalsSimulated,
     SearchConverged,
-    SpinningRecommended,
+    SettingsUnread,
     present,
 )
 from optimizer.core.safe_text import one_line
@@ -216,7 +217,7 @@ def _run(
                 record.write("failed", outcome, reason=str(error))
             raise
         outcome = assess(trials, task.problem, task.baseline, task.dynamic_batching)
-        record = replace(record, notes=record.notes + present(_notes_on_outcome(outcome, task.problem)))
+        record = replace(record, notes=record.notes + present(_notes_on_outcome(outcome, task, options)))
         continued_by = result.continued_by if result else ""
         status: RunStatus = "found" if outcome.recommended else "none"
         if result is None:
@@ -237,11 +238,13 @@ def _run(
     )
 
 
-def _notes_on_outcome(outcome: Outcome, problem: Problem) -> list[Note | None]:
+def _notes_on_outcome(outcome: Outcome, task: Task, options: RunOptions) -> list[Note | None]:
     """Return notes for the user on the recommendation."""
-    chosen = dict(outcome.recommended.candidate.fields) if outcome.recommended else {}
-    spins_less = str(chosen.get(execution.SPINNING)) == "0"
-    return [_highest_concurrency(outcome, problem), SpinningRecommended() if spins_less else None]
+    unread: tuple[str, ...] = ()
+    if outcome.recommended and options.target == "embedded":
+        configs = served_models(task.source, outcome.recommended.candidate).configs
+        unread = execution.unread_settings(configs.values())
+    return [_highest_concurrency(outcome, task.problem), SettingsUnread(unread) if unread else None]
 
 
 def _highest_concurrency(outcome: Outcome, problem: Problem) -> HighestConcurrency | None:

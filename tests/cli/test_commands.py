@@ -380,5 +380,5 @@ def test_setup_reports_an_unwritable_cache(cache: str, called_tune: Tune, playgr
     done = called_tune("setup", env={"TRITUNE_CACHE": cache})
     assert done.code == 3
     (complaint,) = done.complaints
-    assert complaint.startswith("tune: cannot unpack the server into ")
+    assert complaint.startswith("tune: cannot unpack into ")
     assert "TRITUNE_CACHE" in complaint

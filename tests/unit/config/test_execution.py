@@ -11,7 +11,7 @@ from google.protobuf import text_format
 from onnx import ModelProto, TensorProto, helper
 
 from optimizer.config import execution, model_config
-from optimizer.config.execution import check_execution, uses_openvino, without_effect
+from optimizer.config.execution import check_execution, unread_settings, uses_openvino, without_effect
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
@@ -29,7 +29,8 @@ from tests.repositories import onnx_model, write_model
 NAME, PRECISION, GRAPHS = (
     EXECUTION_PATHS[name] for name in ("execution_accelerator", "precision_mode", "cuda_graphs")
 )
-PLAIN = ModelConfig(name="m", max_batch_size=8)
+PLAIN = ModelConfig(name="m", backend="onnxruntime", max_batch_size=8)
+OPENVINO_NAME, STREAMS = f"{CPU_ACCELERATOR}.name", f"{CPU_ACCELERATOR}.parameters.num_streams"
 
 
 def fields_of(**choices: Any) -> dict[str, Any]:
@@ -132,6 +133,14 @@ def test_one_thread_does_not_spin_and_a_sequence_has_no_threads_between_operator
     assert without_effect({execution.EXECUTION_MODE: "1", execution.INTER_OP_THREADS: "2"}) == set()
 
 
+def test_openvino_uses_no_threads_of_onnxruntime() -> None:
+    choices = fields_of(
+        execution_accelerator=["none", "openvino"], execution_mode=[0, 1], allow_spinning=[True, False]
+    )
+    space = SearchSpace((8,), fields=choices)
+    assert len(space) == len(space.candidates()) == 5
+
+
 # -- checks -------------------------------------------------------------------------------------------------------
 
 
@@ -144,6 +153,17 @@ def test_one_thread_does_not_spin_and_a_sequence_has_no_threads_between_operator
         ({f"{CPU_ACCELERATOR}.name": ("openvino",)}, True, True, "openvino computes on the CPU"),
         ({f"{CPU_ACCELERATOR}.parameters.num_streams": ("2",)}, False, True, r"execution_accelerator: \[openvino\]"),
         ({execution.SPINNING: ("0",)}, False, False, "Triton's own onnxruntime backend does not read it"),
+        ({OPENVINO_NAME: ("openvino",), STREAMS: ("2",)}, False, False, "own onnxruntime backend does not read it"),
+        ({execution.INTER_OP_THREADS: ("1", "2")}, False, True, r"write execution_mode: \[0, 1\], too"),
+        (
+            {execution.INTER_OP_THREADS: ("2",), execution.EXECUTION_MODE: ("0",)},
+            False,
+            True,
+            "with execution_mode 0",
+        ),
+        ({NAME: ("none",), PRECISION: ("FP32", "FP16")}, True, True, "no effect without an accelerator"),
+        ({execution.SPINNING: ("0",), execution.INTRA_OP_THREADS: ("1",)}, False, True, "intra_op_thread_count 1"),
+        ({OPENVINO_NAME: ("openvino",), execution.SPINNING: ("0",)}, False, True, "no effect with openvino"),
         ({"optimization.cuda.graphs": (True,)}, True, False, "only the tensorrt backend reads it"),
     ],
 )
@@ -160,11 +180,52 @@ def test_choices_without_effect_are_refused(
         ({NAME: ("none", "tensorrt"), PRECISION: ("FP16",)}, True),
         ({NAME: ("none", "tensorrt")}, None),
         ({NAME: ("none",)}, False),
-        ({f"{CPU_ACCELERATOR}.name": ("none", "openvino")}, False),
+        ({OPENVINO_NAME: ("none", "openvino")}, False),
+        ({OPENVINO_NAME: ("none", "openvino"), execution.SPINNING: ("1", "0")}, False),
+        ({execution.INTER_OP_THREADS: ("1", "2"), execution.EXECUTION_MODE: ("0", "1")}, False),
     ],
 )
 def test_choices_with_an_effect_are_taken(choices: dict[str, tuple[Any, ...]], on_gpu: bool | None) -> None:
     check_execution(choices, PLAIN, "onnxruntime", on_gpu=on_gpu, embedded=True)
+
+
+def test_the_values_of_the_model_decide_on_what_is_no_choice() -> None:
+    threads = {execution.INTER_OP_THREADS: ("1", "2")}
+    check_execution(threads, applied(execution_mode=1), "onnxruntime", on_gpu=False, embedded=True)
+    openvino = applied(execution_accelerator="openvino", execution_mode=1)
+    for choices in (threads, {execution.SPINNING: ("1", "0")}):
+        with pytest.raises(ParameterError, match="no effect with openvino"):
+            check_execution(choices, openvino, "onnxruntime", on_gpu=False, embedded=True)
+
+
+@pytest.mark.parametrize("backend", ["pytorch", "python"])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {execution.SPINNING: ("0",)},
+        {execution.GRAPH_LEVEL: (0, 1)},
+        {OPENVINO_NAME: ("none", "openvino")},
+        {NAME: ("none", "tensorrt"), PRECISION: ("FP16",)},
+    ],
+)
+def test_settings_of_another_backend_are_refused(choices: dict[str, tuple[Any, ...]], backend: str) -> None:
+    with pytest.raises(ParameterError, match=f"only ONNX models have it, and the backend is {backend}"):
+        check_execution(choices, PLAIN, backend, on_gpu=None, embedded=True)
+
+
+def test_settings_that_the_native_backend_does_not_read() -> None:
+    threads = {"intra_op_thread_count": 4}
+    assert unread_settings([applied(**threads), applied(allow_spinning=True)]) == ()
+    assert unread_settings([applied(allow_spinning=False)]) == ("session.intra_op.allow_spinning 0",)
+    assert unread_settings([applied(allow_spinning=False, intra_op_thread_count=1)]) == ()
+    openvino = applied(execution_accelerator="openvino", allow_spinning=False, **threads)
+    assert unread_settings([openvino]) == ("intra_op_thread_count 4 with openvino",)
+    (accelerator,) = openvino.optimization.execution_accelerators.cpu_execution_accelerator
+    accelerator.parameters["num_of_threads"] = "2"
+    assert unread_settings([openvino, openvino]) == ("num_of_threads 2 of openvino",)
+    openvino.backend = "python"
+    assert unread_settings([openvino]) == ()
+    assert not uses_openvino([openvino], {})
 
 
 def test_cuda_graphs_of_a_tensorrt_model_need_a_gpu() -> None:
@@ -229,6 +290,11 @@ def test_the_average_parallelism_is_work_over_span() -> None:
         {"y": (TensorProto.FLOAT, (1,))},
     )
     assert average_parallelism(only_sums) == 0
+    chain = chain_and_branches(3)
+    for node in chain.graph.node:  # optional tensors that are left out
+        node.input.append("")
+        node.output.append("")
+    assert average_parallelism(chain) == 3
 
 
 @pytest.mark.parametrize(

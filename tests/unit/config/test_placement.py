@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import gpu_placement, model_config
 from optimizer.config.gpu_placement import missing_gpu, parse, used_gpus
+from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.errors import BadInputError
-from optimizer.core.trial import INSTANCE_GPUS, Candidate
+from optimizer.core.errors import BadInputError, ParameterError
+from optimizer.core.trial import CPU_ACCELERATOR, INSTANCE_GPUS, Candidate
 from optimizer.machine import hardware
 from optimizer.machine.hardware import Hardware
 from optimizer.model.default_space import DeviceAssignment, explain_cpu_serving, has_gpu_choice
@@ -23,7 +25,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting
 from optimizer.simulator.fitted_parameters import execution_settings, relative_duration
 from optimizer.simulator.scenario import ClosedLoopLoad
-from optimizer.study.task import prepare_task
+from optimizer.study.task import check_settings, prepare_task
 from tests.simulation import linear_times, simulate
 
 TWO_GPUS = Hardware(gpus=("A", "A"), cpu="a CPU", cpu_count=2, memory_bytes=8 << 30)
@@ -171,6 +173,19 @@ def test_the_backend_and_the_kind_decide(backend: str, group: str, embedded: boo
     assert DeviceAssignment(1).on_gpu(base) is embedded
     assert DeviceAssignment(1, native=True).on_gpu(base) is native
     assert not DeviceAssignment(0, native=True).on_gpu(base)
+
+
+@pytest.mark.parametrize(("kind", "is_allowed"), [("KIND_CPU", True), ("KIND_GPU", False)])
+def test_an_accelerator_needs_the_device_of_the_tuned_model(kind: str, is_allowed: bool) -> None:
+    """Another model of the run is on a GPU."""
+    source = ModelSource(Path("models"), "m", config("onnxruntime", f"kind: {kind}"))
+    fields = {f"{CPU_ACCELERATOR}.name": ("none", "openvino"), "other/instance_group.0.kind": ("KIND_GPU",)}
+    with (
+        contextlib.nullcontext()
+        if is_allowed
+        else pytest.raises(ParameterError, match="openvino computes on the CPU")
+    ):
+        check_settings(fields, source, RunOptions("m"), on_gpu=True)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.OwnBackend("onnxruntime"),
     notes.RemoteServerUsed("triton:8001"),
     notes.SharedMemoryUsed("system"),
-    notes.SpinningRecommended(),
+    notes.SettingsUnread(("session.intra_op.allow_spinning 0",)),
     notes.ServerProcessesVaried(),
     notes.ServedOnCpu("no CUDA provider"),
     notes.MigInstanceUsed(),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.cli import doctor
 from optimizer.core.errors import EnvironmentFault
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import CUDA_DRIVER, server_environment
@@ -37,6 +38,7 @@ def test_openvino_needs_a_python_with_a_wheel(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(runtime, "running_python", lambda: "3.10")
     with pytest.raises(EnvironmentFault, match=r"openvino needs Python 3\.11, 3\.12, 3\.13, this is 3\.10: leave"):
         runtime.ensure_openvino(print)
+    assert doctor.check_onnxruntime().detail.endswith(": none for Python 3.10")
 
 
 def test_openvino_that_cannot_be_downloaded_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,18 @@ def test_every_file_names_its_run(tmp_path: Path) -> None:
     assert not any("WARNING" in line for line in header)
 
 
+@pytest.mark.parametrize(("target", "is_noted"), [("embedded", True), ("local", False)])
+def test_settings_that_production_does_not_read_are_noted(target: Any, is_noted: bool, tmp_path: Path) -> None:
+    own = 'parameters { key: "session.intra_op.allow_spinning" value { string_value: "0" } }\n'
+    run = write_run(
+        tmp_path, configs={"doubler": config_text("doubler") + own}, options=RunOptions("", target=target)
+    )
+    for words in ([], in_production("s3://b/m", "compose")):
+        (text,) = emitted(run, tmp_path / f"out{len(words)}", *words).values()
+        note = "# NOTE: the recommended configuration has session.intra_op.allow_spinning 0: Triton's own onnxruntime"
+        assert (note in text) is is_noted
+
+
 def test_one_configuration_for_each_device(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a"), RUNS["gpu"](tmp_path / "b")]
     words = [str(runs[1]), "--format", "per-device"]

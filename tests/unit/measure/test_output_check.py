@@ -50,6 +50,13 @@ class TestDifferences:
             "y by 0.13 (0.52 instead of 0.39), more than 0.001 allowed [0, 1]"
         )
 
+    def test_of_equal_shares_the_larger_distance_is_described(self) -> None:
+        expected, got = answer([0, 0, 0]), answer([0.5, -2, 1])
+        assert "y by 2 (-2 instead of 0)" in expected_text(expected, got, Tolerance(0, 0))
+        allowed = find_difference(expected, got, Tolerance(0, 2), {})
+        assert allowed is not None
+        assert (allowed.excess, allowed.distance, allowed.text) == (1, 2, "")
+
     @pytest.mark.parametrize(("datatype", "relative"), DEFAULT_RELATIVE.items())
     def test_a_share_of_the_value_and_of_the_mean_magnitude_is_allowed(self, datatype: str, relative: float) -> None:
         expected = answer([1000, 0, -2000], datatype)  # mean magnitude 1000

@@ -98,6 +98,7 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
     ("content", "says"),
     [
         ("a,b\n1,2\n", "its columns are not those"),
+        ("HEADER,old\n", r"its columns are not those of this run's parameters \(unknown old\): continue it with"),
         ("HEADER\nm,0,64\n", ":2: has 3 cells where the header has"),
     ],
 )
@@ -160,7 +161,7 @@ def without(measurement: Measurement, unknown: set[str]) -> Measurement:
 def test_a_column_that_a_trial_cannot_do_without_must_be_there(column: str, tmp_path: Path) -> None:
     path = tmp_path / "trials.csv"
     path.write_text(",".join(name for name in table(path).columns if name != column) + "\n")
-    with pytest.raises(BadInputError, match="its columns are not those"):
+    with pytest.raises(BadInputError, match=rf"its columns are not those of this run's parameters \(no {column}\): "):
         table(path).read()
 
 
