@@ -20,7 +20,7 @@ from optimizer.config.queue_policy import (
 )
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.request_sizes import parse_priorities
-from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial
+from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue, LoadPoint, Point, Trial
 from optimizer.search.candidate_selector import CandidateSelector, fit_surrogate
 from optimizer.search.refusals import permitted_share
 from optimizer.simulator.fitted_parameters import FittedOverheads
@@ -165,3 +165,15 @@ def test_each_server_process_refuses_as_one_with_its_share_of_the_load(rates: Se
     space = SearchSpace((8,), (0,), fields={MAX_QUEUE_SIZE: (4,), SERVER_PROCESSES: (1, 2)})
     one, two = refused_shares(space, (16, 32), rates)
     assert one == two > 0
+
+
+@pytest.mark.parametrize(("levels", "default"), [(1, 1), (2, 2)])
+def test_requests_without_a_priority_have_the_policy_of_the_default_level(levels: int, default: int) -> None:
+    own: dict[str, tuple[FieldValue, ...]] = {PRIORITY_LEVELS: (levels,), DEFAULT_PRIORITY_LEVEL: (default,)}
+    limit = f"{PRIORITY_POLICY}.{default}.max_queue_size"
+    (limited,) = refused_shares(SearchSpace((8,), (0,), fields={**own, limit: (1,)}), (32,), None)
+    (unlimited,) = refused_shares(
+        SearchSpace((8,), (0,), fields={**own, MAX_QUEUE_SIZE: (1,), limit: (0,)}), (32,), None
+    )
+    assert limited > 0
+    assert unlimited == 0
