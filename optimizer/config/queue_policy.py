@@ -43,19 +43,22 @@ def is_queue_field(path: str) -> bool:
     return path in QUEUE_PATHS.values() or path.startswith(f"{PRIORITY_POLICY}.")
 
 
-def may_refuse(fields: Mapping[str, Collection[FieldValue]], config: ModelConfig | None = None) -> bool:
-    """Return whether any choice of ``fields``, or the unchanged ``config``, limits a queue or rejects late requests.
+def may_refuse(fields: Mapping[str, Collection[FieldValue]]) -> bool:
+    """Return whether any choice of ``fields`` limits a queue or rejects late requests.
 
-    A request that expires is only delayed if each timeout has the action DELAY.
+    Policies of levels limit nothing without levels, and a timeout whose only action is DELAY refuses nothing.
     """
-    limits = [path for path in fields if path.endswith((".max_queue_size", ".default_timeout_microseconds"))]
-    if any(int(value) > 0 for path in limits for value in fields[path] if is_queue_field(path)):
-        return True
-    if config is None:
-        return False
-    batching = config.dynamic_batching
-    policies = (batching.default_queue_policy, *batching.priority_queue_policy.values())
-    return any(policy.max_queue_size or policy.default_timeout_microseconds for policy in policies)
+    has_levels = any(int(levels) for levels in fields.get(PRIORITY_LEVELS, (1,)))
+
+    def limits(path: str) -> bool:
+        head, _, name = path.rpartition(".")
+        if not is_queue_field(path) or (path.startswith(f"{PRIORITY_POLICY}.") and not has_levels):
+            return False
+        if name == "default_timeout_microseconds":
+            return set(fields.get(f"{head}.timeout_action", ("REJECT",))) != {"DELAY"}
+        return name == "max_queue_size"
+
+    return any(int(value) > 0 for path in fields if limits(path) for value in fields[path])
 
 
 def without_unused(fields: Fields, choices: Mapping[str, Sequence[FieldValue]]) -> Fields:

@@ -101,7 +101,10 @@ def test_whether_requests_may_be_refused() -> None:
     assert may_refuse({MAX_QUEUE_SIZE: (0, 4)})
     assert may_refuse({f"{PRIORITY_POLICY}.2.default_timeout_microseconds": (9,)})
     assert not may_refuse({MAX_QUEUE_SIZE: (0,), **LEVELS})
-    assert may_refuse({}, config("dynamic_batching { default_queue_policy { max_queue_size: 3 } }"))
+    assert not may_refuse({PRIORITY_LEVELS: (0,), f"{PRIORITY_POLICY}.2.max_queue_size": (4,)})
+    assert not may_refuse({TIMEOUT_US: (9,), TIMEOUT_ACTION: ("DELAY",)})
+    assert may_refuse({TIMEOUT_US: (9,), TIMEOUT_ACTION: ("REJECT", "DELAY")})
+    assert not may_refuse({PRESERVE_ORDERING: (True,)})
 
 
 def test_the_names_of_a_level_keep_the_level() -> None:
