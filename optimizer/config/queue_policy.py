@@ -157,7 +157,7 @@ def _check_levels(paths: Sequence[str], numbers: _Numbers, values: _Values) -> N
             level = path.removeprefix(f"{PRIORITY_POLICY}.").partition(".")[0]
             if not 1 <= int(level) <= least:
                 raise ParameterError(path, f"{level} is not a level from 1 to priority_levels {least}")
-    if True in values(PRESERVE_ORDERING) and max(with_levels) > 1:
+    if any(str(value).lower() in ("true", "1") for value in values(PRESERVE_ORDERING)) and max(with_levels) > 1:
         raise ParameterError(
             PRIORITY_LEVELS, f"{max(with_levels)} excludes preserve_ordering, which Triton permits for one level only"
         )
@@ -165,7 +165,8 @@ def _check_levels(paths: Sequence[str], numbers: _Numbers, values: _Values) -> N
 
 def _check_value(path: str, value: FieldValue) -> None:
     """Raise ParameterError if the field cannot have ``value``."""
-    if isinstance(value, bool) is not path.endswith("allow_timeout_override"):
+    is_switch = str(value).lower() in ("true", "false")
+    if is_switch is not path.endswith("allow_timeout_override"):
         wanted = "true or false" if path.endswith("allow_timeout_override") else "no true or false"
         raise ParameterError(path, f"{value!r} does not fit; it takes {wanted}")
     field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)

@@ -11,6 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer.config.queue_policy import (
     DEFAULT_PRIORITY_LEVEL,
     MAX_QUEUE_SIZE,
+    ALLOW_TIMEOUT_OVERRIDE,
     PRESERVE_ORDERING,
     PRIORITY_LEVELS,
     PRIORITY_POLICY,
@@ -53,6 +54,7 @@ def test_combinations_that_triton_accepts(fields: Fields, text: str) -> None:
     check_queue_fields(config(text), fields)
 
 
+        ({ALLOW_TIMEOUT_OVERRIDE: ("true", "false")}, ""),  # the words of a sweep
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
@@ -71,6 +73,8 @@ def test_combinations_that_triton_accepts(fields: Fields, text: str) -> None:
 )
 def test_other_combinations_are_refused(fields: Fields, problem: str) -> None:
     with pytest.raises(ParameterError, match=problem):
+        ({**LEVELS, PRESERVE_ORDERING: ("true",)}, "excludes preserve_ordering"),
+        ({ALLOW_TIMEOUT_OVERRIDE: ("yes",)}, "'yes' does not fit; it takes true or false"),
         check_queue_fields(config(), fields)
 
 
