@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from optimizer.config.model_source import ModelSource
 from optimizer.config.queue_policy import (
+    ALLOW_TIMEOUT_OVERRIDE,
     DEFAULT_PRIORITY_LEVEL,
     MAX_QUEUE_SIZE,
-    ALLOW_TIMEOUT_OVERRIDE,
     PRESERVE_ORDERING,
     PRIORITY_LEVELS,
     PRIORITY_POLICY,
@@ -23,7 +25,11 @@ from optimizer.config.queue_policy import (
 )
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import ParameterError
+from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, FieldValue, short_path
+from optimizer.machine.hardware import Hardware
+from optimizer.model.default_space import build_space
+from optimizer.model.profile_schema import SpaceSection
 
 Fields = Mapping[str, tuple[FieldValue, ...]]
 LEVELS: Fields = {PRIORITY_LEVELS: (0, 2), DEFAULT_PRIORITY_LEVEL: (2,)}
@@ -48,13 +54,13 @@ def config(text: str = "", max_batch_size: int = 8) -> ModelConfig:
         ({**LEVELS, f"{PRIORITY_POLICY}.1.max_queue_size": (4,)}, ""),
         ({f"{PRIORITY_POLICY}.2.max_queue_size": (4,)}, TWO_LEVELS),
         ({PRESERVE_ORDERING: (True, False)}, ""),
+        ({ALLOW_TIMEOUT_OVERRIDE: ("true", "false")}, ""),  # the words of a sweep
     ],
 )
 def test_combinations_that_triton_accepts(fields: Fields, text: str) -> None:
     check_queue_fields(config(text), fields)
 
 
-        ({ALLOW_TIMEOUT_OVERRIDE: ("true", "false")}, ""),  # the words of a sweep
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
@@ -67,20 +73,32 @@ def test_combinations_that_triton_accepts(fields: Fields, text: str) -> None:
         ({f"{PRIORITY_POLICY}.1.max_queue_size": (4,)}, "has no effect without levels"),
         ({**LEVELS, f"{PRIORITY_POLICY}.1.timeout_action": ("DELAY",)}, "without a timeout"),
         ({**LEVELS, PRESERVE_ORDERING: (True,)}, "excludes preserve_ordering"),
+        ({**LEVELS, PRESERVE_ORDERING: ("true",)}, "excludes preserve_ordering"),
+        ({ALLOW_TIMEOUT_OVERRIDE: ("yes",)}, "'yes' does not fit; it takes true or false"),
         ({MAX_QUEUE_SIZE: (True,)}, "True does not fit"),
         ({MAX_QUEUE_SIZE: (-1,)}, "-1 does not fit"),
     ],
 )
 def test_other_combinations_are_refused(fields: Fields, problem: str) -> None:
     with pytest.raises(ParameterError, match=problem):
-        ({**LEVELS, PRESERVE_ORDERING: ("true",)}, "excludes preserve_ordering"),
-        ({ALLOW_TIMEOUT_OVERRIDE: ("yes",)}, "'yes' does not fit; it takes true or false"),
         check_queue_fields(config(), fields)
 
 
 def test_a_model_without_batch_dimension_has_no_queue() -> None:
     with pytest.raises(ParameterError, match="max_queue_size: needs dynamic batching"):
         check_queue_fields(config(max_batch_size=0), {MAX_QUEUE_SIZE: (4,)})
+
+
+def test_a_queue_needs_a_delay_in_the_space() -> None:
+    source = ModelSource(Path("models"), "m", config())
+
+    def built(*delays: int | str) -> SearchSpace:
+        section = SpaceSection(max_queue_delay_microseconds=delays, max_queue_size=(0, 4))
+        return build_space(section, source, parse_size_distribution("1"), Hardware((), "a CPU", 2, 1 << 30))
+
+    assert MAX_QUEUE_SIZE in built("off", 0).fields
+    with pytest.raises(ParameterError, match="max_queue_size: has no effect without dynamic batching; add a delay"):
+        built("off")
 
 
 def test_settings_without_effect_are_searched_once() -> None:
