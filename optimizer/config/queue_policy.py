@@ -43,19 +43,22 @@ def is_queue_field(path: str) -> bool:
     return path in QUEUE_PATHS.values() or path.startswith(f"{PRIORITY_POLICY}.")
 
 
-def may_refuse(fields: Mapping[str, Collection[FieldValue]], config: ModelConfig | None = None) -> bool:
-    """Return whether any choice of ``fields``, or the unchanged ``config``, limits a queue or rejects late requests.
+def may_refuse(fields: Mapping[str, Collection[FieldValue]]) -> bool:
+    """Return whether any choice of ``fields`` limits a queue or rejects late requests.
 
-    A request that expires is only delayed if each timeout has the action DELAY.
+    Policies of levels limit nothing without levels, and a timeout whose only action is DELAY refuses nothing.
     """
-    limits = [path for path in fields if path.endswith((".max_queue_size", ".default_timeout_microseconds"))]
-    if any(int(value) > 0 for path in limits for value in fields[path] if is_queue_field(path)):
-        return True
-    if config is None:
-        return False
-    batching = config.dynamic_batching
-    policies = (batching.default_queue_policy, *batching.priority_queue_policy.values())
-    return any(policy.max_queue_size or policy.default_timeout_microseconds for policy in policies)
+    has_levels = any(int(levels) for levels in fields.get(PRIORITY_LEVELS, (1,)))
+
+    def limits(path: str) -> bool:
+        head, _, name = path.rpartition(".")
+        if not is_queue_field(path) or (path.startswith(f"{PRIORITY_POLICY}.") and not has_levels):
+            return False
+        if name == "default_timeout_microseconds":
+            return set(fields.get(f"{head}.timeout_action", ("REJECT",))) != {"DELAY"}
+        return name == "max_queue_size"
+
+    return any(int(value) > 0 for path in fields if limits(path) for value in fields[path])
 
 
 def without_unused(fields: Fields, choices: Mapping[str, Sequence[FieldValue]]) -> Fields:
@@ -154,7 +157,7 @@ def _check_levels(paths: Sequence[str], numbers: _Numbers, values: _Values) -> N
             level = path.removeprefix(f"{PRIORITY_POLICY}.").partition(".")[0]
             if not 1 <= int(level) <= least:
                 raise ParameterError(path, f"{level} is not a level from 1 to priority_levels {least}")
-    if True in values(PRESERVE_ORDERING) and max(with_levels) > 1:
+    if any(str(value).lower() in ("true", "1") for value in values(PRESERVE_ORDERING)) and max(with_levels) > 1:
         raise ParameterError(
             PRIORITY_LEVELS, f"{max(with_levels)} excludes preserve_ordering, which Triton permits for one level only"
         )
@@ -162,7 +165,8 @@ def _check_levels(paths: Sequence[str], numbers: _Numbers, values: _Values) -> N
 
 def _check_value(path: str, value: FieldValue) -> None:
     """Raise ParameterError if the field cannot have ``value``."""
-    if isinstance(value, bool) is not path.endswith("allow_timeout_override"):
+    is_switch = str(value).lower() in ("true", "false")
+    if is_switch is not path.endswith("allow_timeout_override"):
         wanted = "true or false" if path.endswith("allow_timeout_override") else "no true or false"
         raise ParameterError(path, f"{value!r} does not fit; it takes {wanted}")
     field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)

@@ -80,7 +80,7 @@ class SizeDistribution:
             ((low, high, _),) = self.choices
             return str(low) if low == high else f"{low}..{high}"
         spans = [(str(low) if low == high else f"{low}..{high}", weight) for low, high, weight in self.choices]
-        return "|".join(f"{span}*{weight:g}" for span, weight in spans)
+        return "|".join(f"{span}*{_weight_text(weight)}" for span, weight in spans)
 
     def draw(self, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
         """Return ``count`` sizes in random order, shape [count].
@@ -206,6 +206,11 @@ def parse_priorities(text: str) -> SizeDistribution:
     if any(low != high for low, high, _ in shares.choices):
         raise ValueError(rule)
     return SizeDistribution(tuple(sorted(shares.choices)))
+
+
+def _weight_text(weight: float) -> str:
+    """Return a weight without an exponent, which ``_CHOICE`` does not read."""
+    return f"{weight:.9f}".rstrip("0").rstrip(".")
 
 
 def _number(text: str) -> float:

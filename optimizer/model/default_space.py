@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer.config import execution, model_config
 from optimizer.config.llm_backends import has_llm_engine
 from optimizer.config.model_source import INSTANCE_COUNT, MAX_QUEUE_DELAY, ModelSource
-from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS, check_queue_fields
+from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS, check_queue_fields, is_queue_field
 from optimizer.config.search_space import OFF, SearchSpace
 from optimizer.core.errors import ParameterError
 from optimizer.core.notes import ServedOnCpu
@@ -153,9 +153,14 @@ def build_space(
     if largest == 0:
         return SearchSpace((0,), instance_count=counts, fields=fields)
     sizes = section.max_batch_size or _powers_of_two(least, max(largest, least))
+    delays = section.max_queue_delay_microseconds or DEFAULT_DELAYS_US
+    if all(delay == OFF for delay in delays) and (path := next(filter(is_queue_field, fields), None)):
+        raise ParameterError(
+            path, "has no effect without dynamic batching; add a delay from 0 to max_queue_delay_microseconds"
+        )
     return SearchSpace(
         max_batch_size=tuple(size for size in sizes if size >= least) or (least,),
-        max_queue_delay_us=section.max_queue_delay_microseconds or DEFAULT_DELAYS_US,
+        max_queue_delay_us=delays,
         preferred_batch_sizes=section.preferred_batch_size or DEFAULT_POLICIES,
         instance_count=counts,
         fields=fields,

@@ -140,7 +140,7 @@ class PackedScenarios:
             requests,
             *(round(NS * getattr(scenario.overheads, name)) for name in Overheads.__slots__),
             *self._add_mix(scenario),
-            *_queue_policy(scenario),
+            *_queue_policy(scenario, _only_level(scenario)),
             round(1e6 * scenario.missed_share),
             *self._add_levels(scenario),
         ]
@@ -172,7 +172,7 @@ class PackedScenarios:
             return 0, 0
         unit = _unit(scenario)
         requests = scenario.request_batch_size, scenario.request_mix, scenario.shape_shares, scenario.priorities
-        default = int(dict(scenario.candidate.fields).get(DEFAULT_PRIORITY_LEVEL, 1))
+        default = _default_level(scenario)
         key = unit, requests, _levels(scenario), default, scenario.mix_seed
         if key not in self._mix_ranges:
             samples, shapes = scenario.mix()
@@ -246,7 +246,18 @@ def _levels(scenario: Scenario) -> int:
     return int(fields.get(PRIORITY_LEVELS, 0))
 
 
-def _queue_policy(scenario: Scenario, level: int = 0) -> tuple[int, int, bool]:
+def _default_level(scenario: Scenario) -> int:
+    """Return the priority level of requests without a priority."""
+    return int(dict(scenario.candidate.fields).get(DEFAULT_PRIORITY_LEVEL, 1))
+
+
+def _only_level(scenario: Scenario) -> int:
+    """Return the priority level of all requests; 0 if there are no levels, or several with requests."""
+    levels = _levels(scenario)
+    return _default_level(scenario) if levels == 1 or (levels and scenario.priorities is None) else 0
+
+
+def _queue_policy(scenario: Scenario, level: int) -> tuple[int, int, bool]:
     """Return the most requests in the queue (0: no limit), the timeout in ns (0: none), and whether it rejects.
 
     They are those of a priority ``level`` if it has a policy of its own; 0 is the default policy.

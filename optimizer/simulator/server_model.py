@@ -114,11 +114,13 @@ class ServerModel:
 
         ``rates`` are the requests per second of a Poisson process; None keeps the concurrency of each cell in flight.
         ``priorities`` are the shares of the priorities of the requests; for ``missed_share`` see ``Scenario``.
+        Of several server processes one is simulated, with its share of the load.
         """
-        loads: list[SimulatedLoad] = [ClosedLoopLoad(load) for _, load in cells]
+        loads: list[SimulatedLoad] = [ClosedLoopLoad(load_of_process(candidate, load)) for candidate, load in cells]
         if rates is not None:
             arrivals = np.cumsum(np.random.default_rng(self.seed).exponential(1.0, REFUSED_REQUESTS))
-            loads = [OpenLoopLoad((arrivals - arrivals[0]) / rate) for rate in rates]
+            own_rates = [rate / candidate.server_processes for (candidate, _), rate in zip(cells, rates, strict=True)]
+            loads = [OpenLoopLoad((arrivals - arrivals[0]) / rate) for rate in own_rates]
         scenarios = [
             replace(scenario, load=load, refuses=True, missed_share=missed_share, priorities=priorities)
             for scenario, load in zip(self._scenarios(cells), loads, strict=True)

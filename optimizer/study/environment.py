@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +27,7 @@ from optimizer.core.notes import (
     present,
 )
 from optimizer.core.timing import Budget, Stopwatch
-from optimizer.core.trial import SERVER_CPUS
+from optimizer.core.trial import SERVER_CPUS, FieldValue
 from optimizer.deploy import runtime, target_factory
 from optimizer.deploy.docker_target import ContainerTelemetry
 from optimizer.deploy.managed_target import exports_metrics
@@ -148,14 +148,16 @@ class Environment:
         """Return the hardware with the CPUs that the server gets."""
         return replace(self.hardware, cpu_count=len(self.placement().server))
 
-    def prepare_task(self, *, fetch_server: bool = True) -> Task:
+    def prepare_task(
+        self, *, fetch_server: bool = True, swept: Mapping[str, tuple[FieldValue, ...]] | None = None
+    ) -> Task:
         """Return the model, found or built, and the problem to solve. Raises BadInputError and EnvironmentFault.
 
         With ``fetch_server`` the embedded server and perf_analyzer are downloaded if they are not installed, and
-        OpenVINO if a configuration names it.
+        OpenVINO if a configuration names it. ``swept`` are the fields of a sweep, see ``task.prepare_task``.
         """
         with self.stopwatch.count("set_up"):
-            task = prepare_task(self.options, self.server_hardware(), self.say)
+            task = prepare_task(self.options, self.server_hardware(), self.say, swept)
             if "energy" in self.options.objectives and not task.on_gpu:
                 raise EnvironmentFault(NO_POWER)
             if fetch_server:

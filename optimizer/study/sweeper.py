@@ -171,7 +171,7 @@ def sweep(
     with Environment.open(options, stopwatch, say) as environment:
         if resumed is None:
             RunFolder.check(options.out)
-        task = environment.prepare_task()
+        task = environment.prepare_task(swept=request.choices.fields)
         plan, task = _make_plan(task, request, options, len(environment.hardware.gpus))
         fingerprint = environment.fingerprint(task)
         folder = resumed or RunFolder.create(options.out, task.source.name)

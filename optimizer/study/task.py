@@ -76,10 +76,16 @@ class Task:
         return roles[: 1 if self.baseline == self.dynamic_batching else 2]
 
 
-def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], None]) -> Task:
+def prepare_task(
+    options: RunOptions,
+    hardware: Hardware,
+    say: Callable[[str], None],
+    swept: Mapping[str, tuple[FieldValue, ...]] | None = None,
+) -> Task:
     """Find or build the model and return its task. Raises BadInputError.
 
-    ``hardware`` is the server's. Whether its GPUs serve the model follows from configuration and backend.
+    ``hardware`` is the server's. Whether its GPUs serve the model follows from configuration and backend. ``swept``
+    are the fields that a sweep tries in place of the space, so they decide which priorities can be sent.
     """
     named = find_model(options, hardware, say)
     source, batch, profile = named.source, named.batch, named.profile
@@ -88,9 +94,10 @@ def prepare_task(options: RunOptions, hardware: Hardware, say: Callable[[str], N
     space = search_space(named, hardware, options)
     score = profile.score if profile else None
     arrivals = parse_arrivals(options.arrivals) if options.load == "rate" else None
+    fields = space.fields if swept is None else swept
     if isinstance(arrivals, RecordedArrivals) and arrivals.kinds is not None:
-        check_recorded_kinds(arrivals.name, arrivals.kinds, source, space)
-    priorities = _priorities(named, space, options, arrivals)
+        check_recorded_kinds(arrivals.name, arrivals.kinds, source, fields)
+    priorities = _priorities(named, fields, options, arrivals)
     _check(named, score, options)
     shared_memory.check_model(options, source, on_gpu=on_gpu)
     sequence_length = _sequence_length(named, options)
@@ -315,9 +322,12 @@ def _check_own_client(named: NamedModel, options: RunOptions, problem: Problem) 
 
 
 def _priorities(
-    named: NamedModel, space: SearchSpace, options: RunOptions, arrivals: Arrivals | None
+    named: NamedModel,
+    fields: Mapping[str, tuple[FieldValue, ...]],
+    options: RunOptions,
+    arrivals: Arrivals | None,
 ) -> SizeDistribution | None:
-    """Return the shares of the priorities of the requests; None without any.
+    """Return the shares of the priorities of the requests; None without any. ``fields`` are those that are tried.
 
     Raises BadInputError if the model lacks a priority, or if a trace has its own.
     """
@@ -326,7 +336,7 @@ def _priorities(
     if text is None:
         return None
     priorities = parse_priorities(text)
-    fault = priorities_fault(priorities, named.source, space)
+    fault = priorities_fault(priorities, named.source, fields)
     if isinstance(arrivals, RecordedArrivals) and arrivals.kinds is not None:
         fault = f"the trace {arrivals.name} has the requests' own; leave the priorities out"
     if not fault:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeAlias
+
 from optimizer.config.model_source import ModelSource
 from optimizer.config.queue_policy import PRIORITY_LEVELS
-from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
+from optimizer.core.trial import FieldValue
 from optimizer.measure.load_client.request_trace import PRIORITY, SIZE, RecordedKinds
 
+Fields: TypeAlias = Mapping[str, tuple[FieldValue, ...]]  # choices of the settings that config.pbtxt does not fix
 
-def check_recorded_kinds(file: str, kinds: RecordedKinds, source: ModelSource, space: SearchSpace) -> None:
+
+def check_recorded_kinds(file: str, kinds: RecordedKinds, source: ModelSource, fields: Fields) -> None:
     """Raise BadInputError if a request of the trace ``file`` does not fit the model.
 
     Triton gives a request whose priority the model lacks the default priority, without an error. A priority has to be
@@ -24,7 +29,7 @@ def check_recorded_kinds(file: str, kinds: RecordedKinds, source: ModelSource, s
             f"leave the columns {SIZE} and {PRIORITY} out"
         )
     largest = max(source.config.max_batch_size, 1)
-    levels = fewest_levels(source, space)
+    levels = fewest_levels(source, fields)
     for (size, priority), line in zip(kinds.kinds, kinds.first_lines, strict=True):
         if size > largest:
             raise BadInputError(
@@ -38,21 +43,21 @@ def check_recorded_kinds(file: str, kinds: RecordedKinds, source: ModelSource, s
             )
 
 
-def fewest_levels(source: ModelSource, space: SearchSpace) -> int:
+def fewest_levels(source: ModelSource, fields: Fields) -> int:
     """Return the fewest priority levels of the configurations that have any; 0 if none has."""
     levels = source.tuned_config.dynamic_batching.priority_levels
-    return min(filter(None, map(int, space.fields.get(PRIORITY_LEVELS, (levels,)))), default=0)
+    return min(filter(None, map(int, fields.get(PRIORITY_LEVELS, (levels,)))), default=0)
 
 
-def priorities_fault(priorities: SizeDistribution, source: ModelSource, space: SearchSpace) -> str:
+def priorities_fault(priorities: SizeDistribution, source: ModelSource, fields: Fields) -> str:
     """Return why the model cannot serve the ``priorities`` of a load; an empty text if it can."""
-    name, levels = one_line(source.name), fewest_levels(source, space)
+    name, levels = one_line(source.name), fewest_levels(source, fields)
     if source.is_streaming or source.is_stateful:
         return f"{name} {'is stateful' if source.is_stateful else 'streams'}; leave the priorities out"
     if priorities.largest > levels:
         return (
             f"{priorities.largest}: {_described(name, levels)}; raise {PRIORITY_LEVELS} in config.pbtxt, or set "
-            "priority_levels in the space of a profile"
+            "priority_levels in the space of a profile (in a sweep: with --config)"
         )
     return ""
 

@@ -330,16 +330,13 @@ class LoadClientGenerator:
         return MAX_MESSAGES
 
     def _request_kinds(self, load: LoadPoint, count: int) -> RequestKinds:
-        """Return about ``count`` requests of the load, ordered by priority, and more of the frequent priorities."""
-        numbers = priorities = np.zeros(count, dtype=np.int64)
-        if self.priorities is not None:
-            levels, _, weights = map(np.array, zip(*self.priorities.choices, strict=True))
-            each = np.maximum(1, np.round(count * weights / weights.sum())).astype(np.int64)
-            numbers, priorities = np.repeat(np.arange(len(each)), each), np.repeat(levels, each)
-        sizes = np.full(len(numbers), round(load.request_batch_size))
+        """Return ``count`` requests of the load for each priority, of the same sizes, ordered by priority."""
+        levels = [level for level, _, _ in self.priorities.choices] if self.priorities else [0]
+        sizes = np.full(count, round(load.request_batch_size))
         if self.request_mix is not None:
-            sizes = self.request_mix.draw(len(numbers), np.random.default_rng(self.seed))
-        return RequestKinds(sizes, priorities, numbers)
+            sizes = self.request_mix.draw(count, np.random.default_rng(self.seed))
+        numbers = np.repeat(np.arange(len(levels)), count)
+        return RequestKinds(np.tile(sizes, len(levels)), np.array(levels)[numbers], numbers)
 
     def _messages_for(self, endpoint: Endpoint, load: LoadPoint) -> Messages:
         """Return the requests of this load (cached). Raises BadInputError, MeasurementError."""
@@ -367,7 +364,8 @@ class LoadClientGenerator:
             mix = self.request_mix
             (largest,) = make([mix.largest if mix else round(load.request_batch_size)], [0])
             fewest = 1 if mix is None else MIN_MIXED_MESSAGES
-            count = min(self._wanted_messages(load), max(fewest, MAX_MESSAGE_BYTES // len(largest)))
+            most = MAX_MESSAGE_BYTES // len(largest) // (len(self.priorities.choices) if self.priorities else 1)
+            count = min(self._wanted_messages(load), max(fewest, most))
             kinds = self._request_kinds(load, count)
             serialized = make(kinds.sizes.tolist(), kinds.priorities.tolist())
             priorities = kinds.priorities if kinds.priorities.any() else ALIKE

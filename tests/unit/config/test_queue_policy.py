@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from optimizer.config.model_source import ModelSource
 from optimizer.config.queue_policy import (
+    ALLOW_TIMEOUT_OVERRIDE,
     DEFAULT_PRIORITY_LEVEL,
     MAX_QUEUE_SIZE,
     PRESERVE_ORDERING,
@@ -22,7 +25,11 @@ from optimizer.config.queue_policy import (
 )
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import ParameterError
+from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, FieldValue, short_path
+from optimizer.machine.hardware import Hardware
+from optimizer.model.default_space import build_space
+from optimizer.model.profile_schema import SpaceSection
 
 Fields = Mapping[str, tuple[FieldValue, ...]]
 LEVELS: Fields = {PRIORITY_LEVELS: (0, 2), DEFAULT_PRIORITY_LEVEL: (2,)}
@@ -47,6 +54,7 @@ def config(text: str = "", max_batch_size: int = 8) -> ModelConfig:
         ({**LEVELS, f"{PRIORITY_POLICY}.1.max_queue_size": (4,)}, ""),
         ({f"{PRIORITY_POLICY}.2.max_queue_size": (4,)}, TWO_LEVELS),
         ({PRESERVE_ORDERING: (True, False)}, ""),
+        ({ALLOW_TIMEOUT_OVERRIDE: ("true", "false")}, ""),  # the words of a sweep
     ],
 )
 def test_combinations_that_triton_accepts(fields: Fields, text: str) -> None:
@@ -65,6 +73,8 @@ def test_combinations_that_triton_accepts(fields: Fields, text: str) -> None:
         ({f"{PRIORITY_POLICY}.1.max_queue_size": (4,)}, "has no effect without levels"),
         ({**LEVELS, f"{PRIORITY_POLICY}.1.timeout_action": ("DELAY",)}, "without a timeout"),
         ({**LEVELS, PRESERVE_ORDERING: (True,)}, "excludes preserve_ordering"),
+        ({**LEVELS, PRESERVE_ORDERING: ("true",)}, "excludes preserve_ordering"),
+        ({ALLOW_TIMEOUT_OVERRIDE: ("yes",)}, "'yes' does not fit; it takes true or false"),
         ({MAX_QUEUE_SIZE: (True,)}, "True does not fit"),
         ({MAX_QUEUE_SIZE: (-1,)}, "-1 does not fit"),
     ],
@@ -77,6 +87,18 @@ def test_other_combinations_are_refused(fields: Fields, problem: str) -> None:
 def test_a_model_without_batch_dimension_has_no_queue() -> None:
     with pytest.raises(ParameterError, match="max_queue_size: needs dynamic batching"):
         check_queue_fields(config(max_batch_size=0), {MAX_QUEUE_SIZE: (4,)})
+
+
+def test_a_queue_needs_a_delay_in_the_space() -> None:
+    source = ModelSource(Path("models"), "m", config())
+
+    def built(*delays: int | str) -> SearchSpace:
+        section = SpaceSection(max_queue_delay_microseconds=delays, max_queue_size=(0, 4))
+        return build_space(section, source, parse_size_distribution("1"), Hardware((), "a CPU", 2, 1 << 30))
+
+    assert MAX_QUEUE_SIZE in built("off", 0).fields
+    with pytest.raises(ParameterError, match="max_queue_size: has no effect without dynamic batching; add a delay"):
+        built("off")
 
 
 def test_settings_without_effect_are_searched_once() -> None:
@@ -101,7 +123,10 @@ def test_whether_requests_may_be_refused() -> None:
     assert may_refuse({MAX_QUEUE_SIZE: (0, 4)})
     assert may_refuse({f"{PRIORITY_POLICY}.2.default_timeout_microseconds": (9,)})
     assert not may_refuse({MAX_QUEUE_SIZE: (0,), **LEVELS})
-    assert may_refuse({}, config("dynamic_batching { default_queue_policy { max_queue_size: 3 } }"))
+    assert not may_refuse({PRIORITY_LEVELS: (0,), f"{PRIORITY_POLICY}.2.max_queue_size": (4,)})
+    assert not may_refuse({TIMEOUT_US: (9,), TIMEOUT_ACTION: ("DELAY",)})
+    assert may_refuse({TIMEOUT_US: (9,), TIMEOUT_ACTION: ("REJECT", "DELAY")})
+    assert not may_refuse({PRESERVE_ORDERING: (True,)})
 
 
 def test_the_names_of_a_level_keep_the_level() -> None:

@@ -78,6 +78,12 @@ def test_every_size_is_one_of_the_mix(choices: list[tuple[int, int, int]]) -> No
     assert {size for (size,) in drawn(f"x:{text}", 64)} <= allowed
 
 
+@pytest.mark.parametrize("text", ["1*2000000|2*1", "1*0.00001|2..5*0.25", "1*123456789|7*0.333333333", "3"])
+def test_the_text_of_a_mix_has_no_exponent(text: str) -> None:
+    assert str(parse_size_distribution(text)) == text
+    assert parse_size_distribution(str(parse_size_distribution(text))) == parse_size_distribution(text)
+
+
 def test_what_a_model_takes() -> None:
     mix = parse_shape("x:3,16..32")
     assert mix.fits_model([-1, -1])

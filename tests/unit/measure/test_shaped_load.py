@@ -14,6 +14,7 @@ from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.interfaces import Endpoint
+from optimizer.core.request_sizes import parse_priorities, parse_size_distribution
 from optimizer.core.timing import MAX_SPREAD
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
@@ -106,6 +107,19 @@ def test_a_trace_without_sizes_has_the_size_of_the_load(open_loop: OpenLoopGener
     made = recorded._request_kinds(LoadPoint(4, request_rate=10.0), 16)
     assert set(made.sizes.tolist()) == {4}
     assert set(made.priorities.tolist()) == {1, 2}
+
+
+def test_each_priority_has_requests_of_all_sizes(open_loop: OpenLoopGenerator) -> None:
+    """Otherwise the latencies of a rare priority would be those of a single size."""
+    mix, shares = parse_size_distribution("1*9|8*1"), parse_priorities("1*1|3*99")
+    made = replace(open_loop, request_mix=mix, priorities=shares)._request_kinds(
+        LoadPoint(1.7, request_rate=10.0), 20
+    )
+    assert made.priorities.tolist() == [1] * 20 + [3] * 20
+    assert made.numbers.tolist() == [0] * 20 + [1] * 20
+    rare, frequent = made.sizes.reshape(2, 20).tolist()
+    assert rare == frequent
+    assert sorted(rare) == [1] * 18 + [8] * 2
 
 
 def test_the_plan_sends_messages_in_the_given_order(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,9 +20,10 @@ from optimizer.config.queue_policy import (
 )
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.request_sizes import parse_priorities
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue, LoadPoint, Point, Trial
 from optimizer.search.candidate_selector import CandidateSelector, fit_surrogate
 from optimizer.search.refusals import permitted_share
+from optimizer.simulator.fitted_parameters import FittedOverheads
 from optimizer.simulator.performance_model import fit_model
 from optimizer.simulator.scenario import Overheads, Scenario
 from optimizer.simulator.server_model import ServerModel
@@ -147,3 +149,31 @@ def test_the_levels_of_a_mix_of_priorities_are_simulated() -> None:
     unlimited, limited = model.refused_shares(cells, [600.0, 600.0], problem.priorities).tolist()
     assert unlimited == 0
     assert 0.02 < limited < 0.2
+
+
+def refused_shares(space: SearchSpace, loads: Sequence[int], rates: Sequence[float] | None) -> list[float]:
+    """Return the refused shares of the candidates of ``space`` at one load each."""
+    times = linear_times(3e-3, 5e-4, 8)
+    model = ServerModel(lambda _: times, 1, FittedOverheads(2e-4))
+    cells = list(zip(space.candidates(), loads, strict=True))
+    shares: list[float] = model.refused_shares(cells, rates).tolist()
+    return shares
+
+
+@pytest.mark.parametrize("rates", [None, (500.0, 1000.0)], ids=["closed", "open"])
+def test_each_server_process_refuses_as_one_with_its_share_of_the_load(rates: Sequence[float] | None) -> None:
+    space = SearchSpace((8,), (0,), fields={MAX_QUEUE_SIZE: (4,), SERVER_PROCESSES: (1, 2)})
+    one, two = refused_shares(space, (16, 32), rates)
+    assert one == two > 0
+
+
+@pytest.mark.parametrize(("levels", "default"), [(1, 1), (2, 2)])
+def test_requests_without_a_priority_have_the_policy_of_the_default_level(levels: int, default: int) -> None:
+    own: dict[str, tuple[FieldValue, ...]] = {PRIORITY_LEVELS: (levels,), DEFAULT_PRIORITY_LEVEL: (default,)}
+    limit = f"{PRIORITY_POLICY}.{default}.max_queue_size"
+    (limited,) = refused_shares(SearchSpace((8,), (0,), fields={**own, limit: (1,)}), (32,), None)
+    (unlimited,) = refused_shares(
+        SearchSpace((8,), (0,), fields={**own, MAX_QUEUE_SIZE: (1,), limit: (0,)}), (32,), None
+    )
+    assert limited > 0
+    assert unlimited == 0

@@ -81,7 +81,7 @@ def test_nothing_is_known_of_a_remote_server(environment: Environment) -> None:
 def test_the_search_knows_the_cpus_of_a_server_on_this_machine(
     environment: Environment, monkeypatch: pytest.MonkeyPatch, options: RunOptions, expected: int | None
 ) -> None:
-    def prepared(options: RunOptions, hardware: Hardware, say: object) -> Task:
+    def prepared(options: RunOptions, hardware: Hardware, say: object, swept: object) -> Task:
         problem = Problem("m", SearchSpace((8,)), 1, 64, cpu_count=hardware.cpu_count)
         return Task(cast("ModelSource", None), problem, Candidate(8), Candidate(8, True), "random")
 

@@ -8,12 +8,13 @@ from typing import Literal
 
 import pytest
 
+from optimizer.config.queue_policy import PRIORITY_LEVELS
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.machine.hardware import Hardware
 from optimizer.options.run_options import RunOptions
 from optimizer.study.task import Task, prepare_task
-from tests.repositories import write_sleeper, write_streamer
+from tests.repositories import SLEEPER_CONFIG, write_sleeper, write_streamer
 
 TWO_CPUS = Hardware((), "a CPU", 2, 1 << 30)
 
@@ -90,6 +91,21 @@ def test_priorities_of_a_load_are_those_of_the_task(models: Path, load: Literal[
 def test_priorities_that_the_model_lacks_are_refused(models: Path, name: str, priorities: str, message: str) -> None:
     with pytest.raises(BadInputError, match=re.escape(message)):
         prepare_task(RunOptions(name, model_repository=str(models), priorities=priorities), TWO_CPUS, print)
+
+
+def test_the_fields_of_a_sweep_decide_which_priorities_are_sent(models: Path) -> None:
+    """The profile has levels, but a sweep does not try the space of its profile."""
+    (models / "sleeper" / "config.pbtxt").write_text(SLEEPER_CONFIG)
+    profile = models.parent / "p.yaml"
+    profile.write_text(
+        "model: {repository: models, name: sleeper}\nspace: {priority_levels: [2], default_priority_level: [2]}\n"
+    )
+    for name, repository in ((str(profile), None), ("sleeper", str(models))):
+        options = RunOptions(name, model_repository=repository, priorities="1*20|2*80")
+        swept = prepare_task(options, TWO_CPUS, print, {PRIORITY_LEVELS: ("2",)})
+        assert str(swept.problem.priorities) == "1*20|2*80"
+        with pytest.raises(BadInputError, match=r"--priorities 2: sleeper has no priority levels; .* with --config"):
+            prepare_task(options, TWO_CPUS, print, {})
 
 
 def test_priorities_of_a_trace_are_not_mixed_with_others(models: Path) -> None:
