@@ -163,8 +163,8 @@ def test_runs_are_deleted_together_or_not_at_all(called_tune: Tune, playground: 
         ("runs --yes", "tune: --yes: works only with --delete; give that too, or leave it out"),
         ("runs --delete", "tune: argument --delete: expected at least one argument; `tune runs --help` shows"),
         ("runs nowhere", "tune: nowhere: no run of this model; results has runs of doubler"),
-        ("cache --clean everything", "tune: --clean everything: write one or more of server, numpy, models"),
-        ("cache --clean remote", "tune: --clean remote: write one or more of server, numpy, models"),
+        ("cache --clean everything", "tune: --clean everything: write one or more of server, numpy, openvino"),
+        ("cache --clean remote", "tune: --clean remote: write one or more of server, numpy, openvino"),
         ("cache --yes", "tune: --yes: works only with --clean; give that too, or leave it out"),
     ],
 )
@@ -225,7 +225,7 @@ def test_the_cache_is_shown_and_removed(called_tune: Tune, playground: Playgroun
     assert first == f"2.00 kB in {cache}"
     assert header.split() == ["kind", "size", "in", "the", "folder", "what", "it", "is"]
     assert [line.split()[0] for line in lines] == [
-        *("server", "numpy", "models", "onnx", "requests", "simulator", "remote"),
+        *("server", "numpy", "openvino", "models", "onnx", "requests", "simulator", "remote"),
     ]
     document = json.loads(called_tune("cache", "--json", env=env).stdout)
     assert (document["folder"], document["size_bytes"]) == (str(cache), 2000)
