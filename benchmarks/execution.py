@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from intervals import ratio_interval
+from intervals import ratio_within_bound
 from measured_model import make_own_client, prepare_model, say
 from records import this_machine
 from tune_runs import row
@@ -97,12 +97,7 @@ def best_throughput(client: LoadGenerator, endpoint: Endpoint, bound_ms: float, 
 
 def table_row(model: str, setting: str, measured: Sequence[float], default: Sequence[float]) -> str:
     mean = sum(measured) / len(measured)
-    if setting == DEFAULT:
-        ratio = "1"
-    elif min(*measured, *default) == 0:
-        ratio = "a round without a load within the bound"
-    else:
-        ratio = ratio_interval(measured, default).text(".2f")
+    ratio = "1" if setting == DEFAULT else ratio_within_bound(measured, default)
     return row(model, setting, f"{mean:,.0f}", ratio)
 
 

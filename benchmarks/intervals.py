@@ -42,6 +42,13 @@ def ratio_interval(values: Sequence[float], others: Sequence[float]) -> Interval
     return Interval(*(math.exp(value) for value in (logs.estimate, logs.low, logs.high)))
 
 
+def ratio_within_bound(values: Sequence[float], others: Sequence[float]) -> str:
+    """Return the ratio of two throughputs within a bound as text; 0 stands for a round without a load within it."""
+    if min(*values, *others) == 0:
+        return "a round without a load within the bound"
+    return ratio_interval(values, others).text(".2f")
+
+
 def pooled_share(runs: Sequence[Sequence[float]]) -> Interval:
     """Return the mean share of several runs, each measured on several servers.
 

@@ -1,12 +1,13 @@
-"""Compare server processes with instances: the throughput within a latency bound of several of both on this machine.
+"""Compare the throughput of several server processes with that of several instances, within a latency bound.
 
     python benchmarks/server_processes.py [--rounds 4] [--seconds 1] [--models mlp …] [--smoke]
 
 In each round each configuration is deployed in turn, and the closed loop of the own client measures it at growing
-loads until one misses the model's bound. Its throughput is the highest one within the bound. The order of the
-configurations is reversed in every second round. All configurations have ``dynamic_batching {}`` otherwise. Several
-server processes divide the CPUs, so with as many processes as CPUs each has one, and ONNX Runtime starts one thread.
-One process with one thread for each instance is the fair comparison to these.
+loads until one misses the model's bound. Its throughput is the highest one within the bound, or 0 if there is none.
+The order of the configurations is reversed in every second round. All configurations have ``dynamic_batching {}``
+otherwise. Several server processes divide the CPUs, so with as many processes as CPUs each has one, and ONNX Runtime
+starts one thread.
+One process with one thread for each instance is the fair comparison.
 
 Prints a Markdown table: the mean throughput, the mean load and p95 at it, the memory of the servers, and the ratio of
 the throughput to that of the first configuration with its interval at 95 %.
@@ -23,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from intervals import ratio_interval
+from intervals import ratio_within_bound
 from measured_model import make_own_client, prepare_model, say
 from records import this_machine
 from tune_runs import row
@@ -108,7 +109,10 @@ def candidate(prepared: Task, processes: int, instances: int, threads: int) -> C
 def best_point(
     prepared: Task, target: ServerProcesses, candidate: Candidate, client: LoadGenerator, seconds: float
 ) -> tuple[LoadPoint, Measurement]:
-    """Deploy ``candidate`` and return its best load within the bound; the smallest load if none is within it."""
+    """Deploy ``candidate`` and return its best load within the bound.
+
+    If no load is within the bound, return the smallest one, with throughput 0.
+    """
     loads = [LoadPoint(prepared.problem.request_batch_size, concurrency) for concurrency in LOADS]
     measured: Points = []
     sla = prepared.problem.sla
@@ -119,12 +123,14 @@ def best_point(
                 break
     within = [point for point in measured if sla.is_met(point[1])]
     load, best = max(within or measured[:1], key=lambda point: point[1].throughput_infer_per_sec or 0.0)
+    if not within:
+        best = replace(best, throughput_infer_per_sec=0.0)
     return load, replace(best, server_memory_bytes=usage.server_memory_bytes)
 
 
 def table_row(prepared: Task, configuration: Configuration, points: Points, first: Points) -> str:
     own, base = ([m.throughput_infer_per_sec or 0.0 for _, m in side] for side in (points, first))
-    ratio = ratio_interval(own, base).text(".2f") if points is not first else "1"
+    ratio = ratio_within_bound(own, base) if points is not first else "1"
     figures = (
         f"{fmean(own):,.0f}",
         f"{fmean(load.concurrency for load, _ in points):.0f}",

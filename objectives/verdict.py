@@ -503,8 +503,8 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     """Return one measurement for all windows.
 
     Latency quantiles are those of all served requests, sketches are merged, and requests are summed, also by
-    priority. Other values are
-    medians over the windows in which they are known. The result is stable if all windows are.
+    priority. Other values are medians over the windows in which they are known. The result is stable if all windows
+    are.
     """
     values: dict[str, object] = {}
     for own in fields(Measurement):

@@ -33,11 +33,12 @@ _NAMES = tuple(f"{accelerator}.name" for accelerator in _ACCELERATORS)
 _CPU_NAME = f"{CPU_ACCELERATOR}.name"
 _OF_THREADS = (SPINNING, EXECUTION_MODE, INTER_OP_THREADS)  # OpenVINO has its own threads
 BACKEND = "onnxruntime"
-_GRAPHS_TOO = (BACKEND, "tensorflow")  # backends that read graph.level and accelerators of a GPU
+_READ_GRAPH_SETTINGS = (BACKEND, "tensorflow")  # backends that read graph.level and accelerators of a GPU
+_UNREAD = "Triton's own onnxruntime backend does not read it; leave it out"
 
 
 def is_accelerator_name(path: str) -> bool:
-    """Return whether ``path`` names the first accelerator of a device. ``none`` is a value of it, too."""
+    """Return whether ``path`` is the name of the first accelerator of a device, which may be ``none``."""
     return path in _NAMES
 
 
@@ -134,9 +135,6 @@ def _is_onnx(config: ModelConfig) -> bool:
     return (config.backend or config.platform) in (BACKEND, "onnxruntime_onnx")
 
 
-_UNREAD = "Triton's own onnxruntime backend does not read it; leave it out"
-
-
 def check_execution(
     fields: Mapping[str, Iterable[FieldValue]],
     config: ModelConfig,
@@ -147,12 +145,12 @@ def check_execution(
 ) -> None:
     """Raise ParameterError if a choice of ``fields`` has no effect for a model with ``config`` on its device.
 
-    ``on_gpu`` is whether a GPU serves it; None is unknown. ``embedded`` is whether tune's own backend does. An empty
-    ``backend`` is unknown, too.
+    ``on_gpu`` is whether a GPU serves it; None is unknown. ``embedded`` is whether tune's own backend does.
+    ``backend`` is empty if it is unknown.
     """
     for path in fields if backend not in ("", BACKEND) else ():
         of_graph = path == GRAPH_LEVEL or path.startswith(GPU_ACCELERATOR)
-        if (of_graph and backend not in _GRAPHS_TOO) or path == SPINNING or path.startswith(CPU_ACCELERATOR):
+        if (of_graph and backend not in _READ_GRAPH_SETTINGS) or path == SPINNING or path.startswith(CPU_ACCELERATOR):
             raise ParameterError(path, f"only ONNX models have it, and the backend is {backend}; leave it out")
     gpu_paths = [path for path in fields if path.startswith(GPU_ACCELERATOR)]
     if gpu_paths and on_gpu is False and set(fields[gpu_paths[0]]) != {NO_ACCELERATOR}:

@@ -278,7 +278,7 @@ def _refusals_note(trials: Sequence[Trial], record: RunRecord) -> Note | None:
 
 
 def _notes(result: StudyResult, record: RunRecord, confirm_seconds: float | None) -> tuple[Note, ...]:
-    """Return notes for the user on the measurements of a study, and on what a continued confirmation still needs."""
+    """Return notes for the user on the measurements of a study, and on the rest of a confirmation that continues."""
     measurements = [measurement for trial in result.trials for _, measurement in trial.measurements]
     measurements += [again.measurement for trial in result.trials for again in trial.confirmations]
     notes = [
