@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS, PRIORITY_POLICY
 from optimizer.core.trial import Candidate, FieldValue
 from optimizer.simulator.scenario import (
     Array,
@@ -38,6 +39,16 @@ def with_policy(
         fields.append(("timeout_action", action))
     prefix = "dynamic_batching.default_queue_policy."
     return replace(candidate, fields=tuple((prefix + name, value) for name, value in fields))
+
+
+def leveled(candidate: Candidate, levels: int = 2, **settings: int | str) -> Candidate:
+    """Return the candidate with priority levels, of which the lowest is the default.
+
+    ``max_queue_size_2`` is a setting of the second level.
+    """
+    policies = {f"{PRIORITY_POLICY}.{name[-1]}.{name[:-2]}": value for name, value in settings.items()}
+    fields = {PRIORITY_LEVELS: levels, DEFAULT_PRIORITY_LEVEL: levels, **dict(candidate.fields), **policies}
+    return replace(candidate, fields=tuple(sorted(fields.items())))
 
 
 def constant_load(requests_per_s: float, requests: int) -> OpenLoopLoad:

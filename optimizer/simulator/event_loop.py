@@ -80,7 +80,7 @@ MIX_TO = 24
 QUEUE_LIMIT = 25  # the most requests in the batcher's queue; 0: no limit
 TIMEOUT = 26  # time in the queue after which a request expires; 0: none does
 REJECTS = 27  # expired requests are rejected, otherwise they are moved behind those that have not expired
-MISSED = 28  # millionths of the ended executions of which the batcher learns before the instance is idle
+MISSED = 28  # millionths of the ended executions after which the batcher runs before the instance is idle
 LEVELS = 29  # priority levels with queues of their own; 0 and 1: a single queue
 POLICIES = 30  # index in ``policies`` of the first level's policy
 COLUMNS = 31
@@ -146,6 +146,7 @@ SLEEPING = 0
 WAKING = 1
 EXECUTING = 2
 RELEASING = 3
+OVERTAKEN = 4  # the batcher, notified of the end of the execution, runs before the instance is idle
 
 
 class Tables(NamedTuple):
@@ -285,7 +286,7 @@ def _simulate_point(
     saturated = False
     next_preferred = 0
     batcher_at = IDLE_WAIT
-    slot_deadline = -1  # when the batcher that waits for an idle instance rejects expired requests; -1: it does not
+    slot_deadline = -1  # when the wait for a slot ends and expired requests are rejected; -1: there is no wait
     polling = False  # the batcher tries again and again until ``current`` is executed
 
     # instances
@@ -377,10 +378,13 @@ def _simulate_point(
                     executions[run[j], 2] = now
                 state[j] = RELEASING
                 when[j] = now + release
-            if state[j] == RELEASING and when[j] == now:
-                missed = not prefetch and _is_missed(run[j], point[MISSED])
-                notified = batching and (not missed or _slot(n, state, head, tail, prefetch))  # others may be idle
+            if state[j] == OVERTAKEN:
                 taker = j
+            elif state[j] == RELEASING and when[j] == now:
+                if batching and not prefetch and _is_missed(run[j], point[MISSED]):
+                    state[j], when[j], batcher_at = OVERTAKEN, now + 1, now
+                else:
+                    notified, taker = batching, j
         elif due == now:  # a request arrives
             i, units = arrived & mask, 1
             if not alike:
@@ -440,21 +444,27 @@ def _simulate_point(
                 if waiting == 0 and slot_deadline < 0:
                     break
                 blocked = not _slot(n, state, head, tail, prefetch)
-                if blocked and timeout > 0:
+                if blocked:  # a notification does not extend the wait
                     if slot_deadline < 0:
                         slot_deadline = now + IDLE_WAIT
                     batcher_at = slot_deadline
-                if blocked and (timeout == 0 or now < slot_deadline):
-                    break
+                    if now < slot_deadline:
+                        break
                 slot_deadline = now + IDLE_WAIT if blocked else -1
+                reached = levels  # the lowest priority level whose timeout applies
                 if has_levels and timeout > 0:
+                    if not blocked:
+                        shape = payloads[PAYLOAD_SHAPE, current & mask]
+                        bounds = queue_head, queue_tail, delayed_head, delayed_tail
+                        reached = _reached_level(bounds, current_size, shape, now, point, scratch, policies)
                     kept = queue_head
                     for k in range(queue_head, queue_tail):
                         i = k & mask
                         own_policy = policy_from + queue[LEVEL, i] - 1
                         limit_ns = policies[own_policy, LEVEL_TIMEOUT]
                         own_rejects = policies[own_policy, LEVEL_REJECTS] != 0
-                        if limit_ns == 0 or now <= queued_at[i] + limit_ns or (blocked and not own_rejects):
+                        has_expired = queue[LEVEL, i] <= reached and 0 < limit_ns < now - queued_at[i]
+                        if not has_expired or (blocked and not own_rejects):
                             if kept != k:
                                 _move(queue, i, queue, kept & mask)
                             kept += 1
@@ -537,7 +547,7 @@ def _simulate_point(
                     if has_levels and timeout > 0:
                         for k in range(queue_head, queue_tail):
                             limit_ns = policies[policy_from + queue[LEVEL, k & mask] - 1, LEVEL_TIMEOUT]
-                            if limit_ns > 0:
+                            if limit_ns > 0 and queue[LEVEL, k & mask] <= reached:
                                 batcher_at = min(batcher_at, queued_at[k & mask] + limit_ns + 1)
                     elif timeout > 0 and fresh > 0:
                         batcher_at = min(batcher_at, queued_at[queue_head & mask] + timeout + 1)
@@ -672,6 +682,42 @@ def _insert(source: Ints, i: int, queue: Ints, head: int, tail: int) -> None:
         _move(queue, (place - 1) & mask, queue, place & mask)
         place -= 1
     _move(source, i, queue, place & mask)
+
+
+@compiled
+def _reached_level(
+    bounds: tuple[int, int, int, int],
+    size: int,
+    shape: int,
+    now: int,
+    point: Ints,
+    scratch: Scratch,
+    policies: Ints,
+) -> int:
+    """Return the lowest priority level whose timeout Triton applies while it forms a batch.
+
+    It looks at a level only if all requests of the levels above fit in the batch. ``bounds`` are the head and the
+    tail of the queue and of the delayed requests; ``size`` and ``shape`` are those of the payload that may grow.
+    """
+    limit, fixed, flight = point[LIMIT], point[FIXED] != 0, scratch.flight
+    mask = flight.shape[2] - 1
+    for level in range(1, point[LEVELS]):
+        policy = point[POLICIES] + level - 1
+        timeout, rejects = policies[policy, LEVEL_TIMEOUT], policies[policy, LEVEL_REJECTS] != 0
+        for place in (IN_QUEUE, DELAYED):
+            first, last = (bounds[0], bounds[1]) if place == IN_QUEUE else (bounds[2], bounds[3])
+            for k in range(first, last):
+                i = k & mask
+                if flight[place, LEVEL, i] != level:
+                    continue
+                if place == IN_QUEUE and rejects and 0 < timeout < now - flight[place, ARRIVED, i]:
+                    continue
+                if size == 0:
+                    shape = flight[place, SHAPE, i]
+                size += flight[place, UNITS, i]
+                if size > limit or (not fixed and flight[place, SHAPE, i] != shape):
+                    return level
+    return point[LEVELS]
 
 
 @compiled

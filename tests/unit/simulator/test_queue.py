@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS, PRIORITY_POLICY
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.trial import Candidate
 from optimizer.simulator.scenario import (
@@ -29,7 +28,7 @@ from optimizer.simulator.scenario import (
     SimulationTrace,
 )
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
-from tests.simulation import linear_times, poisson_load, with_policy
+from tests.simulation import leveled, linear_times, poisson_load, with_policy
 from tests.unit.simulator.test_simulator import ALL, LATENCIES, MS, TYPICAL, US, batcher, constant
 
 WAKE = Overheads(wake_s=50 * US)
@@ -135,11 +134,11 @@ def test_a_batcher_that_misses_the_end_of_an_execution_waits_for_the_next_reques
     full, roomy = (with_policy(batcher(4), max_queue_size=size) for size in (2, 3))
     arrivals = [0, 1, 2, 3, 14, 15]
     assert schedule(run(roomy, [0, 1, 2, 14], missed_share=1.0)) == [(0, [0]), (14, [1, 2, 3])]
-    # a full queue accepts none, so the batcher sleeps for half a second after the start at 0
+    # a full queue accepts none, so the batcher sleeps for half a second after it looked for an idle instance at 10 ms
     log = run(full, arrivals, missed_share=1.0)
-    assert schedule(log) == [(0, [0]), (500, [1, 2])]
+    assert schedule(log) == [(0, [0]), (510, [1, 2])]
     assert log.execution.tolist() == [0, 1, 1, REJECTED, REJECTED, REJECTED]
-    # another instance that ends later finds the batcher notified
+    # of several instances the next one that ends notifies the batcher again, which finds the first one idle
     two = replace(full, instance_count=2)
     assert schedule(run(two, [0, 5, 6, 7], missed_share=1.0)) == [(0, [0]), (5, [1]), (15, [2, 3])]
 
@@ -169,13 +168,6 @@ def test_a_batcher_without_an_idle_instance_answers_expired_requests_after_half_
     assert log.sent_s[2] == pytest.approx(0.5, abs=0.01)
 
 
-def leveled(candidate: Candidate, **settings: int | str) -> Candidate:
-    """Return the candidate with two priority levels, of which the second is the default."""
-    policies = {f"{PRIORITY_POLICY}.{name[-1]}.{name[:-2]}": value for name, value in settings.items()}
-    fields = {PRIORITY_LEVELS: 2, DEFAULT_PRIORITY_LEVEL: 2, **dict(candidate.fields), **policies}
-    return replace(candidate, fields=tuple(sorted(fields.items())))
-
-
 def test_a_higher_priority_is_executed_first() -> None:
     """Request 0 is being executed when the others arrive. Equal priorities keep their order; 0 is the default."""
     log = run(leveled(batcher(1, 0)), [0, 1, 2, 3, 4], priorities=[2, 2, 0, 1, 1])
@@ -197,6 +189,14 @@ def test_each_level_has_its_own_timeout() -> None:
     log = run(expiring, [0, 1, 2, 3, 4], priorities=[1, 1, 1, 2, 1])
     assert schedule(log) == [(0, [0]), (10, [1]), (20, [2]), (30, [4])]
     assert log.execution[3] == TIMED_OUT
+
+
+def test_a_request_does_not_expire_while_higher_levels_fill_the_batch() -> None:
+    """Request 1 has waited too long at 10 ms, but keeps its place in the queue until the batch at 20 ms is formed."""
+    limited = leveled(batcher(1, 0), default_timeout_microseconds_2=5000, max_queue_size_2=1)
+    log = run(limited, [0, 1, 2, 3, 15, 25], priorities=[1, 2, 1, 1, 2, 2])
+    assert schedule(log) == [(0, [0]), (10, [2]), (20, [3]), (30, [5])]
+    assert log.execution[[1, 4]].tolist() == [TIMED_OUT, REJECTED]
 
 
 def test_delayed_requests_of_a_high_level_come_before_a_low_level() -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +36,7 @@ from optimizer.simulator.scenario import (
     SimulationResult,
 )
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
-from tests.simulation import constant_load, linear_times, poisson_load, simulate, with_policy
+from tests.simulation import constant_load, leveled, linear_times, poisson_load, simulate, with_policy
 
 MS, US = 1e-3, 1e-6
 ALL = MeasurementInterval(warm_up_requests=0)
@@ -203,6 +203,22 @@ class Request:
     number: int = -1
     samples: int = 1
     shape: int = 0
+    level: int = 0
+
+
+@dataclass(eq=False)
+class Level:
+    """The queue of a priority level. The policy is (max_queue_size, timeout in µs, action)."""
+
+    policy: tuple[int, int, str]
+    fresh: deque[Request] = field(default_factory=deque)
+    delayed: deque[Request] = field(default_factory=deque)
+
+    def take_expired(self, now: int) -> list[Request]:
+        expired = []
+        while self.policy[1] and self.fresh and now > self.fresh[0].arrived + 1000 * self.policy[1]:
+            expired.append(self.fresh.popleft())
+        return expired
 
 
 @dataclass(eq=False)
@@ -221,6 +237,8 @@ class Setting:
     """A scenario in ns. ``service[k - 1]`` is the time of k requests; instances do not slow each other.
 
     With a ``mix`` it is the time of k samples. The queue policy is (max_queue_size, timeout in µs, action).
+    ``levels`` has the policy of each priority level; one without limit and timeout is the default policy. If
+    ``overtakes``, the batcher runs before an instance that has notified it of the end of an execution is idle.
     """
 
     candidate: Candidate
@@ -229,6 +247,8 @@ class Setting:
     mix: SizeDistribution | None = None
     shares: tuple[float, ...] = (1.0,)
     policy: tuple[int, int, str] = (0, 0, "REJECT")
+    levels: tuple[tuple[int, int, str], ...] = ()
+    overtakes: bool = False
     fixed: bool = True
     prefetch: bool = True
     concurrency: int = 0
@@ -245,16 +265,23 @@ class Setting:
     def job(self) -> Scenario:
         times = np.repeat(np.array(self.service, float)[:, None] / 1e9, self.candidate.instance_count, axis=1)
         latencies = (self.send, self.receive, self.client, self.spacing, self.wake, self.dispatch, self.release)
+        candidate, own = with_policy(self.candidate, *self.policy), dict[str, int | str]()
+        names = ("max_queue_size", "default_timeout_microseconds", "timeout_action")
+        for level, policy in enumerate(self.levels, 1):
+            if any(policy[:2]):
+                own.update({f"{name}_{level}": value for name, value in zip(names, policy, strict=True)})
         return Scenario(
-            with_policy(self.candidate, *self.policy),
+            leveled(candidate, len(self.levels), **own) if self.levels else candidate,
             ClosedLoopLoad(self.concurrency) if self.concurrency else OpenLoopLoad(np.array(self.arrivals) / 1e9),
             ServiceTimes(times, self.each),
             Overheads(*(latency / 1e9 for latency in latencies)),
             self.each,
             self.fixed,
-            None if any(self.policy[:2]) else self.prefetch,
+            None if any(self.policy[:2]) or self.levels else self.prefetch,
             self.mix,
             self.shares,
+            missed_share=1.0 if self.overtakes else 0.0,
+            priorities=SizeDistribution(((1, len(self.levels), 1.0),)) if self.levels else None,
         )
 
 
@@ -271,17 +298,16 @@ class Triton:
         self.limit = max(1, self.c.max_batch_size)
         self.delay = 1000 * self.c.max_queue_delay_us if self.c.dynamic_batching else 0
         self.preferred = sorted(set(self.c.preferred_batch_sizes or (self.limit,)))
-        self.queue: deque[Request] = deque()
-        self.delayed: deque[Request] = deque()
+        policies = {level: own if any(own[:2]) else setting.policy for level, own in enumerate(setting.levels, 1)}
+        self.levels = [Level(own) for own in (policies or {0: setting.policy}).values()]
         self.queued_samples = 0
-        self.most_queued, self.timeout, self.action = setting.policy if self.c.dynamic_batching else (0, 0, "")
-        self.prefetch = setting.prefetch and not (self.most_queued or self.timeout)
+        self.prefetch = setting.prefetch and not (setting.levels or any(setting.policy[:2]))
         self.unanswered: list[Request] = []
         self.rejected: dict[int, int] = {}  # number to time
         self.timed_out: dict[int, int] = {}
         self.slot_deadline: int | None = None
         self.polling = False
-        self.mix = setting.job().mix()
+        self.mix = *setting.job().mix(), setting.job().priority_mix()
         self.payloads: deque[Payload] = deque()
         self.current = Payload()
         self.saturated, self.next_preferred, self.batcher_at = False, 0, 500_000_000
@@ -294,6 +320,7 @@ class Triton:
         self.waking: dict[int, int] = {}
         self.running: dict[int, tuple[int, Payload]] = {}
         self.releasing: dict[int, int] = {}
+        self.overtaken: dict[int, int] = {}
         self.log: list[tuple[int, int, list[int]]] = []  # instance, start, requests
 
     def issue(self, sent: int) -> None:
@@ -306,7 +333,7 @@ class Triton:
         """Return the executions, at least ``count``, after all events up to ``until``."""
         while len(self.log) < count or self.now <= until:
             events = [(end, 0, j) for j, (end, _) in self.running.items()]
-            events += [(end, 0, j) for j, end in self.releasing.items()]
+            events += [(end, 0, j) for j, end in {**self.releasing, **self.overtaken}.items()]
             events += [(self.due[0].arrived, 1, 0)] if self.due else []
             events += [(self.batcher_at, 2, 0)]
             events += [(at, 3, j) for j, at in self.waking.items()]
@@ -319,16 +346,17 @@ class Triton:
     def arrival(self, _: int) -> None:
         request = self.due.pop(0)
         request.number, self.arrived = self.arrived, self.arrived + 1
-        request.samples, request.shape = (int(ring[request.number % RING_LENGTH]) for ring in self.mix)
+        request.samples, request.shape, request.level = (int(ring[request.number % RING_LENGTH]) for ring in self.mix)
         if not self.c.dynamic_batching:
             self.enqueue(Payload([request]))
             return
         self.queued_samples += request.samples
-        if 0 < self.most_queued <= len(self.queue) + len(self.delayed):
+        level = self.levels[max(request.level - 1, 0)]
+        if 0 < level.policy[0] <= len(level.fresh) + len(level.delayed):
             self.rejected[request.number] = self.now
             self.refuse([request])
             return
-        self.queue.append(request)
+        level.fresh.append(request)
         wake = self.slot_available()
         if self.s.fixed:
             enough = self.queued_samples >= self.next_preferred
@@ -353,8 +381,12 @@ class Triton:
             self.releasing[j] = self.now + self.s.release
             if self.s.release:
                 return
-        del self.releasing[j]
-        self.wake_batcher()
+        if self.overtaken.pop(j, None) is None:
+            del self.releasing[j]
+            if self.s.overtakes and self.c.dynamic_batching and not self.prefetch:
+                self.overtaken[j], self.batcher_at = self.now + 1, self.now
+                return
+            self.wake_batcher()
         self.dequeue(j)
 
     def instance_woken(self, j: int) -> None:
@@ -404,56 +436,65 @@ class Triton:
             self.unanswered, self.polling = [], False
             if self.saturated or self.current.executing:
                 self.current, self.saturated, self.next_preferred = Payload(), False, 0
-            if not self.queue and not self.delayed and self.slot_deadline is None:
+            if not self.waiting() and self.slot_deadline is None:
                 self.batcher_at = self.now + 500_000_000
                 return
             if not self.slot_available():
-                if self.timeout and self.slot_deadline is not None and self.now >= self.slot_deadline:
-                    if self.action == "REJECT":
-                        self.unanswered = self.take_expired()
-                        self.refuse(self.unanswered)
-                        self.unanswered = []
+                if self.slot_deadline is not None and self.now >= self.slot_deadline:
                     self.slot_deadline = None
+                    for level in self.levels:
+                        if level.policy[2] == "REJECT":
+                            self.reject(level.take_expired(self.now))
+                    self.refuse(self.unanswered)
+                    self.unanswered = []
                 if self.slot_deadline is None:
                     self.slot_deadline = self.now + 500_000_000
-                if self.timeout:
-                    self.batcher_at = self.slot_deadline
-                else:
-                    self.batcher_at, self.slot_deadline = self.now + 500_000_000, None
+                self.batcher_at = self.slot_deadline
                 return
             self.slot_deadline = None
-            expired = self.take_expired()
-            if self.action == "DELAY":
-                self.delayed += expired
-            else:
-                self.unanswered = expired
-                self.queued_samples -= sum(request.samples for request in expired)
-            if not self.queue and not self.delayed:
-                continue
             wait_us, pending = self.dynamic_batch()
+            if not self.waiting():
+                continue
             if wait_us > 0:
                 self.batcher_at = self.now + 1000 * wait_us + self.s.wake
                 return
             if not pending and not self.saturated:
                 self.polling = True
                 self.batcher_at = self.now + 500_000_000
-                if self.timeout and self.queue:
-                    self.batcher_at = min(self.batcher_at, self.queue[0].arrived + 1000 * self.timeout + 1)
+                for level in self.reached:
+                    if level.policy[1] and level.fresh:
+                        expiry = level.fresh[0].arrived + 1000 * level.policy[1]
+                        self.batcher_at = min(self.batcher_at, expiry + 1)
                 return
             fresh = not self.current.requests
             for _ in range(pending):
-                self.current.requests.append((self.queue or self.delayed).popleft())
+                first = next(level.fresh or level.delayed for level in self.levels if level.fresh or level.delayed)
+                self.current.requests.append(first.popleft())
                 self.queued_samples -= self.current.requests[-1].samples
             if pending and fresh:
                 self.enqueue(self.current)
 
-    def take_expired(self) -> list[Request]:
-        expired = []
-        while self.timeout and self.queue and self.now > self.queue[0].arrived + 1000 * self.timeout:
-            expired.append(self.queue.popleft())
-        if self.action == "REJECT":
-            self.timed_out.update((request.number, self.now) for request in expired)
-        return expired
+    def waiting(self) -> bool:
+        return any(level.fresh or level.delayed for level in self.levels)
+
+    def reject(self, expired: list[Request]) -> None:
+        self.unanswered += expired
+        self.timed_out.update((request.number, self.now) for request in expired)
+
+    def at_cursor(self) -> Iterator[tuple[Request, int | None]]:
+        """Yield the requests with the times at which they expire. The policy of a level is applied on the way."""
+        self.reached: list[Level] = []
+        for level in self.levels:
+            self.reached.append(level)
+            expired = level.take_expired(self.now)
+            if level.policy[2] == "DELAY":
+                level.delayed += expired
+            else:
+                self.reject(expired)
+                self.queued_samples -= sum(request.samples for request in expired)
+            timeout = 1000 * level.policy[1]
+            yield from [(request, request.arrived + timeout if timeout else None) for request in level.fresh]
+            yield from [(request, None) for request in level.delayed]
 
     def dynamic_batch(self) -> tuple[int, int]:
         """Return (time to wait in µs, requests to take)."""
@@ -462,7 +503,8 @@ class Triton:
         send_now = False
         shape = self.current.requests[0].shape if self.current.requests else None
         seen: list[Request] = []
-        for request in [*self.queue, *self.delayed]:
+        expiries: list[int] = []
+        for request, expiry in self.at_cursor():
             each = request.samples
             if size + pending == 0:
                 shape = request.shape
@@ -478,6 +520,8 @@ class Triton:
             pending += each
             count += 1
             seen.append(request)
+            if expiry is not None:
+                expiries.append(expiry)
             if size + pending in self.preferred:
                 best, best_count = pending, count
         age = self.now - min((request.arrived for request in seen), default=0)
@@ -498,7 +542,6 @@ class Triton:
         if not self.saturated and size != 0 and size not in self.preferred:
             return 0, count
         wait = self.delay - age
-        expiries = [r.arrived + 1000 * self.timeout for r in seen[: len(self.queue)] if self.timeout]
         return min([wait, *(expiry - self.now for expiry in expiries)]) // 1000, count
 
 
@@ -516,15 +559,15 @@ def settings_of_triton(draw: st.DrawFn, *, differing: bool = False) -> Setting:
     latency = st.sampled_from([0, 0, step, 3 * step, 11 * step])
     closed = draw(st.booleans())
     gaps = draw(st.lists(st.sampled_from([0, 0, 1, 2, 5, 30]), min_size=1, max_size=40))
-    mix, policy = None, (0, 0, "REJECT")
+    mix, policy, levels = None, (0, 0, "REJECT"), list[tuple[int, int, str]]()
     shares: tuple[float, ...] = (1.0,)
     if differing:
         shares = draw(st.sampled_from([(1.0,), (3.0, 1.0), (1.0, 1.0, 2.0)]))
-        policy = (
-            draw(st.sampled_from([0, 0, 1, 2, 5])),
-            draw(st.sampled_from([0, 0, 3, 15, 60])),
-            draw(st.sampled_from(["REJECT", "DELAY"])),
+        policies = st.tuples(
+            st.sampled_from([0, 0, 1, 2, 5]), st.sampled_from([0, 0, 3, 15, 60]), st.sampled_from(["REJECT", "DELAY"])
         )
+        policy = draw(policies)
+        levels = draw(st.lists(policies, min_size=2, max_size=3)) if dynamic and draw(st.booleans()) else []
         if each == 1 and draw(st.booleans()):
             largest = draw(st.integers(1, limit))
             mix = SizeDistribution(((1, largest, 1.0), (largest, largest, draw(st.sampled_from([0.2, 2.0])))))
@@ -535,6 +578,8 @@ def settings_of_triton(draw: st.DrawFn, *, differing: bool = False) -> Setting:
         mix,
         shares,
         policy,
+        tuple(levels),
+        overtakes=differing and draw(st.sampled_from([False, False, True])),
         fixed=draw(st.booleans()),
         prefetch=draw(st.sampled_from([True, True, False])),
         concurrency=draw(st.integers(1, 25)) if closed else 0,
