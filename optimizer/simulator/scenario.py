@@ -138,9 +138,10 @@ class Scenario:
         refuses: The candidate's queue policy applies: ``max_queue_size``, the default timeout and its action.
             Otherwise it only decides about ``prefetch``.
         priorities: Shares of the priorities of the requests; None if all have the default level.
-        missed_share: Without prefetch Triton notifies the batcher of the end of an execution before the instance
-            counts as idle. In this share of cases the batcher checks too early. It then sleeps until the next
-            request is accepted, or for half a second. benchmarks/simulator_queue_proof.md has a measured share.
+        missed_share: Share of the ends of executions at which the batcher runs too early. Without prefetch it needs
+            an idle instance. The thread of an instance first notifies the batcher and then counts itself as idle. If
+            the operating system runs the batcher in between, it finds no idle instance. It then sleeps until the
+            next request is accepted, or for half a second. docs/queues.md has the measured shares.
     """
 
     candidate: Candidate

@@ -37,7 +37,7 @@ PROBLEM = Problem("m", SPACE, 1, 64, sla=SLA, open_loop=True)
 NO_LIMIT, SHORT, LONG = SPACE.candidates()
 
 
-def served(candidate: Candidate, rate: float, missed_share: float = 0.45) -> Measurement:
+def served(candidate: Candidate, rate: float, missed_share: float = 0.4) -> Measurement:
     """Return the measurement of a simulated server with 3 ms + 0.5 ms a sample."""
     scenario = Scenario(
         candidate,

@@ -143,6 +143,15 @@ def test_a_batcher_that_misses_the_end_of_an_execution_waits_for_the_next_reques
     assert schedule(run(two, [0, 5, 6, 7], missed_share=1.0)) == [(0, [0]), (5, [1]), (15, [2, 3])]
 
 
+@pytest.mark.parametrize(("missed_share", "overloaded"), [(0.0, False), (0.3, False), (0.7, True), (1.0, True)])
+def test_missed_notifications_lower_the_capacity_of_single_requests(missed_share: float, overloaded: bool) -> None:
+    """Load and share must not exceed 1: after each missed end the next execution waits for an arrival."""
+    load = poisson_load(50, 1000)
+    job = Scenario(leveled(batcher(1, 0)), load, constant(10 * MS), missed_share=missed_share)
+    (result,) = simulate_many([job], window=ALL)
+    assert result.overloaded == overloaded
+
+
 def test_expired_requests_are_rejected_as_the_next_batch_is_formed() -> None:
     log = run(with_policy(batcher(4), timeout_us=5000), [0, 1, 7])
     assert schedule(log) == [(0, [0]), (10, [2])]
