@@ -6,6 +6,7 @@ Import this module only where something is simulated: the import loads the compi
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -381,8 +382,8 @@ def _simulate_point(
             if state[j] == OVERTAKEN:
                 taker = j
             elif state[j] == RELEASING and when[j] == now:
-                if batching and not prefetch and _is_missed(run[j], point[MISSED]):
-                    state[j], when[j], batcher_at = OVERTAKEN, now + 1, now
+                if batching and not prefetch and _is_missed(run[j], now, point[MISSED]):
+                    state[j], when[j], batcher_at = OVERTAKEN, now + preempted_ns(run[j], now, wake), now
                 else:
                     notified, taker = batching, j
         elif due == now:  # a request arrives
@@ -766,12 +767,23 @@ def _slot(n: int, state: Ints, head: int, tail: int, prefetch: bool) -> bool:
 
 
 @compiled
-def _is_missed(run: int, missed: int) -> bool:
-    """Return whether the batcher finds no idle instance when it is notified of the end of this execution.
+def _is_missed(run: int, now: int, missed: int) -> bool:
+    """Return whether the batcher runs too early at the end of this execution."""
+    return 1e6 * _uniform(run, now) < missed
 
-    A hash of the number of the execution decides. Its modulus is a prime next to a million.
-    """
-    return (run * run * 7919 + run * 104729) % 1_000_003 < missed
+
+@compiled
+def preempted_ns(run: int, now: int, mean: int) -> int:
+    """Return how long an instance whose CPU the batcher takes is not idle yet: exponentially distributed, at least 1."""
+    return 1 + int(-math.log(1 - _uniform(now, run)) * mean)
+
+
+@compiled
+def _uniform(a: int, b: int) -> float:
+    """Return a hash of two numbers, at least 0 and less than 1. Its modulus is a prime next to a million."""
+    modulus = 1_000_003
+    a, b = a % modulus, b % modulus
+    return ((a * a * 7919 + a * 104729 + b * 31) % modulus) / modulus
 
 
 @compiled

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate
-from optimizer.simulator.event_loop import REFUSED_PAUSE, compiled
+from optimizer.simulator.event_loop import REFUSED_PAUSE, compiled, preempted_ns
 from optimizer.simulator.scenario import (
     REJECTED,
     RING_LENGTH,
@@ -321,6 +321,7 @@ class Triton:
         self.running: dict[int, tuple[int, Payload]] = {}
         self.releasing: dict[int, int] = {}
         self.overtaken: dict[int, int] = {}
+        self.run_of: dict[int, int] = {}
         self.log: list[tuple[int, int, list[int]]] = []  # instance, start, requests
 
     def issue(self, sent: int) -> None:
@@ -384,7 +385,8 @@ class Triton:
         if self.overtaken.pop(j, None) is None:
             del self.releasing[j]
             if self.s.overtakes and self.c.dynamic_batching and not self.prefetch:
-                self.overtaken[j], self.batcher_at = self.now + 1, self.now
+                idle_at = self.now + preempted_ns(self.run_of[j], self.now, self.s.wake)
+                self.overtaken[j], self.batcher_at = idle_at, self.now
                 return
             self.wake_batcher()
         self.dequeue(j)
@@ -412,6 +414,7 @@ class Triton:
             self.payloads.popleft()
         self.wake_batcher()
         self.running[j] = self.now + self.s.service[payload.samples // self.s.each - 1], payload
+        self.run_of[j] = len(self.log)
         self.log.append((j, self.now, [request.number for request in payload.requests]))
 
     def enqueue(self, payload: Payload) -> None:
