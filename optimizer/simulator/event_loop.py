@@ -774,7 +774,7 @@ def _is_missed(run: int, now: int, missed: int) -> bool:
 
 @compiled
 def preempted_ns(run: int, now: int, mean: int) -> int:
-    """Return how long an instance whose CPU the batcher takes is not idle yet: exponentially distributed, at least 1."""
+    """Return how long an instance whose CPU the batcher takes is not idle: exponentially distributed, at least 1."""
     return 1 + int(-math.log(1 - _uniform(now, run)) * mean)
 
 
