@@ -139,6 +139,7 @@ PAYLOAD_ROWS = 5
 
 FOREVER = 2**62
 IDLE_WAIT = 500_000_000  # after this time the batcher runs even if it was not notified
+PREEMPTION = 32_000  # mean time for which a batcher that runs too early keeps the instance from being idle: measured
 FEWEST_TO_JUDGE = 30  # arrivals; fewer show no trend
 REFUSED_PAUSE = 100_000  # a client whose request was refused sends again no sooner than this after it arrived
 MOST_REFUSED = 20  # refused requests for each wanted one, after which a closed loop ends in any case
@@ -383,7 +384,7 @@ def _simulate_point(
                 taker = j
             elif state[j] == RELEASING and when[j] == now:
                 if batching and not prefetch and _is_missed(run[j], now, point[MISSED]):
-                    state[j], when[j], batcher_at = OVERTAKEN, now + preempted_ns(run[j], now, wake), now
+                    state[j], when[j], batcher_at = OVERTAKEN, now + preempted_ns(run[j], now), now
                 else:
                     notified, taker = batching, j
         elif due == now:  # a request arrives
@@ -773,9 +774,9 @@ def _is_missed(run: int, now: int, missed: int) -> bool:
 
 
 @compiled
-def preempted_ns(run: int, now: int, mean: int) -> int:
-    """Return how long an instance whose CPU the batcher takes is not idle: exponentially distributed, at least 1."""
-    return 1 + int(-math.log(1 - _uniform(now, run)) * mean)
+def preempted_ns(run: int, now: int) -> int:
+    """Return how long an instance whose CPU the batcher takes is not idle, exponentially distributed."""
+    return 1 + int(-math.log(1 - _uniform(now, run)) * PREEMPTION)
 
 
 @compiled

@@ -385,7 +385,7 @@ class Triton:
         if self.overtaken.pop(j, None) is None:
             del self.releasing[j]
             if self.s.overtakes and self.c.dynamic_batching and not self.prefetch:
-                idle_at = self.now + preempted_ns(self.run_of[j], self.now, self.s.wake)
+                idle_at = self.now + preempted_ns(self.run_of[j], self.now)
                 self.overtaken[j], self.batcher_at = idle_at, self.now
                 return
             self.wake_batcher()
