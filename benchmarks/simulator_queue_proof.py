@@ -504,12 +504,15 @@ def calibrate(
 ) -> proof.CalibratedServer:
     """Return the server calibrated on the cells of ``by``. Raises KeyError if one of them was not recorded.
 
-    The cells with a queue policy only determine the share of missed notifications.
+    The open loops with a queue policy only determine the share of missed notifications. In a closed loop it also
+    matters whether the next requests arrive before the instance is idle.
     """
     measurements: dict[Cell, list[Measurement]] = {cell: [one.measurement for one in recorded[cell]] for cell in by}
     usual = [cell for cell in by if not cell.candidate.fields]
     server = proof.calibrate(measurements, usual, alone=ALONE, saturated=SATURATED, steps=steps)
-    medians: dict[Cell, Measurement] = {cell: median(measurements[cell]) for cell in by if cell.candidate.fields}
+    medians: dict[Cell, Measurement] = {
+        cell: median(measurements[cell]) for cell in by if cell.candidate.fields and cell.arrivals != "closed"
+    }
     if not medians:
         return server
     servers = [replace(server, missed_share=share) for share in MISSED_SHARES]

@@ -290,6 +290,7 @@ def _simulate_point(
     batcher_at = IDLE_WAIT
     slot_deadline = -1  # when the wait for a slot ends and expired requests are rejected; -1: there is no wait
     polling = False  # the batcher tries again and again until ``current`` is executed
+    overtaken = False  # whether the batcher has taken the CPU of an instance that is not idle yet; it has only one
 
     # instances
     state = np.zeros(n, np.int64)
@@ -381,9 +382,10 @@ def _simulate_point(
                 state[j] = RELEASING
                 when[j] = now + release
             if state[j] == OVERTAKEN:
-                taker = j
+                overtaken, taker = False, j
             elif state[j] == RELEASING and when[j] == now:
-                if batching and not prefetch and _is_missed(run[j], now, point[MISSED]):
+                if batching and not prefetch and not overtaken and _is_missed(run[j], now, point[MISSED]):
+                    overtaken = True
                     state[j], when[j], batcher_at = OVERTAKEN, now + preempted_ns(run[j], now), now
                 else:
                     notified, taker = batching, j

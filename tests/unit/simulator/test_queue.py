@@ -141,6 +141,9 @@ def test_a_batcher_that_misses_the_end_of_an_execution_waits_for_the_next_reques
     # of several instances the next one that ends notifies the batcher again, which finds the first one idle
     two = replace(full, instance_count=2)
     assert schedule(run(two, [0, 5, 6, 7], missed_share=1.0)) == [(0, [0]), (5, [1]), (15, [2, 3])]
+    # of two that end at the same time, the batcher can take the CPU of one
+    single = replace(two, max_batch_size=1)
+    assert schedule(run(single, [0, 0, 1, 2], missed_share=1.0)) == [(0, [0]), (0, [1]), (10, [2]), (20, [3])]
 
 
 @pytest.mark.parametrize(("missed_share", "overloaded"), [(0.0, False), (0.3, False), (0.7, True), (1.0, True)])

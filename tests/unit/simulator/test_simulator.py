@@ -384,7 +384,7 @@ class Triton:
                 return
         if self.overtaken.pop(j, None) is None:
             del self.releasing[j]
-            if self.s.overtakes and self.c.dynamic_batching and not self.prefetch:
+            if self.s.overtakes and self.c.dynamic_batching and not self.prefetch and not self.overtaken:
                 idle_at = self.now + preempted_ns(self.run_of[j], self.now)
                 self.overtaken[j], self.batcher_at = idle_at, self.now
                 return
