@@ -721,7 +721,7 @@ def _reached_level(
                 size += flight[place, UNITS, i]
                 if size > limit or (not fixed and flight[place, SHAPE, i] != shape):
                     return level
-    return point[LEVELS]
+    return int(point[LEVELS])
 
 
 @compiled

@@ -266,10 +266,10 @@ class Setting:
         times = np.repeat(np.array(self.service, float)[:, None] / 1e9, self.candidate.instance_count, axis=1)
         latencies = (self.send, self.receive, self.client, self.spacing, self.wake, self.dispatch, self.release)
         candidate, own = with_policy(self.candidate, *self.policy), dict[str, int | str]()
-        names = ("max_queue_size", "default_timeout_microseconds", "timeout_action")
-        for level, policy in enumerate(self.levels, 1):
-            if any(policy[:2]):
-                own.update({f"{name}_{level}": value for name, value in zip(names, policy, strict=True)})
+        for level, (limit, timeout_us, action) in enumerate(self.levels, 1):
+            if limit or timeout_us:
+                own |= {f"max_queue_size_{level}": limit, f"default_timeout_microseconds_{level}": timeout_us}
+                own[f"timeout_action_{level}"] = action
         return Scenario(
             leveled(candidate, len(self.levels), **own) if self.levels else candidate,
             ClosedLoopLoad(self.concurrency) if self.concurrency else OpenLoopLoad(np.array(self.arrivals) / 1e9),
