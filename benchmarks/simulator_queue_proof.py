@@ -9,6 +9,8 @@ The model, the calibration and the errors are those of simulator_proof.py. The s
 - ``rejects``: ``max_queue_size`` is set, and the arrivals exceed the capacity or come in bursts.
 - ``timeouts``: requests expire in the queue, which rejects them or moves them behind the others.
 - ``priorities``: a fifth of the requests has the first of two priority levels, whose queues have their own policies.
+- ``apart`` and ``together``: the cells of the last three with the batcher's thread on another CPU than the server's
+  other threads, or on the same one. Then it misses no end of an execution, or each of them (docs/queues.md).
 
 The requests are sent by tritune's own client, because perf_analyzer stops at the first refused request. Sizes, shapes
 and arrivals of a recording are exactly those of the simulation. Throughput and latency are those of the requests that
@@ -23,13 +25,16 @@ on average.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
+import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -46,7 +51,7 @@ from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVEL
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.request_sizes import parse_priorities, parse_size_distribution
 from optimizer.core.trial import Candidate, FieldValue
-from optimizer.machine import hardware
+from optimizer.machine import conditions, hardware
 from optimizer.measure.load_client import client
 from optimizer.measure.load_client.arrivals import ConstantArrivals, PoissonArrivals
 from optimizer.measure.load_client.http2 import Http2Connection
@@ -72,7 +77,12 @@ ANY_SHAPE = proof.CONFIG.replace('name: "x" data_type: TYPE_FP32 dims: 1', 'name
 ANY_SHAPE = ANY_SHAPE.replace('name: "y" data_type: TYPE_FP32 dims: 1', 'name: "y" data_type: TYPE_FP32 dims: -1')
 POLICY = "dynamic_batching.default_queue_policy."
 REJECTED, TIMED_OUT = "Exceeds maximum queue size", "Request timeout expired"
-SECTIONS = ("sizes", "shapes", "rejects", "timeouts", "priorities")
+SECTIONS = ("sizes", "shapes", "rejects", "timeouts", "priorities", "apart", "together")
+MISSED_WHERE = {
+    "apart": 0.0,
+    "together": 1.0,
+}  # the share of missed notifications by the place of the batcher's thread
+IDLE_SECONDS, IDLE_WAKES = 1.5, range(2, 5)  # an idle batcher wakes every half second
 FIGURES = (*proof.FIGURES, "rejected_share", "timed_out_share")
 
 
@@ -81,12 +91,14 @@ class QueueCell(Cell):
     """A cell whose requests differ, or whose queue has a policy.
 
     ``mix`` are the samples of a request in the syntax of ``core.request_sizes``. The queue policy is in the
-    candidate's fields. ``priorities`` are shares in the syntax of ``core.request_sizes``.
+    candidate's fields. ``priorities`` are shares in the syntax of ``core.request_sizes``. ``threads`` is the place of
+    the batcher's thread, a key of MISSED_WHERE; empty: the operating system decides.
     """
 
     mix: str = ""
     shape_shares: tuple[float, ...] = (1.0,)
     priorities: str = ""
+    threads: str = ""
 
     @property
     def fixed_shapes(self) -> bool:
@@ -107,7 +119,8 @@ class QueueCell(Cell):
     def key(self) -> dict[str, str]:
         policy = " ".join(f"{path.removeprefix(POLICY)}={value}" for path, value in self.candidate.fields)
         policy += f" priorities={self.priorities}" if self.priorities else ""
-        return {**super().key, "mix": self.mix, "shapes": " ".join(map(str, self.shape_shares)), "policy": policy}
+        shapes = " ".join(map(str, self.shape_shares))
+        return {**super().key, "mix": self.mix, "shapes": shapes, "policy": policy, "threads": self.threads}
 
     def scenario(self, service: ServiceTimes, overheads: Overheads) -> Scenario:
         return replace(
@@ -245,6 +258,8 @@ HELD_OUT = {
         ),
     ],
 }
+WITH_POLICY = [cell for name in ("rejects", "timeouts", "priorities") for cell in HELD_OUT[name]]
+HELD_OUT |= {place: [replace(cell, threads=place) for cell in WITH_POLICY] for place in MISSED_WHERE}
 
 
 def calibration(sections: Sequence[str]) -> list[QueueCell]:
@@ -385,8 +400,38 @@ def measured(missing: Sequence[tuple[int, QueueCell]], config: str) -> Iterator[
                 while place < len(missing) and missing[place][1].candidate == first.candidate:
                     number, cell = missing[place]
                     say(f"recording {place + 1} of {len(missing)}")
+                    place_threads(endpoint, cell.threads)
                     yield number, cell, least_disturbed(endpoint, cell)
                     place += 1
+
+
+def place_threads(endpoint: Endpoint, where: str) -> None:
+    """Run the batcher's thread on another CPU than the server's other threads, or on the same one.
+
+    The batcher is the thread that wakes twice a second while the server is idle; of several, the latest one.
+    """
+    assert endpoint.server_pid is not None, "the server runs on this machine"
+    below = conditions.process_tree(endpoint.server_pid)
+    server = next(pid for pid in below if Path(f"/proc/{pid}/comm").read_text().strip() == "tritonserver")
+    before = switches(server)
+    time.sleep(IDLE_SECONDS if where else 0.0)
+    after = switches(server)
+    cpus = sorted(os.sched_getaffinity(0))
+    for thread in after:
+        os.sched_setaffinity(thread, cpus[1:] if where else cpus)
+    if where:
+        batcher = max(thread for thread, count in after.items() if count - before.get(thread, count) in IDLE_WAKES)
+        os.sched_setaffinity(batcher, cpus[:1] if where == "apart" else cpus[1:])
+
+
+def switches(process: int) -> dict[int, int]:
+    """Return how often each thread of a process has started to wait."""
+    counts = {}
+    for folder in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
+            counts[int(folder.name)] = int(status["voluntary_ctxt_switches"])
+    return counts
 
 
 def least_disturbed(endpoint: Endpoint, cell: QueueCell) -> Recording:
@@ -450,7 +495,11 @@ def compare(
 ) -> list[ComparedQueue]:
     there = [cell for cell in wanted if cell in recorded]
     compared = []
-    for cell, simulated in zip(there, server.predict(there), strict=True):
+    servers = {cell.threads: server for cell in there}
+    for place in MISSED_WHERE.keys() & servers.keys():
+        servers[place] = replace(server, missed_share=MISSED_WHERE[place])
+    predictions = [servers[cell.threads].predict([cell])[0] for cell in there]
+    for cell, simulated in zip(there, predictions, strict=True):
         seen = recorded[cell]
         compared.append(
             ComparedQueue(
