@@ -578,7 +578,8 @@ def report(
     for name in sections:
         compared = compare(recorded, server, HELD_OUT[name])
         fewest = min(len(recorded[cell]) for cell in HELD_OUT[name])
-        title = f"## {name.capitalize()}: {len(compared)} cells, each the median of {fewest} recordings"
+        recordings = f"each the median of {fewest} recordings" if fewest > 1 else "each with 1 recording"
+        title = f"## {name.capitalize()}: {len(compared)} cells, {recordings}"
         parts.append(f"{title}\n\n**{summary(compared)}**\n\n{table(compared)}")
     body = "\n\n".join(parts)
     own = compare(recorded, server, calibration(sections))
