@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,24 +14,37 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput
 
 from objectives import batch_stats
+from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import ServerCrashed
 from optimizer.core.interfaces import Endpoint
+from optimizer.core.notes import ServedOnCpu
 from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.server_processes import ServerProcesses
 from optimizer.machine.conditions import ProcessTelemetry
+from optimizer.machine.gpu_telemetry import GpuTelemetry
+from optimizer.machine.nvml import Gpu
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_client.launcher import LoadClientGenerator
 from optimizer.measure.load_client.plan import SendRecord
 from optimizer.measure.load_client.responses import StreamedRequests
+from optimizer.measure.load_wrappers import ServerProcessesLoadGenerator
+from optimizer.measure.measurer import Measurer
+from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.perf_output import read_statistics
 from optimizer.model.repository import read_repository_model
 from optimizer.options.values import usable_cpus
-from tests.repositories import write_streamer
+from optimizer.results.watchers import QuietWatcher
+from optimizer.store.trials_table import TrialsTable
+from tests.command_fixtures import UNDECIDED, Playground, Tune
+from tests.contract import test_emitters
+from tests.emitted_files import emitted, recommendation_of
+from tests.repositories import write_sleeper, write_streamer
 
 TWO = Candidate(64, dynamic_batching=True, fields=((SERVER_PROCESSES, 2),))
 LOADS = {"closed loop": LoadPoint(1, concurrency=4), "open loop": LoadPoint(1, request_rate=200.0)}
@@ -154,3 +170,147 @@ def test_all_servers_stop_at_the_end(mlp: ModelSource, tmp_path: Path) -> None:
         pids = [server.server_pid or 0 for server in endpoint.servers]
         assert all(map(psutil.pid_exists, pids))
     assert not any(map(psutil.pid_exists, pids))
+
+
+# -- from the search to production -----------------------------------------------------------------------------------
+
+SLEEP_MS = 10.0  # one process serves at most 100 requests a second, and two serve twice as many
+PROFILE = f"""\
+model: {{repository: models, name: sleeper}}
+load: {{max_concurrency: 4}}
+space:
+  max_batch_size: [1]
+  max_queue_delay_microseconds: [off]
+  instance_group_count: [1]
+  {SERVER_PROCESSES}: [2]
+"""
+PRODUCTION = ("--image", "example/triton:24.10-py3", "--model-repository", "s3://bucket/models")
+SAMPLING = ("--interval", "300ms", "--samples", "8", "--json")
+RATE = 60.0  # of the requests to two processes
+TIMES = {"queue time", "execution time", "time in the server"}  # a disturbed machine may change these
+
+
+def write_slow(repository: Path) -> ModelSource:
+    """Write the sleeping model without batching."""
+    config = write_sleeper(repository, SLEEP_MS) / "config.pbtxt"
+    config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 1"))
+    return read_repository_model(repository, "sleeper", gpu=False)
+
+
+@contextlib.contextmanager
+def loaded(endpoint: Endpoint, folder: Path) -> Iterator[None]:
+    """Send RATE within the context, and until it has ended."""
+    client = OpenLoopGenerator(log=folder / "client.log")
+    load = LoadPoint(1, request_rate=RATE)
+    sender = threading.Thread(target=client.measure, args=(endpoint, load, 5.0))
+    sender.start()
+    try:
+        time.sleep(1.0)
+        yield
+    finally:
+        sender.join()
+
+
+@contextlib.contextmanager
+def hanging(endpoint: Endpoint) -> Iterator[None]:
+    """Stop the model of the server within the context, and send more requests than it executes at a time."""
+    stubs = [
+        process
+        for process in psutil.Process(endpoint.server_pid).children(recursive=True)
+        if "stub" in " ".join(process.cmdline()[:1])
+    ]
+    assert stubs
+    x = InferInput("x", [1, 4], "FP32")
+    x.set_data_from_numpy(np.zeros((1, 4), np.float32))
+    answered = threading.Semaphore(0)
+    with InferenceServerClient(endpoint.grpc) as client:
+        for stub in stubs:
+            stub.suspend()
+        try:
+            for _ in range(8):
+                client.async_infer("sleeper", [x], lambda result, error: answered.release())
+            yield
+        finally:
+            for stub in stubs:
+                stub.resume()
+        assert all(answered.acquire(timeout=10) for _ in range(8))
+
+
+def test_two_processes_are_recommended_emitted_and_watched(
+    playground: Playground, tune: Tune, called_tune: Tune, tmp_path: Path
+) -> None:
+    source = write_slow(playground.here / "models")
+    (playground.here / "processes.yaml").write_text(PROFILE)
+    briefly = ("--budget", "60s", "--max-trials", "2", "--measurement-interval", "200ms", "--no-confirmation")
+    tuned = tune("--sla-p95", "500ms", *briefly, "--no-output-check", "processes.yaml")
+    (run,) = (playground.here / "results").glob("*/*")
+    assert tuned.code == UNDECIDED, tuned.complaints
+    recommended = recommendation_of(run)
+    assert recommended.server_processes == 2
+    assert (run / "logs" / "tritonserver-2.log").stat().st_size
+
+    files = emitted(run, tmp_path / "out", "--format", "compose", *PRODUCTION, "--force")
+    test_emitters.TestCompose().check(files, run, "s3://bucket/models", tmp_path / "out")
+    (text,) = files.values()
+    ports = re.findall(r"[0-9.]+:(\d+):8002", text)
+    assert ports == ["8002", "8012"]
+
+    targets = [EmbeddedTarget(source, log=tmp_path / f"{number}.log", say=print, metrics=True) for number in range(2)]
+    with (
+        contextlib.closing(ServerProcesses(targets)) as servers,
+        servers.deploy(recommended.point.candidate) as endpoint,
+    ):
+        urls = [word for server in endpoint.servers for word in ("--url", server.metrics)]
+        refused = called_tune("watch", run, *urls[:2], *SAMPLING)
+        assert (refused.code, len(refused.errors)) == (2, 1)
+        with loaded(endpoint, tmp_path):
+            watched = called_tune("watch", run, *urls, *SAMPLING)
+        judged = json.loads(watched.stdout)
+        differing = {check["name"] for check in judged["checks"] if check["status"] == "differs"}
+        assert differing <= TIMES, judged
+        assert watched.code == (1 if differing else 0), judged
+        assert (judged["servers"], judged["server_processes"]) == (2, 2)
+        (rate,) = (check for check in judged["checks"] if check["name"] == "requests/s per replica")
+        assert rate["measured"] == pytest.approx(RATE, rel=0.4)
+
+        with hanging(endpoint.replicas[0]):
+            watched = called_tune("watch", run, *urls, "--interval", "600ms", "--samples", "3")
+        assert watched.code == 1, watched
+        assert "answered no request for 1.8" in " ".join(watched.stdout.split())
+
+
+def test_a_perf_analyzer_for_each_process_measures_them_at_the_same_time(
+    servers: ServerProcesses, perf_analyzer: PerfAnalyzer, tmp_path: Path
+) -> None:
+    def for_process(number: int) -> PerfAnalyzer:
+        (tmp_path / str(number)).mkdir(exist_ok=True)
+        return replace(perf_analyzer, log=tmp_path / str(number) / "perf_analyzer.log")
+
+    with servers.deploy(TWO) as endpoint:
+        before = executions(endpoint)
+        measured = ServerProcessesLoadGenerator(for_process).measure(endpoint, LOADS["closed loop"], SECONDS)
+        done = [after - earlier for after, earlier in zip(executions(endpoint), before, strict=True)]
+    assert min(done) > 0
+    assert measured.throughput_infer_per_sec
+    assert measured.requests
+    assert measured.latency_p95_ms is not None
+
+
+def test_instances_without_a_kind_are_on_the_cpu_if_the_server_sees_no_gpu(mlp: ModelSource, tmp_path: Path) -> None:
+    """The server was given the GPUs that NVML shows, but has none: its configuration says KIND_CPU."""
+    config = model_config.copy(mlp.config)
+    for group in config.instance_group:
+        group.ClearField("kind")
+    source = replace(mlp, config=config)
+    target = EmbeddedTarget(source, log=tmp_path / "server.log", say=print)
+    with contextlib.closing(target), target.deploy(Candidate(8)) as endpoint:
+        pass
+    assert (endpoint.gpus, endpoint.fell_back_to_cpu) == ((), True)
+    telemetry = GpuTelemetry(ProcessTelemetry(), [Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-recorded", False, None)])
+    with telemetry.record(endpoint) as usage:
+        pass
+    assert (usage.gpu_utilization, usage.gpu_memory_bytes) == (None, None)
+    client, table = ClosedLoopGenerator(log=tmp_path / "client.log"), TrialsTable(tmp_path / "trials.csv", "mlp", {})
+    measurer = Measurer(client, telemetry, table, QuietWatcher())
+    measurer.check_deployment(endpoint)
+    assert ServedOnCpu("the server sees no GPU") in measurer.notes
