@@ -39,7 +39,7 @@ from optimizer.plan.fleet import Fleet, sustainable_rate
 from optimizer.plan.measured_capacity import measured_capacity
 from optimizer.plan.replica import RATE_REQUESTS, Replica, replica
 from optimizer.plan.traffic import PoissonTraffic
-from optimizer.results import summary
+from optimizer.results import formatting, summary
 from optimizer.results.confirmation_plan import confirmed_spreads, usable_windows
 from optimizer.results.finished_run import FinishedRun, unfinished
 from optimizer.simulator.fitted_parameters import execution_settings
@@ -300,7 +300,7 @@ def check_server_count(expected: Expectation, count: int) -> None:
     processes = expected.server_processes
     if count % processes:
         raise BadInputError(
-            f"--url: {count} given, but {one_line(str(expected.run.folder.path))} recommends {processes} server "
+            f"--url: names {formatting.count(count, 'server')}, but {one_line(str(expected.run.folder.path))} recommends {processes} server "
             f"processes; give the metrics of each process, such as {example_urls(processes)}, and those of each "
             "further replica"
         )

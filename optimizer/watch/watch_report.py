@@ -130,7 +130,8 @@ def plan_step(expected: Expectation, rate: float) -> NextStep:
     `tune plan` needs a latency bound and a simulator or, for models that it does not describe, a safe rate.
     """
     run, of_what = expected.run, f"the number of {expected.replica_name}s"
-    command = f"tune plan {shlex.quote(one_line(str(run.folder.path)))} --rate {rate:.4g}req/s"
+    rounded = f"{rate:.0f}" if rate >= 1000 else f"{rate:.4g}"  # without an exponent
+    command = f"tune plan {shlex.quote(one_line(str(run.folder.path)))} --rate {rounded}req/s"
     if run.problem.is_simulated and expected.why_not_simulated != NO_BATCH_TIMES:
         if not expected.sla.latencies:
             return NextStep(f"compute {of_what} for a latency bound, such as this one", f"{command} --sla-p95 20ms")

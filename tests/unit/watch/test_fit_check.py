@@ -51,8 +51,9 @@ def sample() -> Expectation:
     return expectation(read_run(SAMPLE))
 
 
-def at(rate: float, servers: int = 1) -> ExpectedAtRate:
-    expected = sample().at(rate, servers, ERROR)
+@functools.cache
+def at(rate: float) -> ExpectedAtRate:
+    expected = sample().at(rate, 1, ERROR)
     assert expected is not None
     return expected
 
@@ -357,7 +358,7 @@ TRACES = {
     "priorities.csv": "time_s,priority\n0,1\n0.1,2\n",
     "times.csv": "time_s\n0\n0.1\n0.3\n",
     "intervals.txt": "100\n200\n",
-    "requests.csv": "".join(f"{second}\n" for second in range(20)),
+    "requests.csv": "".join(f"{second}\n" for second in range(200)),
 }
 RATE_LOAD = {"load": "rate"}
 RUNS: dict[str, tuple[dict[str, object], ModelKind]] = {
@@ -398,9 +399,9 @@ def expected_of(values: dict[str, object], kind: ModelKind) -> Expectation:
     times = RequestTimes("" if options.arrivals == "poisson" else options.arrivals)
     is_open = options.load == "rate"
     problem = replace(run.problem, kind=kind, open_loop=is_open, request_times=times if is_open else None)
-    is_simulated = kind is ModelKind.BATCHED
-    expected = replace(sample(), run=replace(run, options=options, problem=problem))
-    return expected if is_simulated else replace(expected, replica=None, why_not_simulated=NOT_SIMULATED)
+    why_not = "" if kind is ModelKind.BATCHED else NOT_SIMULATED
+    run = replace(run, options=options, problem=problem)
+    return replace(sample(), run=run, replica=None, why_not_simulated=why_not)  # a simulation takes long
 
 
 @pytest.mark.parametrize("load", PRESENT_LOADS)
