@@ -300,9 +300,9 @@ def check_server_count(expected: Expectation, count: int) -> None:
     processes = expected.server_processes
     if count % processes:
         raise BadInputError(
-            f"--url: names {formatting.count(count, 'server')}, but {one_line(str(expected.run.folder.path))} recommends {processes} server "
-            f"processes; give the metrics of each process, such as {example_urls(processes)}, and those of each "
-            "further replica"
+            f"--url: names {formatting.count(count, 'server')}, but {one_line(str(expected.run.folder.path))} "
+            f"recommends {processes} server processes; give the metrics of each process, such as "
+            f"{example_urls(processes)}, and those of each further replica"
         )
 
 

@@ -6,8 +6,7 @@ import contextlib
 import json
 import re
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from objectives import batch_stats
-from optimizer.cli import watch
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import ServerCrashed
@@ -40,9 +38,13 @@ from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.perf_output import read_statistics
 from optimizer.model.repository import read_repository_model
 from optimizer.options.values import usable_cpus
+from optimizer.results.finished_run import read_run
 from optimizer.results.watchers import QuietWatcher
 from optimizer.store.trials_table import TrialsTable
-from tests.command_fixtures import UNDECIDED, Playground, Tune
+from optimizer.watch.expectation import check_server_count, expectation
+from optimizer.watch.fit_check import judge
+from optimizer.watch.sampling import read_server, samples
+from tests.command_fixtures import UNDECIDED, Playground, Tune, eventually
 from tests.contract import test_emitters
 from tests.emitted_files import emitted, recommendation_of
 from tests.repositories import write_sleeper, write_streamer
@@ -186,7 +188,6 @@ space:
   {SERVER_PROCESSES}: [2]
 """
 PRODUCTION = ("--image", "example/triton:24.10-py3", "--model-repository", "s3://bucket/models")
-SAMPLING = ("--interval", "300ms", "--samples", "7", "--json")
 RATE = 60.0  # of the requests to two processes
 TIMES = {"queue time", "execution time", "time in the server"}  # a disturbed machine may change these
 
@@ -199,14 +200,14 @@ def write_slow(repository: Path) -> ModelSource:
 
 
 @contextlib.contextmanager
-def loaded(endpoint: Endpoint, folder: Path) -> Iterator[None]:
-    """Send RATE within the context, and until it has ended."""
+def loaded(endpoint: Endpoint, urls: Sequence[str], folder: Path) -> Iterator[None]:
+    """Send RATE within the context, and until it has ended. It begins when each server has answered a request."""
     client = OpenLoopGenerator(log=folder / "client.log")
     load = LoadPoint(1, request_rate=RATE)
     sender = threading.Thread(target=client.measure, args=(endpoint, load, 3.0))
     sender.start()
     try:
-        time.sleep(1.0)
+        assert eventually(lambda: all(read_server(url, "sleeper").requests for url in urls), 10)
         yield
     finally:
         sender.join()
@@ -238,11 +239,11 @@ def hanging(endpoint: Endpoint) -> Iterator[None]:
 
 
 def test_two_processes_are_recommended_emitted_and_watched(
-    playground: Playground, tune: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    playground: Playground, tune: Tune, tmp_path: Path
 ) -> None:
     source = write_slow(playground.here / "models")
     (playground.here / "processes.yaml").write_text(PROFILE)
-    briefly = ("--budget", "60s", "--max-trials", "2", "--measurement-interval", "200ms", "--no-confirmation")
+    briefly = ("--budget", "60s", "--max-trials", "2", "--measurement-interval", "100ms", "--no-confirmation")
     tuned = tune("--sla-p95", "500ms", *briefly, "--no-output-check", "processes.yaml")
     (run,) = (playground.here / "results").glob("*/*")
     assert tuned.code == UNDECIDED, tuned.complaints
@@ -261,23 +262,22 @@ def test_two_processes_are_recommended_emitted_and_watched(
         contextlib.closing(ServerProcesses(targets)) as servers,
         servers.deploy(recommended.point.candidate) as endpoint,
     ):
-        urls = [word for server in endpoint.servers for word in ("--url", server.metrics)]
-        capsys.readouterr()
-        with loaded(endpoint, tmp_path):
-            code = watch.main([str(run), *urls, *SAMPLING])
-        judged = json.loads(capsys.readouterr().out)
-        differing = {check["name"] for check in judged["checks"] if check["status"] == "differs"}
-        assert differing <= TIMES, judged
-        assert code == (1 if differing else 0), judged
-        assert (judged["servers"], judged["server_processes"]) == (2, 2)
-        (rate,) = (check for check in judged["checks"] if check["name"] == "requests/s per replica")
-        assert rate["measured"] == pytest.approx(RATE, rel=0.4)
+        urls = [f"http://{server.metrics}/metrics" for server in endpoint.servers]
+        expected = expectation(read_run(run))
+        check_server_count(expected, len(urls))
+        with loaded(endpoint, urls, tmp_path):
+            newest = next(samples(urls, "sleeper", 0.3, 6))
+        judgement = judge(expected, newest.loads, len(urls), newest.lost)
+        assert {check.name for check in judgement.differing} <= TIMES, judgement.differing
+        assert judgement.requests > 0
+        (rate,) = (check for check in judgement.checks if check.name == "requests/s per replica")
+        assert rate.measured is not None
+        assert rate.measured.value == pytest.approx(judgement.requests / judgement.seconds)
 
         with hanging(endpoint.replicas[0]):
-            code = watch.main([str(run), *urls, "--interval", "600ms", "--samples", "3"])
-        shown = " ".join(capsys.readouterr().out.split())
-        assert code == 1, shown
-        assert "a server answered no request for 1." in shown
+            newest = next(samples(urls, "sleeper", 0.8, 2))
+        judgement = judge(expected, newest.loads, len(urls), newest.lost)
+        assert "time without answers" in {check.name for check in judgement.differing}
 
 
 def test_a_perf_analyzer_for_each_process_measures_them_at_the_same_time(

@@ -335,7 +335,7 @@ def test_a_bound_needs_its_column() -> None:
     with pytest.raises(BadInputError) as caught:
         recorded_problem(read_recording(KNOWN), {"p99": 20})
     assert str(caught.value) == (
-        "known.csv: --sla-p99: the table has no p99, whose column latency_p99_ms is missing or empty, but p95; bound "
+        f"{KNOWN}: --sla-p99: the table has no p99, whose column latency_p99_ms is missing or empty, but p95; bound "
         "one of these, or measure a table with this bound: `tune --search grid --sla-p99 20ms MODEL`"
     )
 

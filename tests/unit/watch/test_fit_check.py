@@ -360,7 +360,7 @@ TRACES = {
     "intervals.txt": "100\n200\n",
     "requests.csv": "".join(f"{second}\n" for second in range(200)),
 }
-RATE_LOAD = {"load": "rate"}
+RATE_LOAD: dict[str, object] = {"load": "rate"}
 RUNS: dict[str, tuple[dict[str, object], ModelKind]] = {
     "closed loop": ({}, ModelKind.BATCHED),
     "grid": ({"search": "grid"}, ModelKind.BATCHED),
