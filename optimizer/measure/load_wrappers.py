@@ -128,7 +128,7 @@ def combine_servers(measurements: Sequence[Measurement]) -> Measurement:
     if len(throughputs) < len(measurements) or not all(weights):
         raise MeasurementError("a server process answered no request")
     if max(seconds) > LONGEST_OVERLAP * min(seconds):
-        raise MeasurementError("the server processes were not measured at the same time, because some answer slowly")
+        raise MeasurementError("the server processes were not measured at the same time: one took longer")
     means: dict[str, Any] = {}
     for name in LATENCIES:
         values = [getattr(one, name) for one in measurements]

@@ -18,7 +18,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from objectives import batch_stats
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
-from optimizer.core.errors import ServerCrashed
+from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.notes import ServedOnCpu
 from optimizer.core.shared_memory import SharedMemory
@@ -52,6 +52,7 @@ from tests.repositories import write_sleeper, write_streamer
 TWO = Candidate(64, dynamic_batching=True, fields=((SERVER_PROCESSES, 2),))
 LOADS = {"closed loop": LoadPoint(1, concurrency=4), "open loop": LoadPoint(1, request_rate=200.0)}
 SECONDS = 1.0
+ATTEMPTS = 3
 
 
 @pytest.fixture(scope="module")
@@ -238,12 +239,13 @@ def hanging(endpoint: Endpoint) -> Iterator[None]:
         assert all(answered.acquire(timeout=10) for _ in range(8))
 
 
+@pytest.mark.alone
 def test_two_processes_are_recommended_emitted_and_watched(
     playground: Playground, tune: Tune, tmp_path: Path
 ) -> None:
     source = write_slow(playground.here / "models")
     (playground.here / "processes.yaml").write_text(PROFILE)
-    briefly = ("--budget", "60s", "--max-trials", "2", "--measurement-interval", "100ms", "--no-confirmation")
+    briefly = ("--budget", "60s", "--max-trials", "2", "--measurement-interval", "400ms", "--no-confirmation")
     tuned = tune("--sla-p95", "500ms", *briefly, "--no-output-check", "processes.yaml")
     (run,) = (playground.here / "results").glob("*/*")
     assert tuned.code == UNDECIDED, tuned.complaints
@@ -287,11 +289,16 @@ def test_a_perf_analyzer_for_each_process_measures_them_at_the_same_time(
         (tmp_path / str(number)).mkdir(exist_ok=True)
         return replace(perf_analyzer, log=tmp_path / str(number) / "perf_analyzer.log")
 
+    checker, measured = ServerProcessesLoadGenerator(for_process), None
     with servers.deploy(TWO) as endpoint:
         before = executions(endpoint)
-        measured = ServerProcessesLoadGenerator(for_process).measure(endpoint, LOADS["closed loop"], SECONDS)
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(MeasurementError):  # one of them may start late on a busy machine
+                measured = checker.measure(endpoint, LOADS["closed loop"], SECONDS)
+                break
         done = [after - earlier for after, earlier in zip(executions(endpoint), before, strict=True)]
     assert min(done) > 0
+    assert measured
     assert measured.throughput_infer_per_sec
     assert measured.requests
     assert measured.latency_p95_ms is not None
