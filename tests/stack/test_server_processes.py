@@ -179,7 +179,6 @@ def test_all_servers_stop_at_the_end(mlp: ModelSource, tmp_path: Path) -> None:
 # -- from the search to production -----------------------------------------------------------------------------------
 
 SLEEP_MS = 20.0  # one process serves at most 50 requests a second, and two serve twice as many
-LEAST = "60/s"  # which one process never serves
 PROFILE = f"""\
 model: {{repository: models, name: sleeper}}
 load: {{max_concurrency: 2}}
@@ -247,11 +246,11 @@ def test_two_processes_are_recommended_emitted_and_watched(
     source = write_slow(playground.here / "models")
     (playground.here / "processes.yaml").write_text(PROFILE)
     briefly = ("--budget", "60s", "--max-trials", "2", "--measurement-interval", "400ms", "--no-confirmation")
-    for attempt in range(ATTEMPTS):  # the windows disagree if other programs disturb the machine
+    for attempt in range(ATTEMPTS):  # tune corrects for the machine's speed, on which a sleep does not depend
         where = ("--out", f"results-{attempt}", "--no-output-check", "processes.yaml")
-        tuned = tune("--sla-p95", "500ms", "--min-throughput", LEAST, *briefly, *where)
+        tuned = tune("--sla-p95", "500ms", *briefly, *where)
         (run,) = (playground.here / f"results-{attempt}").glob("*/*")
-        if tuned.code == UNDECIDED:
+        if tuned.code == UNDECIDED and recommendation_of(run).server_processes == 2:
             break
     assert tuned.code == UNDECIDED, tuned.complaints
     recommended = recommendation_of(run)
