@@ -232,6 +232,7 @@ def hanging(endpoint: Endpoint) -> Iterator[None]:
         try:
             for _ in range(8):
                 client.async_infer("sleeper", [x], lambda result, error: answered.release())
+            assert eventually(lambda: read_server(f"http://{endpoint.metrics}/metrics", "sleeper").pending, 10)
             yield
         finally:
             for stub in stubs:
@@ -281,7 +282,7 @@ def test_two_processes_are_recommended_emitted_and_watched(
         assert rate.measured.value == pytest.approx(judgement.requests / judgement.seconds)
 
         with hanging(endpoint.replicas[0]):
-            newest = next(samples(urls, "sleeper", 0.8, 2))
+            newest = next(samples(urls, "sleeper", 0.9, 2))
         judgement = judge(expected, newest.loads, len(urls), newest.lost)
         assert "time without answers" in {check.name for check in judgement.differing}
 
