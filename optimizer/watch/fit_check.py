@@ -26,7 +26,7 @@ Status: TypeAlias = Literal["fits", "near", "differs", "unknown"]
 CHECKS = 8  # at most, which share the error probability
 USUAL_SHARE = 0.05  # permitted share of slow requests of an SLA without a bound on a percentile
 ROUNDING = 1e-9  # relative: counters are read as floating-point numbers
-STALLED = 3  # multiple of the longest latency; a server that answers nothing for longer is faulty
+STALLED = 3  # multiple of the longest latency; a server that serves nothing for longer is faulty
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,16 +200,16 @@ def share_interval(hits: float, count: float, error: float) -> tuple[float, floa
 
 
 def _check_stalled(expected: Expectation, loads: Sequence[ServedLoad]) -> list[Check]:
-    """Compare the time in which a server answered nothing while requests waited with the longest latency of the run.
+    """Compare the time in which a server served nothing while requests waited with the longest latency of the run.
 
-    The result is empty if each server answered in each sample, or no request waited.
+    The result is empty if each server served a request in each sample, or no request waited.
     """
     longest_ms = 1e3 * max(load.stalled_seconds for load in loads)
     if not longest_ms:
         return []
     permitted = None if expected.longest_ms is None else Range(0.0, STALLED * expected.longest_ms)
-    meaning = f"a server answered no request for {longest_ms / 1e3:,.3g} s, although requests waited"
-    return [_at_most("time without answers", "ms", Estimate(longest_ms, longest_ms, longest_ms), permitted, meaning)]
+    meaning = f"a server served no request for {longest_ms / 1e3:,.3g} s, although requests waited"
+    return [_at_most("time without success", "ms", Estimate(longest_ms, longest_ms, longest_ms), permitted, meaning)]
 
 
 def rate_check_name(expected: Expectation) -> str:

@@ -53,8 +53,8 @@ class ServedLoad:
 
     ``failures`` is by reason, without reasons that did not occur. ``pending`` counts the requests that waited at the
     end. ``latencies_ms`` holds the smallest and the largest quantile of any server by level. ``first_responses`` is
-    as in ``ModelCounters``, for the requests within the time. ``stalled_seconds`` is how long a server has answered
-    nothing although a request waited at the beginning; 0 if each server answered, or none waited.
+    as in ``ModelCounters``, for the requests within the time. ``stalled_seconds`` is how long a server has served
+    no request although one waited at the beginning; 0 if each server served one, or none waited.
     """
 
     seconds: float
@@ -157,7 +157,7 @@ def served_between(before: ModelCounters, after: ModelCounters, stalled_seconds:
     seconds = after.at_seconds - before.at_seconds
     if seconds <= 0 or min([*changes.values(), *failures.values(), *first.values()]) < 0:
         return None
-    is_stalled = before.pending > 0 and not changes["requests"] and not any(failures.values())
+    is_stalled = before.pending > 0 and not changes["requests"]
     return ServedLoad(
         seconds,
         changes["requests"],

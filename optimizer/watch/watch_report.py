@@ -29,7 +29,7 @@ SAVED = "warm starts from related machines took 5 to 14 % fewer deployments"  # 
 COLD = "a warm start would need a run with requests of this size"
 WORDS = {"fits": "fits", "near": "near", "differs": "DIFFERS", "unknown": "not checked"}
 MODEL = ("execution time", "samples per execution")  # checks after which the deployment itself may be another one
-FAILURES, STALLS = "failed requests", "time without answers"  # checks of faults that no configuration repairs
+FAILURES, STALLS = "failed requests", "time without success"  # checks of faults that no configuration repairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def next_steps(judgement: Judgement) -> list[NextStep]:
     by_name = {check.name: check for check in judgement.checks}
     differing = {check.name for check in judgement.differing}
     if STALLS in differing:
-        steps.append(NextStep("read the log of the server that does not answer, and start it again if it hangs", ""))
+        steps.append(NextStep("read the log of the server that serves nothing, and start it again if it hangs", ""))
     if FAILURES in differing:
         steps.append(NextStep("read the server's log, which has the reason of each failed request", ""))
     capacity = by_name.get(rate_check_name(expected))

@@ -134,7 +134,7 @@ RATE = 1000.0
         ({"queue_ms": 30 * RATE * SECONDS}, "time in the server"),
         ({"request_ms": 25 * RATE * SECONDS}, "mean in the server"),
         ({"latencies_ms": {0.95: (19.0, 21.0)}}, "p95 in the server"),
-        ({"stalled_seconds": 5.0}, "time without answers"),
+        ({"stalled_seconds": 5.0}, "time without success"),
         ({"failures": {"REJECTED": 20.0}}, "failed requests"),
     ],
 )
@@ -209,8 +209,8 @@ def test_a_short_stall_is_no_difference() -> None:
     assert longest is not None
     assert longest >= 20
     checks = judged(loads(RATE, stalled_seconds=2.9e-3 * longest))[1]
-    assert checks["time without answers"].status == "fits"
-    assert "time without answers" not in judged(loads(RATE))[1]
+    assert checks["time without success"].status == "fits"
+    assert "time without success" not in judged(loads(RATE))[1]
 
 
 def of_processes(count: int) -> Expectation:

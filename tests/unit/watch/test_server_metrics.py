@@ -90,14 +90,14 @@ def test_a_restart_is_no_load() -> None:
     assert served_between(replace(after, at_seconds=0.0, failures=failed), after) is None
 
 
-def test_a_server_that_answers_nothing_while_requests_wait_is_stalled() -> None:
+def test_a_server_that_serves_nothing_while_requests_wait_is_stalled() -> None:
     waiting = replace(counters(END), pending=3.0)
     later = replace(waiting, at_seconds=SECONDS)
     for before, after, stalled in (
         (waiting, later, SECONDS),
         (replace(waiting, pending=0.0), later, 0.0),  # the requests may have just arrived
         (waiting, replace(later, requests=later.requests + 1), 0.0),
-        (waiting, replace(later, failures={"REJECTED": 1.0}), 0.0),  # a refusal is an answer
+        (waiting, replace(later, failures={"BACKEND": 1.0}), SECONDS),  # Triton fails one after the other
     ):
         served = served_between(before, after)
         assert served is not None

@@ -110,14 +110,14 @@ def test_no_requests_end_with_4(capsys: pytest.CaptureFixture[str]) -> None:
     assert (check["name"], check["status"], check["measured"]) == ("requests/s per server", "fits", 0)
 
 
-def test_requests_that_wait_without_an_answer_end_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_requests_that_wait_while_none_is_served_end_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     """One of two replicas hangs."""
     with serving(growing()) as first, serving(growing(rate=0, pending=5)) as second:
         assert main([str(SAMPLE), "--url", first, "--url", second, *BRIEFLY]) == 1
     out = capsys.readouterr().out
     assert out.startswith("dlrm no longer fits ")
-    assert "a server answered no request for 0.8" in " ".join(out.split())
-    assert "read the log of the server that does not answer" in " ".join(out.split())
+    assert "a server served no request for 0.8" in " ".join(out.split())
+    assert "read the log of the server that serves nothing" in " ".join(out.split())
 
 
 def test_a_restarted_server_loses_a_sample(capsys: pytest.CaptureFixture[str]) -> None:
