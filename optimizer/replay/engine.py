@@ -63,8 +63,8 @@ def _not_recorded(recording: Recording, constraint: Constraint) -> BadInputError
         column = metric.timing.sketch_field
     known = [own.short_name for own in METRICS.values() if own.timing and own.name in recording.known]
     return BadInputError(
-        f"{recording.name}: --sla-{name}: the table has no {name}, whose column {column} is missing or empty, but "
-        f"{', '.join(known)}; bound one of these, or measure a table with this bound: "
+        f"{recording.name}: --sla-{name}: the table has no {name} (the column {column} is missing or empty); bound "
+        f"{' or '.join(known)}, which it has, or measure a table with this bound: "
         f"`tune --search grid --sla-{name} {constraint.bound:g}ms MODEL`"
     )
 

@@ -335,14 +335,14 @@ def test_a_bound_needs_its_column() -> None:
     with pytest.raises(BadInputError) as caught:
         recorded_problem(read_recording(KNOWN), {"p99": 20})
     assert str(caught.value) == (
-        f"{KNOWN}: --sla-p99: the table has no p99, whose column latency_p99_ms is missing or empty, but p95; bound "
-        "one of these, or measure a table with this bound: `tune --search grid --sla-p99 20ms MODEL`"
+        f"{KNOWN}: --sla-p99: the table has no p99 (the column latency_p99_ms is missing or empty); bound p95, "
+        "which it has, or measure a table with this bound: `tune --search grid --sla-p99 20ms MODEL`"
     )
 
 
 def test_a_bound_on_another_percentile_needs_the_sketch(tmp_path: Path) -> None:
     with pytest.raises(
-        BadInputError, match=r"has no p99\.9, whose column latency_sketch is missing or empty, but p95"
+        BadInputError, match=r"has no p99\.9 \(the column latency_sketch is missing or empty\); bound p95, "
     ):
         recorded_problem(read_recording(KNOWN), {"p99.9": 20})
     sketch = latency_sketch.sketch_latencies(np.linspace(1, 20, 5000))
@@ -619,7 +619,7 @@ def test_the_command_in_json(tables: Playground, called_tune: Tune) -> None:
             "682 infer/s, p95 1.47 ms, concurrency 1 (line 6)",
         ),
         ("none.csv", 2, "none.csv: cannot be read: No such file or directory"),
-        ("known.csv --sla-p99 1ms", 2, "known.csv: --sla-p99: the table has no p99, whose column latency_p99_ms is"),
+        ("known.csv --sla-p99 1ms", 2, "known.csv: --sla-p99: the table has no p99 (the column latency_p99_ms is"),
         ("known.csv --sla-p95 20", 2, "--sla-p95 20: a unit is missing: 20ms?"),
         ("known.csv --search best", 2, "--search best: give one or more of simulated, tpe, nsga2, random"),
         ("known.csv --search tpe,tpe", 2, "--search tpe,tpe: give one or more of simulated, tpe, nsga2, random"),
