@@ -29,6 +29,7 @@ server without this model, 3 a server cannot be read, 4 too few requests to judg
 examples:
   tune watch dlrm --url http://triton:8002/metrics
   tune watch results/dlrm/20261121-072139 --url a:8002 --url b:8002 --interval 60s
+  tune watch two_processes --url triton:8002 --url triton:8012
   tune watch dlrm --url triton:8002 --follow --json
 """
 
@@ -48,8 +49,8 @@ def build_parser() -> Parser:
         "--url",
         action="append",
         metavar="URL",
-        help="Triton's page of metrics: http://host:8002/metrics, or host:8002; repeatable: replicas, whose load is "
-        "summed",
+        help="Triton's page of metrics: http://host:8002/metrics, or host:8002; repeatable: replicas, and the server "
+        "processes of each, whose load is summed",
     )
     servers.add_argument("--model", metavar="NAME", help="Name of the model there (default: that of the run)")
     sampling = parser.add_argument_group("Samples")
@@ -90,13 +91,14 @@ def main(words: list[str]) -> int:
     from optimizer.results import formatting
     from optimizer.results.finished_run import read_run
     from optimizer.simulator.simulate import compile_simulator
-    from optimizer.watch.expectation import expectation
+    from optimizer.watch.expectation import check_server_count, expectation
     from optimizer.watch.fit_check import judge
     from optimizer.watch.sampling import samples
     from optimizer.watch.watch_report import document, line, print_judgement
 
     compile_simulator(_say)
     expected = expectation(read_run(arguments.run, arguments.results))
+    check_server_count(expected, len(urls))
     if not arguments.json:
         of_servers = formatting.count(len(urls), "server")
         _say(f"reading the metrics of {of_servers} every {interval_seconds:g} s: {count * interval_seconds:,g} s")

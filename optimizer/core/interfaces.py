@@ -107,6 +107,7 @@ class Endpoint:
             processes below ``server_pid``.
         remote: Connection to a server that tritune did not start; ``grpc`` and ``http`` are then unused.
         gpus: CUDA indices of the GPUs in its instance groups. Empty if they run on the CPU, None if they name no GPU.
+        fell_back_to_cpu: Whether the server put instances without a kind on the CPU although it was given GPUs.
         metrics: Address of the server's Prometheus metrics; empty if it has none.
         deploy_seconds: Time of the deployment, if it was recorded; None to take the time.
         replicas: The other server processes that serve the same configuration; the load is spread over all of them.
@@ -123,6 +124,7 @@ class Endpoint:
     memory_bytes: Callable[[], float | None] | None = field(default=None, compare=False)
     remote: Connection | None = None
     gpus: tuple[int, ...] | None = None
+    fell_back_to_cpu: bool = False
     metrics: str = ""
     deploy_seconds: float | None = None
     replicas: tuple[Endpoint, ...] = ()

@@ -151,7 +151,11 @@ class ServedOnCpu(Note):
     """The model is served on the CPU although there is a GPU."""
 
     cause: Literal[
-        "config asks for the CPU", "config does not ask for the GPU", "no CUDA provider", "torch without CUDA"
+        "config asks for the CPU",
+        "config does not ask for the GPU",
+        "no CUDA provider",
+        "torch without CUDA",
+        "the server sees no GPU",
     ]
 
     def __str__(self) -> str:
@@ -162,6 +166,8 @@ class ServedOnCpu(Note):
             "install onnxruntime-gpu instead)",
             "torch without CUDA": "the installed torch has no CUDA: served on the CPU (to change that, install its "
             "CUDA build)",
+            "the server sees no GPU": "the server has put the instances, whose kind config.pbtxt leaves open, on the "
+            "CPU, and GPU metrics are left out (its log has the error of CUDA; kind: KIND_GPU refuses the CPU)",
         }
         return f"there is a GPU, but {reasons[self.cause]}"
 

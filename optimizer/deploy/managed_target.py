@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 
 from optimizer.config import gpu_placement, model_config, model_json
 from optimizer.config.llm_backends import has_llm_engine
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, ServedModels, served_models
 from optimizer.core.errors import DeploymentError, EnvironmentFault, LoadRefused, ServerCrashed
 from optimizer.core.interfaces import Endpoint
@@ -133,10 +134,11 @@ class ModelLoader:
         self._loaded: dict[str, tuple[str, Mapping[str, bytes]]] = {}  # model -> config.pbtxt, model.json files
         self._loaded_by: RunningProcess | None = None
 
-    def load(self, wanted: ServedModels, *, as_written: bool) -> None:
+    def load(self, wanted: ServedModels, *, as_written: bool) -> dict[str, ModelConfig]:
         """Load the models of ``wanted`` that are not loaded with this configuration yet, and unload all others.
 
-        With ``as_written`` the server reads config.pbtxt from disk instead of an override in the request. Raises
+        Return the configurations that the server reports, in which it has chosen the kind of each instance. With
+        ``as_written`` the server reads config.pbtxt from disk instead of an override in the request. Raises
         LoadRefused if the server refuses the configuration, DeploymentError if it does not load, ServerCrashed or
         ServerFault if the server fails.
         """
@@ -165,7 +167,7 @@ class ModelLoader:
             self._load(client, name, config)
             self._loaded[name] = contents[name]  # also if the next model is refused
         self._loaded = contents
-        self._check(wanted, client)
+        return self._check(wanted, client)
 
     def _load(self, client: InferenceServerClient, name: str, config: str | None) -> None:
         from tritonclient.utils import InferenceServerException
@@ -198,8 +200,11 @@ class ModelLoader:
         limit = max(SHORTEST_TIMEOUT_SECONDS, round(TIMEOUT_FACTOR * self._slowest_seconds))
         return min(self._timeout_seconds, limit)
 
-    def _check(self, wanted: ServedModels, client: InferenceServerClient) -> None:
-        """Raise DeploymentError unless the configuration is served: a failed reload may leave the old one ready."""
+    def _check(self, wanted: ServedModels, client: InferenceServerClient) -> dict[str, ModelConfig]:
+        """Return the served configurations.
+
+        Raises DeploymentError if they are others than wanted: a failed reload may leave the old one ready.
+        """
         from tritonclient.utils import InferenceServerException
 
         try:
@@ -215,6 +220,7 @@ class ModelLoader:
             raise DeploymentError(
                 f"the server serves another configuration: {'; '.join(wrong) or 'not ready'}", log=self._log
             )
+        return serving
 
     def _fault(self, error: InferenceServerException) -> DeploymentError:
         """Return the error to raise: the server refuses this configuration, or it has crashed."""
@@ -378,7 +384,8 @@ class ManagedTarget:
         wanted, server = served_models(self.source, candidate), self._server
         with self._stopwatch.count("server"):
             server.run_for(candidate)
-            self._loader.load(wanted, as_written=as_written)
+            served = self._loader.load(wanted, as_written=as_written)
+        gpus = gpu_placement.used_gpus(served.values()) if self._gpus else ()
         at = (server.grpc, server.http, server.running.pid if server.running else None)
         return Endpoint(
             wanted.model,
@@ -388,7 +395,8 @@ class ManagedTarget:
             max_batch_size=wanted.configs[wanted.model].max_batch_size,
             concurrent_models=tuple(Endpoint(name, wanted.settings[name], *at) for name in self.source.concurrent),
             memory_bytes=server.memory_bytes,
-            gpus=gpu_placement.used_gpus(wanted.configs.values()) if self._gpus else (),
+            gpus=gpus,
+            fell_back_to_cpu=self._gpus and not gpus and gpu_placement.used_gpus(wanted.configs.values()) is None,
             metrics=server.metrics,
         )
 

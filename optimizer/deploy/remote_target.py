@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from optimizer.config import model_config, model_json
+from optimizer.config import gpu_placement, model_config, model_json
 from optimizer.config.model_source import ModelSource, ServedModels, served_models
 from optimizer.core import interrupts
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault, TuneError
@@ -91,9 +91,9 @@ class RemoteTarget:
             raise DeploymentError(f"the CPUs of the server at {self.connection.address} cannot be changed")
         with self._stopwatch.count("server"):
             wanted = self._deployment(candidate)
-            self._serve(wanted)
+            gpus = gpu_placement.used_gpus(self._serve(wanted).values())
         try:
-            yield self._endpoint(wanted, candidate)
+            yield self._endpoint(wanted, candidate, gpus)
         except ServerCrashed as error:
             if self._server.is_responding():
                 raise
@@ -181,7 +181,8 @@ class RemoteTarget:
             replace(self.source, composing=composing, variants={model: self._base(model)}), candidate
         )
 
-    def _serve(self, wanted: ServedModels) -> None:
+    def _serve(self, wanted: ServedModels) -> dict[str, ModelConfig]:
+        """Serve ``wanted`` and return the configurations that the server reports."""
         self._unload([name for name in self.source.models if name not in wanted.configs])
         self._change()
         files = model_json.override_files(self.source.folder(wanted.batcher), wanted.files)
@@ -196,6 +197,7 @@ class RemoteTarget:
         wrong = wanted.differences(ready) if len(ready) == len(serving) else ["not ready"]
         if wrong:
             raise DeploymentError(f"the server serves another configuration: {'; '.join(wrong)}")
+        return ready
 
     def _unload(self, models: list[str]) -> None:
         """Unload models, ensembles before their steps."""
@@ -204,7 +206,7 @@ class RemoteTarget:
                 self._change()
                 self._server.unload(name)
 
-    def _endpoint(self, wanted: ServedModels, candidate: Candidate) -> Endpoint:
+    def _endpoint(self, wanted: ServedModels, candidate: Candidate, gpus: tuple[int, ...] | None) -> Endpoint:
         pid = listener_pid(self.connection.address)
         return Endpoint(
             wanted.model,
@@ -217,6 +219,7 @@ class RemoteTarget:
                 for name in self.source.concurrent
             ),
             remote=self.connection,
+            gpus=gpus,
             metrics=self._metrics,
         )
 

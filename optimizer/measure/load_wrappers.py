@@ -1,11 +1,11 @@
-"""Load generators that wrap others: for several models at the same time, and for hints on failed requests."""
+"""Load generators that wrap others: for several models or servers at the same time, and for hints on failures."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from objectives.metrics import Measurement
@@ -72,6 +72,76 @@ def combine(measurements: Sequence[Measurement]) -> Measurement:
         stable=all(measurement.stable for measurement in measurements),
         reason="; ".join(dict.fromkeys(reasons)),
         **worst,
+    )
+
+
+LONGEST_OVERLAP = 1.5  # ratio of two times that still counts as measuring at the same time
+
+
+@dataclass(frozen=True)
+class ServerProcessesLoadGenerator:
+    """Measures all server processes of an endpoint at the same time, with one load generator for each.
+
+    ``make`` returns the one for a number of the process, from 1. Each sends to its server only, with an equal share
+    of the requests in flight. A measurement has the sum of the throughputs. A latency is the mean over the servers,
+    weighted by their requests: a percentile of all requests is between those of the servers, and so is the mean.
+    """
+
+    make: Callable[[int], LoadGenerator]
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        """Return the combined measurement; raise the first failure once all generators have ended.
+
+        Raises MeasurementError if there are fewer requests in flight than servers.
+        """
+        servers = endpoint.servers
+        if len(servers) == 1:
+            return self.make(1).measure(endpoint, load, seconds)
+        if load.concurrency < len(servers):
+            raise MeasurementError(
+                f"a concurrency of {load.concurrency} cannot be divided among {len(servers)} servers"
+            )
+
+        def measure_one(number: int) -> Measurement:
+            share = load.concurrency // len(servers) + (number <= load.concurrency % len(servers))
+            own = replace(servers[number - 1], replicas=())
+            return self.make(number).measure(own, replace(load, concurrency=share), seconds)
+
+        with ThreadPoolExecutor(len(servers)) as pool:
+            futures = [pool.submit(measure_one, number) for number in range(1, len(servers) + 1)]
+        return combine_servers([future.result() for future in futures])
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        """Return ``count`` combined measurements."""
+        return [self.measure(endpoint, load, seconds) for _ in range(count)]
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        """Do nothing: it measures servers that have had load already."""
+        return None
+
+
+def combine_servers(measurements: Sequence[Measurement]) -> Measurement:
+    """Combine the measurements of servers that shared a load. Raises MeasurementError if one lacks a throughput."""
+    weights = [one.requests or 0 for one in measurements]
+    throughputs = [one.throughput_infer_per_sec for one in measurements if one.throughput_infer_per_sec is not None]
+    seconds = [one.measure_seconds or 0.0 for one in measurements]
+    if len(throughputs) < len(measurements) or not all(weights):
+        raise MeasurementError("a server process answered no request")
+    if max(seconds) > LONGEST_OVERLAP * min(seconds):
+        raise MeasurementError("the server processes were not measured at the same time: one took longer")
+    means: dict[str, Any] = {}
+    for name in LATENCIES:
+        values = [getattr(one, name) for one in measurements]
+        if None not in values:
+            means[name] = sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
+    reasons = [one.reason for one in measurements if one.reason]
+    return Measurement(
+        throughput_infer_per_sec=sum(throughputs),
+        requests=sum(weights),
+        measure_seconds=max(seconds),
+        stable=all(one.stable for one in measurements),
+        reason="; ".join(dict.fromkeys(reasons)),
+        **means,
     )
 
 

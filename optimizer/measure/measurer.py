@@ -10,7 +10,7 @@ from typing import Protocol
 from objectives.metrics import Measurement
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint, LoadGenerator, OutputCheck, Telemetry
-from optimizer.core.notes import Note, present
+from optimizer.core.notes import Note, ServedOnCpu, present
 from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import CROSS_CHECKING, Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.machine.conditions import DISTURBANCE_LIMIT, SpeedLog, describe_disturbance
@@ -75,11 +75,13 @@ class Measurer:
         self._score: float | None = None
         self._output_deviation: float | None = None
         self._probe_seconds: float | None = None
+        self._fell_back_to_cpu = False
 
     @property
     def notes(self) -> tuple[Note, ...]:
         """Notes for the user on the measurements so far."""
-        return present([self.output_check.note, self.speed.note() if self.speed else None])
+        on_cpu = ServedOnCpu("the server sees no GPU") if self._fell_back_to_cpu else None
+        return present([on_cpu, self.output_check.note, self.speed.note() if self.speed else None])
 
     def check_deployment(self, endpoint: Endpoint) -> None:
         """Compare the outputs with the baseline's, compute the score of the deployment and probe the speed.
@@ -87,6 +89,7 @@ class Measurer:
         Raises DeploymentError if the outputs are wrong.
         """
         self._score = None
+        self._fell_back_to_cpu |= endpoint.fell_back_to_cpu
         with self.stopwatch.count("server"):
             shares = [self.output_check.check(server) for server in endpoint.servers]
             self._output_deviation = max((share for share in shares if share is not None), default=None)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from objectives.metrics import METRICS, Measurement
-from objectives.sla import Sla
+from objectives.sla import Constraint, Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError, ServerFault
 from optimizer.core.interfaces import Searcher
@@ -43,13 +43,8 @@ def recorded_problem(recording: Recording, bounds: Mapping[str, float]) -> Probl
     """
     sla = Sla.from_bounds(bounds)
     for constraint in sla:
-        if constraint.metric not in recording.known:
-            metric = METRICS[constraint.metric]
-            column = f"{constraint.metric.replace('-', '_')}_ms"
-            if metric.timing and metric.needs_own_client:
-                column = metric.timing.sketch_field
-            option = f"{recording.name}: --sla-{metric.short_name}"
-            raise BadInputError(f"{option} needs the column {column}, which the table does not have")
+        if not recording.has(constraint.metric):
+            raise _not_recorded(recording, constraint)
     return Problem(
         model="recorded",
         space=recording.space,
@@ -57,6 +52,20 @@ def recorded_problem(recording: Recording, bounds: Mapping[str, float]) -> Probl
         max_concurrency=max((row.load.concurrency for row in recording.rows if row.load), default=1),
         sla=sla,
         cpu_count=recording.cpu_count,
+    )
+
+
+def _not_recorded(recording: Recording, constraint: Constraint) -> BadInputError:
+    """Return the error about a bound on a time that no row of the table has."""
+    metric = METRICS[constraint.metric]
+    name, column = metric.short_name, f"{metric.name.replace('-', '_')}_ms"
+    if metric.timing and metric.needs_own_client:
+        column = metric.timing.sketch_field
+    known = [own.short_name for own in METRICS.values() if own.timing and own.name in recording.known]
+    return BadInputError(
+        f"{recording.name}: --sla-{name}: the table has no {name} (the column {column} is missing or empty); bound "
+        f"{' or '.join(known)}, which it has, or measure a table with this bound: "
+        f"`tune --search grid --sla-{name} {constraint.bound:g}ms MODEL`"
     )
 
 

@@ -216,6 +216,10 @@ class Recording:
         """Return the row that violates the constraints least."""
         return problem.sla.closest_point(self._measured(), problem.objectives)
 
+    def has(self, metric: str) -> bool:
+        """Return whether any row has the metric, which need not be a listed one, such as ``latency-p99.9``."""
+        return metric in self.known or _is_known(metric, self.rows)
+
     @cached_property
     def server(self) -> RecordedServer:
         """The target, load generator and telemetry with the recorded measurements."""

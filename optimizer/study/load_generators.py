@@ -24,7 +24,12 @@ from optimizer.measure.load_client.generator import (
     SequenceGenerator,
 )
 from optimizer.measure.load_client.launcher import MAX_MESSAGE_BYTES, SCRATCH, LoadClientGenerator
-from optimizer.measure.load_wrappers import ConcurrentLoadGenerator, IndexHintLoadGenerator, SharedMemoryLoadGenerator
+from optimizer.measure.load_wrappers import (
+    ConcurrentLoadGenerator,
+    IndexHintLoadGenerator,
+    ServerProcessesLoadGenerator,
+    SharedMemoryLoadGenerator,
+)
 from optimizer.measure.perf_analyzer import GENERATED_INPUT, FallbackRunner, PerfAnalyzer
 from optimizer.model.input_data import count_entries
 from optimizer.options.addresses import server_address
@@ -54,8 +59,9 @@ class LoadGenerators:
             stateful, or perf_analyzer does not report a goal.
         confirmation: It measures the windows on fresh servers, on which the verdict depends.
         cross_checking: perf_analyzer if the own closed-loop client confirms, which it checks on each fresh server;
-            None otherwise. It does not check models that stream: with ``--streaming`` it takes the first response for
-            the end of a request, so neither its latency nor its request rate are those of whole requests.
+            None otherwise. Several server processes get one perf_analyzer each. It does not check models that
+            stream: with ``--streaming`` it takes the first response for the end of a request, so neither its latency
+            nor its request rate are those of whole requests.
         reason: Why perf_analyzer confirms a closed loop; None if it does not.
     """
 
@@ -103,11 +109,14 @@ def make_load_generators(
         )
     if own_client_searches(task):
         generator = IndexHintLoadGenerator(_sharing(_make_own_client(options, task, own)), task.unbounded)
-        if not perf_analyzer_checks(task):
+        if not perf_analyzer_checks(options, task):
             return LoadGenerators(generator, generator)
         checker = _make_perf_analyzer(options, folder, say, common)
         if task.sequence_length is not None:
             checker = replace(checker, sequence_length=task.sequence_length.fixed)
+        if task.problem.space.most_server_processes > 1:
+            of_processes = ServerProcessesLoadGenerator(partial(_for_process, checker))
+            return LoadGenerators(generator, generator, cross_checking=of_processes)
         return LoadGenerators(generator, generator, cross_checking=checker)
     perf_analyzer = _make_perf_analyzer(options, folder, say, common)
     search = IndexHintLoadGenerator(
@@ -138,23 +147,24 @@ def perf_analyzer_identity(options: RunOptions, task: Task, say: Callable[[str],
 
     The result is empty if tune's own client alone measures. Raises EnvironmentFault.
     """
-    if own_client_searches(task) and not perf_analyzer_checks(task):
+    if own_client_searches(task) and not perf_analyzer_checks(options, task):
         return ""
     if options.perf_analyzer_image is not None:
         return docker_engine.image_id(options.perf_analyzer_image)
     return runtime.ensure(say).perf_analyzer_version
 
 
-def perf_analyzer_checks(task: Task) -> bool:
+def perf_analyzer_checks(options: RunOptions, task: Task) -> bool:
     """Return whether perf_analyzer can check the own client.
 
-    It cannot in an open loop, a stream, or a mix of lengths or priorities, or if several servers share the load.
+    It cannot in an open loop, a stream, or a mix of lengths or priorities. Several servers need one perf_analyzer
+    each, whose regions of shared memory would have the same names.
     """
     has_mix = task.problem.priorities is not None or (
         task.sequence_length is not None and task.sequence_length.fixed is None
     )
-    has_several = task.problem.space.most_server_processes > 1
-    return not (task.problem.open_loop or task.source.is_streaming or has_mix or has_several)
+    would_collide = task.problem.space.most_server_processes > 1 and options.shared_memory != "none"
+    return not (task.problem.open_loop or task.source.is_streaming or has_mix or would_collide)
 
 
 def _make_own_client(options: RunOptions, task: Task, own: dict[str, Any]) -> LoadClientGenerator:
@@ -181,6 +191,13 @@ def _make_perf_analyzer(
         else PerfAnalyzerContainer(image),
         **common,
     )
+
+
+def _for_process(checker: PerfAnalyzer, number: int) -> PerfAnalyzer:
+    """Return ``checker`` with files of its own for a server process, from 1."""
+    log = checker.log if number == 1 else checker.log.parent / f"process-{number}" / checker.log.name
+    log.parent.mkdir(exist_ok=True)
+    return replace(checker, log=log)
 
 
 def why_perf_analyzer(options: RunOptions, task: Task) -> PerfAnalyzerReason | None:

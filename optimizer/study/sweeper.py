@@ -19,6 +19,7 @@ from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.interfaces import Endpoint, Target
+from optimizer.core.notes import ServedOnCpu
 from optimizer.core.signature import sign
 from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import VARIANT, Candidate, FieldValue, LoadPoint, Trial
@@ -197,7 +198,10 @@ def sweep(
                     target = environment.make_target(task, folder)
                     target.start()
                     measurer = environment.make_measurer(task, folder, table, make_observer(plan))
-                    Sweeper(plan, target, measurer).run()
+                    try:
+                        Sweeper(plan, target, measurer).run()
+                    finally:
+                        notes = (*notes, *(note for note in measurer.notes if isinstance(note, ServedOnCpu)))
             except KeyboardInterrupt:
                 interrupts.acknowledge()
                 status = "interrupted"

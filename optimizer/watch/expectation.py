@@ -1,5 +1,7 @@
 """The expectations of a finished run for its recommendation in production: highest rate, and times at a rate.
 
+A replica is one server, or all server processes of a device if the run has several. A rate is that of a replica.
+
 How requests arrive in production is unknown. So the values at a rate lie between those of two kinds of traffic:
 requests that arrive independently of each other (Poisson), and a closed loop, whose clients wait for each answer. The
 simulator that the run has fitted computes both, for a fast and for a slow server.
@@ -17,11 +19,13 @@ import numpy as np
 from scipy import special
 
 from objectives.confidence import ServerSpread, pool_server_spread
-from objectives.metrics import Measurement
+from objectives.metrics import LATENCY, METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import VARIANT, Candidate, LoadPoint, Point
+from optimizer.emit import production
+from optimizer.emit.docker import PORT_STEP
 from optimizer.options.run_options import STEADY_DISTRIBUTIONS
 from optimizer.plan.evidence import (
     DEVIATIONS,
@@ -35,7 +39,7 @@ from optimizer.plan.fleet import Fleet, sustainable_rate
 from optimizer.plan.measured_capacity import measured_capacity
 from optimizer.plan.replica import RATE_REQUESTS, Replica, replica
 from optimizer.plan.traffic import PoissonTraffic
-from optimizer.results import summary
+from optimizer.results import formatting, summary
 from optimizer.results.confirmation_plan import confirmed_spreads, usable_windows
 from optimizer.results.finished_run import FinishedRun, unfinished
 from optimizer.simulator.fitted_parameters import execution_settings
@@ -59,9 +63,9 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedAtRate:
-    """The expected values of a server at a rate: samples per execution, and mean times of a request in ms.
+    """The expected values of a replica at a rate: samples per execution, and mean times of a request in ms.
 
-    ``meets`` says whether the SLA is met there by a slow server with independent requests.
+    ``meets`` says whether the SLA is met there by a slow replica with independent requests.
     """
 
     mean_batch_size: Range
@@ -103,12 +107,12 @@ class Expectation:
         run: The run.
         point: The recommended configuration at its confirmed load.
         model: Name of the model that clients send requests to.
-        rate: Requests per second of a server at that load.
+        rate: Requests per second of a replica at that load.
         queue_ms: Mean time of a request in the queue at that load.
         server_ms: Mean time in the queue and in the execution.
         requests: Requests that the fresh servers served.
-        safe_rate: Highest rate of a server at which independent requests safely meet the SLA; None if it is unknown.
-        replica: The simulated server; None if ``why_not_simulated`` says why there is none.
+        safe_rate: Highest rate of a replica at which independent requests safely meet the SLA; None if it is unknown.
+        replica: The simulated replica; None if ``why_not_simulated`` says why there is none.
         batch_size_error: Relative error of the simulated batch size on the run.
         failed: Requests that failed on the fresh servers.
     """
@@ -147,22 +151,40 @@ class Expectation:
         return self.point.measurement.is_streamed
 
     @property
+    def server_processes(self) -> int:
+        """The number of servers of a replica."""
+        return self.point.candidate.server_processes
+
+    @property
+    def replica_name(self) -> str:
+        """The word for a replica: a run with one server process has servers."""
+        return "server" if self.server_processes == 1 else "replica"
+
+    @property
+    def longest_ms(self) -> float | None:
+        """The largest latency that the run permits or measured; None if it has none."""
+        bounds = [bound.bound for bound in self.sla.latencies if METRICS[bound.metric].timing is LATENCY]
+        measured = self.point.measurement
+        return max(filter(None, [*bounds, measured.latency_p99_ms, measured.latency_p95_ms]), default=None)
+
+    @property
     def overlap(self) -> int:
         """The factor by which executions can have slowed each other in the run.
 
         Executions of several instances overlap, and a load generator on the server's CPUs takes time from them. At a
         lower load this happens less often, so that executions are faster by up to this factor.
         """
-        return self.point.candidate.instances * (2 if self.run.problem.client_shares_cpus else 1)
+        instances = self.point.candidate.instances * self.server_processes
+        return instances * (2 if self.run.problem.client_shares_cpus else 1)
 
-    def at(self, rate: float, servers: int, error: float) -> ExpectedAtRate | None:
-        """Return the expectation for the mean of ``servers`` that get ``rate`` requests per second each.
+    def at(self, rate: float, replicas: int, error: float) -> ExpectedAtRate | None:
+        """Return the expectation for the mean of ``replicas`` that get ``rate`` requests per second each.
 
         Each end of a range is wrong with about ``error``. None without a simulator.
         """
         if self.replica is None or rate <= 0:
             return None
-        estimate = of_servers(self.replica.slowness_estimate, servers)
+        estimate = of_replicas(self.replica.slowness_estimate, replicas)
         slow, fast = estimate.quantile(1 - error), estimate.quantile(error)
         simulated = [one for slowdown in (fast, slow) for one in closed_loops(self.replica, rate, slowdown)]
         independent = [poisson(self.replica, rate, slowdown) for slowdown in (fast, slow)]
@@ -204,9 +226,9 @@ def compute_ms(result: SimulationResult, network_s: float) -> float:
     return 1e3 * max(result.latency_avg_s - result.queue_avg_s - network_s, 0.0)
 
 
-def of_servers(estimate: SlownessEstimate, servers: int) -> SlownessEstimate:
-    """Return the distribution of the mean slowness of further ``servers``, which differ from those of the run."""
-    variance = DEVIATIONS**2 * (1 / servers + 1 / estimate.deployments)
+def of_replicas(estimate: SlownessEstimate, replicas: int) -> SlownessEstimate:
+    """Return the distribution of the mean slowness of further ``replicas``, which differ from those of the run."""
+    variance = DEVIATIONS**2 * (1 / replicas + 1 / estimate.deployments)
     return replace(estimate, errors=np.sqrt(variance + estimate.forecast.throughput**2))
 
 
@@ -250,11 +272,6 @@ def expectation(run: FinishedRun) -> Expectation:
     if outcome is None or outcome.recommended is None:
         raise summary.nothing_recommended(run.folder.path, run.problem, "watch")
     point, confirmed = outcome.recommended, outcome.confirmed
-    if (processes := point.candidate.server_processes) > 1:
-        raise BadInputError(
-            f"{path}: recommends {processes} server processes, and `tune watch` compares the metrics of a server "
-            "with those of a run with a single one; watch another run"
-        )
     servers = usable_windows(confirmed, run.trials) if confirmed else []
     windows = [] if is_pipeline(run) else servers or [[point.measurement]]
     spread = confirmed_spreads(run.trials, run.problem)["throughput"]
@@ -266,7 +283,7 @@ def expectation(run: FinishedRun) -> Expectation:
         run,
         point,
         str(dict(point.candidate.fields).get(VARIANT, run.problem.model)),
-        _values(servers or [[point.measurement]], lambda m: (m.throughput_infer_per_sec or 0.0) / size, spread),
+        _values(servers or [[point.measurement]], lambda m: _per_size(m.throughput_infer_per_sec, size), spread),
         _values(windows, lambda m: m.queue_ms),
         _values(windows, time_in_server_ms),
         sum(window.requests or 0 for window in counted),
@@ -276,6 +293,23 @@ def expectation(run: FinishedRun) -> Expectation:
         _batch_size_error(served_by, point.candidate, run) if served_by else 0.0,
         sum(window.errors or 0 for window in counted),
     )
+
+
+def check_server_count(expected: Expectation, count: int) -> None:
+    """Raise BadInputError, in one line, if ``count`` servers are no whole number of replicas."""
+    processes = expected.server_processes
+    if count % processes:
+        raise BadInputError(
+            f"--url: names {formatting.count(count, 'server')}, but {one_line(str(expected.run.folder.path))} "
+            f"recommends {processes} server processes; give the metrics of each process, such as "
+            f"{example_urls(processes)}, and those of each further replica"
+        )
+
+
+def example_urls(processes: int) -> str:
+    """Return the options for a replica on the ports of `tune emit --format compose`."""
+    shown = [f"--url host:{production.METRICS + PORT_STEP * place}" for place in range(min(processes, 3))]
+    return " ".join(shown) + (" …" if processes > len(shown) else "")
 
 
 def is_pipeline(run: FinishedRun) -> bool:
@@ -307,20 +341,25 @@ def _values(
     value: Callable[[Measurement], float | None],
     spread: ServerSpread | None = None,
 ) -> ServerValues:
-    """Return a value on each of ``servers``.
+    """Return the mean of a value on each of ``servers``; windows in which it is zero count.
 
-    ``spread`` is the variance between servers; without one it is estimated from these servers.
+    ``spread`` is the variance between servers; without one it is estimated from these servers, without such windows.
     """
     known = (
-        np.array([math.log(own) for window in windows if 0 < (own := value(window) or 0.0) < math.inf])
+        np.array([own for window in windows if (own := value(window)) is not None and 0 <= own < math.inf])
         for windows in servers
     )
-    logs = [own for own in known if len(own)]
-    return ServerValues(tuple(float(own.mean()) for own in logs), spread or pool_server_spread([logs]))
+    positive = [own for own in known if own.any()]
+    logs = tuple(math.log(float(own.mean())) for own in positive)
+    return ServerValues(logs, spread or pool_server_spread([[np.log(own[own > 0]) for own in positive]]))
+
+
+def _per_size(throughput: float | None, size: float) -> float | None:
+    return None if throughput is None else throughput / size
 
 
 def _fitted_replica(run: FinishedRun) -> tuple[Replica | None, str]:
-    """Return the simulated server of the recommendation, or why there is none."""
+    """Return the simulated replica of the recommendation, or why there is none."""
     if not run.problem.is_simulated:
         return None, NOT_SIMULATED
     if is_pipeline(run):
@@ -336,7 +375,7 @@ def _fitted_replica(run: FinishedRun) -> tuple[Replica | None, str]:
 
 
 def _safe_rate(run: FinishedRun, served_by: Replica | None) -> float | None:
-    """Return the rate of one server that `tune plan` calls safe; None if it is unknown."""
+    """Return the rate of one replica that `tune plan` calls safe; None if it is unknown."""
     if not run.problem.sla.latencies or is_shaped(run):
         return None
     if served_by is not None:

@@ -26,6 +26,7 @@ Status: TypeAlias = Literal["fits", "near", "differs", "unknown"]
 CHECKS = 8  # at most, which share the error probability
 USUAL_SHARE = 0.05  # permitted share of slow requests of an SLA without a bound on a percentile
 ROUNDING = 1e-9  # relative: counters are read as floating-point numbers
+STALLED = 3  # multiple of the longest latency; a server that serves nothing for longer is faulty
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Check:
 class Judgement:
     """The judgement on samples of production metrics.
 
+    ``servers`` have a page of metrics each; a replica has as many of them as the run has server processes.
     ``loads`` are the samples, the sum over the servers in each. ``lost`` counts the samples of a server that was
     restarted or could not be read. ``totals`` has the requests, failed requests by reason, and seconds.
     """
@@ -74,6 +76,11 @@ class Judgement:
     checks: tuple[Check, ...]
     fewest_requests: int
     failures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas."""
+        return self.servers // self.expected.server_processes
 
     @property
     def requests(self) -> float:
@@ -99,24 +106,29 @@ class Judgement:
 
 
 def judge(expected: Expectation, loads: Sequence[ServedLoad], servers: int, lost: int = 0) -> Judgement:
-    """Return the judgement on ``loads``, at least two samples of ``servers`` together."""
-    confidence = expected.run.problem.confidence
+    """Return the judgement on ``loads``, at least two samples of ``servers`` together.
+
+    ``servers`` is a multiple of the server processes of the run.
+    """
+    confidence, replicas = expected.run.problem.confidence, servers // expected.server_processes
     error = (1 - confidence) / CHECKS
     failures = sum_failures(loads)
     checks: list[Check] = []
+    if loads:
+        rate = _ratio(loads, lambda load: load.requests / replicas, lambda load: load.seconds, error)
+        checks = [*_check_stalled(expected, loads), _check_rate(expected, rate, replicas, error)]
     if any(load.requests or load.failures for load in loads):
-        rate = _ratio(loads, lambda load: load.requests / servers, lambda load: load.seconds, error)
         size = _ratio(loads, lambda load: load.samples, lambda load: load.requests, error)
         sizes = _check_request_size(expected, size, 1 - confidence)
-        at_rate = expected.at(rate.value, servers, error) if sizes.status != "differs" else None
+        at_rate = expected.at(rate.value, replicas, error) if sizes.status != "differs" else None
         checks = [
             _check_failures(expected, sum(load.requests for load in loads), failures, error),
-            _check_rate(expected, rate, servers, error),
+            *checks,
             sizes,
             _check_batches(expected, loads, at_rate, error, sizes),
-            _check_queue(expected, loads, at_rate, servers, error),
+            _check_queue(expected, loads, at_rate, replicas, error),
             _check_compute(expected, loads, at_rate, error, sizes),
-            _check_time_in_server(expected, loads, at_rate, servers, error),
+            _check_time_in_server(expected, loads, at_rate, replicas, error),
             *_check_bounds(expected, loads, error),
         ]
     return Judgement(
@@ -141,14 +153,15 @@ def _ratio(
 
     The samples are batch means: requests within one influence each other, those of different samples hardly do. The
     standard error is that of a ratio estimator (Cochran 1977, "Sampling Techniques", section 6.4), the interval
-    Student's t. It is (nan, -inf, inf) without a denominator.
+    Student's t. Samples whose denominator is zero say nothing about the ratio. It is (nan, -inf, inf) without others.
     """
-    above = np.array([numerator(load) for load in loads])
-    below = np.array([denominator(load) for load in loads])
-    if below.sum() <= 0:
+    known = [load for load in loads if denominator(load) > 0]
+    if not known:
         return Estimate(math.nan, -math.inf, math.inf)
+    above = np.array([numerator(load) for load in known])
+    below = np.array([denominator(load) for load in known])
     value = float(above.sum() / below.sum())
-    count = len(loads)
+    count = len(known)
     if count < 2:
         return Estimate(value, -math.inf, math.inf)
     squares = float(((above - value * below) ** 2).sum()) * count / (count - 1)
@@ -186,20 +199,38 @@ def share_interval(hits: float, count: float, error: float) -> tuple[float, floa
     return miss_rate_bounds(hits / count, count, math.inf, error) if count > 0 else (0.0, 1.0)
 
 
-def _check_rate(expected: Expectation, rate: Estimate, servers: int, error: float) -> Check:
-    """Compare the requests per second and server with the confirmed throughput on further servers."""
-    name, unit = "requests/s per server", "/s"
-    confirmed = expected.rate.predicted(servers, error)
+def _check_stalled(expected: Expectation, loads: Sequence[ServedLoad]) -> list[Check]:
+    """Compare the time in which a server served nothing while requests waited with the longest latency of the run.
+
+    The result is empty if each server served a request in each sample, or no request waited.
+    """
+    longest_ms = 1e3 * max(load.stalled_seconds for load in loads)
+    if not longest_ms:
+        return []
+    permitted = None if expected.longest_ms is None else Range(0.0, STALLED * expected.longest_ms)
+    meaning = f"a server served no request for {longest_ms / 1e3:,.3g} s, although requests waited"
+    return [_at_most("time without success", "ms", Estimate(longest_ms, longest_ms, longest_ms), permitted, meaning)]
+
+
+def rate_check_name(expected: Expectation) -> str:
+    """Return the name of the check that more servers repair."""
+    return f"requests/s per {expected.replica_name}"
+
+
+def _check_rate(expected: Expectation, rate: Estimate, replicas: int, error: float) -> Check:
+    """Compare the requests per second and replica with the confirmed throughput on further replicas."""
+    name, unit, of_replica = rate_check_name(expected), "/s", f"of a {expected.replica_name}"
+    confirmed = expected.rate.predicted(replicas, error)
     if confirmed is None:
         return Check(name, "unknown", unit, rate, None, "the run has no throughput")
     within = Range(0.0, confirmed.high)
     if rate.low > confirmed.high:
-        return Check(name, "differs", unit, rate, within, "the rate is above the confirmed throughput of a server")
+        return Check(name, "differs", unit, rate, within, f"the rate is above the confirmed throughput {of_replica}")
     safe = expected.safe_rate
     if safe is not None and rate.value > safe:
         explanation = (
             f"near the capacity: if requests arrive independently, {formatting.bounds(expected.sla)} is safe up to "
-            f"{formatting.number(safe)} requests/s per server"
+            f"{formatting.number(safe)} requests/s per {expected.replica_name}"
         )
         return Check(name, "near", unit, rate, within, explanation)
     return Check(name, "fits", unit, rate, within)
@@ -259,11 +290,11 @@ def _wide(measured: Estimate, loads: Sequence[ServedLoad], expected: Expectation
 
 
 def _check_queue(
-    expected: Expectation, loads: Sequence[ServedLoad], at_rate: ExpectedAtRate | None, servers: int, error: float
+    expected: Expectation, loads: Sequence[ServedLoad], at_rate: ExpectedAtRate | None, replicas: int, error: float
 ) -> Check:
     """Compare the queue time with the longest one at the confirmed load, or at this rate if the SLA is met there."""
     measured = _ratio(loads, lambda load: load.queue_ms, lambda load: load.requests, error)
-    longest = expected.queue_ms.predicted(servers, error)
+    longest = expected.queue_ms.predicted(replicas, error)
     limit = _longest(longest, at_rate.queue_ms.high if at_rate and at_rate.meets else 0.0)
     meaning = "requests wait longer than at the highest load that met the SLA"
     return _at_most("queue time", "ms", measured, limit, meaning)
@@ -286,11 +317,11 @@ def _check_compute(
 
 
 def _check_time_in_server(
-    expected: Expectation, loads: Sequence[ServedLoad], at_rate: ExpectedAtRate | None, servers: int, error: float
+    expected: Expectation, loads: Sequence[ServedLoad], at_rate: ExpectedAtRate | None, replicas: int, error: float
 ) -> Check:
     """Compare queue and execution time together with the longest ones at the confirmed load, or at this rate."""
     measured = _ratio(loads, lambda load: load.queue_ms + load.compute_ms, lambda load: load.requests, error)
-    longest = expected.server_ms.predicted(servers, error)
+    longest = expected.server_ms.predicted(replicas, error)
     here_ms = at_rate.queue_ms.high + at_rate.compute_ms.high if at_rate and at_rate.meets else 0.0
     limit = _longest(longest, here_ms)
     meaning = "requests take longer in the server than at the highest load that met the SLA"
@@ -305,18 +336,26 @@ def _check_bounds(expected: Expectation, loads: Sequence[ServedLoad], error: flo
         if timing is TTFT and level is not None:
             checks.append(_check_first_response(bound, level, loads, error))
         elif timing is LATENCY and not expected.is_streamed:
-            checks.append(_check_latency(bound, level, loads, error))
+            checks.append(_check_latency(expected, bound, level, loads, error))
     return [check for check in checks if check is not None]
 
 
-def _check_latency(bound: Constraint, level: float | None, loads: Sequence[ServedLoad], error: float) -> Check | None:
-    """Compare a quantile of the server's own latency with its bound; without one, the mean."""
+def _check_latency(
+    expected: Expectation, bound: Constraint, level: float | None, loads: Sequence[ServedLoad], error: float
+) -> Check | None:
+    """Compare a quantile of the server's own latency with its bound; without one, the mean.
+
+    The quantile of the worst server counts. The bound of a replica with several server processes is for the requests
+    of all of them, whose quantile is between those of the processes.
+    """
     within = Range(0.0, bound.bound)
     name = f"{bound.metric.removeprefix('latency-')} in the server"
     values = [own for load in loads if level is not None and (own := load.latencies_ms.get(level))]
     if values:
         # each value is that of the server's last minute, so that neighboring ones are not independent
-        measured = Estimate(float(np.median(values)), min(values), max(values))
+        largest = [high for _, high in values]
+        smallest = largest if expected.server_processes == 1 else [low for low, _ in values]
+        measured = Estimate(float(np.median(largest)), min(smallest), max(largest))
         return _at_most(name, "ms", measured, within, f"the server's own latency misses {formatting.bound(bound)}")
     mean = _ratio(loads, lambda load: load.request_ms, lambda load: load.requests, error)
     meaning = f"the mean latency in the server alone is above {formatting.bound(bound)}"

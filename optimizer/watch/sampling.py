@@ -86,6 +86,7 @@ def samples(
     Raises EnvironmentFault or BadInputError if the first reading fails, or the last one and all samples were lost.
     """
     before: dict[str, ModelCounters] = {url: read_server(url, model) for url in urls}
+    stalled: dict[str, float] = {}
     started, newest, number = time.monotonic(), deque[ServedLoad | None](maxlen=count), 0
     while True:
         number += 1
@@ -97,9 +98,12 @@ def samples(
                 after[url] = read_server(url, model)
             except TuneError as error:
                 fault = error
-        changes = [served_between(before[url], after[url]) for url in urls if url in before and url in after]
-        known = [change for change in changes if change is not None]
-        newest.append(together(known) if len(known) == len(urls) else None)
+        served = {}
+        for url in before.keys() & after.keys():
+            if load := served_between(before[url], after[url], stalled.get(url, 0.0)):
+                served[url] = load
+        stalled = {url: load.stalled_seconds for url, load in served.items()}
+        newest.append(together(list(served.values())) if len(served) == len(urls) else None)
         before = after
         if len(newest) < count:
             continue

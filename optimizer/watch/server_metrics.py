@@ -52,8 +52,9 @@ class ServedLoad:
     """The load that one or more servers served within ``seconds``. Times are sums over the requests, in milliseconds.
 
     ``failures`` is by reason, without reasons that did not occur. ``pending`` counts the requests that waited at the
-    end. ``latencies_ms`` holds the largest quantile of any server by level. ``first_responses`` is as in
-    ``ModelCounters``, for the requests within the time.
+    end. ``latencies_ms`` holds the smallest and the largest quantile of any server by level. ``first_responses`` is
+    as in ``ModelCounters``, for the requests within the time. ``stalled_seconds`` is how long a server has served
+    no request although one waited at the beginning; 0 if each server served one, or none waited.
     """
 
     seconds: float
@@ -65,8 +66,9 @@ class ServedLoad:
     queue_ms: float
     compute_ms: float
     pending: float = 0.0
-    latencies_ms: Mapping[float, float] = field(default_factory=dict)
+    latencies_ms: Mapping[float, tuple[float, float]] = field(default_factory=dict)
     first_responses: Mapping[float, float] = field(default_factory=dict)
+    stalled_seconds: float = 0.0
 
 
 Page = dict[str, list[tuple[dict[str, str], float]]]
@@ -143,8 +145,11 @@ def _by_number(
     return by_number
 
 
-def served_between(before: ModelCounters, after: ModelCounters) -> ServedLoad | None:
-    """Return the load between two readings; None if the server was restarted: its counters began again."""
+def served_between(before: ModelCounters, after: ModelCounters, stalled_seconds: float = 0.0) -> ServedLoad | None:
+    """Return the load between two readings; None if the server was restarted: its counters began again.
+
+    ``stalled_seconds`` is that of the server's load before.
+    """
     names = ("requests", "samples", "executions", "request_us", "queue_us", "compute_us")
     changes = {name: getattr(after, name) - getattr(before, name) for name in names}
     failures = {reason: count - before.failures.get(reason, 0.0) for reason, count in after.failures.items()}
@@ -152,6 +157,7 @@ def served_between(before: ModelCounters, after: ModelCounters) -> ServedLoad | 
     seconds = after.at_seconds - before.at_seconds
     if seconds <= 0 or min([*changes.values(), *failures.values(), *first.values()]) < 0:
         return None
+    is_stalled = before.pending > 0 and not changes["requests"]
     return ServedLoad(
         seconds,
         changes["requests"],
@@ -162,13 +168,15 @@ def served_between(before: ModelCounters, after: ModelCounters) -> ServedLoad | 
         changes["queue_us"] / 1e3,
         changes["compute_us"] / 1e3,
         after.pending,
-        {level: value / 1e3 for level, value in after.latencies_us.items()},
+        {level: (value / 1e3, value / 1e3) for level, value in after.latencies_us.items()},
         first,
+        stalled_seconds + seconds if is_stalled else 0.0,
     )
 
 
 def together(loads: Sequence[ServedLoad]) -> ServedLoad:
     """Return the load of several servers within the same time."""
+    levels = {level for load in loads for level in load.latencies_ms}
     return ServedLoad(
         sum(load.seconds for load in loads) / len(loads),
         sum(load.requests for load in loads),
@@ -180,11 +188,17 @@ def together(loads: Sequence[ServedLoad]) -> ServedLoad:
         sum(load.compute_ms for load in loads),
         sum(load.pending for load in loads),
         {
-            level: max(load.latencies_ms.get(level, 0.0) for load in loads)
-            for level in {level for load in loads for level in load.latencies_ms}
+            level: _extremes([load.latencies_ms[level] for load in loads if level in load.latencies_ms])
+            for level in levels
         },
         _sums([load.first_responses for load in loads]),
+        max(load.stalled_seconds for load in loads),
     )
+
+
+def _extremes(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the smallest and the largest value of ``ranges``."""
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
 def sum_failures(loads: Sequence[ServedLoad]) -> dict[str, float]:

@@ -12,21 +12,24 @@ from rich.console import Console
 from rich.text import Text
 
 from objectives.confidence import Verdict
+from optimizer.config.search_space import ModelKind
+from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.options.command_line import command_line
-from optimizer.options.run_options import is_trace
+from optimizer.options.run_options import RunOptions, is_trace
 from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.terminal_summary import print_unwrapped, print_wrapped
-from optimizer.watch.expectation import Expectation, Range, is_shaped
-from optimizer.watch.fit_check import Check, Estimate, Judgement
+from optimizer.study.model_finder import trace_sizes
+from optimizer.watch.expectation import NO_BATCH_TIMES, Expectation, Range, is_shaped
+from optimizer.watch.fit_check import Check, Estimate, Judgement, rate_check_name
 
 SAVED = "warm starts from related machines took 5 to 14 % fewer deployments"  # benchmarks/warm_start.md
+COLD = "a warm start would need a run with requests of this size"
 WORDS = {"fits": "fits", "near": "near", "differs": "DIFFERS", "unknown": "not checked"}
-CAPACITY = ("requests/s per server",)  # checks that more servers repair
 MODEL = ("execution time", "samples per execution")  # checks after which the deployment itself may be another one
-FAILURES = ("failed requests",)
+FAILURES, STALLS = "failed requests", "time without success"  # checks of faults that no configuration repairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +56,92 @@ def search_cost(run: FinishedRun) -> SearchCost:
     return SearchCost(len(run.trials), float(seconds) if is_known and seconds is not None else None)
 
 
-def cost_sentence(cost: SearchCost) -> str:
-    """Return the cost of a warm-started search as a sentence without a full stop."""
+def search_step(expected: Expectation, advice: str, command: str, remark: str = "") -> NextStep:
+    """Return a search as a step, with the cost of the earlier one, and ``remark`` as a further clause."""
+    cost = search_cost(expected.run)
     took = "" if cost.seconds is None else f" in {formatting.clock(cost.seconds)}"
-    return f"the earlier search took {formatting.count(cost.trials, 'trial')}{took}, with its confirmation; {SAVED}"
+    trials = formatting.count(cost.trials, "trial")
+    clauses = [f"{advice}: the earlier search took {trials}{took}, with its confirmation", *filter(None, [remark])]
+    return NextStep("; ".join(clauses), command)
 
 
-def search_command(expected: Expectation, request_samples: float | None = None) -> str:
-    """Return the command of a search that starts from the run, with requests of ``request_samples`` if these differ.
+def same_search(expected: Expectation) -> NextStep:
+    """Return the search with the same requests."""
+    remark = SAVED if expected.run.options.search != "grid" else ""
+    return search_step(expected, "search again", search_command(expected), remark)
+
+
+def search_command(expected: Expectation) -> str:
+    """Return the command of a search with the same requests that starts from the run.
 
     `grid` measures every configuration, and takes no warm start.
     """
     run = expected.run
     start = None if run.options.search == "grid" else str(run.folder.path)
-    size = run.options.request_batch_size
-    if request_samples is not None and not is_trace(run.options.arrivals):  # a trace has the sizes
-        size = max(1, round(request_samples))
-    options = replace(run.options, warm_start=start, request_batch_size=size, storage=None, join=None)
-    return command_line(options)
+    return _search_again(run.options, warm_start=start)
+
+
+def search_for_size(expected: Expectation, request_samples: float) -> NextStep:
+    """Return the search for requests of ``request_samples`` on average, another size than that of the run.
+
+    It has no warm start, which takes measurements of the same size only.
+    """
+    problem, options = expected.run.problem, expected.run.options
+    if has_recorded_sizes(options):
+        advice = (
+            "record a new trace, whose requests have the present sizes, in place of the old one, and search again"
+        )
+        return search_step(expected, advice, _search_again(options), COLD)
+    size = nearest_other_size(expected.request_samples, request_samples)
+    if size == expected.request_samples or problem.kind is ModelKind.STATEFUL:  # Triton takes one sample a request
+        return same_search(expected)
+    largest = max(problem.space.max_batch_size)
+    if size > largest:
+        advice = f"raise the largest max_batch_size of the search, {largest:,}, to {size:,} or more, and search again"
+        return search_step(expected, f"{advice} with --request-batch-size {size}", "", COLD)
+    return search_step(expected, "search again", _search_again(options, request_batch_size=size), COLD)
+
+
+def nearest_other_size(own: float, present: float) -> int:
+    """Return the whole number of samples that is nearest to ``present``, on the same side of ``own`` if possible."""
+    nearest = max(1, round(present))
+    if nearest != own:
+        return nearest
+    return math.ceil(present) if present > own else max(1, math.floor(present))
+
+
+def has_recorded_sizes(options: RunOptions) -> bool:
+    """Return whether the load of a run is a trace with the size of each request."""
+    if options.load != "rate" or not is_trace(options.arrivals) or options.request_batch_size is not None:
+        return False
+    try:
+        return trace_sizes(options) is not None
+    except BadInputError:  # the file no longer exists, and a new one is needed anyway
+        return True
+
+
+def _search_again(options: RunOptions, **changes: Any) -> str:
+    return command_line(replace(options, **{"warm_start": None, "storage": None, "join": None, **changes}))
+
+
+def plan_step(expected: Expectation, rate: float) -> NextStep:
+    """Return the step that says how many replicas serve ``rate`` requests per second.
+
+    `tune plan` needs a latency bound and a simulator or, for models that it does not describe, a safe rate.
+    """
+    run, of_what = expected.run, f"the number of {expected.replica_name}s"
+    rounded = f"{rate:.0f}" if rate >= 1000 else f"{rate:.4g}"  # without an exponent
+    command = f"tune plan {shlex.quote(one_line(str(run.folder.path)))} --rate {rounded}req/s"
+    if run.problem.is_simulated and expected.why_not_simulated != NO_BATCH_TIMES:
+        if not expected.sla.latencies:
+            return NextStep(f"compute {of_what} for a latency bound, such as this one", f"{command} --sla-p95 20ms")
+        if is_shaped(run):
+            advice = f"record the times of the requests, such as requests.csv, and compute {of_what}"
+            return NextStep(advice, f"{command} --trace requests.csv")
+        return NextStep(f"compute {of_what}", command)
+    if not run.problem.is_simulated and expected.safe_rate is not None:
+        return NextStep(f"compute {of_what}", command)
+    return NextStep(f"start more {expected.replica_name}s; `tune plan` cannot compute their number from this run", "")
 
 
 def next_steps(judgement: Judgement) -> list[NextStep]:
@@ -79,25 +150,23 @@ def next_steps(judgement: Judgement) -> list[NextStep]:
     run = shlex.quote(one_line(str(expected.run.folder.path)))
     by_name = {check.name: check for check in judgement.checks}
     differing = {check.name for check in judgement.differing}
-    if differing & {*FAILURES}:
+    if STALLS in differing:
+        steps.append(NextStep("read the log of the server that serves nothing, and start it again if it hangs", ""))
+    if FAILURES in differing:
         steps.append(NextStep("read the server's log, which has the reason of each failed request", ""))
-    capacity = [by_name[name] for name in CAPACITY if name in by_name]
-    if any(check.status in ("differs", "near") and check.measured for check in capacity):
-        rate = next(check.measured.value for check in capacity if check.measured) * judgement.servers
-        traffic = " --trace requests.csv" if is_shaped(expected.run) else ""
-        steps.append(NextStep("compute the number of servers", f"tune plan {run} --rate {rate:.4g}req/s{traffic}"))
+    capacity = by_name.get(rate_check_name(expected))
+    if capacity and capacity.status in ("differs", "near") and capacity.measured:
+        steps.append(plan_step(expected, capacity.measured.value * judgement.replicas))
     if differing & {*MODEL}:
         steps.append(
             NextStep("on the machine in production, test the recommendation again", f"tune verify --fresh {run}")
         )
-    if differing - {*CAPACITY, *FAILURES}:
+    if differing - {rate_check_name(expected), FAILURES, STALLS}:
         size = by_name.get("samples per request")
-        differs = size is not None and size.status == "differs" and size.measured is not None
-        command = search_command(expected, size.measured.value if differs and size and size.measured else None)
-        again = "search again"
-        if differs and is_trace(expected.run.options.arrivals):
-            again = "record a new trace, whose requests have the present sizes, and search again with it"
-        steps.append(NextStep(f"{again}: {cost_sentence(search_cost(expected.run))}", command))
+        if size is not None and size.status == "differs" and size.measured is not None:
+            steps.append(search_for_size(expected, size.measured.value))
+        else:
+            steps.append(same_search(expected))
     return steps
 
 
@@ -121,7 +190,7 @@ def extent(judgement: Judgement) -> str:
     pending = judgement.loads[-1].pending if judgement.loads else 0.0
     parts = [
         f"{_requests(judgement)}, {formatting.count(len(judgement.loads), 'sample')}",
-        f"{formatting.count(judgement.servers, 'server')}",
+        _servers(judgement),
         f"{pending:,.0f} waiting at the end",
     ]
     if judgement.verdict is Verdict.UNDECIDED:
@@ -129,6 +198,12 @@ def extent(judgement: Judgement) -> str:
     if judgement.lost:
         parts.append(f"{formatting.count(judgement.lost, 'sample')} lost: a server was restarted or did not answer")
     return "; ".join(parts)
+
+
+def _servers(judgement: Judgement) -> str:
+    shown = formatting.count(judgement.servers, "server")
+    each = judgement.expected.server_processes
+    return shown if each == 1 else f"{shown}: {formatting.count(judgement.replicas, 'replica')} of {each} processes"
 
 
 def print_judgement(console: Console, judgement: Judgement) -> None:
@@ -155,8 +230,9 @@ def print_judgement(console: Console, judgement: Judgement) -> None:
 
 def line(judgement: Judgement, clock: str) -> str:
     """Return the judgement in one line, for `--follow`."""
-    rate = next((check for check in judgement.checks if check.name in CAPACITY), None)
-    shown = f"{_measured(rate)} {CAPACITY[0]}" if rate else "no requests"
+    name = rate_check_name(judgement.expected)
+    rate = next((check for check in judgement.checks if check.name == name), None)
+    shown = f"{_measured(rate)} {name}" if rate else "no samples"
     return f"{clock} {shown}: {headline(judgement)}"
 
 
@@ -201,6 +277,7 @@ def document(judgement: Judgement, urls: Sequence[str]) -> dict[str, Any]:
         "sla": list(map(str, expected.sla)),
         "urls": list(urls),
         "servers": judgement.servers,
+        "server_processes": expected.server_processes,
         "samples": len(judgement.loads),
         "lost_samples": judgement.lost,
         "seconds": round(judgement.seconds, 3),

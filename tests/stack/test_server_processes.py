@@ -4,35 +4,55 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+import re
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput
 
 from objectives import batch_stats
+from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
-from optimizer.core.errors import ServerCrashed
+from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint
+from optimizer.core.notes import ServedOnCpu
 from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.server_processes import ServerProcesses
 from optimizer.machine.conditions import ProcessTelemetry
+from optimizer.machine.gpu_telemetry import GpuTelemetry
+from optimizer.machine.nvml import Gpu
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_client.launcher import LoadClientGenerator
 from optimizer.measure.load_client.plan import SendRecord
 from optimizer.measure.load_client.responses import StreamedRequests
+from optimizer.measure.load_wrappers import ServerProcessesLoadGenerator
+from optimizer.measure.measurer import Measurer
+from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.perf_output import read_statistics
 from optimizer.model.repository import read_repository_model
 from optimizer.options.values import usable_cpus
-from tests.repositories import write_streamer
+from optimizer.results.finished_run import read_run
+from optimizer.results.watchers import QuietWatcher
+from optimizer.store.trials_table import TrialsTable
+from optimizer.watch.expectation import check_server_count, expectation
+from optimizer.watch.fit_check import judge
+from optimizer.watch.sampling import read_server, samples
+from tests.command_fixtures import UNDECIDED, Playground, Tune, eventually
+from tests.contract import test_emitters
+from tests.emitted_files import emitted, recommendation_of
+from tests.repositories import write_sleeper, write_streamer
 
 TWO = Candidate(64, dynamic_batching=True, fields=((SERVER_PROCESSES, 2),))
 LOADS = {"closed loop": LoadPoint(1, concurrency=4), "open loop": LoadPoint(1, request_rate=200.0)}
 SECONDS = 1.0
+ATTEMPTS = 3
 
 
 @pytest.fixture(scope="module")
@@ -154,3 +174,159 @@ def test_all_servers_stop_at_the_end(mlp: ModelSource, tmp_path: Path) -> None:
         pids = [server.server_pid or 0 for server in endpoint.servers]
         assert all(map(psutil.pid_exists, pids))
     assert not any(map(psutil.pid_exists, pids))
+
+
+# -- from the search to production -----------------------------------------------------------------------------------
+
+SLEEP_MS = 20.0  # one process serves at most 50 requests a second, and two serve twice as many
+PROFILE = f"""\
+model: {{repository: models, name: sleeper}}
+load: {{max_concurrency: 2}}
+space:
+  max_batch_size: [1]
+  max_queue_delay_microseconds: [off]
+  instance_group_count: [1]
+  {SERVER_PROCESSES}: [2]
+"""
+PRODUCTION = ("--image", "example/triton:24.10-py3", "--model-repository", "s3://bucket/models")
+RATE = 40.0  # of the requests to two processes
+TIMES = {"queue time", "execution time", "time in the server"}  # a disturbed machine may change these
+
+
+def write_slow(repository: Path) -> ModelSource:
+    """Write the sleeping model without batching."""
+    config = write_sleeper(repository, SLEEP_MS) / "config.pbtxt"
+    config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 1"))
+    return read_repository_model(repository, "sleeper", gpu=False)
+
+
+@contextlib.contextmanager
+def loaded(endpoint: Endpoint, urls: Sequence[str], folder: Path) -> Iterator[None]:
+    """Send RATE within the context, and until it has ended. It begins when each server has answered a request."""
+    client = OpenLoopGenerator(log=folder / "client.log")
+    load = LoadPoint(1, request_rate=RATE)
+    sender = threading.Thread(target=client.measure, args=(endpoint, load, 3.0))
+    sender.start()
+    try:
+        assert eventually(lambda: all(read_server(url, "sleeper").requests for url in urls), 10)
+        yield
+    finally:
+        sender.join()
+
+
+@contextlib.contextmanager
+def hanging(endpoint: Endpoint) -> Iterator[None]:
+    """Stop the model of the server within the context, and send more requests than it executes at a time.
+
+    Triton notices after a second that the model does not answer, and fails one of the requests.
+    """
+    stubs = [
+        process
+        for process in psutil.Process(endpoint.server_pid).children(recursive=True)
+        if "stub" in " ".join(process.cmdline()[:1])
+    ]
+    assert stubs
+    x = InferInput("x", [1, 4], "FP32")
+    x.set_data_from_numpy(np.zeros((1, 4), np.float32))
+    answered = threading.Semaphore(0)
+    with InferenceServerClient(endpoint.grpc) as client:
+        for stub in stubs:
+            stub.suspend()
+        try:
+            for _ in range(8):
+                client.async_infer("sleeper", [x], lambda result, error: answered.release())
+            assert eventually(lambda: read_server(f"http://{endpoint.metrics}/metrics", "sleeper").pending, 10)
+            yield
+        finally:
+            for stub in stubs:
+                stub.resume()
+        assert all(answered.acquire(timeout=10) for _ in range(8))
+
+
+@pytest.mark.alone
+def test_two_processes_are_recommended_emitted_and_watched(
+    playground: Playground, tune: Tune, tmp_path: Path
+) -> None:
+    source = write_slow(playground.here / "models")
+    (playground.here / "processes.yaml").write_text(PROFILE)
+    briefly = ("--budget", "60s", "--max-trials", "2", "--measurement-interval", "400ms", "--no-confirmation")
+    for attempt in range(ATTEMPTS):  # tune corrects for the machine's speed, on which a sleep does not depend
+        where = ("--out", f"results-{attempt}", "--no-output-check", "processes.yaml")
+        tuned = tune("--sla-p95", "500ms", *briefly, *where)
+        (run,) = (playground.here / f"results-{attempt}").glob("*/*")
+        if tuned.code == UNDECIDED and recommendation_of(run).server_processes == 2:
+            break
+    assert tuned.code == UNDECIDED, tuned.complaints
+    recommended = recommendation_of(run)
+    assert recommended.server_processes == 2
+    assert (run / "logs" / "tritonserver-2.log").stat().st_size
+
+    files = emitted(run, tmp_path / "out", "--format", "compose", *PRODUCTION, "--force")
+    test_emitters.TestCompose().check(files, run, "s3://bucket/models", tmp_path / "out")
+    (text,) = files.values()
+    ports = re.findall(r":(\d+):8002\b", text)
+    assert ports == ["8002", "8012"]
+
+    targets = [EmbeddedTarget(source, log=tmp_path / f"{number}.log", say=print, metrics=True) for number in range(2)]
+    with (
+        contextlib.closing(ServerProcesses(targets)) as servers,
+        servers.deploy(recommended.point.candidate) as endpoint,
+    ):
+        urls = [f"http://{server.metrics}/metrics" for server in endpoint.servers]
+        expected = expectation(read_run(run))
+        check_server_count(expected, len(urls))
+        with loaded(endpoint, urls, tmp_path):
+            newest = next(samples(urls, "sleeper", 0.3, 6))
+        judgement = judge(expected, newest.loads, len(urls), newest.lost)
+        assert {check.name for check in judgement.differing} <= TIMES, judgement.differing
+        assert judgement.requests > 0
+        (rate,) = (check for check in judgement.checks if check.name == "requests/s per replica")
+        assert rate.measured is not None
+        assert rate.measured.value == pytest.approx(judgement.requests / judgement.seconds)
+
+        with hanging(endpoint.replicas[0]):
+            newest = next(samples(urls, "sleeper", 0.9, 2))
+        judgement = judge(expected, newest.loads, len(urls), newest.lost)
+        assert "time without success" in {check.name for check in judgement.differing}
+
+
+def test_a_perf_analyzer_for_each_process_measures_them_at_the_same_time(
+    servers: ServerProcesses, perf_analyzer: PerfAnalyzer, tmp_path: Path
+) -> None:
+    def for_process(number: int) -> PerfAnalyzer:
+        (tmp_path / str(number)).mkdir(exist_ok=True)
+        return replace(perf_analyzer, log=tmp_path / str(number) / "perf_analyzer.log")
+
+    checker, measured = ServerProcessesLoadGenerator(for_process), None
+    with servers.deploy(TWO) as endpoint:
+        before = executions(endpoint)
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(MeasurementError):  # one of them may start late on a busy machine
+                measured = checker.measure(endpoint, LOADS["closed loop"], SECONDS)
+                break
+        done = [after - earlier for after, earlier in zip(executions(endpoint), before, strict=True)]
+    assert min(done) > 0
+    assert measured
+    assert measured.throughput_infer_per_sec
+    assert measured.requests
+    assert measured.latency_p95_ms is not None
+
+
+def test_instances_without_a_kind_are_on_the_cpu_if_the_server_sees_no_gpu(mlp: ModelSource, tmp_path: Path) -> None:
+    """The server was given the GPUs that NVML shows, but has none: its configuration says KIND_CPU."""
+    config = model_config.copy(mlp.config)
+    for group in config.instance_group:
+        group.ClearField("kind")
+    source = replace(mlp, config=config)
+    target = EmbeddedTarget(source, log=tmp_path / "server.log", say=print)
+    with contextlib.closing(target), target.deploy(Candidate(8)) as endpoint:
+        pass
+    assert (endpoint.gpus, endpoint.fell_back_to_cpu) == ((), True)
+    telemetry = GpuTelemetry(ProcessTelemetry(), [Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-recorded", False, None)])
+    with telemetry.record(endpoint) as usage:
+        pass
+    assert (usage.gpu_utilization, usage.gpu_memory_bytes) == (None, None)
+    client, table = ClosedLoopGenerator(log=tmp_path / "client.log"), TrialsTable(tmp_path / "trials.csv", "mlp", {})
+    measurer = Measurer(client, telemetry, table, QuietWatcher())
+    measurer.check_deployment(endpoint)
+    assert ServedOnCpu("the server sees no GPU") in measurer.notes

@@ -28,10 +28,18 @@ def test_the_cases_that_fit_have_the_load_and_the_server_of_the_run() -> None:
     own = EXPECTED.point.candidate
     for case in cases(EXPECTED):
         if case.fits:
-            assert (case.candidate, case.settings, case.cpus) == (own, {}, None)
+            assert (case.candidate, case.settings) == (own, {})
             assert case.load.request_batch_size == EXPECTED.request_samples
             assert case.load.request_rate < (EXPECTED.safe_rate or 0)
     assert {case.fits for case in cases(EXPECTED)} == {True, False}
+
+
+def test_a_server_that_may_not_reach_a_rate_gets_a_closed_loop() -> None:
+    """The client would give the rate up."""
+    slower = [case for case in cases(EXPECTED) if case.candidate != EXPECTED.point.candidate or case.settings]
+    assert len(slower) == 3
+    for case in slower:
+        assert case.load.concurrency or case.load.request_rate < 0.1 * (EXPECTED.safe_rate or 0)
 
 
 def test_the_table_counts_judgements_and_names_the_checks() -> None:

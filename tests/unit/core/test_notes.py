@@ -21,6 +21,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.SettingsUnread(("session.intra_op.allow_spinning 0",)),
     notes.ServerProcessesVaried(),
     notes.ServedOnCpu("no CUDA provider"),
+    notes.ServedOnCpu("the server sees no GPU"),
     notes.MigInstanceUsed(),
     notes.GpusNotRead("NVML does not answer"),
     notes.BatcherTuned("dlrm"),

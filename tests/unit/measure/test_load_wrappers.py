@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -12,7 +12,7 @@ from optimizer.core.errors import DeploymentError, MeasurementError
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.notes import Note, OutputsNotCompared
 from optimizer.core.trial import Candidate, LoadPoint
-from optimizer.measure.load_wrappers import ConcurrentLoadGenerator, combine
+from optimizer.measure.load_wrappers import ConcurrentLoadGenerator, ServerProcessesLoadGenerator, combine
 from optimizer.measure.output_check import CombinedOutputCheck
 from tests.conftest import measurement
 
@@ -73,6 +73,63 @@ def test_a_failure_of_one_is_raised_and_a_warm_up_needs_both() -> None:
     with pytest.raises(MeasurementError, match="no figures"):
         joint.measure(BOTH, LOAD)
     assert joint.warm_up(BOTH, LOAD) is None
+
+
+# -- server processes --------------------------------------------------------------------------------------------
+
+TWO_SERVERS = Endpoint("a", Candidate(8), grpc="first", replicas=(Endpoint("a", Candidate(8), grpc="second"),))
+FAST = replace(measurement(300, 5), requests=300, measure_seconds=1.0, latency_p99_ms=7.0)
+SLOW = replace(measurement(100, 9), requests=100, measure_seconds=1.1, latency_p99_ms=None)
+
+
+@dataclass
+class OfServer:
+    """A load generator with a fixed result that remembers its loads."""
+
+    answer: Measurement
+    loads: list[tuple[str, int]] = field(default_factory=list)
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        self.loads.append((endpoint.grpc, load.concurrency))
+        return self.answer
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        return [self.measure(endpoint, load, seconds)] * count
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        return None
+
+
+def of_servers(*answers: Measurement) -> tuple[ServerProcessesLoadGenerator, list[OfServer]]:
+    generators = [OfServer(answer) for answer in answers]
+    return ServerProcessesLoadGenerator(lambda number: generators[number - 1]), generators
+
+
+def test_each_server_gets_its_share_and_latencies_are_weighted_means() -> None:
+    joint, generators = of_servers(FAST, SLOW)
+    outcome = joint.measure(TWO_SERVERS, LoadPoint(1, 7), 1.0)
+    assert [one.loads for one in generators] == [[("first", 4)], [("second", 3)]]
+    assert (outcome.throughput_infer_per_sec, outcome.requests, outcome.measure_seconds) == (400, 400, 1.1)
+    assert outcome.latency_p95_ms == pytest.approx(0.75 * 5 + 0.25 * 9)
+    assert outcome.latency_p99_ms is None, "one server lacks it"
+    assert outcome.stable
+    assert joint.warm_up(TWO_SERVERS, LOAD) is None
+    assert len(joint.measure_windows(TWO_SERVERS, LOAD, 1.0, 2)) == 2
+
+
+def test_one_server_is_measured_as_without_others() -> None:
+    joint, generators = of_servers(FAST)
+    assert joint.measure(replace(TWO_SERVERS, replicas=()), LoadPoint(1, 1), 1.0) == FAST
+    assert generators[0].loads == [("first", 1)]
+
+
+def test_what_cannot_be_divided_or_did_not_overlap_has_no_values() -> None:
+    with pytest.raises(MeasurementError, match="a concurrency of 1 cannot be divided among 2 servers"):
+        of_servers(FAST, SLOW)[0].measure(TWO_SERVERS, LoadPoint(1, 1))
+    with pytest.raises(MeasurementError, match="not measured at the same time"):
+        of_servers(FAST, replace(SLOW, measure_seconds=5.0))[0].measure(TWO_SERVERS, LOAD)
+    with pytest.raises(MeasurementError, match="answered no request"):
+        of_servers(FAST, Measurement(reason="none"))[0].measure(TWO_SERVERS, LOAD)
 
 
 class Guarded:

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from objectives import latency_sketch
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
@@ -330,15 +332,27 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_bound_needs_its_column() -> None:
-    with pytest.raises(
-        BadInputError, match=r"known\.csv: --sla-p99 needs the column latency_p99_ms, which the table"
-    ):
+    with pytest.raises(BadInputError) as caught:
         recorded_problem(read_recording(KNOWN), {"p99": 20})
+    assert str(caught.value) == (
+        f"{KNOWN}: --sla-p99: the table has no p99 (the column latency_p99_ms is missing or empty); bound p95, "
+        "which it has, or measure a table with this bound: `tune --search grid --sla-p99 20ms MODEL`"
+    )
 
 
-def test_a_bound_on_another_percentile_needs_the_sketch() -> None:
-    with pytest.raises(BadInputError, match=r"--sla-p99\.9 needs the column latency_sketch, which the table"):
+def test_a_bound_on_another_percentile_needs_the_sketch(tmp_path: Path) -> None:
+    with pytest.raises(
+        BadInputError, match=r"has no p99\.9 \(the column latency_sketch is missing or empty\); bound p95, "
+    ):
         recorded_problem(read_recording(KNOWN), {"p99.9": 20})
+    sketch = latency_sketch.sketch_latencies(np.linspace(1, 20, 5000))
+    table = tmp_path / "sketches.csv"
+    header, *rows = KNOWN.read_text().splitlines()
+    table.write_text("\n".join([f"{header},latency_sketch", *(f"{row},{sketch}" for row in rows), ""]))
+    recording = read_recording(table)
+    best = recording.best(recorded_problem(recording, {"p99.9": 20}))
+    assert best is not None
+    assert recording.best(recorded_problem(recording, {"p99.9": 10})) is None
 
 
 # -- the engine on a table --------------------------------------------------------------------------------------
@@ -605,7 +619,7 @@ def test_the_command_in_json(tables: Playground, called_tune: Tune) -> None:
             "682 infer/s, p95 1.47 ms, concurrency 1 (line 6)",
         ),
         ("none.csv", 2, "none.csv: cannot be read: No such file or directory"),
-        ("known.csv --sla-p99 1ms", 2, "known.csv: --sla-p99 needs the column latency_p99_ms"),
+        ("known.csv --sla-p99 1ms", 2, "known.csv: --sla-p99: the table has no p99 (the column latency_p99_ms is"),
         ("known.csv --sla-p95 20", 2, "--sla-p95 20: a unit is missing: 20ms?"),
         ("known.csv --search best", 2, "--search best: give one or more of simulated, tpe, nsga2, random"),
         ("known.csv --search tpe,tpe", 2, "--search tpe,tpe: give one or more of simulated, tpe, nsga2, random"),

@@ -17,7 +17,7 @@ from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.deploy import runtime
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
-from optimizer.measure.load_wrappers import IndexHintLoadGenerator
+from optimizer.measure.load_wrappers import IndexHintLoadGenerator, ServerProcessesLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
@@ -181,9 +181,19 @@ def test_it_refuses_data_that_it_cannot_keep_in_memory(
         make(OPTIONS, task, folder)
 
 
-def test_the_own_client_alone_spreads_the_load_over_several_servers(folder: RunFolder) -> None:
+def test_a_perf_analyzer_for_each_server_process_checks_the_own_client(folder: RunFolder) -> None:
     task = task_with(server_processes=2)
     assert own_client_searches(task)
     made = make(OPTIONS, task, folder)
     assert made.confirmation is made.search
+    assert isinstance(made.cross_checking, ServerProcessesLoadGenerator)
+    first, second = map(made.cross_checking.make, (1, 2))
+    assert isinstance(first, PerfAnalyzer)
+    assert isinstance(second, PerfAnalyzer)
+    assert first.log != second.log
+    assert second.log.parent.is_dir()
+
+
+def test_perf_analyzers_of_several_servers_would_share_memory_regions(folder: RunFolder) -> None:
+    made = make(replace(OPTIONS, shared_memory="system"), task_with(server_processes=2), folder)
     assert made.cross_checking is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,9 +15,17 @@ import pytest
 
 from objectives.confidence import Verdict
 from objectives.sla import Sla
+from optimizer.cli import verify
+from optimizer.cli.plan import read_plan_arguments
+from optimizer.cli.run import read_run_arguments
+from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import RequestTimes
+from optimizer.core.trial import SERVER_PROCESSES
+from optimizer.options.option_reader import run_options
 from optimizer.results.finished_run import read_run
+from optimizer.study.model_finder import trace_sizes
+from optimizer.study.searcher_factory import read_warm_start
 from optimizer.watch.expectation import (
     NOT_SIMULATED,
     PIPELINE,
@@ -28,7 +37,7 @@ from optimizer.watch.expectation import (
 )
 from optimizer.watch.fit_check import Check, Judgement, judge, share_interval
 from optimizer.watch.server_metrics import ServedLoad
-from optimizer.watch.watch_report import document, next_steps, search_command
+from optimizer.watch.watch_report import NextStep, document, nearest_other_size, next_steps, search_command
 from tests import streaming_run
 
 SAMPLE = Path(__file__).parents[2] / "data" / "dlrm" / "sample"
@@ -42,8 +51,9 @@ def sample() -> Expectation:
     return expectation(read_run(SAMPLE))
 
 
-def at(rate: float, servers: int = 1) -> ExpectedAtRate:
-    expected = sample().at(rate, servers, ERROR)
+@functools.cache
+def at(rate: float) -> ExpectedAtRate:
+    expected = sample().at(rate, 1, ERROR)
     assert expected is not None
     return expected
 
@@ -123,7 +133,8 @@ RATE = 1000.0
         ({"queue_ms": 30 * RATE * SECONDS}, "queue time"),
         ({"queue_ms": 30 * RATE * SECONDS}, "time in the server"),
         ({"request_ms": 25 * RATE * SECONDS}, "mean in the server"),
-        ({"latencies_ms": {0.95: 21.0}}, "p95 in the server"),
+        ({"latencies_ms": {0.95: (19.0, 21.0)}}, "p95 in the server"),
+        ({"stalled_seconds": 5.0}, "time without success"),
         ({"failures": {"REJECTED": 20.0}}, "failed requests"),
     ],
 )
@@ -140,7 +151,7 @@ def test_a_rate_above_the_confirmed_throughput_is_detected() -> None:
 
 
 def test_quantiles_of_the_server_within_the_bound_replace_its_mean() -> None:
-    names = set(judged(loads(RATE, latencies_ms={0.95: 19.0, 0.99: 40.0}))[1])
+    names = set(judged(loads(RATE, latencies_ms={0.95: (19.0, 19.0), 0.99: (40.0, 40.0)}))[1])
     assert "p95 in the server" in names
     assert "mean in the server" not in names
 
@@ -173,8 +184,73 @@ def test_few_requests_are_undecided_and_none_are_too() -> None:
     assert judgement.verdict is Verdict.UNDECIDED
     idle = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
     judgement = judge(sample(), [idle] * SAMPLES, 1)
-    assert (judgement.verdict, judgement.checks) == (Verdict.UNDECIDED, ())
+    assert judgement.verdict is Verdict.UNDECIDED
+    assert [(check.name, check.status) for check in judgement.checks] == [("requests/s per server", "fits")]
     assert judge(sample(), [], 1, lost=SAMPLES).verdict is Verdict.UNDECIDED
+
+
+def test_samples_without_requests_lower_the_rate_and_say_nothing_about_a_request() -> None:
+    idle = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
+    busy = loads(RATE, compute_ms=20 * RATE * SECONDS, queue_ms=30 * RATE * SECONDS)
+    _, checks = judged([*busy, *[idle] * SAMPLES])
+    rate = checks["requests/s per server"].measured
+    assert rate is not None
+    assert rate.value == pytest.approx(RATE / 2)
+    assert checks["execution time"].status == "differs"
+    judgement, checks = judged([busy[0], *[idle] * SAMPLES])  # a single sample has no interval
+    assert judgement.differing == ()
+    time = checks["queue time"].measured
+    assert time is not None
+    assert (time.low, time.high) == (-math.inf, math.inf)
+
+
+def test_a_short_stall_is_no_difference() -> None:
+    longest = sample().longest_ms
+    assert longest is not None
+    assert longest >= 20
+    checks = judged(loads(RATE, stalled_seconds=2.9e-3 * longest))[1]
+    assert checks["time without success"].status == "fits"
+    assert "time without success" not in judged(loads(RATE))[1]
+
+
+def of_processes(count: int) -> Expectation:
+    """Return the expectation of the sample as if it had measured ``count`` server processes."""
+    point, served_by = sample().point, sample().replica
+    assert served_by is not None
+    candidate = replace(point.candidate, fields=((SERVER_PROCESSES, count),))
+    return replace(
+        sample(), point=replace(point, candidate=candidate), replica=replace(served_by, candidate=candidate)
+    )
+
+
+def test_the_servers_of_a_run_with_processes_are_replicas() -> None:
+    expected = of_processes(2)
+    assert expected.overlap == 2 * sample().overlap
+    judgement = judge(expected, loads(RATE, 2), 4)
+    assert judgement.replicas == 2
+    (rate,) = (check for check in judgement.checks if check.name == "requests/s per replica")
+    assert rate.measured is not None
+    assert rate.measured.value == pytest.approx(RATE / 2)
+    confirmed = expected.rate.predicted(1, ERROR)
+    assert confirmed is not None
+    over = {check.name for check in judge(expected, loads(1.2 * confirmed.high, 2), 2).differing}
+    assert "requests/s per replica" in over
+
+
+def test_two_processes_are_expected_to_batch_as_one_with_half_of_the_load() -> None:
+    one, two = at(RATE), of_processes(2).at(2 * RATE, 1, ERROR)
+    assert two is not None
+    assert two.mean_batch_size.low == pytest.approx(one.mean_batch_size.low, rel=0.3)
+    assert two.mean_batch_size.high == pytest.approx(one.mean_batch_size.high, rel=0.3)
+
+
+def test_the_bound_of_a_replica_is_for_the_requests_of_all_its_processes() -> None:
+    """The quantile of all of them is between those of the processes."""
+    mixed, slow = ({0.95: values} for values in ((15.0, 25.0), (21.0, 25.0)))
+    name = "p95 in the server"
+    assert name in {check.name for check in judge(of_processes(1), loads(RATE, latencies_ms=mixed), 2).differing}
+    assert name not in {check.name for check in judge(of_processes(2), loads(RATE, latencies_ms=mixed), 2).differing}
+    assert name in {check.name for check in judge(of_processes(2), loads(RATE, latencies_ms=slow), 2).differing}
 
 
 def test_first_responses_beyond_the_bound_are_detected() -> None:
@@ -252,19 +328,146 @@ def test_the_document_has_only_values_that_json_has() -> None:
 def test_the_command_of_a_search_has_the_new_request_size() -> None:
     samples = loads(RATE, samples=8 * RATE * SECONDS)
     steps = next_steps(judged(samples)[0])
-    assert any("--request-batch-size 8" in step.command for step in steps)
+    (search,) = (step for step in steps if step.advice.startswith("search again"))
+    assert "--request-batch-size 8" in search.command
+    assert "--warm-start" not in search.command, "tune takes measurements of the same size only"
     assert "--request-batch-size" not in search_command(sample())
+    assert f"--warm-start {SAMPLE}" in search_command(sample())
 
 
-def test_a_search_with_a_trace_needs_a_new_trace_for_other_sizes() -> None:
+@pytest.mark.parametrize(
+    ("own", "present", "proposed"), [(1, 4.2, 4), (1, 1.3, 2), (4, 3.8, 3), (1, 0.6, 1), (2.5, 2.6, 3), (4, 4, 4)]
+)
+def test_the_proposed_size_is_a_whole_number_on_the_same_side(own: float, present: float, proposed: int) -> None:
+    assert nearest_other_size(own, present) == proposed
+
+
+def test_requests_above_every_max_batch_size_need_another_search_space() -> None:
+    largest = max(sample().run.problem.space.max_batch_size)
+    steps = next_steps(judged(loads(RATE, samples=2 * largest * RATE * SECONDS))[0])
+    (search,) = (step for step in steps if "search again" in step.advice)
+    assert search.advice.startswith(f"raise the largest max_batch_size of the search, {largest}, to {2 * largest}")
+    assert search.command == ""
+
+
+# -- the proposed commands ---------------------------------------------------------------------------------------
+
+
+TRACES = {
+    "sizes.csv": "time_s,batch_size,priority\n0,1,1\n0.1,4,2\n0.2,1,1\n",
+    "priorities.csv": "time_s,priority\n0,1\n0.1,2\n",
+    "times.csv": "time_s\n0\n0.1\n0.3\n",
+    "intervals.txt": "100\n200\n",
+    "requests.csv": "".join(f"{second}\n" for second in range(200)),
+}
+RATE_LOAD: dict[str, object] = {"load": "rate"}
+RUNS: dict[str, tuple[dict[str, object], ModelKind]] = {
+    "closed loop": ({}, ModelKind.BATCHED),
+    "grid": ({"search": "grid"}, ModelKind.BATCHED),
+    "rate": (RATE_LOAD, ModelKind.BATCHED),
+    "mix of sizes": ({**RATE_LOAD, "request-batch-size": "1*50|7*50"}, ModelKind.BATCHED),
+    "shape": ({**RATE_LOAD, "request-distribution": "spike:4x:10%:1s"}, ModelKind.BATCHED),
+    "constant": ({**RATE_LOAD, "request-distribution": "constant"}, ModelKind.BATCHED),
+    "intervals": ({**RATE_LOAD, "request-intervals": "intervals.txt"}, ModelKind.BATCHED),
+    "trace with sizes": ({**RATE_LOAD, "request-trace": "sizes.csv"}, ModelKind.BATCHED),
+    "trace with priorities": ({**RATE_LOAD, "request-trace": "priorities.csv"}, ModelKind.BATCHED),
+    "trace and size": (
+        {**RATE_LOAD, "request-trace": "times.csv", "request-batch-size": "4"},
+        ModelKind.BATCHED,
+    ),
+    "trace that is gone": ({**RATE_LOAD, "request-trace": "gone.csv"}, ModelKind.BATCHED),
+    "priorities": ({"priorities": "1*20|2*80"}, ModelKind.BATCHED),
+    "streaming": ({}, ModelKind.STREAMING),
+    "streaming with a shape": ({**RATE_LOAD, "request-distribution": "ramp"}, ModelKind.STREAMING),
+    "stateful": ({"sequence-length": "5"}, ModelKind.STATEFUL),
+    "several models": ({"concurrent-models": "other", "bls-composing-models": "step"}, ModelKind.BATCHED),
+    "shared study": ({"storage": "sqlite:///study.db", "study-name": "dlrm"}, ModelKind.BATCHED),
+    "remote": ({"target": "remote", "url": "triton:8001"}, ModelKind.BATCHED),
+    "docker": ({"target": "docker", "docker-image": "triton", "docker-gpus": "0,1"}, ModelKind.BATCHED),
+}
+PRESENT_LOADS: dict[str, Mapping[str, Any]] = {
+    "larger requests": {"samples": 8 * RATE * SECONDS},
+    "slower": {"compute_ms": 20 * RATE * SECONDS, "queue_ms": 30 * RATE * SECONDS},
+    "failures": {"failures": {"REJECTED": 0.1 * RATE * SECONDS}, "stalled_seconds": 5.0},
+    "higher rate": {"requests": 1e6},
+}
+
+
+def expected_of(values: dict[str, object], kind: ModelKind) -> Expectation:
+    """Return the expectation of the sample as if its run had other options and a model of another kind."""
+    options, run = run_options("dlrm", values), sample().run
+    times = RequestTimes("" if options.arrivals == "poisson" else options.arrivals)
+    is_open = options.load == "rate"
+    problem = replace(run.problem, kind=kind, open_loop=is_open, request_times=times if is_open else None)
+    why_not = "" if kind is ModelKind.BATCHED else NOT_SIMULATED
+    run = replace(run, options=options, problem=problem)
+    return replace(sample(), run=run, replica=None, why_not_simulated=why_not)  # a simulation takes long
+
+
+@pytest.mark.parametrize("load", PRESENT_LOADS)
+@pytest.mark.parametrize("name", RUNS)
+def test_tune_takes_each_proposed_command(
+    name: str, load: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample_folder = SAMPLE.absolute()
+    monkeypatch.chdir(tmp_path)
+    for file, text in TRACES.items():
+        Path(file).write_text(text)
+    expected = expected_of(*RUNS[name])
+    folder = replace(expected.run.folder, path=sample_folder)
+    expected = replace(expected, run=replace(expected.run, folder=folder))
+    judgement = judge(expected, loads(RATE, **PRESENT_LOADS[load]), 1)
+    assert judgement.differing
+    steps = next_steps(judgement)
+    assert steps
+    commands = [*(step.command for step in steps), document(judgement, ["a"])["search"]["command"]]
+    for command in filter(None, commands):
+        program, *words = shlex.split(command)
+        assert program == "tune"
+        if words[0] == "plan":
+            read_plan_arguments(words[1:])
+        elif words[0] == "verify":
+            verify.build_parser().read(words[1:])
+        else:
+            check_search(words, expected)
+
+
+def check_search(words: list[str], expected: Expectation) -> None:
+    """Parse the command of a search as tune does, and make the checks of tune that need files only."""
+    options = read_run_arguments(words).options
+    if "gone.csv" not in words and options.request_batch_size is not None:
+        assert trace_sizes(options) is None, "tune refuses a size next to a trace with sizes"
+    own = expected.run.options.request_batch_size
+    if options.warm_start is not None:
+        assert options.request_batch_size == own, "tune refuses a warm start with other sizes"
+        assert read_warm_start(options.warm_start, options.out, expected.request_samples).trials
+    assert (options.storage, options.join) == (None, None), "the shared study has the old requests"
+    assert (options.model, options.sla_ms) == ("dlrm", expected.run.options.sla_ms)
+
+
+@pytest.mark.parametrize("name", ["trace with sizes", "trace that is gone"])
+def test_a_search_with_a_trace_needs_a_new_trace_for_other_sizes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The trace has the size of each request, so a command with a size of requests would be refused."""
-    judgement = judged(loads(RATE, samples=8 * RATE * SECONDS))[0]
-    run = judgement.expected.run
-    run = replace(run, options=replace(run.options, arrivals="requests.csv"))
-    steps = next_steps(replace(judgement, expected=replace(judgement.expected, run=run)))
-    search = next(step for step in steps if "search again" in step.advice)
+    monkeypatch.chdir(tmp_path)
+    Path("sizes.csv").write_text(TRACES["sizes.csv"])
+    judgement = judge(expected_of(*RUNS[name]), loads(RATE, samples=8 * RATE * SECONDS), 1)
+    search = next(step for step in next_steps(judgement) if "search again" in step.advice)
     assert search.advice.startswith("record a new trace")
     assert "--request-batch-size" not in search.command
+
+
+def test_more_servers_need_no_plan_that_tune_refuses() -> None:
+    confirmed = sample().rate.predicted(1, ERROR)
+    assert confirmed is not None
+    many = loads(1.2 * confirmed.high)
+    shaped = expected_of(*RUNS["streaming with a shape"])
+    (first, *_) = next_steps(judge(replace(shaped, safe_rate=None), many, 1))
+    assert first == NextStep("start more servers; `tune plan` cannot compute their number from this run", "")
+    unbounded = replace(sample().run, problem=replace(sample().run.problem, sla=Sla.from_bounds({})))
+    (first, *_) = next_steps(judge(replace(sample(), run=unbounded), many, 1))
+    assert first.command.endswith("--sla-p95 20ms")
 
 
 def test_the_bounds_of_a_share_are_exact() -> None:

@@ -35,7 +35,7 @@ def test_the_recorded_pages_give_the_load_between_them() -> None:
     assert served.failures == {}
     assert served.request_ms / served.requests == pytest.approx(2.457, abs=1e-3)
     assert served.queue_ms + served.compute_ms == pytest.approx(0.98 * served.request_ms, rel=0.02)
-    assert served.latencies_ms[0.95] == 6.494
+    assert served.latencies_ms[0.95] == (6.494, 6.494)
     assert served.pending == 0
 
 
@@ -90,13 +90,30 @@ def test_a_restart_is_no_load() -> None:
     assert served_between(replace(after, at_seconds=0.0, failures=failed), after) is None
 
 
+def test_a_server_that_serves_nothing_while_requests_wait_is_stalled() -> None:
+    waiting = replace(counters(END), pending=3.0)
+    later = replace(waiting, at_seconds=SECONDS)
+    for before, after, stalled in (
+        (waiting, later, SECONDS),
+        (replace(waiting, pending=0.0), later, 0.0),  # the requests may have just arrived
+        (waiting, replace(later, requests=later.requests + 1), 0.0),
+        (waiting, replace(later, failures={"BACKEND": 1.0}), SECONDS),  # Triton fails one after the other
+    ):
+        served = served_between(before, after)
+        assert served is not None
+        assert served.stalled_seconds == stalled
+    longer = served_between(waiting, later, stalled_seconds=SECONDS)
+    assert longer is not None
+    assert longer.stalled_seconds == 2 * SECONDS
+
+
 def test_several_servers_are_summed() -> None:
     one = served_between(counters(START), counters(END, SECONDS))
     assert one is not None
-    slower = replace(one, failures={"REJECTED": 2.0}, latencies_ms={0.95: 9.0}, first_responses={100.0: 3.0})
+    slower = replace(one, failures={"REJECTED": 2.0}, latencies_ms={0.95: (9.0, 9.0)}, first_responses={100.0: 3.0})
     both = together([one, slower])
     assert (both.requests, both.seconds) == (2 * one.requests, SECONDS)
     assert both.failures == {"REJECTED": 2.0}
-    assert both.latencies_ms[0.95] == 9.0
+    assert both.latencies_ms[0.95] == (6.494, 9.0)
     assert both.latencies_ms[0.5] == one.latencies_ms[0.5]
     assert both.first_responses == {100.0: 3.0}

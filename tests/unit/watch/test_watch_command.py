@@ -26,8 +26,13 @@ BRIEFLY = ("--interval", "200ms", "--samples", "4")
 RATE = 1000.0
 
 
-def growing(model: str = "dlrm", rate: float = RATE, samples: float = 4, batch: float = 8) -> Callable[[], str]:
-    """Return a function that returns the page of a server that serves ``rate`` requests per second since now."""
+def growing(
+    model: str = "dlrm", rate: float = RATE, samples: float = 4, batch: float = 8, pending: int = 0
+) -> Callable[[], str]:
+    """Return a function that returns the page of a server that serves ``rate`` requests per second since now.
+
+    ``pending`` requests always wait.
+    """
     began = time.monotonic()
 
     def page() -> str:
@@ -39,6 +44,7 @@ def growing(model: str = "dlrm", rate: float = RATE, samples: float = 4, batch: 
             "request_duration_us": 3000 * requests,
             "queue_duration_us": 500 * requests,
             "compute_infer_duration_us": 2000 * requests,
+            "pending_request_count": pending,
         }
         return "".join(f'nv_inference_{name}{{model="{model}",version="1"}} {n}\n' for name, n in values.items())
 
@@ -83,7 +89,7 @@ def test_another_request_size_ends_with_1_and_the_command_of_a_search(capsys: py
     out = capsys.readouterr().out
     assert out.startswith("dlrm no longer fits ")
     assert "--request-batch-size 64" in out
-    assert "--warm-start " in out
+    assert "--warm-start " not in out
 
 
 def test_replicas_are_summed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +105,19 @@ def test_no_requests_end_with_4(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(growing(rate=0)) as address:
         assert main([str(SAMPLE), "--url", address, *BRIEFLY, "--json"]) == 4
     document = json.loads(capsys.readouterr().out)
-    assert (document["verdict"], document["requests"], document["checks"]) == ("UNDECIDED", 0, [])
+    assert (document["verdict"], document["requests"], document["samples"]) == ("UNDECIDED", 0, 4)
+    (check,) = document["checks"]
+    assert (check["name"], check["status"], check["measured"]) == ("requests/s per server", "fits", 0)
+
+
+def test_requests_that_wait_while_none_is_served_end_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    """One of two replicas hangs."""
+    with serving(growing()) as first, serving(growing(rate=0, pending=5)) as second:
+        assert main([str(SAMPLE), "--url", first, "--url", second, *BRIEFLY]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("dlrm no longer fits ")
+    assert "a server served no request for 0.8" in " ".join(out.split())
+    assert "read the log of the server that serves nothing" in " ".join(out.split())
 
 
 def test_a_restarted_server_loses_a_sample(capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,8 +207,29 @@ def test_a_run_that_was_killed_is_bad_input(tmp_path: Path) -> None:
         main([str(run), "--url", "127.0.0.1:1"])
 
 
-def test_a_run_with_several_server_processes_is_refused(tmp_path: Path) -> None:
-    run = write_run(tmp_path, fields={SERVER_PROCESSES: [2]})
-    with pytest.raises(BadInputError, match=r"recommends 2 server processes, .*; watch another run$") as caught:
-        main([str(run), "--url", "127.0.0.1:1", *BRIEFLY])
-    assert "\n" not in str(caught.value)
+def two_processes(folder: Path) -> Path:
+    """Return a run of two server processes, which together serve 500 requests of 2 samples per second."""
+    return write_run(folder, fields={SERVER_PROCESSES: [2]})
+
+
+def test_the_processes_of_a_replica_are_summed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = two_processes(tmp_path)
+    with contextlib.ExitStack() as served:
+        pages = [served.enter_context(serving(growing("doubler", 200, 2, 4))) for _ in range(4)]
+        urls = [word for page in pages for word in ("--url", page)]
+        assert main([str(run), *urls, *BRIEFLY, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["servers"], document["server_processes"]) == (4, 2)
+    (rate,) = (check for check in document["checks"] if check["name"] == "requests/s per replica")
+    assert rate["measured"] == pytest.approx(400, rel=0.2)
+
+
+def test_each_server_process_needs_a_url(tmp_path: Path) -> None:
+    run = two_processes(tmp_path)
+    for urls in (["a:8002"], ["a:8002", "a:8012", "b:8002"], ["a:8002", "a:8002"]):
+        with pytest.raises(
+            BadInputError, match=r"^--url: names [13] servers?, but .* recommends 2 server processes"
+        ) as caught:
+            main([str(run), *(word for url in urls for word in ("--url", url)), *BRIEFLY])
+        assert "such as --url host:8002 --url host:8012, and those of each further replica" in str(caught.value)
+        assert "\n" not in str(caught.value)
