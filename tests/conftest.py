@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore files without a test marked alone if only such tests run, because importing all files takes 15 s."""
+    """Ignore files without a test marked alone if only such tests run, because importing all files takes 5 s."""
     if not _runs_tests_alone(config) or not collection_path.name.startswith("test_"):
         return None
     return f"mark.{ALONE}" not in collection_path.read_text(encoding="utf-8") or None
