@@ -67,7 +67,7 @@ def simulated_passes(share_of_bound: float) -> float:
     return passed / RUNS
 
 
-@pytest.mark.alone(exclusive=True)  # beside other tests most windows would be disturbed
+@pytest.mark.alone(exclusive=True)  # other tests would disturb most windows
 def test_a_model_far_inside_the_bound_passes(playground: Playground) -> None:
     arguments = ["--sla-p95", f"{SLA_MS:.0f}ms", "--budget", "90s", "--max-trials", "1"]
     run = Run(playground, run_tune(playground, *arguments, "--json", "mlp"))
