@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -12,7 +16,8 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 
-FIRST_FOLDERS = ("stack", "contract", "cli", "study")
+ORDER = {"stack": 0, "contract": 1, "cli": 2, "study": 3}  # of folders; the others come after these
+ALONE = "alone"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,22 +38,59 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests marked long, as .ci/full does")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests marked long unless ``--long`` is given, and put those that wait for servers first.
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignore files without a test marked alone if only such tests run, because importing all files takes 5 s."""
+    if not _runs_tests_alone(config) or not collection_path.name.startswith("test_"):
+        return None
+    return f"mark.{ALONE}" not in collection_path.read_text(encoding="utf-8") or None
 
-    pytest-xdist hands out files in this order, so that no long file begins when the others have ended.
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests marked long unless ``--long`` is given, and put those that take longest first.
+
+    pytest-xdist hands out files in this order, so that no long file begins when the others have ended. Of all tests,
+    those that wait for servers take longest. Of the tests marked alone, those in files with few of them do. Exclusive
+    files come before all others: later they would wait for one.
     """
-    items.sort(
-        key=lambda item: (
-            FIRST_FOLDERS.index(folder) if (folder := item.path.parent.name) in FIRST_FOLDERS else len(FIRST_FOLDERS)
-        )
-    )
+    if _runs_tests_alone(config):
+        alone = [item for item in items if item.get_closest_marker(ALONE)]
+        exclusive, count = {item.path for item in alone if _is_exclusive(item)}, Counter(item.path for item in alone)
+        items.sort(key=lambda item: (item.path not in exclusive, count[item.path]))
+    else:
+        items.sort(key=lambda item: ORDER.get(item.path.parent.name, len(ORDER)))
     if config.getoption("--long"):
         return
     long = [item for item in items if item.get_closest_marker("long")]
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+
+
+def _runs_tests_alone(config: pytest.Config) -> bool:
+    return bool(config.getoption("markexpr") == ALONE)
+
+
+def _is_exclusive(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker(ALONE)
+    return mark is not None and bool(mark.kwargs.get("exclusive"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _turn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let a file with an exclusive test wait with ``-m alone`` until no other process runs a file.
+
+    A process that waits holds the gate, so that no other file begins in the meantime.
+    """
+    if not _runs_tests_alone(request.config):
+        yield
+        return
+    own = [item for item in request.session.items if item.path == request.path]
+    folder = tmp_path_factory.getbasetemp().parent  # shared by the processes of pytest-xdist
+    with (folder / "turn.lock").open("w") as turn:
+        with (folder / "gate.lock").open("w") as gate:
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            fcntl.flock(turn, fcntl.LOCK_EX if any(map(_is_exclusive, own)) else fcntl.LOCK_SH)
+        yield
 
 
 def measurement(throughput: float, p95_ms: float, *, stable: bool = True) -> Measurement:

@@ -25,7 +25,7 @@ from tests.command_fixtures import FORKS, Ended, playing_in
 from tests.conftest import known_server, measurement
 
 LOADS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64)
-SPACE = SearchSpace(max_batch_size=(1, 4, 16, 64), max_queue_delay_us=("off", 0, 1000), instance_count=(1, 2))
+SPACE = SearchSpace(max_batch_size=(1, 4, 64), max_queue_delay_us=("off", 0, 1000), instance_count=(1, 2))
 
 
 @dataclass(frozen=True)

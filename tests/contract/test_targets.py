@@ -340,7 +340,7 @@ class TestRemoteTargetOnAnotherVersion(TestRemoteTarget):
         return served_candidate(target.connection, model)
 
 
-@pytest.mark.alone  # counts all containers of the engine
+@pytest.mark.alone(exclusive=True)  # counts all containers of the engine
 class TestDockerTarget(TargetContract):
     """A server in a container; skipped if there is no engine."""
 

@@ -169,7 +169,7 @@ def test_a_run_with_a_high_percentile_an_error_rate_and_goodput(playground: Play
         "  instance_group_count: [1]\n"
         f"  config: {{{POLICY}max_queue_size: [2]}}\n"
     )
-    options = ["--max-error-rate", "1%", "--objective", "goodput", "--max-trials", "2", "--budget", "40s", "--json"]
+    options = ["--max-error-rate", "1%", "--objective", "goodput", "--max-trials", "2", "--budget", "25s", "--json"]
     run = Run(playground, run_tune(playground, *options, "--measurement-interval", "200ms", "p.yaml"))
     run.assert_found()
     assert run.document["sla"] == ["p99.9 <= 500 ms", "error-rate <= 1 %"]

@@ -30,7 +30,7 @@ from tests.podman import Engine
 if TYPE_CHECKING:
     from docker import DockerClient
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.alone(exclusive=True)
 
 BATCHING = Candidate(max_batch_size=16, dynamic_batching=True)
 LEAVES_ONE = """

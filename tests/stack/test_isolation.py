@@ -134,7 +134,7 @@ def affinities(pid: int) -> list[frozenset[int]]:
 # -- other processes ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
+@pytest.mark.alone(exclusive=True)
 def test_a_noisy_neighbour_is_noticed(embedded: EmbeddedTarget, perf_analyzer: PerfAnalyzer) -> None:
     quiet = measure(embedded, perf_analyzer).other_cpu_share
     with neighbours():

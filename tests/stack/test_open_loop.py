@@ -259,15 +259,15 @@ def test_a_client_that_is_late_for_a_moment_voids_nothing(
 
 
 def test_a_killed_client_is_reported_and_leaves_no_files(
-    open_loop: OpenLoopGenerator, sleeper: EmbeddedTarget, tmp_path: Path
+    lenient: OpenLoopGenerator, sleeper: EmbeddedTarget, tmp_path: Path
 ) -> None:
     with sleeper.deploy(MLP) as endpoint:
         with (
             once_loaded(endpoint, WARM_UPS + 20, lambda: tell_client(signal.SIGKILL)),
             pytest.raises(MeasurementError, match="the load generator's client ended with SIGKILL") as caught,
         ):
-            open_loop.measure(endpoint, at(100), seconds=5.0)
+            lenient.measure(endpoint, at(100), seconds=5.0)
         assert not isinstance(caught.value, ServerCrashed)
         assert {path.name for path in tmp_path.iterdir()} == {"client.log", "commands.log"}
     with sleeper.deploy_fresh(MLP) as endpoint:  # the end of the client has cancelled requests, see OpenLoopClient
-        assert open_loop.measure(endpoint, at(100), seconds=1.0).requests
+        assert lenient.measure(endpoint, at(100), seconds=1.0).requests

@@ -19,7 +19,7 @@ from tests.command_fixtures import Run, playing_in, run_tune
 from tests.production import Production
 from tests.repositories import write_sleeper
 
-BATCH_MS = 4
+BATCH_MS = 8
 SLA_MS = 100.0
 SAMPLES = 1.5  # of a request, on average
 MIN_REQUESTS = 100  # fewer may have more samples on average

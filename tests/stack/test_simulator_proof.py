@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import simulator_proof as proof
 from simulator_proof import batching, cells, unbatched
 
-pytestmark = [pytest.mark.alone, pytest.mark.long]
+pytestmark = [pytest.mark.alone(exclusive=True), pytest.mark.long]
 
 CALIBRATION = [
     *cells(batching(20, 0), 1, 9, 40),

@@ -67,7 +67,7 @@ def simulated_passes(share_of_bound: float) -> float:
     return passed / RUNS
 
 
-@pytest.mark.alone  # beside other tests most windows would be disturbed
+@pytest.mark.alone(exclusive=True)  # other tests would disturb most windows
 def test_a_model_far_inside_the_bound_passes(playground: Playground) -> None:
     arguments = ["--sla-p95", f"{SLA_MS:.0f}ms", "--budget", "90s", "--max-trials", "1"]
     run = Run(playground, run_tune(playground, *arguments, "--json", "mlp"))
@@ -79,7 +79,7 @@ def test_a_model_far_inside_the_bound_passes(playground: Playground) -> None:
     assert (run.ended.code, run.ended.stderr) == (0, "")
 
 
-@pytest.mark.alone
+@pytest.mark.alone(exclusive=True)
 @pytest.mark.long  # two minutes, and a disturbed machine may leave the verdict open
 @pytest.mark.skipif(runtime.running_python() not in runtime.NUMPY_WHEELS, reason="no models in Python here")
 def test_on_a_machine_that_became_slower_a_lower_load_passes(playground: Playground) -> None:

@@ -36,7 +36,10 @@ def test_tune_ends_well_whatever_it_gets(place: Place) -> None:
     assert sum(tally.commands for tally in state.sections.values()) > 0
 
 
-def test_an_interrupted_fuzzer_continues_with_the_next_case(place: Place, tmp_path: Path) -> None:
+def test_an_interrupted_fuzzer_continues_with_the_next_case(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuzz_commands, "BATCH", 5)
     path, whole = tmp_path / "state.json", State.read(None, 7)
     fuzz(whole, 2 * fuzz_commands.BATCH, place)
     fuzz(State.read(path, 7), fuzz_commands.BATCH, place, path)
