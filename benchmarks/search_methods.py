@@ -1,6 +1,7 @@
 """Compare search methods on recorded and on simulated tables: regret, deployments and seconds.
 
     python benchmarks/search_methods.py --noise --runs FILE --plots benchmarks/plots > benchmarks/search_methods.md
+    python benchmarks/search_methods.py --only goodput --methods simulated,tpe,random > benchmarks/goodput_search.md
 
 Replays each tables/*.csv (see record_tables.py) and each server of simulated_tables.py (without noise) as
 `tune replay` does, under three bounds, by each method with each seed. Prints Markdown; progress goes to standard

@@ -79,6 +79,17 @@ class SimulatedServer:
         traces = (trace(job, jitter=jitter) for job in jobs)
         return [simulated_measurement(*pair, self.network_s) for pair in zip(result, traces, strict=True)]
 
+    def shares_in_time(self, cells: Sequence[tuple[Candidate, int]], deadline_ms: float) -> list[float]:
+        """Return the share of requests of each (candidate, concurrency) whose latency is within the deadline."""
+        jitter, shares = lognormal_jitter(self.jitter, self.seed), []
+        for job in self._jobs(cells):
+            executed = trace(job, jitter=jitter, window=WINDOW)
+            served = np.flatnonzero(executed.execution >= 0)[WINDOW.warm_up_requests or 0 :]
+            end_s = executed.end_s[executed.execution[served]] + self.network_s / 2
+            latencies_s = end_s[np.isfinite(end_s)] - executed.sent_s[served][np.isfinite(end_s)]
+            shares.append(float(np.mean(1e3 * latencies_s <= deadline_ms)))
+        return shares
+
     def glance(self, cells: Sequence[tuple[Candidate, int]], threads: int = 1) -> list[tuple[float, float]]:
         """Return throughput (infer/s) and p95 (ms) of each cell in a short, noisy measurement."""
         jitter = lognormal_jitter(self.jitter, self.seed)
@@ -153,11 +164,18 @@ def drawn_server(seed: int) -> SimulatedServer:
     )
 
 
-def write(server: SimulatedServer, path: Path, noise: float = 0.0) -> None:
-    """Write every configuration at every load as a trials table. ``noise`` is the relative error of each metric."""
+def write(server: SimulatedServer, path: Path, noise: float = 0.0, deadline_ms: float | None = None) -> None:
+    """Write every configuration at every load as a trials table. ``noise`` is the relative error of each metric.
+
+    With ``deadline_ms`` the table has the goodput too.
+    """
     candidates = server.space.candidates()
     cells = [(candidate, load) for candidate in candidates for load in server.concurrencies]
     measured = dict(zip(cells, server.measure(cells, os.cpu_count() or 1), strict=True))
+    if deadline_ms is not None:
+        for cell, share in zip(cells, server.shares_in_time(cells, deadline_ms), strict=True):
+            goodput = share * (measured[cell].throughput_infer_per_sec or 0.0)
+            measured[cell] = replace(measured[cell], goodput_infer_per_sec=goodput)
     rng = np.random.default_rng(server.seed)
     path.unlink(missing_ok=True)
     table = TrialsTable(path, server.name, server.space.fields)

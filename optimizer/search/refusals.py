@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from objectives.metrics import METRICS
-from optimizer.config.queue_policy import may_refuse
+from optimizer.config.queue_policy import may_refuse, with_queue
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point
 from optimizer.simulator.metrics import ConfigurationLoad
@@ -51,8 +51,8 @@ class RefusalForecast:
 
     @property
     def applies(self) -> bool:
-        """Whether the simulator describes the model, the bounds permit failures, and a choice may refuse requests."""
-        return self._model is not None and self._permitted > 0 and may_refuse(self._problem.space.fields)
+        """Whether the simulator describes the model, the bounds permit failures, and a queue may refuse requests."""
+        return self._model is not None and self._permitted > 0 and self._problem.may_refuse
 
     @property
     def is_trusted(self) -> bool:
@@ -64,7 +64,7 @@ class RefusalForecast:
 
         ``throughputs`` returns the expected throughputs [cells] in infer/s.
         """
-        places = [i for i, (candidate, _) in enumerate(cells) if _refuses(candidate)]
+        places = [i for i, (candidate, _) in enumerate(cells) if _refuses(candidate, self._problem)]
         result = np.ones(len(cells))
         if not (places and self.applies and self.is_trusted):
             return result
@@ -119,15 +119,16 @@ def permitted_share(problem: Problem) -> float:
     return min(*shares, *(1 - level for level in levels if level is not None), 1.0)
 
 
-def _refuses(candidate: Candidate) -> bool:
-    return candidate.dynamic_batching and may_refuse({path: (value,) for path, value in candidate.fields})
+def _refuses(candidate: Candidate, problem: Problem) -> bool:
+    fields = with_queue(candidate, problem.queue).fields
+    return candidate.dynamic_batching and may_refuse({path: (value,) for path, value in fields})
 
 
 def _is_compared(point: Point, problem: Problem) -> bool:
     """Return whether the measurement has counted failures of a configuration that may refuse requests."""
     measurement = point.measurement
     is_known = measurement.errors is not None and not measurement.overloaded
-    return is_known and _refuses(problem.space.canonical(point.candidate))
+    return is_known and _refuses(problem.space.canonical(point.candidate), problem)
 
 
 def _failed_share(point: Point) -> float:

@@ -130,7 +130,7 @@ def test_one_thread_does_not_spin_and_a_sequence_has_no_threads_between_operator
     assert len(SearchSpace((8,), fields=choices)) == 3
     choices = fields_of(execution_mode=[0, 1], inter_op_thread_count=[1, 2, 4])
     assert len(SearchSpace((8,), fields=choices)) == 4
-    assert without_effect({execution.EXECUTION_MODE: "1", execution.INTER_OP_THREADS: "2"}) == set()
+    assert without_effect({execution.EXECUTION_MODE: "1", execution.INTER_OP_THREADS: "2"}) == {}
 
 
 def test_openvino_uses_no_threads_of_onnxruntime() -> None:

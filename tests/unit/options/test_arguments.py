@@ -165,7 +165,8 @@ def test_the_simulation_ranks_by_throughput_alone(objective: str) -> None:
     with pytest.raises(BadInputError) as caught:
         read_run_arguments(["--search", "simulated", "--objective", objective, "m"])
     assert str(caught.value) == (
-        f"--search simulated ranks by throughput; with --objective {objective} take tpe, nsga2, random or grid"
+        f"--search simulated ranks by throughput or goodput; with --objective {objective} "
+        "take tpe, nsga2, random or grid"
     )
 
 
