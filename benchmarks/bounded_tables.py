@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from simulated_tables import SERVERS, SimulatedServer, drawn_server, hidden_server, write
+from simulated_tables import (
+    EXECUTION_SPEEDS,
+    SERVERS,
+    SimulatedServer,
+    drawn_server,
+    execution_server,
+    hidden_server,
+    write,
+)
 
 from objectives.metrics import METRICS
 from optimizer.core.trial import Candidate
@@ -23,14 +31,16 @@ FEASIBLE_SHARES: Mapping[str, float] = {"tight": 0.15, "middle": 0.40, "loose": 
 # tables whose published results use another loose bound
 EARLIER_TABLES, EARLIER_LOOSE_SHARE = ("dlrm", "mlp", "wide", *SERVERS), 0.75
 FEASIBLE_CONFIGURATIONS = 3
+EXECUTION_SEEDS = range(400, 404)  # of the servers with settings of ONNX Runtime
 
-Kind = Literal["training", "test", "made-up", "simulated", "goodput"]
+Kind = Literal["training", "test", "made-up", "simulated", "goodput", "execution"]
 KINDS: Mapping[Kind, str] = {
     "test": "Test tables",
     "training": "Training tables",
     "made-up": "Made-up servers",
     "simulated": "Simulated tables, without noise",
     "goodput": "Goodput on made-up servers, without noise",
+    "execution": "Settings of ONNX Runtime on simulated servers, without noise",
 }
 
 
@@ -70,6 +80,8 @@ def bounded_tables(folder: Path, scratch: Path, kinds: frozenset[Kind]) -> Itera
         yield from _bounded("simulated", path, kinds)
     for seed in MADE_UP_SEEDS if "goodput" in kinds else ():
         yield from _with_goodput(drawn_server(seed), scratch)
+    for seed in EXECUTION_SEEDS if "execution" in kinds else ():
+        yield from _with_settings(seed, scratch)
 
 
 def _bounded(kind: Kind, path: Path, kinds: frozenset[Kind]) -> Iterator[BoundedTable]:
@@ -89,6 +101,17 @@ def _with_goodput(server: SimulatedServer, scratch: Path) -> Iterator[BoundedTab
         bound, path = bound_ms(recording, share, "latency-p50"), scratch / f"{server.name}-{sla}.csv"
         write(server, path, deadline_ms=bound)
         yield BoundedTable("goodput", path, sla, bound)
+
+
+def _with_settings(seed: int, scratch: Path) -> Iterator[BoundedTable]:
+    """Yield a table for each set of settings, with the bound of the one that has threads only."""
+    bound: float | None = None
+    for count in range(len(EXECUTION_SPEEDS) + 1):
+        server = execution_server(seed, tuple(EXECUTION_SPEEDS)[:count])
+        path = scratch / f"{server.name}.csv"
+        write(server, path)
+        bound = bound or bound_ms(read_recording(path), FEASIBLE_SHARES["middle"])
+        yield BoundedTable("execution", path, "middle", bound)
 
 
 def feasible_shares(table: str) -> Mapping[str, float]:

@@ -2,6 +2,7 @@
 
     python benchmarks/search_methods.py --noise --runs FILE --plots benchmarks/plots > benchmarks/search_methods.md
     python benchmarks/search_methods.py --only goodput --methods simulated,tpe,random > benchmarks/goodput_search.md
+    python benchmarks/search_methods.py --only execution --methods simulated > benchmarks/execution_search.md
 
 Replays each tables/*.csv (see record_tables.py) and each server of simulated_tables.py (without noise) as
 `tune replay` does, under three bounds, by each method with each seed. Prints Markdown; progress goes to standard
@@ -32,6 +33,7 @@ from search_report import (
     OWN,
     WITHOUT_NOISE,
     print_restricted_means,
+    print_settings,
     print_tables,
     print_targets,
 )
@@ -76,7 +78,10 @@ def main() -> None:
                 plotted = [job.method for job in runs if job.case in own and not METHODS[job.method].is_exhaustive]
                 write_plot(plot, own, list(dict.fromkeys(plotted)), runs)
                 print(f"![Mean regret]({os.path.relpath(plot, Path(__file__).parent)})\n")
-            print_tables(own, methods, runs)
+            if kind == "execution":
+                print_settings(own, methods, runs)
+            else:
+                print_tables(own, methods, runs)
     print("\n## Deployments until within 5 %\n")
     print_restricted_means(cases, methods, runs)
     if OWN in methods:

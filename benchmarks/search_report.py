@@ -76,6 +76,7 @@ configuration, the regrets and the bounds are those of the table. A recommendati
 end with; *until within 5 %* counts configurations that were measured, even if noise hid how good they are."""
 WITHOUT_NOISE = "The measurements are the recorded ones, without noise."
 OWN = "simulated"
+CLOSE = 0.02  # regret of a recommendation from which on the settings of ONNX Runtime count as found
 NOT_A_RIVAL = (OWN, "expert", "grid")
 MOST_OF_BEST_RIVAL = 2 / 3  # target for the restricted mean on the test tables
 
@@ -130,6 +131,25 @@ def print_restricted_means(cases: Sequence[BoundedTable], methods: Sequence[str]
             verdict = "met" if share <= MOST_OF_BEST_RIVAL else "missed"
             target = f" Target: at most {MOST_OF_BEST_RIVAL:.2f}, {verdict}." if kind == "test" else ""
             print(f"\n{KINDS[kind]}: `{OWN}` needs {share:.2f} times as many as `{best}`.{target}")
+
+
+def print_settings(cases: Sequence[BoundedTable], methods: Sequence[str], runs: Runs) -> None:
+    """Print how many deployments the search of each set of ONNX Runtime's settings takes."""
+    print(
+        f"Median / p90 of deployments. A recommendation is close if it is within {CLOSE:.0%} of the table's best.\n"
+    )
+    print(row("settings", "search", "regret", "until the recommendation is close", "until it stopped"))
+    print(row("---", "---", "--:", "--:", "--:"))
+    by_settings: dict[str, list[BoundedTable]] = {}
+    for case in cases:
+        by_settings.setdefault(case.table.stem.split("-", 2)[-1].replace("+", ", "), []).append(case)
+    for settings, own in by_settings.items():
+        for method in methods:
+            found = runs_of(runs, method, own)
+            close = [next((i for i, r in enumerate(run.regrets, 1) if r <= CLOSE), math.inf) for run in found]
+            stopped = _both([run.effort.deployments for run in found], as_count)
+            regret = _both([run.regret for run in found], as_percent)
+            print(row(settings, method, regret, _both(close, as_count), stopped))
 
 
 def restricted_mean(runs: Sequence[ReplayResult]) -> float:

@@ -318,7 +318,8 @@ def _check_own_client(named: NamedModel, options: RunOptions, problem: Problem) 
     if profile and profile.score is not None:
         raise profile.fault("score", problem=f"{why}; scores are those of single responses, so leave the section out")
     if source.is_stateful and options.max_error_percent:
-        raise BadInputError(f"--max-error-rate: {why}; a failed request breaks its sequence, so leave it out")
+        because = "a failed request makes the rest of its sequence void, and the sequence batcher refuses none"
+        raise BadInputError(f"--max-error-rate: {why}; {because}, so leave it out")
     if source.is_stateful and named.batch.largest > 1:
         because = f"{name} is stateful, and Triton takes one sample a request; write 1"
         raise _size_fault(named, options, f"{named.batch.largest}: {because}")
