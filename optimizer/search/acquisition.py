@@ -24,7 +24,9 @@ class Posterior:
     ``mean`` and ``deviation`` are [cells, 1 + latencies]; ``log_loads`` [cells] are the logarithms of the samples in
     flight. All errors are independent. A latency is the tail ratio times the load divided by the throughput, so a
     slower server has less throughput and all of its latencies are longer, also those that Little's law does not
-    relate to the throughput. ``share_in_time`` is the share of requests that counts; None if all do.
+    relate to the throughput.
+
+    ``share_in_time`` is the share of requests that counts; None if all do.
     """
 
     mean: Array

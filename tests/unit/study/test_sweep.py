@@ -134,7 +134,7 @@ def test_unlisted_settings_are_the_models_own() -> None:
 
 
 def test_combinations_without_effect_are_measured_once() -> None:
-    """Without a timeout its action has no effect, and next to a limit neither has the permission of requests."""
+    """The action has no effect without a timeout. The permission of requests has none next to a limit."""
     fields: dict[str, tuple[FieldValue, ...]] = {
         TIMEOUT_US: ("0", "9000"),
         TIMEOUT_ACTION: ("REJECT", "DELAY"),
