@@ -3,10 +3,10 @@
     python benchmarks/load_shapes.py [--model dlrm] [--bound-ms 20] [--rounds 8] [--period 2] [--max-batch-size 64]
 
 The configuration has the given max_batch_size, one instance, and dynamic batching without a delay. In each round the
-distributions take turns on a fresh server, so that a drift of the machine affects all of them. The highest rate of a
-round is found by bisection: a rate meets the bound if the p95 of all requests of three whole periods meets it, in one
-of two measurements. Prints a Markdown table with the mean over the rounds, its 95 % interval (Student's t), and the
-ratio to Poisson.
+distributions take turns on a fresh server, so that a drift of the machine affects all of them. The load search of
+`tune --load rate` finds the highest rate of a round. It starts at the rate of the round before. A rate meets the
+bound if the p95 of all requests of three whole periods meets it. Prints a Markdown table with the mean over the
+rounds, its 95 % interval (Student's t), and the ratio to Poisson.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 
 from scipy import stats
 
+from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.interfaces import Endpoint
@@ -33,13 +34,13 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.generator import OpenLoopGenerator
+from optimizer.measure.load_search import LoadSearchRules, next_rate
 from optimizer.options.run_options import RunOptions
+from optimizer.simulator.speed_correction import is_comparable
 from optimizer.study import task
+from optimizer.study.scheduler import FIRST_RATE, MAX_COMPARED_RATES
 from optimizer.study.task import Task
 
-FIRST_RATE = 100.0
-RESOLUTION = 1.04  # ratio of the rates between which the bisection ends
-MOST_MEASUREMENTS = 14
 COLUMNS = ("distribution", "highest mean req/s", "95 % interval", "of Poisson", "peak req/s", "p95 ms")
 
 
@@ -55,19 +56,22 @@ def main() -> None:
     prepared = task.prepare_task(options, replace(hardware.detect(), gpus=()), say)
     candidate = Candidate(arguments.max_batch_size, dynamic_batching=True)
     names = ["constant", "poisson", *(f"{name}:{arguments.period:g}s" for name in DEFAULTS)]
+    sla = Sla.from_bounds({"p95": arguments.bound_ms})
     highest: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as scratch:
         generator = OpenLoopGenerator(
             log=Path(scratch) / "client.log",
             input_data=prepared.input_data,
             shapes=prepared.shapes,
-            sla=Sla.from_bounds({"p95": arguments.bound_ms}),
+            sla=sla,
         )
         for seed in range(arguments.rounds):
             for name in names:
                 own = replace(generator, arrivals=parse_arrivals(name), seed=seed)
+                start = next((rate for rate, _ in reversed(highest[name]) if rate), FIRST_RATE)
+                rules = LoadSearchRules(1, 1, sla, start=start, open_loop=True, max_loads=MAX_COMPARED_RATES)
                 with served(prepared, candidate, Path(scratch)) as endpoint:
-                    highest[name].append(highest_rate(own, endpoint, arguments.bound_ms, 3 * arguments.period))
+                    highest[name].append(highest_rate(own, endpoint, rules, 3 * arguments.period))
                 say(f"round {seed + 1}, {name}: {highest[name][-1][0]:,.0f} req/s")
     print("| " + " | ".join(COLUMNS) + " |")
     print("| --- |" + " --: |" * (len(COLUMNS) - 1))
@@ -87,31 +91,25 @@ def served(prepared: Task, candidate: Candidate, folder: Path) -> Iterator[Endpo
 
 
 def highest_rate(
-    generator: OpenLoopGenerator, endpoint: Endpoint, bound_ms: float, seconds: float
+    generator: OpenLoopGenerator, endpoint: Endpoint, rules: LoadSearchRules, seconds: float
 ) -> tuple[float, float]:
     """Return the highest mean rate that met the bound and its p95 in ms; zeros if none did."""
-    low, high, p95_ms, rate = 0.0, math.inf, 0.0, FIRST_RATE
-    for _ in range(MOST_MEASUREMENTS):
-        measured_ms = p95_at(generator, endpoint, rate, seconds)
-        if measured_ms > bound_ms:  # perhaps another process has disturbed it
-            measured_ms = p95_at(generator, endpoint, rate, seconds)
-        if measured_ms <= bound_ms:
-            low, p95_ms = rate, measured_ms
-        else:
-            high = rate
-        if high < RESOLUTION * low:
-            break
-        rate = 2 * low if math.isinf(high) else math.sqrt(low * high) if low else high / 2
-    return low, p95_ms
+    measured: list[tuple[LoadPoint, Measurement]] = []
+    while (load := next_rate(measured, rules)) is not None:
+        try:
+            result = generator.measure(endpoint, load, seconds)
+        except MeasurementError as error:  # the client cannot keep up
+            result = Measurement(reason=str(error))
+        measured.append((load, result))
+    met = [
+        (load.request_rate or 0.0, result.latency_p95_ms or 0.0) for load, result in measured if is_met(result, rules)
+    ]
+    return max(met, default=(0.0, 0.0))
 
 
-def p95_at(generator: OpenLoopGenerator, endpoint: Endpoint, rate: float, seconds: float) -> float:
-    """Return the p95 in ms; infinite if the server is overloaded or the client cannot keep up."""
-    try:
-        result = generator.measure(endpoint, LoadPoint(1, request_rate=rate), seconds)
-    except MeasurementError:
-        return math.inf
-    return math.inf if result.overloaded else result.latency_p95_ms or math.inf
+def is_met(result: Measurement, rules: LoadSearchRules) -> bool:
+    """Return whether a measurement meets the bound, and its windows agree."""
+    return is_comparable(result) and rules.sla.is_met(result)
 
 
 def line(name: str, rounds: list[tuple[float, float]], poisson: list[tuple[float, float]]) -> str:

@@ -228,6 +228,7 @@ def _concurrency_load(concurrency: int, rules: LoadSearchRules) -> LoadPoint:
 RATE_RESOLUTION = 0.05  # stop if the bracket is narrower than this (relative)
 # factors of a step up; it may be large, because an overload is detected soon and shows the capacity
 MAX_RATE_STEP, MIN_RATE_STEP = 4.0, 1.5
+OVERLOADED = 0.97  # share of the sent requests: a server that answers fewer is overloaded
 CAPACITY_SHARE = 0.9  # share of the capacity: random arrivals need headroom
 LOWEST_RATE = 1.0
 
@@ -255,10 +256,7 @@ def next_rate(measured: Sequence[tuple[LoadPoint, Measurement]], rules: LoadSear
     elif high <= (1 + RATE_RESOLUTION) * low:
         return None
     else:
-        wanted = math.sqrt(low * high)
-        capacity = _answered_rate(seen[high], rules)
-        if (1 + RATE_RESOLUTION) * low < CAPACITY_SHARE * capacity < high:
-            wanted = CAPACITY_SHARE * capacity
+        wanted = _rate_between(low, high, seen, rules)
     if wanted < LOWEST_RATE or _rate_is_beaten(low, high, rules):
         return None
     load = _rate_load(wanted, rules)
@@ -268,6 +266,23 @@ def next_rate(measured: Sequence[tuple[LoadPoint, Measurement]], rules: LoadSear
 def _rate_below(high: float, measurement: Measurement, rules: LoadSearchRules) -> float:
     answered = _answered_rate(measurement, rules)
     return CAPACITY_SHARE * answered if 0 < answered < CAPACITY_SHARE * high else high / MIN_RATE_STEP
+
+
+def _rate_between(low: float, high: float, seen: Mapping[float, Measurement], rules: LoadSearchRules) -> float:
+    """Return a rate between one that meets the bounds and one that misses them.
+
+    If the higher one exceeds the capacity, the answered requests show it. Otherwise the latency is interpolated as a
+    power of the rate. It grows faster than that near the capacity, so the result rarely misses the bounds.
+    """
+    closest, farthest = (1 + RATE_RESOLUTION) * low, high / (1 + RATE_RESOLUTION)
+    capacity = _answered_rate(seen[high], rules)
+    if capacity < OVERLOADED * high:
+        return CAPACITY_SHARE * capacity if closest < CAPACITY_SHARE * capacity else math.sqrt(low * high)
+    below, above = rules.sla.share_of_bound(seen[low]), rules.sla.share_of_bound(seen[high])
+    if not 0 < below < 1 < above < math.inf:
+        return math.sqrt(low * high)
+    guess = low * math.exp(math.log(high / low) * math.log(1 / below) / math.log(above / below))
+    return min(max(guess, closest), max(farthest, math.sqrt(low * high)))
 
 
 def _answered_rate(measurement: Measurement, rules: LoadSearchRules) -> float:

@@ -137,6 +137,8 @@ def undecided_cause(outcome: Outcome) -> str:
         return ""
     confirmed = outcome.confirmed
     if confirmed is None or not confirmed.error:
+        if _only_baseline_measured(outcome):
+            return "the run ended before any other configuration than the current one was measured"
         if any(entry.error for entry in outcome.again):
             return "no configuration passed its test on fresh servers, and this one was not tested"
         return "it was not tested on fresh servers"
@@ -169,6 +171,11 @@ def undecided_cause(outcome: Outcome) -> str:
     if latency_ms is not None and latency_ms <= math.exp(-MARGIN) * bound.bound:
         return f"the {servers} servers differ too much ({measured})"
     return too_few if effective < needed else f"{measured}, and {100 * allowed:.4g} % may be"
+
+
+def _only_baseline_measured(outcome: Outcome) -> bool:
+    """Return whether the run ended before the search, so that its recommendation says nothing of other settings."""
+    return outcome.trials == 1 and outcome.recommended is outcome.baseline and "dynamic_batching" in outcome.untried
 
 
 def _reason_with_needed(judged: SlaVerdict, sla: Sla, error: float) -> str:
@@ -214,6 +221,8 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
         if is_complete:
             advice = "make a separate test, because more servers cannot change the verdict"
             return NextStep(advice, f"tune verify --fresh {run}")
+        if _only_baseline_measured(outcome):
+            return NextStep("run again with a larger --budget", reproduce)
         is_disturbed = outcome.confirmed is not None and outcome.confirmed.judged.excluded_share > MOST_EXCLUDED
         first = "stop other programs on this machine, then " if is_disturbed else ""
         return NextStep(f"{first}continue the test", verify_command(folder))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from objectives.verdict import pool_measurements
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point
 from optimizer.results import formatting, summary
@@ -41,14 +42,16 @@ class QuietWatcher:
 
 
 class PlainWatcher(QuietWatcher):
-    """Prints one unwrapped line per finished trial: elapsed time, configuration, metrics and time left."""
+    """Prints one unwrapped line per finished trial: elapsed time, configuration, metrics and time left.
+
+    After a confirmation the metrics are those of all windows on that fresh server.
+    """
 
     def __init__(self, console: Console, problem: Problem, budget: Budget) -> None:
         self._console, self._problem, self._budget = console, problem, budget
         self._started = time.monotonic()
         self._latency = problem.sla.judged_latency
         self._roles: dict[int, str] = {}  # roles of running trials, by number
-        self._last: dict[int, tuple[LoadPoint, Measurement]] = {}
 
     def __enter__(self) -> PlainWatcher:
         self._print_line(f"{self._problem.model}, {formatting.bounds(self._problem.sla) or 'no bound'}")
@@ -56,10 +59,6 @@ class PlainWatcher(QuietWatcher):
 
     def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
         self._roles[number] = role
-        self._last.pop(number, None)
-
-    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
-        self._last[number] = load, measurement
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
         name = self._roles.get(trial.number, "")
@@ -77,10 +76,10 @@ class PlainWatcher(QuietWatcher):
     def _trial_figures(self, trial: Trial) -> str:
         if trial.status == "failed":
             return f"failed: {trial.reason}"
-        last = self._last.get(trial.number)
-        if self._roles.get(trial.number) == "confirm" and last is not None:
-            load, measurement = last
-            return self._point_figures(Point(trial.number, trial.candidate, load, measurement))
+        if self._roles.get(trial.number) == "confirm" and trial.confirmations:
+            last = trial.confirmations[-1]
+            windows = [window.measurement for window in trial.confirmations if window.server == last.server]
+            return self._point_figures(Point(trial.number, trial.candidate, last.load, pool_measurements(windows)))
         shown, met = summary.best_load(trial, self._problem)
         if shown is None:
             return "no figures"

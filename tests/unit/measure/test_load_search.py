@@ -11,7 +11,7 @@ import pytest
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_search import LoadSearchRules, doubling_loads, is_hopeless, next_load
+from optimizer.measure.load_search import LoadSearchRules, doubling_loads, is_hopeless, next_load, next_rate
 from optimizer.simulator.speed_correction import SpeedCorrection
 
 P95_20MS = Sla.from_bounds({"p95": 20.0})
@@ -276,3 +276,22 @@ def test_too_many_failed_requests_lower_the_load() -> None:
     measured = sweep(failing, LoadSearchRules(1, 256, sla, start=60, max_loads=8))
     met = [load.concurrency for load, measurement in measured if sla.is_met(measurement)]
     assert 20 <= max(met) <= 25
+
+
+@pytest.mark.parametrize("capacity", [900.0, 4000.0, 17000.0])
+@pytest.mark.parametrize("idle_ms", [0.8, 3.0])
+def test_a_rate_whose_bursts_exceed_the_capacity_shows_the_way_by_its_latency(
+    capacity: float, idle_ms: float
+) -> None:
+    def bursts(rate: float) -> Measurement:  # of three times the mean rate, and the mean is below the capacity
+        share = min(3 * rate / capacity, 0.95)
+        queue_ms = 100 * max(3 * rate / capacity - 1, 0)
+        p95_ms = idle_ms * (1 + 0.5 * share / (1 - share)) + queue_ms
+        return Measurement(min(rate, capacity), latency_p95_ms=p95_ms, stable=True)
+
+    rules = LoadSearchRules(1, 1, P95_20MS, start=capacity / 30, open_loop=True, max_loads=8)
+    measured: list[tuple[LoadPoint, Measurement]] = []
+    while (load := next_rate(measured, rules)) is not None:
+        measured.append((load, bursts(load.request_rate or 0.0)))
+    best = max(load.request_rate or 0.0 for load, m in measured if P95_20MS.is_met(m))
+    assert not P95_20MS.is_met(bursts(1.07 * best))

@@ -132,6 +132,15 @@ def test_too_few_requests_for_a_small_error_rate_are_the_cause() -> None:
     assert cause.endswith("16,000 effective requests; error-rate needs at least 53,000 effective requests"), cause
 
 
+def test_a_run_that_ended_before_the_search_needs_a_larger_budget() -> None:
+    only = Trial(0, BASELINE, ((LOAD, measurement(1000, 10.0)),))
+    result = assess([only], known_problem(), BASELINE, PLAIN)
+    assert result.verdict is Verdict.UNDECIDED
+    assert "before any other configuration" in summary.undecided_cause(result)
+    step = summary.next_step(result, "results/dlrm/1", "tune dlrm")
+    assert (step.advice, step.command) == ("run again with a larger --budget", "tune dlrm")
+
+
 def test_a_fallback_that_was_not_tested_is_undecided() -> None:
     failed = tuple(Confirmation(n, LOAD, measurement(1000, 40.0), ERROR) for n in range(LOOKS[0]))
     tested = Trial(0, BEST, ((LOAD, measurement(1000, 10.0)),), confirmations=failed)

@@ -14,6 +14,7 @@ from rich.console import Console
 from optimizer.cli.main import progress_on
 from optimizer.cli.run import read_run_arguments
 from optimizer.core.timing import Budget
+from optimizer.core.trial import Confirmation
 from optimizer.machine import hardware
 from optimizer.options.command_line import Parser
 from optimizer.results.finished_run import FinishedRun, read_run
@@ -129,6 +130,22 @@ class TestPlain:
             watcher.trial_finished(second, None)
         lines = [line.partition("  ")[2] for line in text.getvalue().splitlines()[1:]]
         assert [line.partition(":")[0] for line in lines] == ["trial 0 (baseline)", "trial 1 (dynamic batching)"]
+
+    def test_a_confirmation_shows_the_windows_of_its_server_and_no_cross_check(self, run: FinishedRun) -> None:
+        text, trial = io.StringIO(), run.trials[0]
+        (load, measured), *_ = trial.measurements
+
+        def window(server: int, throughput: float) -> Confirmation:
+            return Confirmation(server, load, replace(measured, throughput_infer_per_sec=throughput))
+
+        windows = tuple(window(server, 1000.0 * server + 100.0 * i) for server in (1, 2) for i in range(3))
+        confirmed = replace(trial, confirmations=windows, cross_checks=(window(2, 1500.0),))
+        with PlainWatcher(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as watcher:
+            watcher.trial_started(0, trial.candidate, "confirm")
+            for again in (*windows, *confirmed.cross_checks):
+                watcher.measured(0, load, again.measurement)
+            watcher.trial_finished(confirmed, None)
+        assert "trial 0 (confirm): batch 256 · 1 instance · no dynamic batching: 2,100 infer/s" in text.getvalue()
 
     def test_the_watcher_depends_on_flag_and_terminal(self, run: FinishedRun) -> None:
         def chosen(log: str | None, *, terminal: bool) -> type:
