@@ -31,6 +31,7 @@ from search_report import (
     MAX_TRIALS,
     NOISE,
     OWN,
+    TARGETS,
     WITHOUT_NOISE,
     print_restricted_means,
     print_settings,
@@ -82,9 +83,10 @@ def main() -> None:
                 print_settings(own, methods, runs)
             else:
                 print_tables(own, methods, runs)
-    print("\n## Deployments until within 5 %\n")
-    print_restricted_means(cases, methods, runs)
-    if OWN in methods:
+    if compared := [case for case in cases if case.kind != "execution"]:
+        print("\n## Deployments until within 5 %\n")
+        print_restricted_means(compared, methods, runs)
+    if OWN in methods and {case.kind for case in cases} & {target.kind for target in TARGETS}:
         print(f"\n## Targets of `{OWN}`\n")
         print_targets(cases, runs)
     machine = hardware.detect()

@@ -59,12 +59,12 @@ def test_the_best_configuration_is_found_in_few_deployments(
 
 
 def test_the_configuration_with_the_most_goodput_is_found_in_few_deployments(tmp_path: Path) -> None:
-    write(ONE_BATCH, tmp_path / "table.csv", deadline_ms=12.0)
+    write(ONE_BATCH, tmp_path / "table.csv", deadline_ms=8.0)
     recording = read_recording(tmp_path / "table.csv")
-    problem = replace(recorded_problem(recording, {"p50": 12.0}), objectives=(METRICS["goodput"],))
+    problem = replace(recorded_problem(recording, {"p50": 8.0}), objectives=(METRICS["goodput"],))
     best = recording.best(problem)
     assert best is not None
-    assert best != recording.best(recorded_problem(recording, {"p50": 12.0})), "throughput alone would rank others"
+    assert 0 < (best.measurement.goodput_infer_per_sec or 0) < (best.measurement.throughput_infer_per_sec or 0)
     result = replay(recording, problem, best, "simulated", 0, 30)
     assert result.regret <= 0.05
     assert result.effort.deployments <= 12
