@@ -181,9 +181,8 @@ def execution_server(seed: int, settings: Sequence[str]) -> SimulatedServer:
     rng = np.random.default_rng(seed)
     fields: dict[str, tuple[FieldValue, ...]] = {THREADS: ("1", "2")}
     fields |= {EXECUTION_PATHS[name]: (EXECUTION_DEFAULTS[name], EXECUTION_SPEEDS[name][0]) for name in settings}
-    speeds = {
-        (EXECUTION_PATHS[name], value): rng.uniform(*speed) for name, (value, *speed) in EXECUTION_SPEEDS.items()
-    }
+    others = EXECUTION_SPEEDS.items()
+    speeds = {(EXECUTION_PATHS[name], value): rng.uniform(low, high) for name, (value, low, high) in others}
     return SimulatedServer(
         f"execution-{seed}-{'+'.join(('threads', *settings))}",
         fixed_s=10 ** rng.uniform(-3.0, -2.3),
