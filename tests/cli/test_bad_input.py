@@ -83,7 +83,7 @@ FLAGS = [
     bad("--max-error-rate 0% mlp", "--max-error-rate 0%: ", "above 0% and below 100%", "0.1%"),
     bad("--max-error-rate 0.1 mlp", "--max-error-rate 0.1: ", "write a percentage", "0.1%"),
     bad("--max-error-rate 100% mlp", "--max-error-rate 100%: ", "below 100%"),
-    bad("--search simulated --objective goodput mlp", "--search simulated", "goodput", "tpe"),
+    bad("--search simulated --objective energy mlp", "--search simulated", "goodput", "tpe"),
     bad("--budget 0 mlp", "--budget 0: ", "greater than zero", "5m"),
     bad("--budget 0s mlp", "--budget 0s: ", "greater than zero", "5m"),
     bad("--budget -5m mlp", "--budget -5m: ", "positive", "5m"),
