@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from simulated_tables import SERVERS, drawn_server, hidden_server, write
+from simulated_tables import (
+    EXECUTION_SPEEDS,
+    SERVERS,
+    SimulatedServer,
+    drawn_server,
+    execution_server,
+    hidden_server,
+    write,
+)
 
 from objectives.metrics import METRICS
 from optimizer.core.trial import Candidate
@@ -23,13 +31,16 @@ FEASIBLE_SHARES: Mapping[str, float] = {"tight": 0.15, "middle": 0.40, "loose": 
 # tables whose published results use another loose bound
 EARLIER_TABLES, EARLIER_LOOSE_SHARE = ("dlrm", "mlp", "wide", *SERVERS), 0.75
 FEASIBLE_CONFIGURATIONS = 3
+EXECUTION_SEEDS = range(400, 404)  # of the servers with settings of ONNX Runtime
 
-Kind = Literal["training", "test", "made-up", "simulated"]
+Kind = Literal["training", "test", "made-up", "simulated", "goodput", "execution"]
 KINDS: Mapping[Kind, str] = {
     "test": "Test tables",
     "training": "Training tables",
     "made-up": "Made-up servers",
     "simulated": "Simulated tables, without noise",
+    "goodput": "Goodput on made-up servers, without noise",
+    "execution": "Settings of ONNX Runtime on simulated servers, without noise",
 }
 
 
@@ -41,6 +52,11 @@ class BoundedTable:
     table: Path
     sla: str
     bound_ms: float
+
+    @property
+    def statistic(self) -> str:
+        """The bounded latency. That of the goodput is the median, so that a load with late requests may be best."""
+        return "p50" if self.kind == "goodput" else "p95"
 
 
 def bounded_tables(folder: Path, scratch: Path, kinds: frozenset[Kind]) -> Iterator[BoundedTable]:
@@ -62,6 +78,10 @@ def bounded_tables(folder: Path, scratch: Path, kinds: frozenset[Kind]) -> Itera
         path = scratch / f"{name}.csv"
         write(hidden_server(name), path)
         yield from _bounded("simulated", path, kinds)
+    for seed in MADE_UP_SEEDS if "goodput" in kinds else ():
+        yield from _with_goodput(drawn_server(seed), scratch)
+    for seed in EXECUTION_SEEDS if "execution" in kinds else ():
+        yield from _with_settings(seed, scratch)
 
 
 def _bounded(kind: Kind, path: Path, kinds: frozenset[Kind]) -> Iterator[BoundedTable]:
@@ -72,17 +92,39 @@ def _bounded(kind: Kind, path: Path, kinds: frozenset[Kind]) -> Iterator[Bounded
         yield BoundedTable(kind, path, sla, bound_ms(recording, share))
 
 
+def _with_goodput(server: SimulatedServer, scratch: Path) -> Iterator[BoundedTable]:
+    """Yield a table for each bound, which is the deadline that its goodput is counted with."""
+    plain = scratch / f"{server.name}.csv"
+    write(server, plain)
+    recording = read_recording(plain)
+    for sla, share in FEASIBLE_SHARES.items():
+        bound, path = bound_ms(recording, share, "latency-p50"), scratch / f"{server.name}-{sla}.csv"
+        write(server, path, deadline_ms=bound)
+        yield BoundedTable("goodput", path, sla, bound)
+
+
+def _with_settings(seed: int, scratch: Path) -> Iterator[BoundedTable]:
+    """Yield a table for each set of settings, with the bound of the one that has threads only."""
+    bound: float | None = None
+    for count in range(len(EXECUTION_SPEEDS) + 1):
+        server = execution_server(seed, tuple(EXECUTION_SPEEDS)[:count])
+        path = scratch / f"{server.name}.csv"
+        write(server, path)
+        bound = bound or bound_ms(read_recording(path), FEASIBLE_SHARES["middle"])
+        yield BoundedTable("execution", path, "middle", bound)
+
+
 def feasible_shares(table: str) -> Mapping[str, float]:
     """Return the share of the rows that meets each bound of a table, by the name of the bound."""
     return {**FEASIBLE_SHARES, "loose": EARLIER_LOOSE_SHARE} if table in EARLIER_TABLES else FEASIBLE_SHARES
 
 
-def bound_ms(recording: Recording, share: float) -> float:
-    """Return the p95 bound that ``share`` of the rows and at least FEASIBLE_CONFIGURATIONS candidates meet."""
+def bound_ms(recording: Recording, share: float, metric: str = "latency-p95") -> float:
+    """Return the bound that ``share`` of the rows and at least FEASIBLE_CONFIGURATIONS candidates meet."""
     quickest: dict[Candidate, float] = {}
     latencies = []
     for row in recording.rows:
-        latency = METRICS["latency-p95"].value(row.measurement)
+        latency = METRICS[metric].value(row.measurement)
         if row.load is None or latency is None or not row.measurement.stable:
             continue
         latencies.append(latency)

@@ -213,7 +213,7 @@ class Truth:
     def meets(self, rate: float, replicas: int, requests: int = TRUE_REQUESTS) -> bool:
         server, candidate = self.hidden.server, self.hidden.candidate
         load = OpenLoopLoad(PoissonTraffic().of_replica(rate, replicas, self.policy, requests, seed=77))
-        service = server._service(candidate.max_batch_size, candidate.instance_count, 1)
+        service = server._service(candidate.max_batch_size, candidate.instance_count, ())
         overheads = Overheads(server.network_s / 2, server.network_s / 2, wake_s=2e-5, dispatch_s=2e-5)
         scenario = Scenario(candidate, load, service, overheads, REQUEST_BATCH_SIZE)
         (result,) = simulate_many([scenario], jitter=lognormal_jitter(server.jitter, 99))

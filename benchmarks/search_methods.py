@@ -1,6 +1,8 @@
 """Compare search methods on recorded and on simulated tables: regret, deployments and seconds.
 
     python benchmarks/search_methods.py --noise --runs FILE --plots benchmarks/plots > benchmarks/search_methods.md
+    python benchmarks/search_methods.py --only goodput --methods simulated,tpe,random > benchmarks/goodput_search.md
+    python benchmarks/search_methods.py --only execution --methods simulated > benchmarks/execution_search.md
 
 Replays each tables/*.csv (see record_tables.py) and each server of simulated_tables.py (without noise) as
 `tune replay` does, under three bounds, by each method with each seed. Prints Markdown; progress goes to standard
@@ -29,8 +31,10 @@ from search_report import (
     MAX_TRIALS,
     NOISE,
     OWN,
+    TARGETS,
     WITHOUT_NOISE,
     print_restricted_means,
+    print_settings,
     print_tables,
     print_targets,
 )
@@ -75,10 +79,14 @@ def main() -> None:
                 plotted = [job.method for job in runs if job.case in own and not METHODS[job.method].is_exhaustive]
                 write_plot(plot, own, list(dict.fromkeys(plotted)), runs)
                 print(f"![Mean regret]({os.path.relpath(plot, Path(__file__).parent)})\n")
-            print_tables(own, methods, runs)
-    print("\n## Deployments until within 5 %\n")
-    print_restricted_means(cases, methods, runs)
-    if OWN in methods:
+            if kind == "execution":
+                print_settings(own, methods, runs)
+            else:
+                print_tables(own, methods, runs)
+    if compared := [case for case in cases if case.kind != "execution"]:
+        print("\n## Deployments until within 5 %\n")
+        print_restricted_means(compared, methods, runs)
+    if OWN in methods and {case.kind for case in cases} & {target.kind for target in TARGETS}:
         print(f"\n## Targets of `{OWN}`\n")
         print_targets(cases, runs)
     machine = hardware.detect()

@@ -17,6 +17,7 @@ from bounded_tables import BoundedTable
 from pydantic import TypeAdapter
 from rivals import searcher_factory
 
+from objectives.metrics import METRICS
 from optimizer.replay.engine import ReplayResult, recorded_problem, replay
 from optimizer.replay.noise import Noise
 from optimizer.store.recording import Recording, read_recording
@@ -84,7 +85,9 @@ def _replayed(jobs: Sequence[ReplayJob], processes: int) -> Iterator[ReplayResul
 
 def _run(job: ReplayJob) -> ReplayResult:
     recording = _recording(job.case.table)
-    problem = recorded_problem(recording, {"p95": job.case.bound_ms})
+    problem = recorded_problem(recording, {job.case.statistic: job.case.bound_ms})
+    if job.case.kind == "goodput":
+        problem = replace(problem, objectives=(METRICS["goodput"],))
     best = recording.best(problem)
     assert best is not None, "bound_ms sees to it"
     factory = searcher_factory(job.method)

@@ -10,6 +10,7 @@ others bend, have steps, or depend on a field that the simulator does not know.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import EXECUTION_PATHS, Candidate, FieldValue, LoadPoint, Trial
 from optimizer.simulator.metrics import LATENCY_NAMES, simulated_measurement
 from optimizer.simulator.scenario import ClosedLoopLoad, MeasurementInterval, Overheads, Scenario, ServiceTimes
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
@@ -41,6 +42,14 @@ THREADED = SearchSpace((8, 32, 128), DELAYS_US, POLICIES, (1, 2, 3), {THREADS: (
 # name -> seed of its parameters, chosen so that under two or three of the bounds of search_methods.py no baseline
 # comes within 10 % of the best: on the servers of many seeds nothing beats plain dynamic batching
 SERVERS = {"linear": 1, "steps": 12, "kink": 3, "threads": 34, "sublinear": 35}
+# settings of ONNX Runtime: the value that is not the default, and the range of its effect on the speed, about that of
+# the models of execution.md
+EXECUTION_DEFAULTS: Mapping[str, FieldValue] = {"allow_spinning": "1", "execution_mode": "0", "graph_level": 0}
+EXECUTION_SPEEDS: Mapping[str, tuple[FieldValue, float, float]] = {
+    "allow_spinning": ("0", 1.38, 1.48),
+    "execution_mode": ("1", 0.45, 0.6),
+    "graph_level": (1, 0.77, 1.03),
+}
 # time of a batch relative to that of one sample, by the number of samples
 CURVES: Mapping[str, Callable[[Array], Array]] = {
     "linear": lambda sizes: sizes,
@@ -56,7 +65,8 @@ class SimulatedServer:
 
     A batch alone takes ``fixed_s + per_sample_s * curve``; each further busy instance adds ``contention`` of it,
     more than in proportion. Each request spends ``network_s`` outside queue and computation. A second thread makes
-    an instance ``thread_speedup`` times as fast and contention ``thread_contention`` times as strong.
+    an instance ``thread_speedup`` times as fast and contention ``thread_contention`` times as strong. ``speeds`` are
+    the factors on the speed of other settings, by path and value.
     """
 
     name: str
@@ -69,6 +79,7 @@ class SimulatedServer:
     curve: str = "linear"
     thread_speedup: float = 1.0
     thread_contention: float = 1.0
+    speeds: Mapping[tuple[str, FieldValue], float] = field(default_factory=dict)
     space: SearchSpace = field(default=PLAIN, repr=False)
     concurrencies: tuple[int, ...] = CONCURRENCIES
 
@@ -78,6 +89,17 @@ class SimulatedServer:
         result = simulate_many(jobs, jitter=jitter, threads=threads, window=WINDOW)
         traces = (trace(job, jitter=jitter) for job in jobs)
         return [simulated_measurement(*pair, self.network_s) for pair in zip(result, traces, strict=True)]
+
+    def shares_in_time(self, cells: Sequence[tuple[Candidate, int]], deadline_ms: float) -> list[float]:
+        """Return the share of requests of each (candidate, concurrency) whose latency is within the deadline."""
+        jitter, shares = lognormal_jitter(self.jitter, self.seed), []
+        for job in self._jobs(cells):
+            executed = trace(job, jitter=jitter, window=WINDOW)
+            served = np.flatnonzero(executed.execution >= 0)[WINDOW.warm_up_requests or 0 :]
+            end_s = executed.end_s[executed.execution[served]] + self.network_s / 2
+            latencies_s = end_s[np.isfinite(end_s)] - executed.sent_s[served][np.isfinite(end_s)]
+            shares.append(float(np.mean(1e3 * latencies_s <= deadline_ms)))
+        return shares
 
     def glance(self, cells: Sequence[tuple[Candidate, int]], threads: int = 1) -> list[tuple[float, float]]:
         """Return throughput (infer/s) and p95 (ms) of each cell in a short, noisy measurement."""
@@ -89,18 +111,19 @@ class SimulatedServer:
         overheads = Overheads(self.network_s / 2, self.network_s / 2, wake_s=2e-5, dispatch_s=2e-5)
         largest = max(candidate.max_batch_size for candidate, _ in cells)
         most = max(candidate.instance_count for candidate, _ in cells)
-        service = {count: self._service(largest, most, count) for count in {_threads(cell[0]) for cell in cells}}
+        service = {fields: self._service(largest, most, fields) for fields in {cell[0].fields for cell in cells}}
         return [
-            Scenario(candidate, ClosedLoopLoad(load), service[_threads(candidate)], overheads, REQUEST_BATCH_SIZE)
+            Scenario(candidate, ClosedLoopLoad(load), service[candidate.fields], overheads, REQUEST_BATCH_SIZE)
             for candidate, load in cells
         ]
 
-    def _service(self, largest: int, instances: int, threads: int) -> ServiceTimes:
+    def _service(self, largest: int, instances: int, fields: Sequence[tuple[str, FieldValue]]) -> ServiceTimes:
         step = REQUEST_BATCH_SIZE
         sizes = np.arange(step, max(largest, step) + 1, step, dtype=np.float64)
         alone = self.fixed_s + self.per_sample_s * CURVES[self.curve](sizes)
         slowed = self.contention * np.arange(instances) ** 1.15
-        if threads > 1:
+        alone = alone / math.prod(self.speeds.get(setting, 1.0) for setting in fields)
+        if int(dict(fields).get(THREADS, 1)) > 1:
             alone, slowed = alone / self.thread_speedup, slowed * self.thread_contention
         return ServiceTimes(np.outer(alone, 1 + slowed), step=step)
 
@@ -153,11 +176,42 @@ def drawn_server(seed: int) -> SimulatedServer:
     )
 
 
-def write(server: SimulatedServer, path: Path, noise: float = 0.0) -> None:
-    """Write every configuration at every load as a trials table. ``noise`` is the relative error of each metric."""
+def execution_server(seed: int, settings: Sequence[str]) -> SimulatedServer:
+    """Return a server whose space has ``settings`` of EXECUTION_SPEEDS in addition to two numbers of threads."""
+    rng = np.random.default_rng(seed)
+    fields: dict[str, tuple[FieldValue, ...]] = {THREADS: ("1", "2")}
+    fields |= {EXECUTION_PATHS[name]: (EXECUTION_DEFAULTS[name], EXECUTION_SPEEDS[name][0]) for name in settings}
+    others = EXECUTION_SPEEDS.items()
+    speeds = {(EXECUTION_PATHS[name], value): rng.uniform(low, high) for name, (value, low, high) in others}
+    return SimulatedServer(
+        f"execution-{seed}-{'+'.join(('threads', *settings))}",
+        fixed_s=10 ** rng.uniform(-3.0, -2.3),
+        per_sample_s=10 ** rng.uniform(-5.0, -4.2),
+        contention=rng.uniform(0.2, 1.0),
+        network_s=10 ** rng.uniform(-4.0, -3.2),
+        jitter=rng.uniform(0.05, 0.25),
+        seed=seed,
+        curve="sublinear",
+        thread_speedup=rng.uniform(1.3, 1.8),
+        thread_contention=rng.uniform(1.5, 3.0),
+        speeds=speeds,
+        space=SearchSpace((8, 32), ("off", 0, 1000), ("none", "max/2"), (1, 2), fields, REQUEST_BATCH_SIZE),
+        concurrencies=(4, 8, 16, 32),
+    )
+
+
+def write(server: SimulatedServer, path: Path, noise: float = 0.0, deadline_ms: float | None = None) -> None:
+    """Write every configuration at every load as a trials table. ``noise`` is the relative error of each metric.
+
+    With ``deadline_ms`` the table has the goodput too.
+    """
     candidates = server.space.candidates()
     cells = [(candidate, load) for candidate in candidates for load in server.concurrencies]
     measured = dict(zip(cells, server.measure(cells, os.cpu_count() or 1), strict=True))
+    if deadline_ms is not None:
+        for cell, share in zip(cells, server.shares_in_time(cells, deadline_ms), strict=True):
+            goodput = share * (measured[cell].throughput_infer_per_sec or 0.0)
+            measured[cell] = replace(measured[cell], goodput_infer_per_sec=goodput)
     rng = np.random.default_rng(server.seed)
     path.unlink(missing_ok=True)
     table = TrialsTable(path, server.name, server.space.fields)
@@ -177,10 +231,6 @@ def _noisy(measurement: Measurement, of_throughput: float, of_latency: float) ->
     for name in LATENCY_PARTS:
         wrong[name] = getattr(measurement, name) * of_latency
     return replace(measurement, **wrong)
-
-
-def _threads(candidate: Candidate) -> int:
-    return int(dict(candidate.fields).get(THREADS, 1))
 
 
 def main() -> None:

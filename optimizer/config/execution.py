@@ -69,21 +69,23 @@ def is_conditional(paths: Iterable[str]) -> bool:
     return any(name in known for name in _NAMES) or any(known.issuperset(pair) for pair in pairs)
 
 
-def without_effect(fields: Mapping[str, FieldValue]) -> set[str]:
-    """Return the paths of ``fields`` whose values do not matter next to the others.
+def without_effect(fields: Mapping[str, FieldValue]) -> dict[str, str]:
+    """Return the settings of ``fields`` that have no effect next to the others, with the reason in words.
 
     An accelerator that is switched off has no parameters. A pool of one thread does not spin, and operators that run
     one after another use no threads of their own. OpenVINO uses none of ONNX Runtime's threads.
     """
     absent = absent_accelerators(fields)
-    paths = {path for path in fields if path.startswith(absent) and path not in _NAMES}
+    reasons = dict.fromkeys(
+        (path for path in fields if path.startswith(absent) and path not in _NAMES), "with execution_accelerator none"
+    )
     if str(fields.get(INTRA_OP_THREADS)) == "1":
-        paths.add(SPINNING)
+        reasons[SPINNING] = "with intra_op_thread_count 1"
     if str(fields.get(EXECUTION_MODE)) == "0":
-        paths.add(INTER_OP_THREADS)
+        reasons[INTER_OP_THREADS] = "with execution_mode 0"
     if fields.get(_CPU_NAME) == OPENVINO:
-        paths.update(_OF_THREADS)
-    return paths & fields.keys()
+        reasons |= dict.fromkeys(_OF_THREADS, "with execution_accelerator openvino")
+    return {path: reason for path, reason in reasons.items() if path in fields}
 
 
 def accelerator_text(fields: Mapping[str, FieldValue]) -> str:
@@ -162,6 +164,8 @@ def check_execution(
         )
     if SPINNING in fields and not embedded:
         raise ParameterError(SPINNING, _UNREAD)
+    if INTRA_OP_THREADS in fields and not embedded and _always_openvino(fields, config):
+        raise ParameterError(INTRA_OP_THREADS, f"has no effect with openvino: {_UNREAD}")
     if not embedded and (unread := [path for path in fields if path.startswith(f"{CPU_ACCELERATOR}.parameters.")]):
         raise ParameterError(unread[0], _UNREAD)
     if PLAN_CUDA_GRAPHS in fields and backend != "tensorrt":
@@ -188,6 +192,11 @@ def check_execution(
     _check_threads(fields, config)
 
 
+def _always_openvino(fields: Mapping[str, Iterable[FieldValue]], config: ModelConfig) -> bool:
+    own = OPENVINO if has_openvino(config) else NO_ACCELERATOR
+    return set(fields.get(_CPU_NAME, (own,))) == {OPENVINO}
+
+
 def _check_threads(fields: Mapping[str, Iterable[FieldValue]], config: ModelConfig) -> None:
     """Raise ParameterError if a choice of threads has no effect with any of the other choices.
 
@@ -199,8 +208,7 @@ def _check_threads(fields: Mapping[str, Iterable[FieldValue]], config: ModelConf
 
     parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
     threads = parameters.get("intra_op_thread_count", "0")
-    always_openvino = possible(_CPU_NAME, OPENVINO if has_openvino(config) else NO_ACCELERATOR) == {OPENVINO}
-    if always_openvino and (paths := [path for path in _OF_THREADS if path in fields]):
+    if _always_openvino(fields, config) and (paths := [path for path in _OF_THREADS if path in fields]):
         raise ParameterError(paths[0], "has no effect with openvino, which has its own threads; leave it out")
     if INTER_OP_THREADS in fields and possible(EXECUTION_MODE, parameters.get("execution_mode", "0")) <= {"0", ""}:
         raise ParameterError(

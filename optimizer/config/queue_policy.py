@@ -33,6 +33,7 @@ QUEUE_PATHS: Final = {  # short names -> paths in ModelConfig
     "priority_levels": PRIORITY_LEVELS,
     "default_priority_level": DEFAULT_PRIORITY_LEVEL,
 }
+LIMITS: Final = ("default_timeout_microseconds", "max_queue_size", "priority_levels")  # each turns prefetching off
 Fields: TypeAlias = tuple[tuple[str, FieldValue], ...]
 _Numbers: TypeAlias = Callable[[str], list[int]]
 _Values: TypeAlias = Callable[[str], list[FieldValue]]
@@ -61,33 +62,52 @@ def may_refuse(fields: Mapping[str, Collection[FieldValue]]) -> bool:
     return any(int(value) > 0 for path in fields if limits(path) for value in fields[path])
 
 
-def without_unused(fields: Fields, choices: Mapping[str, Sequence[FieldValue]]) -> Fields:
-    """Return ``fields`` with the first of the ``choices`` of each queue setting that has no effect.
+def without_effect(fields: Mapping[str, FieldValue]) -> dict[str, str]:
+    """Return the queue settings of ``fields`` that have no effect next to the others, with the reason in words.
 
-    Without a timeout its action has none; without priority levels the default level and the policies of levels.
+    Requests of tune have no timeout that could replace that of the queue. Alone, the permission to do so still
+    matters: Triton then forms no batch before an instance is idle, as with any other limit.
     """
-    own = dict(fields)
-    unused = []
-    for path in own:
+    reasons: dict[str, str] = {}
+    limit = next((name for name in LIMITS if int(fields.get(QUEUE_PATHS[name], 0))), None)
+    for path in filter(is_queue_field, fields):
         head, _, name = path.rpartition(".")
-        if name == "timeout_action" and int(own.get(f"{head}.default_timeout_microseconds", 1)) == 0:
-            unused.append(path)
-        of_levels = path == DEFAULT_PRIORITY_LEVEL or path.startswith(f"{PRIORITY_POLICY}.")
-        if of_levels and int(own.get(PRIORITY_LEVELS, 1)) == 0:
-            unused.append(path)
-    own |= {path: choices[path][0] for path in unused if path in choices}
-    return tuple((path, own[path]) for path, _ in fields)
+        of_level = path.startswith(f"{PRIORITY_POLICY}.")
+        if name == "timeout_action" and int(fields.get(f"{head}.default_timeout_microseconds", 1)) == 0:
+            reasons[path] = "with default_timeout_microseconds 0"
+        if name == "allow_timeout_override" and (limit or of_level):
+            reasons[path] = f"with {limit or 'priority_levels'}, as no request has a timeout"
+        if (of_level or path == DEFAULT_PRIORITY_LEVEL) and int(fields.get(PRIORITY_LEVELS, 1)) == 0:
+            reasons[path] = "with priority_levels 0"
+    return reasons
 
 
 def with_default_queue(candidate: Candidate, paths: Iterable[str]) -> Candidate:
     """Return ``candidate`` with Triton's default for each queue setting of ``paths`` that it lacks.
 
-    So a configuration without any is the one of the space that limits nothing. Without dynamic batching it has none.
+    So a configuration without any is the one of the space that limits nothing.
     """
+    return with_queue(candidate, [(path, _default(path)) for path in paths if is_queue_field(path)])
+
+
+def with_queue(candidate: Candidate, settings: Iterable[tuple[str, FieldValue]]) -> Candidate:
+    """Return ``candidate`` with those queue ``settings`` that it lacks. Without dynamic batching it has none."""
     if not candidate.dynamic_batching:
         return candidate
-    defaults: dict[str, FieldValue] = {path: _default(path) for path in paths if is_queue_field(path)}
-    return replace(candidate, fields=tuple(sorted({**defaults, **dict(candidate.fields)}.items())))
+    return replace(candidate, fields=tuple(sorted({**dict(settings), **dict(candidate.fields)}.items())))
+
+
+def configured_queue(config: ModelConfig) -> Fields:
+    """Return the queue settings of ``config`` that are not Triton's defaults.
+
+    The policy of a priority level is returned with all its settings, because it replaces the default policy.
+    """
+    batching = config.dynamic_batching
+    policies = [f"{PRIORITY_POLICY}.{level}" for level in batching.priority_queue_policy]
+    paths = [f"{policy}.{name}" for policy in policies for name in POLICY_FIELDS]
+    values = {path: field_path.get_value(config, path) for path in (*QUEUE_PATHS.values(), *paths)}
+    known = [(path, value) for path, value in values.items() if value is not None]
+    return tuple(sorted((path, value) for path, value in known if path in paths or value != _default(path)))
 
 
 def _default(path: str) -> FieldValue:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from objectives.metrics import METRICS, Metric, PointT
 from objectives.sla import CONFIDENCE, Sla
-from optimizer.config import execution, gpu_placement, model_config, model_json
+from optimizer.config import execution, gpu_placement, model_config, model_json, queue_policy
 from optimizer.config.batching import (
     DIRECT_DELAY,
     OLDEST_DELAY,
@@ -26,7 +26,7 @@ from optimizer.config.batching import (
     parse_policy,
     resolve_policy,
 )
-from optimizer.config.queue_policy import is_queue_field, without_unused
+from optimizer.config.queue_policy import Fields, is_queue_field, may_refuse
 from optimizer.core.errors import ParameterError
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.request_sizes import SizeDistribution
@@ -39,9 +39,10 @@ from optimizer.core.trial import (
     SERVER_PROCESSES,
     Candidate,
     FieldValue,
+    short_path,
 )
 from optimizer.options import server_options
-from optimizer.options.run_options import RANKED_BY_THROUGHPUT
+from optimizer.options.run_options import SIMULATED_OBJECTIVES
 from optimizer.options.values import format_cpus, parse_cpus
 
 T = TypeVar("T")
@@ -168,14 +169,14 @@ class SearchSpace:
         else:
             batching = candidate
         fields = tuple((path, self._choice(path, value)) for path, value in candidate.fields)
-        fields = self._effective(batching.max_batch_size, fields)
+        fields = self.effective_fields(batching.max_batch_size, fields)
         return normalize(replace(batching, instance_count=candidate.instance_count, fields=fields))
 
     def parameter_values(self, candidate: Candidate) -> dict[str, FieldValue] | None:
         """Return one choice of each parameter that gives ``candidate``; None if it is outside the space."""
         known = self._batchings.get(self._key(candidate))
         chosen = tuple((path, self._choice(path, value)) for path, value in candidate.fields)
-        fields = dict(self._effective(candidate.max_batch_size, chosen))
+        fields = dict(self.effective_fields(candidate.max_batch_size, chosen))
         if known is not None and not known[0].dynamic_batching:
             # without dynamic batching its fields do not exist: any choice gives the candidate
             fields = {path: values[0] for path, values in self.fields.items() if is_batcher_field(path)} | fields
@@ -217,7 +218,7 @@ class SearchSpace:
                 for values in product(*(self.fields[path] for path in paths)):
                     fields = tuple(zip(paths, values, strict=True))
                     possible = _prefers_possible_sizes(batching.max_batch_size, fields)
-                    if not possible or self._effective(batching.max_batch_size, fields) != fields:
+                    if not possible or self.effective_fields(batching.max_batch_size, fields) != fields:
                         continue
                     yield replace(batching, instance_count=count, fields=fields)
 
@@ -267,25 +268,27 @@ class SearchSpace:
             streams=self.is_streaming,
         )
 
-    def _effective(
-        self, max_batch_size: int, fields: tuple[tuple[str, FieldValue], ...]
-    ) -> tuple[tuple[str, FieldValue], ...]:
-        """Return ``fields`` with the first choice of each setting that has no effect.
+    def effective_fields(self, max_batch_size: int, fields: Fields) -> Fields:
+        """Return ``fields`` with the first choice of each setting that has no effect."""
+        unused = self.without_effect(max_batch_size, dict(fields)).keys() & self.fields.keys()
+        return tuple((path, self.fields[path][0] if path in unused else value) for path, value in fields)
 
-        See ``execution.without_effect`` for those of ONNX Runtime. In the sequence batcher a single request fills a
-        batch if ``max_batch_size`` is at most 1, so it never waits. With the strategy ``direct`` a batch waits only
-        if both its delay and its share of slots are above 0.
+    def without_effect(self, max_batch_size: int, fields: Mapping[str, FieldValue]) -> dict[str, str]:
+        """Return the settings of ``fields`` that have no effect next to the others, with the reason in words.
+
+        See ``execution`` for those of ONNX Runtime, and ``queue_policy`` for those of the batcher's queue. In the
+        sequence batcher a single request fills a batch if ``max_batch_size`` is at most 1, so it never waits. With
+        the strategy ``direct`` a batch waits only if both its delay and its share of slots are above 0.
         """
-        chosen, known = dict(fields), self.fields.keys() & {path for path, _ in fields}
+        reasons = {**execution.without_effect(fields), **queue_policy.without_effect(fields)}
         if max_batch_size <= 1:
-            chosen |= {path: self.fields[path][0] for path in _WAITING if path in known}
-        elif {DIRECT_DELAY, SLOT_UTILIZATION} <= known:
+            reasons |= {path: f"with max_batch_size {max_batch_size}" for path in _WAITING if path in fields}
+        elif {DIRECT_DELAY, SLOT_UTILIZATION} <= fields.keys():
             for path, other in ((DIRECT_DELAY, SLOT_UTILIZATION), (SLOT_UTILIZATION, DIRECT_DELAY)):
-                if float(chosen[path]) == 0:
-                    chosen[other] = self.fields[other][0]
+                if float(fields[path]) == 0:
+                    reasons[other] = f"with {short_path(path)} 0"
                     break
-        chosen |= {path: self.fields[path][0] for path in execution.without_effect(chosen) & known}
-        return without_unused(tuple((path, chosen[path]) for path, _ in fields), self.fields)
+        return reasons
 
     def _choice(self, path: str, value: FieldValue) -> FieldValue:
         """Return the choice of ``path`` that equals ``value``: config.pbtxt has "4" for a 4 in the profile."""
@@ -395,6 +398,7 @@ class Problem:
         request_times: When an open loop sends; None for a closed loop.
         tokens: Lengths of the prompts and outputs of a model that generates tokens; None if they are unknown.
         priorities: Shares of the priorities of the requests; None if all have the default one or a trace tells them.
+        queue: Settings of the batcher's queue in config.pbtxt. Those in the space replace them.
     """
 
     model: str
@@ -413,6 +417,12 @@ class Problem:
     request_times: RequestTimes | None = None
     tokens: TokenRequests | None = None
     priorities: SizeDistribution | None = None
+    queue: Fields = ()
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether a choice of the space, or config.pbtxt, limits a queue or rejects late requests."""
+        return may_refuse({path: (value,) for path, value in self.queue} | dict(self.space.fields))
 
     @property
     def is_simulated(self) -> bool:
@@ -422,7 +432,7 @@ class Problem:
     @property
     def maximizes_throughput(self) -> bool:
         """Whether served requests or output tokens per second are an objective, so that a high load is sought."""
-        return any(metric.name in (*RANKED_BY_THROUGHPUT, "goodput") for metric in self.objectives)
+        return any(metric.name in SIMULATED_OBJECTIVES for metric in self.objectives)
 
     @property
     def needs_own_client(self) -> Metric | None:

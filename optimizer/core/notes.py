@@ -421,6 +421,21 @@ class WarmStartMissing(Note):
 
 
 @dataclass(frozen=True, slots=True)
+class CombinationsLeftOut(Note):
+    """A sweep does not measure combinations that only repeat others.
+
+    ``unused`` are the settings without effect, such as ``timeout_action with default_timeout_microseconds 0``.
+    """
+
+    combinations: int
+    unused: tuple[str, ...]
+
+    def __str__(self) -> str:
+        left_out = f"left out {_count(self.combinations, 'combination')} that would repeat others"
+        return f"{left_out}: no effect of {', '.join(self.unused)}"
+
+
+@dataclass(frozen=True, slots=True)
 class HighestConcurrency(Note):
     """The recommended load is the highest one that the profile allows, and clearly inside the latency bound."""
 

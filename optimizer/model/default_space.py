@@ -21,9 +21,8 @@ from optimizer.core.safe_text import one_line
 from optimizer.core.trial import EXECUTION_PATHS, INSTANCE_GPUS, VARIANT, FieldValue, model_of_field
 from optimizer.machine import hardware
 from optimizer.machine.hardware import Hardware
-from optimizer.model.onnx_file import average_parallelism, has_convolutions
 from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_POLICIES, SpaceSection
-from optimizer.model.repository import backend_of, is_ensemble, read_onnx_graph, read_repository_model
+from optimizer.model.repository import backend_of, is_ensemble, read_repository_model
 from optimizer.model.sequence_space import check_sequence_fields, profile_key, sequence_fields
 from optimizer.options.run_options import RunOptions
 
@@ -112,8 +111,6 @@ def explain_cpu_serving(config: ModelConfig) -> ServedOnCpu:
 
 
 MAX_THREADS = 16
-MOST_EXECUTION_SETTINGS = 2  # that are derived in addition to the threads; each doubles the space
-BRANCHED = 1.5  # average parallelism from which operators are tried in parallel
 
 
 def build_space(
@@ -172,20 +169,19 @@ def build_space(
 def _execution_fields(
     source: ModelSource, hardware: Hardware, *, embedded: bool
 ) -> dict[str, tuple[FieldValue, ...]]:
-    """Return the choices of ONNX Runtime's settings on a CPU that the machine and the graph of the model suggest."""
+    """Return the choices of ONNX Runtime's settings on a CPU that the machine suggests.
+
+    Other settings gained nothing in benchmarks/execution.md, and each costs deployments.
+    """
+    has_openvino = execution.has_openvino(source.tuned_config)
+    if has_openvino and not embedded:  # Triton's own backend does not pass it the number of threads
+        return {}
     # by default each instance uses every core, which is too many threads for several instances
     threads = _powers_of_two(1, min(hardware.cpu_count, MAX_THREADS))
     fields: dict[str, tuple[FieldValue, ...]] = {execution.INTRA_OP_THREADS: tuple(map(str, threads))}
-    graph = read_onnx_graph(source)
-    suggested: list[tuple[str, tuple[FieldValue, ...]]] = []
-    own_threads = len(threads) > 1 and not execution.has_openvino(source.tuned_config)
-    if embedded and own_threads:  # idle threads of an instance would take the cores of another one
-        suggested.append((execution.SPINNING, ("1", "0")))
-    if graph is not None and own_threads and average_parallelism(graph) >= BRANCHED:
-        suggested.append((execution.EXECUTION_MODE, ("0", "1")))
-    if graph is not None and has_convolutions(graph):
-        suggested.append((execution.GRAPH_LEVEL, (0, 1)))
-    return fields | dict(suggested[:MOST_EXECUTION_SETTINGS])
+    if embedded and len(threads) > 1 and not has_openvino:
+        fields[execution.SPINNING] = ("1", "0")  # idle threads of an instance would take the cores of another one
+    return fields
 
 
 def space_keys(space: SearchSpace) -> dict[str, Any]:

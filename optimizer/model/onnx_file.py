@@ -195,34 +195,6 @@ def has_batch_dimension(model: ModelProto) -> bool:
     return len({symbol for symbol in symbols if symbol and not GENERATED_DIM.fullmatch(symbol)}) <= 1
 
 
-# operators with most of the computation; all others take little time, or run through memory once
-CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "QLinearConv"})
-HEAVY_OPERATORS = CONVOLUTIONS | {
-    *("Attention", "ConvInteger", "Einsum", "Gemm", "GRU", "LSTM", "MatMul", "MatMulInteger", "MultiHeadAttention"),
-    *("QLinearMatMul", "RNN"),
-}
-
-
-def has_convolutions(model: ModelProto) -> bool:
-    """Return whether the graph has convolutions, for which ONNX Runtime's highest graph level changes the layout."""
-    return any(node.op_type in CONVOLUTIONS for node in model.graph.node)
-
-
-def average_parallelism(model: ModelProto) -> float:
-    """Return the number of heavy operators over that of the longest chain of them (work over span); 0 without any.
-
-    1 is a chain, in which no two of them can run at the same time. All heavy operators count as equally long.
-    """
-    depth_of: dict[str, int] = {}  # tensor -> heavy operators of the longest chain that leads to it
-    work = span = 0
-    for node in model.graph.node:  # topologically sorted, as ONNX requires
-        heavy = node.op_type in HEAVY_OPERATORS
-        depth = max((depth_of.get(name, 0) for name in node.input), default=0) + heavy
-        depth_of |= dict.fromkeys(filter(None, node.output), depth)  # an omitted one has an empty name
-        work, span = work + heavy, max(span, depth)
-    return work / span if span else 0.0
-
-
 def complete(config: ModelConfig, model: ModelProto, path: Path, file: Path) -> None:
     """Add inputs and outputs if ``config`` has none, as Triton's backend does; else check that the graph has them.
 

@@ -220,16 +220,6 @@ def _newest(config: ModelConfig, backend: str, path: Path, versions: list[Path])
     return max(files, key=lambda file: (int(file.parent.name), -own.index(file.name)))
 
 
-def read_onnx_graph(source: ModelSource) -> ModelProto | None:
-    """Return the graph of the newest version of the tuned ONNX model; None if its file cannot be read here."""
-    folder, config = source.folder(source.tuned_model), source.tuned_config
-    try:
-        file = _newest(config, "onnxruntime", folder / "config.pbtxt", _versions(folder))
-        return read_onnx(file / "model.onnx" if file.is_dir() else file)
-    except BadInputError:
-        return None
-
-
 def _backend_by_file(versions: list[Path]) -> str:
     """Return the backend that Triton derives from the model's files, or empty if none fits."""
     for backend, filenames in {**MODEL_FILES, **NATIVE_FILES}.items():

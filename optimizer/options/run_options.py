@@ -23,7 +23,7 @@ LOGS: Final[tuple[LogName, ...]] = get_args(LogName)
 SLA_METRICS: Final[tuple[SlaMetric, ...]] = (*get_args(LatencyMetric), *get_args(TtftMetric), *get_args(ItlMetric))
 THROUGHPUT = ("throughput",)
 # objectives of `simulated`; lengths do not depend on the configuration, so tokens are proportional to requests
-RANKED_BY_THROUGHPUT = ("throughput", "output-throughput")
+SIMULATED_OBJECTIVES = ("throughput", "goodput", "output-throughput")
 STEADY_DISTRIBUTIONS: Final = ("poisson", "constant")  # of requests over time
 DISTRIBUTIONS: Final = (*STEADY_DISTRIBUTIONS, *SHAPES)
 TRACE_ENDING: Final = ".csv"
@@ -40,8 +40,8 @@ def is_trace(arrivals: str) -> bool:
 
 
 def default_search(objectives: tuple[str, ...]) -> SearchName:
-    """Return the default search method for ``objectives``: `simulated` ranks by throughput alone."""
-    return "simulated" if len(objectives) == 1 and objectives[0] in RANKED_BY_THROUGHPUT else "tpe"
+    """Return the default search method for ``objectives``: `simulated` ranks by throughput or goodput alone."""
+    return "simulated" if len(objectives) == 1 and objectives[0] in SIMULATED_OBJECTIVES else "tpe"
 
 
 @dataclass(frozen=True, slots=True)

@@ -468,7 +468,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             "search",
             _CHOICE,
             "Search method",
-            default="simulated; tpe for other objectives than throughput",
+            default="simulated; tpe for other objectives than throughput and goodput",
             choices=SEARCHERS,
             also="PB",
         ),

@@ -80,7 +80,8 @@ class LoadForecast:
 
     ``meets`` says whether the bounds are expected to be met, ``meets_safely`` whether also at the SAFE quantile of
     the slowness. ``utilization`` is the share of the capacity. ``busy`` is the share of time in which instances
-    compute. It is higher with dynamic batching, because small batches take nearly as long as full ones.
+    compute. It is higher with dynamic batching, because small batches take nearly as long as full ones. ``refused``
+    is the share of requests that a limited queue refuses; None if that is not simulated.
     """
 
     rate: float
@@ -89,6 +90,7 @@ class LoadForecast:
     busy: float
     meets: bool
     meets_safely: bool
+    refused: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +326,8 @@ class _Planner:
         utilization = rate / (replicas * fleet.replica.capacity(self._expected))
         meets = fleet.accepts(simulated, self._expected)
         meets_safely = meets and fleet.meets_with(rate, replicas, SAFE)
-        return LoadForecast(rate, latency_ms, utilization, simulated.utilization, meets, meets_safely)
+        refused = simulated.rejected_share if fleet.replica.refusals else None
+        return LoadForecast(rate, latency_ms, utilization, simulated.utilization, meets, meets_safely, refused)
 
     def _latency_ms(self, rate: float, replicas: int, slowdown: Slowdown) -> float:
         simulated = self._fleet.simulate(rate, replicas, slowdown)

@@ -142,6 +142,7 @@ def _load(load: LoadForecast | None, size: float) -> dict[str, Any] | None:
         "busy": round(load.busy, 4),
         "meets_sla": load.meets,
         "surely": load.meets_safely,
+        "refused_share": None if load.refused is None else round(load.refused, 6),
     }
 
 
@@ -214,6 +215,8 @@ def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> No
         latency = formatting.short_metric(source.sla.judged_latency)
         at = f"{answer.at_rate.utilization:.0%} used, {latency} {formatting.number(answer.at_rate.latency_ms)} ms"
         _line(console, "each", f"{at}, {_infer(answer, answer.rate / answer.replicas)}")
+        if answer.at_rate.refused is not None:
+            _line(console, "refused", f"{answer.at_rate.refused:.2%} of the requests, by the limited queue")
         _line(console, "one lost", _one_lost(answer))
         _line(console, "burst, 2x", _burst(answer))
     for label, text in (*_measured(answer), *_money(answer), *_further(answer), *_autoscaling(answer)):

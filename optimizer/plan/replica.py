@@ -15,6 +15,7 @@ import numpy.typing as npt
 from objectives import batch_stats
 from objectives.metrics import METRICS
 from objectives.sla import Sla
+from optimizer.config.queue_policy import with_queue
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.plan.evidence import (
@@ -27,6 +28,7 @@ from optimizer.plan.evidence import (
     forecast_errors,
 )
 from optimizer.plan.plausible_times import PlausibleTimes, plausible_times
+from optimizer.search.refusals import RefusalForecast
 from optimizer.simulator.calibration import observe_point, service_times
 from optimizer.simulator.fitted_parameters import (
     FittedOverheads,
@@ -61,6 +63,7 @@ FULLEST = 4  # batches in flight per instance; more do not raise the throughput
 FITS = 2  # the second one sees all deployments at their usual speed, as the first one has estimated it
 LATENCIES = tuple(f"latency_{name}_ms" for name in LATENCY_NAMES)
 PARTS = ("queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms")
+MOST_REFUSED = 0.99  # share of the requests
 LARGEST_TAIL = 1.5  # a larger factor between measured and simulated latency is an outlier
 
 
@@ -70,7 +73,8 @@ class Replica:
 
     ``tail`` is the ratio of measured to simulated judged latency at equal throughput. ``request_batch_size`` is the
     average number of samples of a request. ``sla`` has the latency bounds. ``times`` are the plausible service times;
-    without them those of the model are taken as known.
+    without them those of the model are taken as known. ``refusals`` forecasts the requests that a limited queue
+    refuses; None if it refuses none, or if that is not simulated.
     """
 
     candidate: Candidate
@@ -80,10 +84,22 @@ class Replica:
     slowness_estimate: SlownessEstimate
     tail: float = 1.0
     times: PlausibleTimes | None = None
+    refusals: RefusalForecast | None = None
 
     def serve(self, arrivals_s: Array, slowdown: Slowdown) -> SimulationResult:
-        """Return the simulated behaviour of a slower server; ``tail`` and ``lateness`` are not applied yet."""
-        return self._simulate(OpenLoopLoad(arrivals_s), slowdown)
+        """Return the simulated behaviour of a slower server; ``tail`` and ``lateness`` are not applied yet.
+
+        Its times are those of a queue that refuses nothing. ``rejected`` are the requests that its own queue is
+        expected to refuse, for any reason.
+        """
+        load = OpenLoopLoad(arrivals_s)
+        result = self._simulate(load, slowdown)
+        if self.refusals is None:
+            return result
+        refusing = self._simulate(load, slowdown, self.refusals)
+        simulated = np.nan_to_num([refusing.rejected_share + refusing.timed_out_share])
+        share = min(float(self.refusals.corrected(simulated)[0]), MOST_REFUSED)
+        return replace(result, rejected=round(result.requests * share / (1 - share)))
 
     def serve_closed_loop(self, concurrency: int, slowdown: Slowdown) -> SimulationResult:
         """Return the simulated behaviour in a closed loop; ``concurrency`` counts requests of the space's size."""
@@ -102,6 +118,8 @@ class Replica:
 
     def meets(self, simulated: SimulationResult, lateness: float = 1.0) -> bool:
         """Return True if ``simulated`` meets all bounds."""
+        if self.refusals is not None and simulated.rejected_share > self.refusals.permitted:
+            return False
         return all(self.latency_ms(simulated, bound.metric, lateness) <= bound.bound for bound in self.sla)
 
     def capacity(self, slowdown: Slowdown) -> float:
@@ -109,13 +127,15 @@ class Replica:
         full = self.serve_closed_loop(self.fullest_concurrency, slowdown)
         return full.throughput_infer_per_s / self.request_batch_size
 
-    def _simulate(self, load: SimulatedLoad, slowdown: Slowdown) -> SimulationResult:
+    def _simulate(
+        self, load: SimulatedLoad, slowdown: Slowdown, refusals: RefusalForecast | None = None
+    ) -> SimulationResult:
         model = self.model
         if self.times is not None:
             times = self.times.at(slowdown.unmeasured)
             model = replace(model, times=lambda _: times)
         each = self.request_batch_size / model.request_batch_size
-        return _simulated(model, [(self.candidate, load)], slowdown.slowness, each)[0]
+        return _simulated(model, [(self.candidate, load)], slowdown.slowness, each, refusals)[0]
 
 
 def as_samples(arrivals_s: Array, each: float) -> Array:
@@ -153,7 +173,10 @@ def replica(evidence: Evidence, sla: Sla, seed: int = 0) -> Replica:
         log_slowness = [speeds.log_slowness(server) for server in evidence.deployments]
     tail, errors = speeds.tail_and_errors()
     slowness = estimate_slowness(log_slowness, errors)
-    return Replica(candidate, model, problem.request_batch_size, sla, slowness, tail, times)
+    closed = measured if problem.open_loop else [point for point in measured if point.load.concurrency]
+    refusals = RefusalForecast(model, closed, problem)
+    simulated = refusals if refusals.applies_to(problem.space.canonical(candidate)) else None
+    return Replica(candidate, model, problem.request_batch_size, sla, slowness, tail, times, simulated)
 
 
 def _at_usual_speed(point: Point, slowness: float) -> Point:
@@ -198,7 +221,9 @@ def _fitted(
     instances = measured[0].candidate.instance_count
     plausible = plausible_times(service_times(observed, largest - largest % size, instances, step=size), observed)
     times = plausible.at(0.0)
-    first = ServerModel(lambda _: times, size, FittedOverheads(way), seed, fixed_shapes=problem.fixed_shapes)
+    first = ServerModel(
+        lambda _: times, size, FittedOverheads(way), seed, fixed_shapes=problem.fixed_shapes, queue=problem.queue
+    )
     overheads = fit_overheads(
         lambda overheads, cells: replace(first, overheads=overheads).simulate(cells), first.overheads, chosen, latency
     )
@@ -277,9 +302,16 @@ class _Speeds:
 
 
 def _simulated(
-    model: ServerModel, jobs: Sequence[tuple[Candidate, SimulatedLoad]], slowness: float, each: float
+    model: ServerModel,
+    jobs: Sequence[tuple[Candidate, SimulatedLoad]],
+    slowness: float,
+    each: float,
+    refusals: RefusalForecast | None = None,
 ) -> list[SimulationResult]:
-    """Return the results of ``jobs``; ``each`` is the number of simulated requests of one in an open loop."""
+    """Return the results of ``jobs``; ``each`` is the number of simulated requests of one in an open loop.
+
+    With ``refusals`` the queues refuse requests.
+    """
     service = {}
     for candidate, _ in jobs:
         group = execution_settings(candidate)
@@ -294,7 +326,11 @@ def _simulated(
         window = CLOSED_WINDOW if isinstance(load, ClosedLoopLoad) else MeasurementInterval()
         times = service[execution_settings(candidate)]
         own, servers = _of_process(candidate, load, each)
-        job = Scenario(candidate, own, times, overheads, size, model.fixed_shapes, refuses=False)
+        configured = with_queue(candidate, model.queue)
+        job = Scenario(configured, own, times, overheads, size, model.fixed_shapes, refuses=False)
+        if refusals is not None:
+            missed, priorities = refusals.missed_share, refusals.priorities
+            job = replace(job, refuses=True, missed_share=missed, priorities=priorities)
         (result,) = simulate_many([job], jitter=jitter, gaps_s=gaps_s, window=window)
         results.append(result.times(servers))
     return results

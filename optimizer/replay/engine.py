@@ -86,10 +86,10 @@ class ReplayResult:
 
     Attributes:
         effort: The cost until the search ended.
-        until: For each tolerance, the cost until a throughput within it was measured, or ``NEVER``.
+        until: For each tolerance, the cost until a value of the objective within it was measured, or ``NEVER``.
         recommended: The recommended row.
-        regret: The shortfall of the recommendation from the table's best throughput, as a share of that throughput;
-            1 without a recommendation.
+        regret: The shortfall of the recommendation from the table's best value of the objective, as a share of that
+            value; 1 without a recommendation.
         regrets: The regret if the search had ended after each deployment.
         seconds: The time until the end of each deployment: of all deployments and measurements so far, without the
             search method's own.
@@ -125,7 +125,7 @@ def replay(
 
     Args:
         recording: The recorded table.
-        problem: The space, objectives and constraints.
+        problem: The space, constraints and objective, which is the throughput or the goodput.
         best: The best row of the table.
         method: The search method: one of SEARCHERS, or a function that makes the searcher.
         seed: Seed of the search.
@@ -136,8 +136,8 @@ def replay(
     Raises:
         BadInputError: The method lacks a package.
     """
-    best_throughput = _throughput(best.measurement)
-    meter = _Meter(recording, problem, best_throughput)
+    best_value = _value(best.measurement, problem)
+    meter = _Meter(recording, problem, best_value)
     server = recording.server if noise is None else NoisyServer(recording.trials(), noise, seed)
     if isinstance(method, str):
         searcher = make_searcher(method, problem, seed, transferred=transferred)
@@ -157,8 +157,8 @@ def replay(
         effort=Effort(len(meter.best_by_deployment), meter.measurements),
         until={tolerance: meter.until.get(tolerance, NEVER) for tolerance in TOLERANCES},
         recommended=row,
-        regret=_regret(_throughput(row.measurement) if row else None, best_throughput),
-        regrets=tuple(_regret(reached, best_throughput) for reached in meter.best_by_deployment),
+        regret=_regret(_value(row.measurement, problem) if row else None, best_value),
+        regrets=tuple(_regret(reached, best_value) for reached in meter.best_by_deployment),
         seconds=tuple(meter.seconds_by_deployment),
     )
 
@@ -166,11 +166,11 @@ def replay(
 def _confirmed(recording: Recording, problem: Problem, trials: Sequence[Trial]) -> RecordedRow | None:
     """Return the recorded row that a confirmation of ``trials`` would end with.
 
-    It tries the measured points that met the bounds, the highest throughput first. With noise the recorded
+    It tries the measured points that met the bounds, the best one first. With noise the recorded
     measurement of such a point may violate them. If each does, it tries lower loads. None if no row meets the bounds.
     """
     met = [point for point in latest_points(trials) if problem.best_point([point])]
-    met.sort(key=lambda point: -_throughput(point.measurement))
+    met.sort(key=lambda point: -_value(point.measurement, problem))
     lower = [(point.candidate, load) for point in met for load in _lower_loads(recording, point)]
     for candidate, load in [*((point.candidate, point.load) for point in met), *lower]:
         row = recording.answers[recording.space.canonical(candidate), load]
@@ -188,11 +188,11 @@ def _lower_loads(recording: Recording, point: Point) -> list[LoadPoint]:
 
 @dataclass
 class _Meter:
-    """A watcher that counts the cost of a search until ``best`` (infer/s) is reached and until it ends.
+    """A watcher that counts the cost of a search until ``best`` is reached and until it ends.
 
-    ``best_by_deployment`` is the recommendation's throughput if the search had ended after each deployment. It is
-    that of the recorded measurement, whatever noise was added to it. ``seconds_by_deployment`` is the time until
-    then.
+    ``best`` is the objective's best value in infer/s. ``best_by_deployment`` is the recommendation's value if the
+    search had ended after each deployment. It is that of the recorded measurement, whatever noise was added to it.
+    ``seconds_by_deployment`` is the time until then.
     """
 
     recording: Recording
@@ -219,15 +219,15 @@ class _Meter:
         recorded = self.recording.answers[self.candidate, load].measurement
         if not recorded.stable or not self.problem.sla.is_met(recorded):
             return
-        throughput = _throughput(recorded)
+        value = _value(recorded, self.problem)
         for tolerance in TOLERANCES:
-            if throughput >= (1 - tolerance) * self.best:
+            if value >= (1 - tolerance) * self.best:
                 self.until.setdefault(tolerance, Effort(len(self.best_by_deployment), self.measurements))
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
         self.trials.append(trial)
         row = _confirmed(self.recording, self.problem, self.trials)
-        self.best_by_deployment[-1] = _throughput(row.measurement) if row else None
+        self.best_by_deployment[-1] = _value(row.measurement, self.problem) if row else None
 
 
 class DiscardingRecord:
@@ -255,8 +255,8 @@ def _regret(reached: float | None, best: float) -> float:
     return 1 - reached / best if best else 0.0
 
 
-def _throughput(measurement: Measurement) -> float:
-    return measurement.throughput_infer_per_sec or 0.0
+def _value(measurement: Measurement, problem: Problem) -> float:
+    return problem.objectives[0].value(measurement) or 0.0
 
 
 WARM = "warm"

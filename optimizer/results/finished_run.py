@@ -10,6 +10,9 @@ from typing import Any
 
 from objectives.metrics import METRICS
 from objectives.sla import Sla
+from optimizer.config.field_path import normalize_value
+from optimizer.config.model_config_proto import ModelConfig
+from optimizer.config.queue_policy import Fields, is_queue_field
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.load_shapes import MOST_SECONDS, RequestTimes, is_shape, parse_shape
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities
@@ -152,7 +155,15 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         request_times=_request_times(info) if options.load == "rate" else None,
         tokens=_token_requests(info.get("tokens")),
         priorities=parse_priorities(str(info["priorities"])) if info.get("priorities") else None,
+        queue=_queue(info.get("queue", {})),
     )
+
+
+def _queue(recorded: Mapping[str, Any]) -> Fields:
+    """Return the settings of the queue in run.json. Raises ValueError for those that config.pbtxt cannot have."""
+    if not isinstance(recorded, dict) or not all(map(is_queue_field, recorded)):
+        raise ValueError("problem.queue has other settings than those of a queue")
+    return tuple((path, normalize_value(ModelConfig.DESCRIPTOR, path, recorded[path])) for path in sorted(recorded))
 
 
 def _token_requests(recorded: Mapping[str, Any] | None) -> TokenRequests | None:

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Protocol, cast
 
 from optimizer.core.errors import BadInputError
-from optimizer.options.run_options import RANKED_BY_THROUGHPUT, SEARCHERS
+from optimizer.options.run_options import SEARCHERS, SIMULATED_OBJECTIVES
 
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
@@ -66,9 +66,9 @@ def make_searcher(
 def _check(name: str, problem: Problem, transferred: TransferredStudy | None) -> None:
     if name not in SEARCHERS:
         raise BadInputError(f"unknown search method {name!r}; take one of {', '.join(SEARCHERS)}")
-    if name == "simulated" and problem.objectives[0].name not in RANKED_BY_THROUGHPUT:
+    if name == "simulated" and problem.objectives[0].name not in SIMULATED_OBJECTIVES:
         raise BadInputError(
-            f"the search method simulated ranks by throughput; for {problem.objectives[0].name} take "
+            f"the search method simulated ranks by throughput or goodput; for {problem.objectives[0].name} take "
             f"{', '.join(other for other in SEARCHERS if other != name)}"
         )
     if name == "grid" and transferred is not None:

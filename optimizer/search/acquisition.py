@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from optimizer.simulator.metrics import ShareInTime
 from optimizer.simulator.scenario import Array
 
 LEAST = 1e-9  # replaces a throughput of 0, which has no logarithm
 BISECTIONS = 50  # they halve the distance of the components' quantiles to below the precision of a double
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
+TAIL_NODES, TAIL_WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,16 +25,35 @@ class Posterior:
     flight. All errors are independent. A latency is the tail ratio times the load divided by the throughput, so a
     slower server has less throughput and all of its latencies are longer, also those that Little's law does not
     relate to the throughput.
+
+    ``share_in_time`` is the share of requests that counts; None if all do.
     """
 
     mean: Array
     deviation: Array
     log_loads: Array
+    share_in_time: ShareInTime | None = None
 
     @property
     def log_latencies(self) -> Array:
         """The expected log latencies [cells, latencies] in seconds."""
         return self.mean[:, 1:] - self.mean[:, :1] + self.log_loads[:, None]
+
+    @property
+    def log_values(self) -> Array:
+        """The expected log of the maximized metric [cells]: of the throughput, or of the goodput."""
+        return self.log_values_with(np.zeros(len(self.mean)), 0.0)
+
+    def log_values_with(self, error: Array, tail_error: float) -> Array:
+        """Return the log of the maximized metric [cells], given an error [cells] of log throughput.
+
+        ``tail_error`` is the one that all tail ratios share, in their standard deviations.
+        """
+        throughput = self.mean[:, 0] + error
+        if self.share_in_time is None:
+            return throughput
+        log_latencies = self.log_latencies - error[:, None] + tail_error * self.deviation[:, 1:]
+        return throughput + self.share_in_time.logarithm(log_latencies)
 
 
 def probability_within_bounds(posterior: Posterior, bounds_s: Array) -> Array:
@@ -44,16 +65,22 @@ def probability_within_bounds(posterior: Posterior, bounds_s: Array) -> Array:
 
 
 def expected_improvement(posterior: Posterior, bounds_s: Array, best: float) -> Array:
-    """Return E[max(0, log throughput - best); all latencies within their bounds], [cells].
+    """Return E[max(0, log value - best); all latencies within their bounds], [cells].
+
+    The value is the throughput, or the goodput.
 
     This is constrained expected improvement (Schonlau, Welch and Jones 1998, "Global versus local search in
     constrained optimization of computer models"; Gardner et al. 2014) for outcomes that depend on each other: more
     throughput at a load also means less latency, so improvement and probability are not independent factors.
     """
     slack = np.log(bounds_s) - posterior.log_latencies
+    tails = zip(TAIL_NODES, TAIL_WEIGHTS / TAIL_WEIGHTS.sum(), strict=True)
+    tail_errors = list(tails) if posterior.share_in_time else [(0.0, 1.0)]
 
     def improvement(error: Array) -> Array:
-        gain = np.maximum(0.0, posterior.mean[:, 0] + error - best)
+        gain = np.zeros(len(error))
+        for tail, weight in tail_errors:
+            gain += weight * np.maximum(0.0, posterior.log_values_with(error, tail) - best)
         return gain * _conditional_probability(posterior, slack, error)
 
     return _expectation(posterior, improvement)
@@ -76,15 +103,15 @@ def _conditional_probability(posterior: Posterior, slack: Array, error: Array) -
     return np.asarray(_normal_cdf((slack + error[:, None]) / deviation).prod(axis=1))
 
 
-def confirmed_throughput(posterior: Posterior, bounds_s: Array) -> float:
-    """Return the log of the expected throughput with which a confirmation of the cells ends.
+def confirmed_value(posterior: Posterior, bounds_s: Array) -> float:
+    """Return the log of the expected throughput or goodput with which a confirmation of the cells ends.
 
-    It tries the cells in descending order of throughput. Each meets the bounds with its own probability.
+    It tries the cells in descending order of it. Each meets the bounds with its own probability.
     """
     value, none_passed = 0.0, 1.0
-    probabilities = probability_within_bounds(posterior, bounds_s)
-    for place in np.argsort(-posterior.mean[:, 0]):
-        value += none_passed * float(probabilities[place]) * math.exp(posterior.mean[place, 0])
+    probabilities, log_values = probability_within_bounds(posterior, bounds_s), posterior.log_values
+    for place in np.argsort(-log_values):
+        value += none_passed * float(probabilities[place]) * math.exp(log_values[place])
         none_passed *= 1 - float(probabilities[place])
     return math.log(max(value, LEAST))
 

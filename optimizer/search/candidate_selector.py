@@ -20,6 +20,7 @@ from optimizer.search.trial_costs import TrialCosts
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.metrics import (
     ConfigurationLoad,
+    ShareInTime,
     as_closed_loop,
     is_complete,
     predicted_latencies,
@@ -71,7 +72,7 @@ class CandidateSelector:
         self._candidates = problem.space.candidates()
         self._shortlist: list[Candidate] = []
         self._surrogate: Surrogate | None = None
-        self._sources: dict[str, SourceMachine | None] = {}  # keys are binding latency metrics
+        self._sources: dict[str, SourceMachine | None] = {}  # keys are the binding latency metrics
 
     def decide(
         self,
@@ -161,7 +162,7 @@ class CandidateSelector:
         """Return the inputs of a surrogate after ``trials``, and the points that it can learn from."""
         speed = fit_speed_correction(trials, self._problem)
         latencies, measured = _complete_points(self._problem, trials, speed)
-        source = self._source(latencies[0]) if measured and self._problem.is_simulated else None
+        source = self._source(latencies) if measured and self._problem.is_simulated else None
         return SearchState(self._problem, tuple(trials), latencies, self._seed, source, speed), measured
 
     def _fit(self, state: SearchState, measured: Sequence[Point], running: int) -> Surrogate:
@@ -206,11 +207,12 @@ class CandidateSelector:
         possible = [setting_features(space, candidate, self._loads(candidate)[0]) for candidate in left]
         return left[int(np.argmax(cdist(possible, occupied).min(axis=1)))]
 
-    def _source(self, latency: str) -> SourceMachine | None:
+    def _source(self, latencies: tuple[str, ...]) -> SourceMachine | None:
         if self._transferred is None:
             return None
+        latency = latencies[0]
         if latency not in self._sources:
-            self._sources[latency] = self._transferred.machine(self._problem, latency, self._seed)
+            self._sources[latency] = self._transferred.machine(self._problem, latencies, self._seed)
         return self._sources[latency]
 
     def _followed(self, surrogate: Surrogate, left: Sequence[Candidate]) -> list[Candidate]:
@@ -229,11 +231,14 @@ class CandidateSelector:
         if len(candidates) <= SHORTLIST:
             return list(candidates)
         cells = [(candidate, load) for candidate in candidates for load in self._loads(candidate)]
-        simulated, bounds_s = np.exp(surrogate.simulated(cells)).tolist(), surrogate.bounds_s.tolist()
+        simulated = surrogate.simulated(cells)
+        values = simulated[:, 0]
+        if share_in_time := ShareInTime.of(self._problem, surrogate.latencies):
+            values = values + share_in_time.logarithm(simulated[:, 1:])
+        shares = np.exp((np.log(surrogate.bounds_s) - simulated[:, 1:]).min(axis=1))
         scores: dict[Candidate, float] = {}
-        for (candidate, _), (throughput, *latencies_s) in zip(cells, simulated, strict=True):
-            share = min(bound / latency for bound, latency in zip(bounds_s, latencies_s, strict=True))
-            score = throughput * min(1.0, share) ** 3
+        for (candidate, _), value, share in zip(cells, np.exp(values).tolist(), shares.tolist(), strict=True):
+            score = value * min(1.0, share) ** 3
             scores[candidate] = max(score, scores.get(candidate, 0.0))
         places: Counter[object] = Counter()
         order: list[tuple[int, float, Candidate]] = []

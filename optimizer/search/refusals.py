@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from objectives.metrics import METRICS
-from optimizer.config.queue_policy import may_refuse
+from optimizer.config.queue_policy import may_refuse, with_queue
 from optimizer.config.search_space import Problem
+from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate, Point
 from optimizer.simulator.metrics import ConfigurationLoad
 from optimizer.simulator.performance_model import PerformanceModel
@@ -34,6 +35,8 @@ class RefusalForecast:
     wrong side of the bound for more than a third of the measurements, it is not used.
 
     Attributes:
+        permitted: Share of the requests that may fail.
+        missed_share: Share of the notifications that the batcher misses.
         compared: Measurements of configurations that may refuse requests.
         agreed: Those of them for which the simulation is on the right side of the bound.
     """
@@ -42,35 +45,49 @@ class RefusalForecast:
         """Compare the refusals that ``model`` simulates with those of ``measured``, as closed loops."""
         self._problem = problem
         self._model = model if isinstance(model, ServerModel) else None
-        self._permitted = permitted_share(problem)
+        self.permitted = permitted_share(problem)
         self._bias, self._deviation = 0.0, math.sqrt(2 * PRIOR_VARIANCE)
-        self._missed_share = MISSED_SHARE
+        self.missed_share = MISSED_SHARE
         self.compared = self.agreed = 0
         if self.applies:
             self._learn([point for point in measured if _is_compared(point, problem)])
 
     @property
     def applies(self) -> bool:
-        """Whether the simulator describes the model, the bounds permit failures, and a choice may refuse requests."""
-        return self._model is not None and self._permitted > 0 and may_refuse(self._problem.space.fields)
+        """Whether the simulator describes the model, the bounds permit failures, and a queue may refuse requests."""
+        return self._model is not None and self.permitted > 0 and self._problem.may_refuse
 
     @property
     def is_trusted(self) -> bool:
         """Whether the simulation agrees with the measurements, or too few were compared to tell."""
         return self.compared < FEWEST_COMPARED or self.agreed >= TRUSTED_SHARE * self.compared
 
+    @property
+    def priorities(self) -> SizeDistribution | None:
+        """The shares of the priorities of the simulated requests."""
+        return self._problem.priorities
+
+    def applies_to(self, candidate: Candidate) -> bool:
+        """Return whether the refusals of ``candidate`` are predicted."""
+        return self.applies and self.is_trusted and _refuses(candidate, self._problem)
+
+    def corrected(self, shares: Array) -> Array:
+        """Return the expected shares of refused requests for the simulated ``shares``."""
+        softening = SOFTENING * self.permitted
+        return np.clip(np.exp(self._log(shares) + self._bias) - softening, 0.0, 1.0)
+
     def probabilities(self, cells: Sequence[ConfigurationLoad], throughputs: Callable[[], Array]) -> Array:
         """Return the probability [cells] that the share of failed requests is within the bounds.
 
         ``throughputs`` returns the expected throughputs [cells] in infer/s.
         """
-        places = [i for i, (candidate, _) in enumerate(cells) if _refuses(candidate)]
+        places = [i for i, (candidate, _) in enumerate(cells) if self.applies_to(candidate)]
         result = np.ones(len(cells))
-        if not (places and self.applies and self.is_trusted):
+        if not places:
             return result
         rates = throughputs()[places] / self._problem.request_batch_size
-        shares = self._simulated([cells[i] for i in places], rates, self._missed_share)
-        slack = self._log(np.array([self._permitted])) - self._log(shares) - self._bias
+        shares = self._simulated([cells[i] for i in places], rates, self.missed_share)
+        slack = self._log(np.array([self.permitted])) - self._log(shares) - self._bias
         scaled = slack / (math.sqrt(2) * self._deviation)
         result[places] = [0.5 * math.erfc(-value) for value in scaled.tolist()]
         return result
@@ -87,7 +104,7 @@ class RefusalForecast:
             simulated = self._simulated(cells, rates, missed)
             squares = float(((self._log(shares) - self._log(simulated)) ** 2).sum())
             fits.append((squares + ((missed - MISSED_SHARE) / MISSED_DEVIATION) ** 2, missed, simulated))
-        _, self._missed_share, simulated = min(fits, key=lambda fit: fit[0])
+        _, self.missed_share, simulated = min(fits, key=lambda fit: fit[0])
         errors = self._log(shares) - self._log(simulated)
         count = len(cells) + 1  # with the prior one, whose error is 0
         self._bias = float(errors.sum()) / count
@@ -95,7 +112,7 @@ class RefusalForecast:
         variance = (PRIOR_VARIANCE + squares) / count
         self._deviation = math.sqrt(variance * (1 + 1 / count))
         self.compared = len(cells)
-        self.agreed = int(np.count_nonzero((shares <= self._permitted) == (simulated <= self._permitted)))
+        self.agreed = int(np.count_nonzero((shares <= self.permitted) == (simulated <= self.permitted)))
 
     def _simulated(self, cells: Sequence[ConfigurationLoad], rates: Array, missed_share: float) -> Array:
         """Return the simulated shares [cells] of refused requests; ``rates`` are those of an open loop."""
@@ -104,7 +121,7 @@ class RefusalForecast:
         return self._model.refused_shares(cells, of_loop, self._problem.priorities, missed_share)
 
     def _log(self, shares: Array) -> Array:
-        return np.asarray(np.log(shares + SOFTENING * self._permitted))
+        return np.asarray(np.log(shares + SOFTENING * self.permitted))
 
 
 def permitted_share(problem: Problem) -> float:
@@ -119,15 +136,16 @@ def permitted_share(problem: Problem) -> float:
     return min(*shares, *(1 - level for level in levels if level is not None), 1.0)
 
 
-def _refuses(candidate: Candidate) -> bool:
-    return candidate.dynamic_batching and may_refuse({path: (value,) for path, value in candidate.fields})
+def _refuses(candidate: Candidate, problem: Problem) -> bool:
+    fields = with_queue(candidate, problem.queue).fields
+    return candidate.dynamic_batching and may_refuse({path: (value,) for path, value in fields})
 
 
 def _is_compared(point: Point, problem: Problem) -> bool:
     """Return whether the measurement has counted failures of a configuration that may refuse requests."""
     measurement = point.measurement
     is_known = measurement.errors is not None and not measurement.overloaded
-    return is_known and _refuses(problem.space.canonical(point.candidate))
+    return is_known and _refuses(problem.space.canonical(point.candidate), problem)
 
 
 def _failed_share(point: Point) -> float:

@@ -14,7 +14,7 @@ from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial
 from optimizer.search.acquisition import (
     Posterior,
-    confirmed_throughput,
+    confirmed_value,
     expected_improvement,
     probability_within_bounds,
 )
@@ -23,6 +23,7 @@ from optimizer.search.transfer import SourceMachine
 from optimizer.simulator.metrics import (
     ConfigurationLoad,
     Performance,
+    ShareInTime,
     latency_bounds_s,
     log_loads,
     log_simulated,
@@ -53,33 +54,33 @@ class SearchState:
 
 @dataclass(frozen=True, eq=False)
 class Achieved:
-    """The throughput that the feasible measurements so far achieve, under one component of a posterior.
+    """The throughput, or goodput, that the feasible measurements so far achieve, under one component of a posterior.
 
     Attributes:
-        value: The log of the throughput with which a confirmation is expected to end. The highest measured throughput
-            is biased by noise, and its configuration may miss the bound on another server.
-        throughputs: The expected log throughput of each candidate at its best feasible load.
+        value: The log of that with which a confirmation is expected to end. The highest measured one is biased by
+            noise, and its configuration may miss the bound on another server.
+        of_candidates: The expected log of that of each candidate at its best feasible load.
     """
 
     value: float
-    throughputs: Mapping[Candidate, float]
+    of_candidates: Mapping[Candidate, float]
 
     @classmethod
     def of(cls, cells: Sequence[ConfigurationLoad], posterior: Posterior, bounds_s: Array) -> Achieved:
-        """Return the throughput that the measured ``cells``, which met the bounds, achieve."""
-        throughputs: dict[Candidate, float] = {}
-        for (candidate, _), throughput in zip(cells, posterior.mean[:, 0].tolist(), strict=True):
-            throughputs[candidate] = max(throughput, throughputs.get(candidate, -math.inf))
-        return cls(confirmed_throughput(posterior, bounds_s), throughputs)
+        """Return the values that the measured ``cells``, which met the bounds, achieve."""
+        values: dict[Candidate, float] = {}
+        for (candidate, _), value in zip(cells, posterior.log_values.tolist(), strict=True):
+            values[candidate] = max(value, values.get(candidate, -math.inf))
+        return cls(confirmed_value(posterior, bounds_s), values)
 
     def improvements(self, cells: Sequence[ConfigurationLoad], posterior: Posterior, bounds_s: Array) -> Array:
-        """Return the expected gain in log throughput [cells] of a measurement.
+        """Return the expected gain in log throughput, or log goodput, [cells] of a measurement.
 
         The confirmation tests a candidate that met the bounds anyway. So it is of use to measure it again only at a
-        load with a higher throughput, and the errors of the prediction are the same at both loads.
+        load with more of it, and the errors of the prediction are the same at both loads.
         """
-        own = np.array([self.throughputs.get(candidate, -math.inf) for candidate, _ in cells])
-        higher = np.maximum(0.0, posterior.mean[:, 0] - np.maximum(own, self.value))
+        own = np.array([self.of_candidates.get(candidate, -math.inf) for candidate, _ in cells])
+        higher = np.maximum(0.0, posterior.log_values - np.maximum(own, self.value))
         again = probability_within_bounds(posterior, bounds_s) * higher
         return np.where(np.isinf(own), expected_improvement(posterior, bounds_s, self.value), again)
 
@@ -94,6 +95,7 @@ class SimulatedPosterior:
         """Fit the correction of ``model``'s predictions to ``measured``, points that are complete."""
         self._problem, self._latencies = state.problem, state.latencies
         self._bounds_s = latency_bounds_s(state.problem, state.latencies)
+        self._share = ShareInTime.of(state.problem, state.latencies)
         self._model = model
         self._cache: dict[ConfigurationLoad, tuple[Performance, list[float]]] = {}  # with the features
         self._inputs: list[tuple[Sequence[ConfigurationLoad], Array]] = []
@@ -114,7 +116,9 @@ class SimulatedPosterior:
         simulated = learned.simulated + self._longer_tail
         self._achieved = [
             Achieved.of(
-                cells, Posterior((mean + simulated)[places], deviation[places], loads[places]), self._bounds_s
+                cells,
+                Posterior((mean + simulated)[places], deviation[places], loads[places], self._share),
+                self._bounds_s,
             )
             for mean, deviation in self.correction.predict(
                 learned.residuals.inputs, source.expected if source else None
@@ -131,7 +135,7 @@ class SimulatedPosterior:
         if feasible.any():
             achieved = self._achieved or [Achieved(-math.inf, {})] * len(posteriors)
             other._achieved = [
-                Achieved(max(before.value, float(max(posterior.mean[feasible, 0]))), before.throughputs)
+                Achieved(max(before.value, float(max(posterior.log_values[feasible]))), before.of_candidates)
                 for before, posterior in zip(achieved, posteriors, strict=True)
             ]
         return other
@@ -149,7 +153,7 @@ class SimulatedPosterior:
                 for posterior, achieved in zip(posteriors, self._achieved, strict=True)
             )
         return self._average(
-            probability_within_bounds(posterior, self._bounds_s) * np.exp(posterior.mean[:, 0])
+            probability_within_bounds(posterior, self._bounds_s) * np.exp(posterior.log_values)
             for posterior in posteriors
         )
 
@@ -177,7 +181,7 @@ class SimulatedPosterior:
         loads = log_loads(cells, batch)
         expected = self._transfer_prior.expected(cells, THREADS) if self._transfer_prior else None
         return [
-            Posterior(mean + simulated, deviation, loads)
+            Posterior(mean + simulated, deviation, loads, self._share)
             for mean, deviation in self.correction.predict(inputs, expected)
         ]
 

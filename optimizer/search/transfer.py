@@ -42,15 +42,15 @@ class TransferredStudy:
                 ranked.append((violation > 0, violation if violation > 0 else value, trial.candidate))
         return list(dict.fromkeys(candidate for *_, candidate in sorted(ranked, key=lambda entry: entry[:2])))
 
-    def machine(self, problem: Problem, latency: str, seed: int) -> SourceMachine | None:
+    def machine(self, problem: Problem, latencies: tuple[str, ...], seed: int) -> SourceMachine | None:
         """Return a model of the machine, or None if it has no complete measurement."""
         problem_there = replace(problem, cpu_count=self.cpu_count)
         points = fit_speed_correction(self.trials, problem_there).correct_points(latest_points(self.trials))
         if any(not point.load.concurrency for point in points):
             points = as_closed_loop(points, problem)
-        points = [point for point in points if is_complete(point, latency)]
+        points = [point for point in points if is_complete(point, *latencies)]
         points = random.Random(seed).sample(points, min(len(points), MAX_POINTS))
-        return SourceMachine(points, problem_there, latency, seed) if points else None
+        return SourceMachine(points, problem_there, latencies, seed) if points else None
 
 
 class SourceMachine:
@@ -59,10 +59,10 @@ class SourceMachine:
     ``correction`` has learned the errors of that simulation.
     """
 
-    def __init__(self, points: Sequence[Point], problem: Problem, latency: str, seed: int) -> None:
-        self._problem, self._latency, self._seed = problem, latency, seed
-        self._model = fit(points, problem, latency, seed)
-        residuals = compute_residuals(self._model, points, problem, (latency,)).residuals
+    def __init__(self, points: Sequence[Point], problem: Problem, latencies: tuple[str, ...], seed: int) -> None:
+        self._problem, self._latencies, self._seed = problem, latencies, seed
+        self._model = fit(points, problem, latencies[0], seed)
+        residuals = compute_residuals(self._model, points, problem, latencies).residuals
         self.correction = Correction(residuals, self._model.errors)
         self._cache: dict[ConfigurationLoad, Array] = {}
 
@@ -76,18 +76,20 @@ class SourceMachine:
         points = [replace(point, measurement=own) for point, own in zip(measured, measurements, strict=True)]
         if not any(point.measurement.compute_infer_ms for point in measured):
             points = [replace(point, measurement=_without_server_statistics(point.measurement)) for point in points]
-        return TransferPrior(self, fit(points, self._problem, self._latency, self._seed))
+        return TransferPrior(self, fit(points, self._problem, self._latencies[0], self._seed))
 
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int) -> Array:
-        """Return log throughput and log tail ratio [cells, 2]. Cached per cell."""
+        """Return log throughput and log tail ratios [cells, 1 + latencies]. Cached per cell."""
         missing = [cell for cell in dict.fromkeys(cells) if cell not in self._cache]
         self._cache.update(zip(missing, self.simulate_with(self._model, missing, threads), strict=True))
-        return np.array([self._cache[cell] for cell in cells]).reshape(-1, 2)
+        return np.array([self._cache[cell] for cell in cells]).reshape(-1, 1 + len(self._latencies))
 
     def simulate_with(self, model: ServerModel, cells: Sequence[ConfigurationLoad], threads: int) -> Array:
-        """Return log throughput and log tail ratio [cells, 2] according to ``model``."""
-        metrics = np.array([log_simulated(result, self._latency) for result in model.simulate(cells, threads)])
-        return with_tails(metrics.reshape(-1, 2), cells, self._problem.space.request_batch_size)
+        """Return log throughput and log tail ratios [cells, 1 + latencies] according to ``model``."""
+        metrics = np.array([log_simulated(result, *self._latencies) for result in model.simulate(cells, threads)])
+        return with_tails(
+            metrics.reshape(-1, 1 + len(self._latencies)), cells, self._problem.space.request_batch_size
+        )
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class TransferPrior:
     reduced: ServerModel
 
     def expected(self, cells: Sequence[ConfigurationLoad], threads: int) -> Array:
-        """Return the residuals [cells, 2] to expect on this machine if both machines are alike."""
+        """Return the residuals [cells, 1 + latencies] to expect on this machine if both machines are alike."""
         return self.machine.simulate(cells, threads) - self.machine.simulate_with(self.reduced, cells, threads)
 
 

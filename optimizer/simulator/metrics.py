@@ -6,12 +6,13 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any, Protocol
 
 import numpy as np
 
 from objectives import batch_stats
-from objectives.metrics import METRICS, Measurement
+from objectives.metrics import METRICS, QUANTILES, TIMINGS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.simulator.scenario import Array, SimulationResult, SimulationTrace
@@ -19,6 +20,7 @@ from optimizer.simulator.scenario import Array, SimulationResult, SimulationTrac
 ConfigurationLoad = tuple[Candidate, int]  # a candidate at a concurrency; arrays call it a cell
 
 LATENCY_NAMES = ("avg", "p50", "p90", "p95", "p99")
+SMALLEST_DISTANCE = 1e-3  # of two quantiles of a latency, relative
 
 
 def binding_latency(problem: Problem, measured: Sequence[Point]) -> str:
@@ -40,11 +42,54 @@ def predicted_latencies(problem: Problem, measured: Sequence[Point]) -> tuple[st
 
     Where the simulator applies that is the binding latency alone. Its bounds are on quantiles of one distribution, so
     the same one binds everywhere. Other models may be limited by the time to the first response in one configuration
-    and by the inter-token latency in another, so all bounded latencies are predicted.
+    and by the inter-token latency in another, so all bounded latencies are predicted. For the goodput they are also
+    quantiles of each bounded time, which ``ShareInTime`` needs.
     """
     binding = binding_latency(problem, measured)
     bounded = () if problem.is_simulated else (constraint.metric for constraint in problem.sla.latencies)
-    return tuple(dict.fromkeys([binding, *bounded]))
+    quantiles: list[str] = []
+    if problem.objectives[0] is METRICS["goodput"]:
+        quantiles = [timing.metric(name) for timing in TIMINGS if problem.sla.bounds_ms(timing) for name in QUANTILES]
+    return tuple(dict.fromkeys([binding, *bounded, *quantiles]))
+
+
+@dataclass(frozen=True, eq=False)
+class ShareInTime:
+    """The share of the requests that are within all latency bounds, from quantiles of their latencies.
+
+    A latency is taken as log-normal between two of its quantiles and beyond the outermost ones. If several times of a
+    request are bounded, the requests that miss one bound are taken to be those that miss another one.
+
+    ``deadlines`` has the columns of the quantiles of each bounded time, their normal scores, and the log deadline.
+    """
+
+    deadlines: Sequence[tuple[list[int], Array, float]]
+
+    @classmethod
+    def of(cls, problem: Problem, latencies: Sequence[str]) -> ShareInTime | None:
+        """Return the share for the columns ``latencies`` if the goodput of ``problem`` is ranked, else None."""
+        if problem.objectives[0] is not METRICS["goodput"]:
+            return None
+        deadlines = []
+        for timing in TIMINGS:
+            if bounds_ms := problem.sla.bounds_ms(timing):
+                levels = {QUANTILES[name]: latencies.index(timing.metric(name)) for name in QUANTILES}
+                scores = np.array([NormalDist().inv_cdf(level) for level in levels])
+                deadlines.append((list(levels.values()), scores, math.log(min(bounds_ms) / 1e3)))
+        return cls(deadlines)
+
+    def logarithm(self, log_latencies: Array) -> Array:
+        """Return the log of the share [cells] for log latencies [cells, latencies] in seconds."""
+        from scipy.special import log_ndtr
+
+        least = np.full(len(log_latencies), np.inf)
+        for columns, scores, deadline in self.deadlines:
+            known = np.maximum.accumulate(log_latencies[:, columns], axis=1)
+            below = np.clip((known < deadline).sum(axis=1) - 1, 0, len(columns) - 2)
+            low, high = (np.take_along_axis(known, below[:, None] + i, axis=1)[:, 0] for i in (0, 1))
+            slope = (scores[below + 1] - scores[below]) / np.maximum(high - low, SMALLEST_DISTANCE)
+            least = np.minimum(least, scores[below] + (deadline - low) * slope)
+        return np.asarray(log_ndtr(least))
 
 
 def latency_bounds_s(problem: Problem, latencies: Sequence[str]) -> Array:

@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from objectives.metrics import Measurement
+from optimizer.config.queue_policy import Fields, with_queue
 from optimizer.config.search_space import Problem
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Point
@@ -72,7 +73,8 @@ class ServerModel:
     """The parameters of a simulated server. Throughput and latency are those of a server that refuses no request.
 
     ``times`` returns the service times of an execution setting. ``errors`` are the expected relative errors of the
-    simulation. ``black_box`` is the vector of ``black_box_fit`` if the server has no statistics.
+    simulation. ``black_box`` is the vector of ``black_box_fit`` if the server has no statistics. ``queue`` are the
+    settings of the queue that candidates have in addition to their own.
     """
 
     times: Callable[[ExecutionSettings], ServiceTimes]
@@ -82,6 +84,7 @@ class ServerModel:
     errors: ModelErrors = ERRORS
     fixed_shapes: bool = True
     black_box: Array | None = None
+    queue: Fields = ()
     name: ClassVar[str] = "simulator of the dynamic batcher"
 
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[SimulationResult]:
@@ -150,7 +153,7 @@ class ServerModel:
         overheads = self.overheads.to_overheads()
         return [
             Scenario(
-                candidate,
+                with_queue(candidate, self.queue),
                 ClosedLoopLoad(load_of_process(candidate, load)),
                 times[execution_settings(candidate)],
                 overheads,
@@ -184,7 +187,12 @@ def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) 
         return _BlackBox(points, problem, latency, seed).fit()
     times = functools.cache(fit_service_times(groups, problem, largest_batch(points, problem)).times)
     model = ServerModel(
-        times, problem.space.request_batch_size, FittedOverheads(network_s), seed, fixed_shapes=problem.fixed_shapes
+        times,
+        problem.space.request_batch_size,
+        FittedOverheads(network_s),
+        seed,
+        fixed_shapes=problem.fixed_shapes,
+        queue=problem.queue,
     )
     overheads = fit_overheads(
         lambda trial, cells: replace(model, overheads=trial).simulate(cells), model.overheads, points, latency
@@ -249,7 +257,8 @@ class _BlackBox:
         times = functools.cache(parameters.service_times(largest, self.problem).times)
         gap_s = min(USUAL_GAP_S, longest_gap_s(self.points))
         overheads = FittedOverheads(parameters.network_s, gap_s=gap_s, jitter=parameters.jitter)
-        return ServerModel(times, batch, overheads, self.seed, BLACK_BOX_ERRORS, self.problem.fixed_shapes, vector)
+        errors, queue = BLACK_BOX_ERRORS, self.problem.queue
+        return ServerModel(times, batch, overheads, self.seed, errors, self.problem.fixed_shapes, vector, queue)
 
     @property
     def _used(self) -> list[Point]:

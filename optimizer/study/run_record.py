@@ -74,6 +74,7 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "problem.request_times": "When the requests of `--load rate` are sent: `distribution` (or the file), "
     "`period_seconds` of a load shape, `recorded_requests` of a file; null in a closed loop.",
     "problem.priorities": "Shares of the priorities of the requests, as text such as `1*20|2*80`; null without any.",
+    "problem.queue": "Settings of the batcher's queue in config.pbtxt, by path; those in the space replace them.",
     "problem.baseline": "The configuration as given.",
     "problem.dynamic_batching": "The same configuration with plain `dynamic_batching {}`.",
     "problem.input_data": "Name of the file of requests.",
@@ -134,6 +135,7 @@ def problem_document(task: Task) -> dict[str, Any]:
         "server_model": model_type(problem).name,
         "request_times": problem.request_times and asdict(problem.request_times),
         "priorities": problem.priorities and str(problem.priorities),
+        "queue": dict(problem.queue),
         "baseline": candidate_document(task.baseline),
         "dynamic_batching": candidate_document(task.dynamic_batching),
         "input_data": Path(task.input_data).name,

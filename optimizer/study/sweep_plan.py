@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -13,7 +13,8 @@ from optimizer.config import field_path
 from optimizer.config.batching import behaviour, normalize, resolve_policy
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import INSTANCE_GPUS, Candidate, FieldValue, LoadPoint, Trial, is_server_field
+from optimizer.core.notes import CombinationsLeftOut
+from optimizer.core.trial import INSTANCE_GPUS, Candidate, FieldValue, LoadPoint, Trial, is_server_field, short_path
 
 MAX_CONFIGURATIONS = 1000
 
@@ -64,13 +65,14 @@ class SweepPlan:
     """``repeat`` measurements of each load of each configuration.
 
     The index of a configuration is its trial number. ``largest_mixed`` is the number of samples in the largest
-    request of a mix; 0 without a mix.
+    request of a mix; 0 without a mix. ``left_out`` are combinations that would only repeat others.
     """
 
     configurations: tuple[Candidate, ...]
     loads: tuple[LoadPoint, ...]
     repeat: int = 1
     largest_mixed: int = 0
+    left_out: CombinationsLeftOut | None = None
 
     @property
     def request_batch_sizes(self) -> tuple[float, ...]:
@@ -114,8 +116,10 @@ class SweepCell:
         return self.measurement.throughput_infer_per_sec is not None
 
 
-def configurations(own: Candidate, choices: SweepChoices) -> tuple[Candidate, ...]:
+def configurations(own: Candidate, choices: SweepChoices) -> tuple[tuple[Candidate, ...], CombinationsLeftOut | None]:
     """Return the product of the choices, without duplicates. ``own`` is the model's own configuration.
+
+    Combinations that differ from another one only in settings without effect are left out, with a note.
 
     Raises BadInputError if a choice would have no effect or a preferred batch size is not an integer.
     """
@@ -131,7 +135,9 @@ def configurations(own: Candidate, choices: SweepChoices) -> tuple[Candidate, ..
         choices.preferred_batch_size or (own_sizes,),
         choices.instance_count or (own.instance_count,),
     )
+    space = SearchSpace((1,), fields=choices.fields)
     candidates: dict[Candidate, None] = {}
+    left_out, unused = 0, dict[str, None]()
     for (size, delay, policy, count), values in itertools.product(
         settings, list(itertools.product(*choices.fields.values()))
     ):
@@ -141,11 +147,17 @@ def configurations(own: Candidate, choices: SweepChoices) -> tuple[Candidate, ..
         if not choices.preferred_batch_size:  # the model's own may be too large for this max_batch_size
             preferred = tuple(batch for batch in preferred if batch <= size)
         fields = dict(own.fields) | dict(zip(choices.fields, values, strict=True))
-        candidate = Candidate(size, delay is not None, delay or 0, preferred, count, tuple(fields.items()))
-        candidates[normalize(candidate)] = None
+        candidate = normalize(Candidate(size, delay is not None, delay or 0, preferred, count, tuple(fields.items())))
+        effective = space.effective_fields(size, candidate.fields)
+        if effective != candidate.fields:
+            left_out += 1
+            reasons = space.without_effect(size, dict(candidate.fields))
+            for path, _ in set(candidate.fields) - set(effective):
+                unused[f"{short_path(path)} {reasons[path]}"] = None
+        candidates[replace(candidate, fields=effective)] = None
         if len(candidates) > MAX_CONFIGURATIONS:
             raise BadInputError(f"more than {MAX_CONFIGURATIONS:,} configurations; list fewer values")
-    return tuple(candidates)
+    return tuple(candidates), CombinationsLeftOut(left_out, tuple(sorted(unused))) if left_out else None
 
 
 def sweep_cells(plan: SweepPlan, trials: Sequence[Trial]) -> list[SweepCell]:

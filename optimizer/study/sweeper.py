@@ -19,7 +19,7 @@ from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.interfaces import Endpoint, Target
-from optimizer.core.notes import ServedOnCpu
+from optimizer.core.notes import ServedOnCpu, present
 from optimizer.core.signature import sign
 from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import VARIANT, Candidate, FieldValue, LoadPoint, Trial
@@ -191,7 +191,7 @@ def sweep(
                 "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
                 "results_dir": str(folder.path),
             }
-            notes = environment.notes(task)
+            notes = (*environment.notes(task), *present([plan.left_out]))
             sweep_output.write(folder, sweep_output.document("running", facts, [], notes, stopwatch.wall_seconds()))
             try:
                 with contextlib.closing(environment):
@@ -218,7 +218,8 @@ def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count
     own = model_config.candidate_of(task.source.tuned_config, choices.fields)
     if too_many := too_many_instances(choices.instance_count, task.source, options, on_gpu=task.on_gpu):
         raise BadInputError(f"--instance-count: {too_many}")
-    candidates = _add_variants(configurations(own, choices), task.source)
+    without_variants, left_out = configurations(own, choices)
+    candidates = _add_variants(without_variants, task.source)
     for path, value in dict.fromkeys(field for candidate in candidates for field in candidate.fields):
         if path in choices.fields and (missing := gpu_placement.missing_gpu(path, value, gpu_count)):
             raise BadInputError(f"--config {path}: {missing}")
@@ -246,7 +247,7 @@ def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count
     if request.request_batch_size and trace_sizes(options) is not None:
         raise sizes_given_twice(request.request_batch_size[0], options)
     mix = None if request.request_batch_size else task.problem.request_mix
-    plan = SweepPlan(candidates, loads, request.repeat, mix.largest if mix else 0)
+    plan = SweepPlan(candidates, loads, request.repeat, mix.largest if mix else 0, left_out)
     largest = max(candidate.max_batch_size for candidate in candidates)
     if not len(plan):
         smallest = mix.largest if mix else min(sizes)

@@ -10,7 +10,7 @@ from objectives.sla import Sla, parse_rate
 from optimizer.config import model_config
 from optimizer.config.execution import check_execution
 from optimizer.config.model_source import INSTANCE_COUNT, ModelSource, configured_candidate
-from optimizer.config.queue_policy import with_default_queue
+from optimizer.config.queue_policy import Fields, configured_queue, with_default_queue
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
@@ -119,6 +119,7 @@ def prepare_task(
         request_times=arrivals.times if arrivals else None,
         tokens=tokens,
         priorities=priorities,
+        queue=_queue(source),
     )
     try:
         check_server_processes(source, options, problem)
@@ -159,6 +160,12 @@ def prepare_task(
         (profile.tokens.output_tensor if profile else None) or "",
         sequence_length,
     )
+
+
+def _queue(source: ModelSource) -> Fields:
+    """Return the queue settings in config.pbtxt of the tuned model; those that all variants share."""
+    own, *others = map(configured_queue, (source.tuned_config, *source.variants.values()))
+    return tuple(setting for setting in own if all(setting in other for other in others))
 
 
 def serving_hardware(named: NamedModel, hardware: Hardware, options: RunOptions) -> Hardware:
@@ -311,7 +318,8 @@ def _check_own_client(named: NamedModel, options: RunOptions, problem: Problem) 
     if profile and profile.score is not None:
         raise profile.fault("score", problem=f"{why}; scores are those of single responses, so leave the section out")
     if source.is_stateful and options.max_error_percent:
-        raise BadInputError(f"--max-error-rate: {why}; a failed request breaks its sequence, so leave it out")
+        because = "a failed request makes the rest of its sequence void, and the sequence batcher refuses none"
+        raise BadInputError(f"--max-error-rate: {why}; {because}, so leave it out")
     if source.is_stateful and named.batch.largest > 1:
         because = f"{name} is stateful, and Triton takes one sample a request; write 1"
         raise _size_fault(named, options, f"{named.batch.largest}: {because}")

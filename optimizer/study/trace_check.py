@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.config.queue_policy import PRIORITY_LEVELS
 from optimizer.core.errors import BadInputError
@@ -44,9 +45,22 @@ def check_recorded_kinds(file: str, kinds: RecordedKinds, source: ModelSource, f
 
 
 def fewest_levels(source: ModelSource, fields: Fields) -> int:
-    """Return the fewest priority levels of the configurations that have any; 0 if none has."""
-    levels = source.tuned_config.dynamic_batching.priority_levels
-    return min(filter(None, map(int, fields.get(PRIORITY_LEVELS, (levels,)))), default=0)
+    """Return the fewest priority levels of the configurations that have any; 0 if none has.
+
+    An ensemble passes the priority of a request on to its steps, so the levels are those of the steps.
+    """
+    levels: list[int] = []
+    for name, config in _prioritized(source, source.name).items():
+        path = PRIORITY_LEVELS if name == source.tuned_model else f"{name}/{PRIORITY_LEVELS}"
+        levels += map(int, fields.get(path, (config.dynamic_batching.priority_levels,)))
+    return min(filter(None, levels), default=0)
+
+
+def _prioritized(source: ModelSource, name: str) -> dict[str, ModelConfig]:
+    """Return the configurations of the models that get the priority of a request to the model ``name``."""
+    config = source.models[name]
+    steps = [_prioritized(source, step.model_name) for step in config.ensemble_scheduling.step]
+    return {own: used for step in steps for own, used in step.items()} if steps else {name: config}
 
 
 def priorities_fault(priorities: SizeDistribution, source: ModelSource, fields: Fields) -> str:

@@ -13,7 +13,6 @@ from objectives.load_sequence import MARGIN
 from objectives.metrics import METRICS
 from optimizer.config import execution
 from optimizer.config.model_source import served_models
-from optimizer.config.queue_policy import may_refuse
 from optimizer.config.search_space import Problem
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError, TuneError
@@ -261,12 +260,7 @@ def _refusals_note(trials: Sequence[Trial], record: RunRecord) -> Note | None:
     """Return a note on the simulated refusals of a limited queue; None if the search did not simulate any."""
     problem, options = record.task.problem, record.environment.options
     has_bound = any(METRICS[bound.metric].counted for bound in problem.sla)
-    if (
-        options.search != "simulated"
-        or not problem.is_simulated
-        or not has_bound
-        or not may_refuse(problem.space.fields)
-    ):
+    if options.search != "simulated" or not problem.is_simulated or not has_bound or not problem.may_refuse:
         return None
     from optimizer.search.candidate_selector import fit_surrogate  # imports SciPy
 

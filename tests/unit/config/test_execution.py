@@ -8,23 +8,20 @@ from typing import Any
 
 import pytest
 from google.protobuf import text_format
-from onnx import ModelProto, TensorProto, helper
 
 from optimizer.config import execution, model_config
 from optimizer.config.execution import check_execution, unread_settings, uses_openvino, without_effect
 from optimizer.config.model_config_proto import ModelConfig
+from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import CPU_ACCELERATOR, EXECUTION_PATHS, Candidate, short_path
 from optimizer.machine.hardware import Hardware
 from optimizer.model.default_space import build_space, space_keys
-from optimizer.model.onnx_file import average_parallelism
 from optimizer.model.profile import parse_profile
 from optimizer.model.profile_schema import OnnxRuntimeSection, SpaceSection
-from optimizer.model.repository import read_repository_model
 from optimizer.results.formatting import configuration, triton_lines
-from tests.repositories import onnx_model, write_model
 
 NAME, PRECISION, GRAPHS = (
     EXECUTION_PATHS[name] for name in ("execution_accelerator", "precision_mode", "cuda_graphs")
@@ -130,7 +127,7 @@ def test_one_thread_does_not_spin_and_a_sequence_has_no_threads_between_operator
     assert len(SearchSpace((8,), fields=choices)) == 3
     choices = fields_of(execution_mode=[0, 1], inter_op_thread_count=[1, 2, 4])
     assert len(SearchSpace((8,), fields=choices)) == 4
-    assert without_effect({execution.EXECUTION_MODE: "1", execution.INTER_OP_THREADS: "2"}) == set()
+    assert without_effect({execution.EXECUTION_MODE: "1", execution.INTER_OP_THREADS: "2"}) == {}
 
 
 def test_openvino_uses_no_threads_of_onnxruntime() -> None:
@@ -154,6 +151,7 @@ def test_openvino_uses_no_threads_of_onnxruntime() -> None:
         ({f"{CPU_ACCELERATOR}.parameters.num_streams": ("2",)}, False, True, r"execution_accelerator: \[openvino\]"),
         ({execution.SPINNING: ("0",)}, False, False, "Triton's own onnxruntime backend does not read it"),
         ({OPENVINO_NAME: ("openvino",), STREAMS: ("2",)}, False, False, "own onnxruntime backend does not read it"),
+        ({OPENVINO_NAME: ("openvino",), execution.INTRA_OP_THREADS: ("2",)}, False, False, "no effect with openvino"),
         ({execution.INTER_OP_THREADS: ("1", "2")}, False, True, r"write execution_mode: \[0, 1\], too"),
         (
             {execution.INTER_OP_THREADS: ("2",), execution.EXECUTION_MODE: ("0",)},
@@ -269,64 +267,30 @@ def test_openvino_in_the_file_and_among_the_choices_is_found() -> None:
 # -- the derived space ---------------------------------------------------------------------------------------------
 
 
-def chain_and_branches(branches: int, operator: str = "MatMul") -> ModelProto:
-    """Return a model with ``branches`` operators on the same input, whose sum is the output."""
-    attributes = {} if operator == "MatMul" else {"kernel_shape": [1, 1]}
-    nodes = [helper.make_node(operator, ["x", "w"], [f"b{i}"], **attributes) for i in range(branches)]
-    nodes.append(helper.make_node("Sum", [f"b{i}" for i in range(branches)], ["y"]))
-    dims = ("batch", 4) if operator == "MatMul" else ("batch", 4, 1, 1)
-    model = onnx_model(nodes, {"x": (TensorProto.FLOAT, dims)}, {"y": (TensorProto.FLOAT, dims)})
-    shape = [4, 4] if operator == "MatMul" else [4, 4, 1, 1]
-    model.graph.initializer.append(helper.make_tensor("w", TensorProto.FLOAT, shape, [0.0] * 16))
-    return model
-
-
-def test_the_average_parallelism_is_work_over_span() -> None:
-    assert average_parallelism(chain_and_branches(1)) == 1
-    assert average_parallelism(chain_and_branches(3)) == 3
-    only_sums = onnx_model(
-        [helper.make_node("Add", ["x", "x"], ["y"])],
-        {"x": (TensorProto.FLOAT, (1,))},
-        {"y": (TensorProto.FLOAT, (1,))},
-    )
-    assert average_parallelism(only_sums) == 0
-    chain = chain_and_branches(3)
-    for node in chain.graph.node:  # optional tensors that are left out
-        node.input.append("")
-        node.output.append("")
-    assert average_parallelism(chain) == 3
-
-
 @pytest.mark.parametrize(
-    ("branches", "operator", "cpus", "embedded", "settings"),
+    ("cpus", "embedded", "openvino", "settings"),
     [
-        (1, "MatMul", 2, True, {"allow_spinning"}),
-        (1, "MatMul", 2, False, set()),
-        (1, "MatMul", 1, True, set()),
-        (3, "MatMul", 2, True, {"allow_spinning", "execution_mode"}),
-        (3, "MatMul", 2, False, {"execution_mode"}),
-        (3, "MatMul", 1, False, set()),
-        (1, "Conv", 2, True, {"allow_spinning", "graph_level"}),
-        (3, "Conv", 2, False, {"execution_mode", "graph_level"}),
-        (3, "Conv", 2, True, {"allow_spinning", "execution_mode"}),  # two at most
+        (2, True, False, {"intra_op_thread_count", "allow_spinning"}),
+        (2, False, False, {"intra_op_thread_count"}),
+        (1, True, False, {"intra_op_thread_count"}),
+        (2, True, True, {"intra_op_thread_count"}),
+        (2, False, True, set()),  # Triton's own backend does not pass the number on
     ],
 )
-def test_the_derived_space_has_what_machine_and_graph_suggest(
-    branches: int, operator: str, cpus: int, embedded: bool, settings: set[str], tmp_path: Path
+def test_the_derived_space_has_what_the_machine_suggests(
+    cpus: int, embedded: bool, openvino: bool, settings: set[str]
 ) -> None:
-    config = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
-    write_model(tmp_path, "m", config, chain_and_branches(branches, operator))
-    source = read_repository_model(tmp_path, "m", gpu=False)
+    source = ModelSource(Path("models"), "m", applied(execution_accelerator="openvino") if openvino else PLAIN)
     hardware = Hardware((), "a CPU", cpus, 2**33)
 
     def derived(section: SpaceSection) -> SearchSpace:
         return build_space(section, source, parse_size_distribution("1"), hardware, embedded=embedded)
 
     space = derived(SpaceSection())
-    assert {short_path(path) for path in space.fields} == settings | {"intra_op_thread_count"}
+    assert {short_path(path) for path in space.fields} == settings
     assert len(space) == len(space.candidates())
     keys = space_keys(space)
     lists = {name: tuple(value) for name, value in keys.items() if name != "onnxruntime"}
-    of_backend = {name: tuple(value) for name, value in keys["onnxruntime"].items()}
+    of_backend = {name: tuple(value) for name, value in keys.get("onnxruntime", {}).items()}
     assert derived(SpaceSection.model_validate({**lists, "onnxruntime": of_backend})) == space
-    assert keys["onnxruntime"].get("allow_spinning", [True, False]) == [True, False]
+    assert of_backend.get("allow_spinning", (True, False)) == (True, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from optimizer.config.queue_policy import (
     TIMEOUT_ACTION,
     TIMEOUT_US,
     check_queue_fields,
+    configured_queue,
     may_refuse,
     with_default_queue,
+    with_queue,
 )
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import ParameterError
@@ -117,6 +120,38 @@ def test_settings_without_effect_are_searched_once() -> None:
         values = space.parameter_values(candidate)
         assert values is not None
         assert space.candidate(values) == candidate
+
+
+def test_the_permission_of_a_timeout_is_searched_only_where_it_turns_prefetching_off() -> None:
+    fields: Fields = {MAX_QUEUE_SIZE: (0, 4), ALLOW_TIMEOUT_OVERRIDE: (False, True)}
+    chosen = [dict(candidate.fields) for candidate in SearchSpace((4,), (0,), fields=fields).candidates()]
+    pairs = [(own[MAX_QUEUE_SIZE], own[ALLOW_TIMEOUT_OVERRIDE]) for own in chosen]
+    assert sorted(pairs) == [(0, False), (0, True), (4, False)]
+
+
+def test_the_queue_of_a_configuration_is_what_differs_from_the_defaults() -> None:
+    text = (
+        "dynamic_batching { priority_levels: 2 default_priority_level: 2 default_queue_policy { max_queue_size: 4 } "
+        "priority_queue_policy { key: 1 value { default_timeout_microseconds: 9 timeout_action: DELAY } } }"
+    )
+    assert dict(configured_queue(config(text))) == {
+        MAX_QUEUE_SIZE: 4,
+        PRIORITY_LEVELS: 2,
+        DEFAULT_PRIORITY_LEVEL: 2,
+        f"{PRIORITY_POLICY}.1.max_queue_size": 0,
+        f"{PRIORITY_POLICY}.1.default_timeout_microseconds": 9,
+        f"{PRIORITY_POLICY}.1.timeout_action": "DELAY",
+        f"{PRIORITY_POLICY}.1.allow_timeout_override": False,
+    }
+    assert configured_queue(config("dynamic_batching { }")) == configured_queue(config()) == ()
+
+
+def test_settings_of_a_candidate_replace_those_of_the_configuration() -> None:
+    fixed = configured_queue(config("dynamic_batching { default_queue_policy { max_queue_size: 4 } }"))
+    own = Candidate(4, dynamic_batching=True, fields=((MAX_QUEUE_SIZE, 9),))
+    assert with_queue(own, fixed) == own
+    assert dict(with_queue(replace(own, fields=()), fixed).fields) == {MAX_QUEUE_SIZE: 4}
+    assert with_queue(Candidate(4), fixed) == Candidate(4)
 
 
 def test_whether_requests_may_be_refused() -> None:

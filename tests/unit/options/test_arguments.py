@@ -165,7 +165,8 @@ def test_the_simulation_ranks_by_throughput_alone(objective: str) -> None:
     with pytest.raises(BadInputError) as caught:
         read_run_arguments(["--search", "simulated", "--objective", objective, "m"])
     assert str(caught.value) == (
-        f"--search simulated ranks by throughput; with --objective {objective} take tpe, nsga2, random or grid"
+        f"--search simulated ranks by throughput or goodput; with --objective {objective} "
+        "take tpe, nsga2, random or grid"
     )
 
 
@@ -174,8 +175,8 @@ def test_a_password_is_not_shown() -> None:
 
 
 def test_the_default_search_ranks_by_requests_or_by_tokens() -> None:
-    alone = ["throughput", "output-throughput", "latency-p95", "memory"]
-    assert [default_search((name,)) for name in alone] == ["simulated", "simulated", "tpe", "tpe"]
+    alone = ["throughput", "output-throughput", "goodput", "latency-p95", "memory"]
+    assert [default_search((name,)) for name in alone] == [*["simulated"] * 3, "tpe", "tpe"]
     assert default_search(("throughput", "memory")) == "tpe"
     tokens = read_run_arguments(["--objective", "output-throughput", "--sla-ttft-p95", "200ms", "tinygpt"]).options
     assert (tokens.search, tokens.sla_ms) == ("simulated", {"ttft-p95": 200.0})

@@ -380,9 +380,21 @@ def test_a_run_with_a_load_shape_needs_the_traffic(run: Path) -> None:
 
 def test_a_run_with_priorities_is_planned_with_a_note(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(edited(run, "ranked", problem={"priorities": "1*20|2*80"})), "--rate", "9/s"])
-    assert "the plan simulates neither refused requests nor priorities" in capsys.readouterr().err
+    assert "all requests in one queue, whatever their priority" in capsys.readouterr().err
     main([str(run), "--rate", "9/s"])
-    assert "priorities" not in capsys.readouterr().err
+    assert "priority" not in capsys.readouterr().err
+
+
+def test_a_plan_without_a_permitted_error_rate_says_that_refusals_are_not_simulated(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = {"dynamic_batching.default_queue_policy.max_queue_size": 4}
+    main([str(edited(run, "limited", problem={"queue": queue})), "--rate", "9/s"])
+    assert (
+        "the plan simulates no refused requests, which needs a run with --max-error-rate" in capsys.readouterr().err
+    )
+    with pytest.raises(BadInputError, match=r"problem\.queue"):
+        main([str(edited(run, "wrong", problem={"queue": {"max_batch_size": 4}})), "--rate", "9/s"])
 
 
 def test_a_trace_of_requests_is_a_recording_of_traffic(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from objectives.sla import Sla
+from optimizer.config.queue_policy import MAX_QUEUE_SIZE
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Trial
 from optimizer.measure.load_client.arrivals import PoissonArrivals
@@ -105,6 +106,23 @@ def test_a_replica_of_two_server_processes_handles_twice_the_load() -> None:
     assert pair.serve(arrivals_s / 2, Slowdown()).latency_p95_s == pytest.approx(
         single.serve(arrivals_s, Slowdown()).latency_p95_s, rel=0.2
     )
+
+
+def test_refusals_of_the_queue_limit_the_rate() -> None:
+    """Both servers have the same times. The queue of config.pbtxt holds two requests on one of them."""
+    sla = Sla.from_bounds({"p95": 20.0, "error-rate": 1.0})
+    trials = [measured(number, 1.0, (6, 16)) for number in range(3)]
+    arrivals_s = np.cumsum(np.random.default_rng(0).exponential(1 / 1500, 20_000))
+    rejected = []
+    for limit in (2, 1000):
+        problem = replace(PROBLEM, sla=sla, queue=((MAX_QUEUE_SIZE, limit),))
+        limited = replica(collect(CANDIDATE, problem, [trials], PoissonArrivals()), SLA)
+        served = limited.serve(arrivals_s, Slowdown())
+        rejected.append(served.rejected_share)
+        assert limited.meets(served) is (limit == 1000)
+    assert rejected[0] > 0.05
+    assert rejected[1] < 0.005
+    assert replica(collect(CANDIDATE, PROBLEM, [trials], PoissonArrivals()), SLA).refusals is None
 
 
 def test_each_request_goes_to_one_server_process() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from objectives.metrics import METRICS
 from optimizer.config.search_space import SearchSpace
 from optimizer.replay.engine import recorded_problem, replay
 from optimizer.replay.noise import Noise
@@ -54,3 +56,15 @@ def test_the_best_configuration_is_found_in_few_deployments(
     result = replay(recording, problem, best, "simulated", seed, 30, noise=NOISE)
     assert result.regret <= 0.05
     assert result.effort.deployments <= 10
+
+
+def test_the_configuration_with_the_most_goodput_is_found_in_few_deployments(tmp_path: Path) -> None:
+    write(ONE_BATCH, tmp_path / "table.csv", deadline_ms=8.0)
+    recording = read_recording(tmp_path / "table.csv")
+    problem = replace(recorded_problem(recording, {"p50": 8.0}), objectives=(METRICS["goodput"],))
+    best = recording.best(problem)
+    assert best is not None
+    assert 0 < (best.measurement.goodput_infer_per_sec or 0) < (best.measurement.throughput_infer_per_sec or 0)
+    result = replay(recording, problem, best, "simulated", 0, 30)
+    assert result.regret <= 0.05
+    assert result.effort.deployments <= 12

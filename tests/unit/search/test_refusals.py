@@ -112,6 +112,22 @@ def test_the_share_of_missed_notifications_follows_from_the_measurements() -> No
     assert shares[0] > 0.5 > shares[1]
 
 
+def test_a_limit_that_only_the_configuration_has_is_simulated() -> None:
+    """No choice of the space concerns the queue."""
+    plain = replace(PROBLEM, space=SearchSpace((8,), (0,)))
+    (candidate,) = plain.space.candidates()
+    measured = Trial(0, candidate, trial(0, NO_LIMIT, 300.0, 600.0).measurements)
+    probabilities = []
+    for limit in (2, 64):
+        problem = replace(plain, queue=((MAX_QUEUE_SIZE, limit),))
+        refusals = fit_surrogate(problem, [measured]).refusals
+        assert refusals.applies
+        assert refusals.compared == 2
+        probabilities.append(float(refusals.probabilities([(candidate, 6)], lambda: np.full(1, 600.0))[0]))
+    assert probabilities[1] > 0.8
+    assert not fit_surrogate(plain, [measured]).refusals.applies
+
+
 def test_nothing_is_simulated_without_a_limit_or_a_bound() -> None:
     for problem in (
         replace(PROBLEM, sla=Sla.from_bounds({"p95": 60.0})),

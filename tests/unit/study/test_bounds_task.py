@@ -67,5 +67,8 @@ def test_options_that_do_not_fit_are_refused(models: Path, options: dict[str, An
 
 
 def test_errors_of_a_stateful_model_are_refused(models: Path) -> None:
-    with pytest.raises(BadInputError, match=r"^--max-error-rate: sums is stateful, .* a failed request breaks"):
+    with pytest.raises(
+        BadInputError,
+        match=r"^--max-error-rate: sums is stateful, .* a failed request makes the rest of its sequence void",
+    ):
         task(models, "sums", max_error_percent=1.0)

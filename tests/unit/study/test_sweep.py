@@ -16,9 +16,10 @@ from rich.console import Console
 
 from objectives.metrics import Measurement
 from optimizer.cli.sweep import SweepArguments, read_sweep_arguments
+from optimizer.config.queue_policy import ALLOW_TIMEOUT_OVERRIDE, TIMEOUT_ACTION, TIMEOUT_US
 from optimizer.core.errors import BadInputError, ServerCrashed
 from optimizer.core.interfaces import Endpoint
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.options.values import parse_rates, parse_whole_numbers
 from optimizer.results.watchers import QuietWatcher
@@ -114,7 +115,8 @@ def test_configurations_are_the_product_without_duplicates() -> None:
     arguments = parse(
         "--max-batch-size 1,8 --max-queue-delay off,0,5ms --preferred-batch-size none,4+8 --instance-count 1,2 m"
     )
-    candidates = configurations(OWN, arguments.request.choices)
+    candidates, left_out = configurations(OWN, arguments.request.choices)
+    assert left_out is None
     static = [candidate for candidate in candidates if not candidate.dynamic_batching]
     assert len(static) == 2 * 2, "without dynamic batching, delay and preferred sizes have no effect"
     assert Candidate(8, True, 5000, (4, 8), 2) in candidates
@@ -123,12 +125,34 @@ def test_configurations_are_the_product_without_duplicates() -> None:
 
 def test_unlisted_settings_are_the_models_own() -> None:
     own = Candidate(16, True, 100, (4, 16), 3, ((THREADS, "2"),))
-    assert configurations(own, SweepChoices()) == (own,)
-    assert configurations(own, SweepChoices(max_batch_size=(8,))) == (
+    assert configurations(own, SweepChoices())[0] == (own,)
+    assert configurations(own, SweepChoices(max_batch_size=(8,)))[0] == (
         replace(own, max_batch_size=8, preferred_batch_sizes=(4,)),
     )
-    (one, two) = configurations(own, SweepChoices(fields={THREADS: ("1", "2")}))
+    (one, two), _ = configurations(own, SweepChoices(fields={THREADS: ("1", "2")}))
     assert (one, two) == (replace(own, fields=((THREADS, "1"),)), own)
+
+
+def test_combinations_without_effect_are_measured_once() -> None:
+    """The action has no effect without a timeout. The permission of requests has none next to a limit."""
+    fields: dict[str, tuple[FieldValue, ...]] = {
+        TIMEOUT_US: ("0", "9000"),
+        TIMEOUT_ACTION: ("REJECT", "DELAY"),
+        ALLOW_TIMEOUT_OVERRIDE: ("false", "true"),
+    }
+    candidates, left_out = configurations(Candidate(8, True), SweepChoices(fields=fields))
+    chosen = [dict(candidate.fields) for candidate in candidates]
+    assert [tuple(own[path] for path in fields) for own in chosen] == [
+        ("0", "REJECT", "false"),
+        ("0", "REJECT", "true"),
+        ("9000", "REJECT", "false"),
+        ("9000", "DELAY", "false"),
+    ]
+    assert str(left_out) == (
+        "left out 4 combinations that would repeat others: no effect of "
+        "allow_timeout_override with default_timeout_microseconds, as no request has a timeout, "
+        "timeout_action with default_timeout_microseconds 0"
+    )
 
 
 @pytest.mark.parametrize(

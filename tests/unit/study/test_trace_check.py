@@ -14,7 +14,7 @@ from optimizer.core.load_shapes import RequestTimes
 from optimizer.machine.hardware import Hardware
 from optimizer.options.run_options import RunOptions
 from optimizer.study.task import Task, prepare_task
-from tests.repositories import SLEEPER_CONFIG, write_sleeper, write_streamer
+from tests.repositories import SLEEPER_CONFIG, write_ensemble, write_sleeper, write_streamer
 
 TWO_CPUS = Hardware((), "a CPU", 2, 1 << 30)
 
@@ -91,6 +91,27 @@ def test_priorities_of_a_load_are_those_of_the_task(models: Path, load: Literal[
 def test_priorities_that_the_model_lacks_are_refused(models: Path, name: str, priorities: str, message: str) -> None:
     with pytest.raises(BadInputError, match=re.escape(message)):
         prepare_task(RunOptions(name, model_repository=str(models), priorities=priorities), TWO_CPUS, print)
+
+
+def test_the_levels_of_an_ensemble_are_those_of_its_steps(tmp_path: Path) -> None:
+    """``second`` is tuned, and ``first`` has the levels."""
+    folder = write_ensemble(tmp_path / "models", 1.0).parent
+    with (folder / "first" / "config.pbtxt").open("a") as config:
+        config.write("dynamic_batching { priority_levels: 2 default_priority_level: 2 }\n")
+
+    def priorities(text: str) -> str:
+        options = RunOptions("chain", model_repository=str(folder), bls_composing_models=(), priorities=text)
+        return str(prepare_task(options, TWO_CPUS, print).problem.priorities)
+
+    assert priorities("1*1|2*1") == "1*1|2*1"
+    with pytest.raises(BadInputError, match="--priorities 3: chain has the levels 1 to 2"):
+        priorities("1*1|3*1")
+
+
+def test_the_queue_of_the_configuration_is_part_of_the_problem(models: Path) -> None:
+    made = prepare_task(RunOptions("sleeper", model_repository=str(models)), TWO_CPUS, print)
+    assert dict(made.problem.queue) == {PRIORITY_LEVELS: 2, "dynamic_batching.default_priority_level": 2}
+    assert not made.problem.may_refuse
 
 
 def test_the_fields_of_a_sweep_decide_which_priorities_are_sent(models: Path) -> None:
