@@ -50,13 +50,17 @@ SLOW_MODEL = {"hidden_width": 1024, "layers": 4}
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to judge: a load on a server. ``settings`` are those of the model."""
+    """One thing to judge: a load on a server.
+
+    ``settings`` are those of the model. With ``summaries`` the server computes quantiles of its request times.
+    """
 
     name: str
     fits: bool
     load: LoadPoint
     candidate: Candidate
     settings: dict[str, int] = field(default_factory=dict)
+    summaries: bool = False
 
 
 def cases(expected: Expectation) -> list[Case]:
@@ -82,6 +86,7 @@ def cases(expected: Expectation) -> list[Case]:
         Case("without batching, the run's own closed loop", False, closed, unbatched),
         Case(f"{larger}, the run's own closed loop", False, closed, own, settings=SLOW_MODEL),
         Case(f"{larger}, 5%", False, at(0.05), own, settings=SLOW_MODEL),
+        Case("with summary_latencies, the run's own closed loop", False, closed, own, summaries=True),
     ]
 
 
@@ -91,7 +96,9 @@ def judged(case: Case, expected: Expectation, folder: Path, interval: float, cou
     It is None if the client gave up before the samples ended.
     """
     source = build("mlp", case.settings, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", say=_say)
-    installation = replace(embedded_installation(runtime.ensure(_say)), arguments=(SUMMARIES,))
+    installation = embedded_installation(runtime.ensure(_say))
+    if case.summaries:
+        installation = replace(installation, arguments=(SUMMARIES,))
     target = InstalledTarget(source, installation, log=folder / "tritonserver.log", metrics=True)
     kind = OpenLoopGenerator if case.load.request_rate else ClosedLoopGenerator
     client = kind(log=folder / "client.log")
