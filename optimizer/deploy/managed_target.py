@@ -396,7 +396,7 @@ class ManagedTarget:
             concurrent_models=tuple(Endpoint(name, wanted.settings[name], *at) for name in self.source.concurrent),
             memory_bytes=server.memory_bytes,
             gpus=gpus,
-            fell_back_to_cpu=self._gpus and not gpus and gpu_placement.used_gpus(wanted.configs.values()) is None,
+            fell_back_to_cpu=self._gpus and gpus == () and gpu_placement.used_gpus(wanted.configs.values()) is None,
             metrics=server.metrics,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -75,7 +76,7 @@ def combine(measurements: Sequence[Measurement]) -> Measurement:
     )
 
 
-LONGEST_OVERLAP = 1.5  # ratio of two times that still counts as measuring at the same time
+LONGEST_OVERLAP = 1.5  # ratio of the whole time to the common one that still counts as measuring at the same time
 
 
 @dataclass(frozen=True)
@@ -102,14 +103,20 @@ class ServerProcessesLoadGenerator:
                 f"a concurrency of {load.concurrency} cannot be divided among {len(servers)} servers"
             )
 
-        def measure_one(number: int) -> Measurement:
+        def measure_one(number: int) -> tuple[Measurement, float]:
             share = load.concurrency // len(servers) + (number <= load.concurrency % len(servers))
             own = replace(servers[number - 1], replicas=())
-            return self.make(number).measure(own, replace(load, concurrency=share), seconds)
+            return self.make(number).measure(own, replace(load, concurrency=share), seconds), time.monotonic()
 
         with ThreadPoolExecutor(len(servers)) as pool:
             futures = [pool.submit(measure_one, number) for number in range(1, len(servers) + 1)]
-        return combine_servers([future.result() for future in futures])
+        measured = [future.result() for future in futures]
+        combined = combine_servers([one for one, _ in measured])
+        begun_s = max(end_s - (one.measure_seconds or 0.0) for one, end_s in measured)
+        together_seconds = min(end_s for _, end_s in measured) - begun_s
+        if together_seconds * LONGEST_OVERLAP < (combined.measure_seconds or 0.0):
+            raise MeasurementError("the server processes were not measured at the same time: one began later")
+        return combined
 
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
         """Return ``count`` combined measurements."""
@@ -124,11 +131,8 @@ def combine_servers(measurements: Sequence[Measurement]) -> Measurement:
     """Combine the measurements of servers that shared a load. Raises MeasurementError if one lacks a throughput."""
     weights = [one.requests or 0 for one in measurements]
     throughputs = [one.throughput_infer_per_sec for one in measurements if one.throughput_infer_per_sec is not None]
-    seconds = [one.measure_seconds or 0.0 for one in measurements]
     if len(throughputs) < len(measurements) or not all(weights):
         raise MeasurementError("a server process answered no request")
-    if max(seconds) > LONGEST_OVERLAP * min(seconds):
-        raise MeasurementError("the server processes were not measured at the same time: one took longer")
     means: dict[str, Any] = {}
     for name in LATENCIES:
         values = [getattr(one, name) for one in measurements]
@@ -138,7 +142,7 @@ def combine_servers(measurements: Sequence[Measurement]) -> Measurement:
     return Measurement(
         throughput_infer_per_sec=sum(throughputs),
         requests=sum(weights),
-        measure_seconds=max(seconds),
+        measure_seconds=max(one.measure_seconds or 0.0 for one in measurements),
         stable=all(one.stable for one in measurements),
         reason="; ".join(dict.fromkeys(reasons)),
         **means,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -84,13 +85,15 @@ SLOW = replace(measurement(100, 9), requests=100, measure_seconds=1.1, latency_p
 
 @dataclass
 class OfServer:
-    """A load generator with a fixed result that remembers its loads."""
+    """A load generator with a fixed result, perhaps a late one, that remembers its loads."""
 
     answer: Measurement
+    late_seconds: float = 0.0
     loads: list[tuple[str, int]] = field(default_factory=list)
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         self.loads.append((endpoint.grpc, load.concurrency))
+        time.sleep(self.late_seconds)
         return self.answer
 
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
@@ -128,6 +131,11 @@ def test_what_cannot_be_divided_or_did_not_overlap_has_no_values() -> None:
         of_servers(FAST, SLOW)[0].measure(TWO_SERVERS, LoadPoint(1, 1))
     with pytest.raises(MeasurementError, match="not measured at the same time"):
         of_servers(FAST, replace(SLOW, measure_seconds=5.0))[0].measure(TWO_SERVERS, LOAD)
+    short = replace(FAST, measure_seconds=0.1)
+    joint, generators = of_servers(short, short)
+    generators[1].late_seconds = 0.3
+    with pytest.raises(MeasurementError, match="one began later"):
+        joint.measure(TWO_SERVERS, LOAD)
     with pytest.raises(MeasurementError, match="answered no request"):
         of_servers(FAST, Measurement(reason="none"))[0].measure(TWO_SERVERS, LOAD)
 
