@@ -40,7 +40,7 @@ COLUMNS = (
 )
 INTRODUCTION = f"""\
 Each cell has median / p90 over the seeds. **Regret** is how far the recommendation is below the table's best
-throughput under the bound, as a share of that throughput; *after 6* is the regret after 6 deployments. **Deployed**
+throughput (or goodput) under the bound, as a share of it; *after 6* is the regret after 6 deployments. **Deployed**
 counts model loads until the search stopped, including the baselines, without the confirmation; **seconds** is the
 recorded time of these deployments and their measurements, without the method's own. **Until within 5 %**
 is the number of deployments (and of **measured** loads) until a measurement was that close to the best. *Loads a

@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from objectives.metrics import METRICS
 from objectives.sla import Sla, parse_duration_ms, parse_rate
 from optimizer.cli.emit import DEFAULT_UTILIZATION_TEXT, parse_utilization
 from optimizer.cli.emit import MAX_REPLICAS as MOST_AUTOSCALED
 from optimizer.cli.main import EXIT_CODES
-from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.options.command_line import Parser, add_results, values_of
@@ -264,16 +262,17 @@ def main(words: list[str]) -> int:
     runs = _runs(arguments)
     if not arguments.names_traffic:
         _refuse_shapes(runs)
-    if any(run.problem.may_refuse and not _simulates_refusals(run.problem) for run in runs):
-        _say(
-            "note: the plan simulates no refused requests, which needs a run with --max-error-rate: with a limited "
-            "queue, fewer requests may be served than it expects"
-        )
     if any(run.problem.priorities for run in runs):
         _say("note: the latencies of the plan are those of all requests in one queue, whatever their priority")
     if arguments.note:
         _say(arguments.note)
     answer = _plan(arguments.question, runs)
+    is_simulated = answer.at_rate is not None and answer.at_rate.refused is not None
+    if any(run.problem.may_refuse for run in runs) and not is_simulated:
+        _say(
+            "note: the plan simulates no refused requests, and docs/plan.md says why: with a limited queue, fewer "
+            "requests may be served than it expects"
+        )
     if arguments.as_json:
         from optimizer.plan.plan_report import document
 
@@ -285,10 +284,6 @@ def main(words: list[str]) -> int:
 
         print_plan(Console(), answer)
     return EXIT_CODES[answer.verdict.value]
-
-
-def _simulates_refusals(problem: Problem) -> bool:
-    return problem.is_simulated and any(METRICS[bound.metric].counted for bound in problem.sla)
 
 
 def _refuse_shapes(runs: Sequence[FinishedRun]) -> None:

@@ -107,7 +107,8 @@ def configured_queue(config: ModelConfig) -> Fields:
     paths = [f"{policy}.{name}" for policy in policies for name in POLICY_FIELDS]
     values = {path: field_path.get_value(config, path) for path in (*QUEUE_PATHS.values(), *paths)}
     known = [(path, value) for path, value in values.items() if value is not None]
-    return tuple(sorted((path, value) for path, value in known if path in paths or value != _default(path)))
+    kept = (*paths, PRIORITY_LEVELS) if paths else ()  # with 0 levels their policies have no effect
+    return tuple(sorted((path, value) for path, value in known if path in kept or value != _default(path)))
 
 
 def _default(path: str) -> FieldValue:

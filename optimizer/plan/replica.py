@@ -175,7 +175,9 @@ def replica(evidence: Evidence, sla: Sla, seed: int = 0) -> Replica:
     slowness = estimate_slowness(log_slowness, errors)
     closed = measured if problem.open_loop else [point for point in measured if point.load.concurrency]
     refusals = RefusalForecast(model, closed, problem)
-    simulated = refusals if refusals.applies_to(problem.space.canonical(candidate)) else None
+    is_mix = problem.request_batch_size != model.request_batch_size  # the simulated queue would count samples
+    applies = not is_mix and refusals.applies_to(problem.space.canonical(candidate))
+    simulated = refusals if applies else None
     return Replica(candidate, model, problem.request_batch_size, sla, slowness, tail, times, simulated)
 
 

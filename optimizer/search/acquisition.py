@@ -71,7 +71,9 @@ def expected_improvement(posterior: Posterior, bounds_s: Array, best: float) -> 
 
     This is constrained expected improvement (Schonlau, Welch and Jones 1998, "Global versus local search in
     constrained optimization of computer models"; Gardner et al. 2014) for outcomes that depend on each other: more
-    throughput at a load also means less latency, so improvement and probability are not independent factors.
+    throughput at a load also means less latency, so improvement and probability are not independent factors. For the
+    goodput this is an approximation: both depend on the error that all tail ratios share, which is integrated in each
+    of them separately. So the improvement is underestimated close to a bound.
     """
     slack = np.log(bounds_s) - posterior.log_latencies
     tails = zip(TAIL_NODES, TAIL_WEIGHTS / TAIL_WEIGHTS.sum(), strict=True)
@@ -106,7 +108,7 @@ def _conditional_probability(posterior: Posterior, slack: Array, error: Array) -
 def confirmed_value(posterior: Posterior, bounds_s: Array) -> float:
     """Return the log of the expected throughput or goodput with which a confirmation of the cells ends.
 
-    It tries the cells in descending order of it. Each meets the bounds with its own probability.
+    It tries the cells in descending order of this objective value. Each meets the bounds with its own probability.
     """
     value, none_passed = 0.0, 1.0
     probabilities, log_values = probability_within_bounds(posterior, bounds_s), posterior.log_values

@@ -72,9 +72,8 @@ class RefusalForecast:
         return self.applies and self.is_trusted and _refuses(candidate, self._problem)
 
     def corrected(self, shares: Array) -> Array:
-        """Return the expected shares of refused requests for the simulated ``shares``."""
-        softening = SOFTENING * self.permitted
-        return np.clip(np.exp(self._log(shares) + self._bias) - softening, 0.0, 1.0)
+        """Return the expected shares of refused requests for the simulated ``shares``; 0 where none are simulated."""
+        return np.clip(shares * math.exp(self._bias), 0.0, 1.0)
 
     def probabilities(self, cells: Sequence[ConfigurationLoad], throughputs: Callable[[], Array]) -> Array:
         """Return the probability [cells] that the share of failed requests is within the bounds.

@@ -54,16 +54,18 @@ class SearchState:
 
 @dataclass(frozen=True, eq=False)
 class Achieved:
-    """The throughput, or goodput, that the feasible measurements so far achieve, under one component of a posterior.
+    """The objective value that the feasible measurements so far achieve, under one component of a posterior.
+
+    The objective value is the throughput, or the goodput.
 
     Attributes:
-        value: The log of that with which a confirmation is expected to end. The highest measured one is biased by
-            noise, and its configuration may miss the bound on another server.
-        of_candidates: The expected log of that of each candidate at its best feasible load.
+        value: Log of the objective value with which a confirmation is expected to end. The highest measured one is
+            biased by noise, and its configuration may miss the bound on another server.
+        log_values: Expected log of the objective value of each candidate at its best feasible load.
     """
 
     value: float
-    of_candidates: Mapping[Candidate, float]
+    log_values: Mapping[Candidate, float]
 
     @classmethod
     def of(cls, cells: Sequence[ConfigurationLoad], posterior: Posterior, bounds_s: Array) -> Achieved:
@@ -77,9 +79,9 @@ class Achieved:
         """Return the expected gain in log throughput, or log goodput, [cells] of a measurement.
 
         The confirmation tests a candidate that met the bounds anyway. So it is of use to measure it again only at a
-        load with more of it, and the errors of the prediction are the same at both loads.
+        load with a higher objective value, and the errors of the prediction are the same at both loads.
         """
-        own = np.array([self.of_candidates.get(candidate, -math.inf) for candidate, _ in cells])
+        own = np.array([self.log_values.get(candidate, -math.inf) for candidate, _ in cells])
         higher = np.maximum(0.0, posterior.log_values - np.maximum(own, self.value))
         again = probability_within_bounds(posterior, bounds_s) * higher
         return np.where(np.isinf(own), expected_improvement(posterior, bounds_s, self.value), again)
@@ -135,7 +137,7 @@ class SimulatedPosterior:
         if feasible.any():
             achieved = self._achieved or [Achieved(-math.inf, {})] * len(posteriors)
             other._achieved = [
-                Achieved(max(before.value, float(max(posterior.log_values[feasible]))), before.of_candidates)
+                Achieved(max(before.value, float(max(posterior.log_values[feasible]))), before.log_values)
                 for before, posterior in zip(achieved, posteriors, strict=True)
             ]
         return other

@@ -163,9 +163,9 @@ def prepare_task(
 
 
 def _queue(source: ModelSource) -> Fields:
-    """Return the queue settings in config.pbtxt of the tuned model; those that all variants share."""
+    """Return the queue settings in config.pbtxt of the tuned model; none if its variants have other ones."""
     own, *others = map(configured_queue, (source.tuned_config, *source.variants.values()))
-    return tuple(setting for setting in own if all(setting in other for other in others))
+    return own if all(other == own for other in others) else ()
 
 
 def serving_hardware(named: NamedModel, hardware: Hardware, options: RunOptions) -> Hardware:

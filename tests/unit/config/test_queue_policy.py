@@ -146,6 +146,14 @@ def test_the_queue_of_a_configuration_is_what_differs_from_the_defaults() -> Non
     assert configured_queue(config("dynamic_batching { }")) == configured_queue(config()) == ()
 
 
+def test_policies_of_levels_limit_nothing_in_a_configuration_without_levels() -> None:
+    queue = configured_queue(
+        config("dynamic_batching { priority_queue_policy { key: 1 value { max_queue_size: 4 } } }")
+    )
+    assert dict(queue)[PRIORITY_LEVELS] == 0
+    assert not may_refuse({path: (value,) for path, value in queue})
+
+
 def test_settings_of_a_candidate_replace_those_of_the_configuration() -> None:
     fixed = configured_queue(config("dynamic_batching { default_queue_policy { max_queue_size: 4 } }"))
     own = Candidate(4, dynamic_batching=True, fields=((MAX_QUEUE_SIZE, 9),))

@@ -80,6 +80,15 @@ def test_a_short_queue_is_expected_to_refuse_too_many() -> None:
     assert refusals.is_trusted
 
 
+def test_measured_refusals_add_none_where_none_are_simulated() -> None:
+    refused = replace(served(LONG, 300.0), rejected_requests=800)
+    refusals = fit_surrogate(PROBLEM, [Trial(0, LONG, ((LoadPoint(1, request_rate=300.0), refused),))]).refusals
+    assert refusals.compared == 1
+    some, none = refusals.corrected(np.array([0.002, 0.0]))
+    assert some > 0.002
+    assert none == 0
+
+
 def test_the_search_tries_the_long_queue_before_the_short_one() -> None:
     trials = [trial(0, NO_LIMIT, 300.0, 600.0)]
     decision = CandidateSelector(PROBLEM).decide(trials, {NO_LIMIT})
