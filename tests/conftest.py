@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from hypothesis import settings
@@ -75,22 +78,29 @@ def _is_exclusive(item: pytest.Item) -> bool:
     return mark is not None and bool(mark.kwargs.get("exclusive"))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _turn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+_turns: dict[Path, TextIO] = {}  # locks of files that run, held by this process
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """Let a file with an exclusive test wait with ``-m alone`` until no other process runs a file.
 
-    A process that waits holds the gate, so that no other file begins in the meantime.
+    A process that waits holds the gate, so that no other file begins in the meantime. The time of waiting does not
+    count for the time limit of the test.
     """
-    if not _runs_tests_alone(request.config):
-        yield
-        return
-    own = [item for item in request.session.items if item.path == request.path]
-    folder = tmp_path_factory.getbasetemp().parent  # shared by the processes of pytest-xdist
-    with (folder / "turn.lock").open("w") as turn:
-        with (folder / "gate.lock").open("w") as gate:
+    if _runs_tests_alone(item.config) and item.path not in _turns:
+        own = [other for other in item.session.items if other.path == item.path]
+        name = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")  # the same in all processes of a test run
+        folder = Path(tempfile.gettempdir())
+        _turns[item.path] = turn = (folder / f"pytest-turn-{name}").open("w")
+        with (folder / f"pytest-gate-{name}").open("w") as gate:
             fcntl.flock(gate, fcntl.LOCK_EX)
             fcntl.flock(turn, fcntl.LOCK_EX if any(map(_is_exclusive, own)) else fcntl.LOCK_SH)
-        yield
+    try:
+        return (yield)
+    finally:
+        if (nextitem is None or nextitem.path != item.path) and item.path in _turns:
+            _turns.pop(item.path).close()
 
 
 def measurement(throughput: float, p95_ms: float, *, stable: bool = True) -> Measurement:

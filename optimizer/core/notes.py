@@ -314,6 +314,21 @@ class DisturbedCells(Note):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class CombinationsLeftOut(Note):
+    """A sweep does not measure combinations that only repeat others.
+
+    ``unused`` are the settings without effect, such as ``timeout_action with default_timeout_microseconds 0``.
+    """
+
+    combinations: int
+    unused: tuple[str, ...]
+
+    def __str__(self) -> str:
+        left_out = f"left out {_count(self.combinations, 'combination')} that would repeat others"
+        return f"{left_out}: no effect of {', '.join(self.unused)}"
+
+
 # -- the search -------------------------------------------------------------------------------------------------
 
 
@@ -418,21 +433,6 @@ class WarmStartMissing(Note):
 
 
 # -- the confirmation -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CombinationsLeftOut(Note):
-    """A sweep does not measure combinations that only repeat others.
-
-    ``unused`` are the settings without effect, such as ``timeout_action with default_timeout_microseconds 0``.
-    """
-
-    combinations: int
-    unused: tuple[str, ...]
-
-    def __str__(self) -> str:
-        left_out = f"left out {_count(self.combinations, 'combination')} that would repeat others"
-        return f"{left_out}: no effect of {', '.join(self.unused)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,7 +272,8 @@ def _rate_between(low: float, high: float, seen: Mapping[float, Measurement], ru
     """Return a rate between one that meets the bounds and one that misses them.
 
     If the higher one exceeds the capacity, the answered requests show it. Otherwise the latency is interpolated as a
-    power of the rate. It grows faster than that near the capacity, so the result rarely misses the bounds.
+    power of the rate. It grows faster than that near the capacity, so the result rarely misses the bounds. It is at
+    least the geometric mean, also if the higher rate exceeds the capacity by so little that it does not show.
     """
     closest, farthest = (1 + RATE_RESOLUTION) * low, high / (1 + RATE_RESOLUTION)
     capacity = _answered_rate(seen[high], rules)
@@ -281,7 +282,8 @@ def _rate_between(low: float, high: float, seen: Mapping[float, Measurement], ru
     below, above = rules.sla.share_of_bound(seen[low]), rules.sla.share_of_bound(seen[high])
     if not 0 < below < 1 < above < math.inf:
         return math.sqrt(low * high)
-    guess = low * math.exp(math.log(high / low) * math.log(1 / below) / math.log(above / below))
+    share = max(math.log(1 / below) / math.log(above / below), 0.5)
+    guess = low * math.exp(share * math.log(high / low))
     return min(max(guess, closest), max(farthest, math.sqrt(low * high)))
 
 

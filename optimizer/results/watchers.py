@@ -52,6 +52,7 @@ class PlainWatcher(QuietWatcher):
         self._started = time.monotonic()
         self._latency = problem.sla.judged_latency
         self._roles: dict[int, str] = {}  # roles of running trials, by number
+        self._servers: dict[int, int] = {}  # newest fresh server that was shown, by trial
 
     def __enter__(self) -> PlainWatcher:
         self._print_line(f"{self._problem.model}, {formatting.bounds(self._problem.sla) or 'no bound'}")
@@ -76,8 +77,11 @@ class PlainWatcher(QuietWatcher):
     def _trial_figures(self, trial: Trial) -> str:
         if trial.status == "failed":
             return f"failed: {trial.reason}"
-        if self._roles.get(trial.number) == "confirm" and trial.confirmations:
-            last = trial.confirmations[-1]
+        if self._roles.get(trial.number) == "confirm":
+            last = trial.confirmations[-1] if trial.confirmations else None
+            if last is None or last.server == self._servers.get(trial.number):  # the newest server was lost
+                return "no figures"
+            self._servers[trial.number] = last.server
             windows = [window.measurement for window in trial.confirmations if window.server == last.server]
             return self._point_figures(Point(trial.number, trial.candidate, last.load, pool_measurements(windows)))
         shown, met = summary.best_load(trial, self._problem)

@@ -386,7 +386,7 @@ def _simulate_point(
             elif state[j] == RELEASING and when[j] == now:
                 if batching and not prefetch and not overtaken and _is_missed(run[j], now, point[MISSED]):
                     overtaken = True
-                    state[j], when[j], batcher_at = OVERTAKEN, now + preempted_ns(run[j], now), now
+                    state[j], when[j], batcher_at = OVERTAKEN, now + _preempted_ns(run[j], now), now
                 else:
                     notified, taker = batching, j
         elif due == now:  # a request arrives
@@ -459,8 +459,8 @@ def _simulate_point(
                 if has_levels and timeout > 0:
                     if not blocked:
                         shape = payloads[PAYLOAD_SHAPE, current & mask]
-                        bounds = queue_head, queue_tail, delayed_head, delayed_tail
-                        reached = _reached_level(bounds, current_size, shape, now, point, scratch, policies)
+                        ends = queue_head, queue_tail, delayed_head, delayed_tail
+                        reached = _reached_level(ends, current_size, shape, now, point, scratch, policies)
                     kept = queue_head
                     for k in range(queue_head, queue_tail):
                         i = k & mask
@@ -690,7 +690,7 @@ def _insert(source: Ints, i: int, queue: Ints, head: int, tail: int) -> None:
 
 @compiled
 def _reached_level(
-    bounds: tuple[int, int, int, int],
+    ends: tuple[int, int, int, int],
     size: int,
     shape: int,
     now: int,
@@ -700,7 +700,7 @@ def _reached_level(
 ) -> int:
     """Return the lowest priority level whose timeout Triton applies while it forms a batch.
 
-    It looks at a level only if all requests of the levels above fit in the batch. ``bounds`` are the head and the
+    It looks at a level only if all requests of the levels above fit in the batch. ``ends`` are the head and the
     tail of the queue and of the delayed requests; ``size`` and ``shape`` are those of the payload that may grow.
     """
     limit, fixed, flight = point[LIMIT], point[FIXED] != 0, scratch.flight
@@ -709,7 +709,7 @@ def _reached_level(
         policy = point[POLICIES] + level - 1
         timeout, rejects = policies[policy, LEVEL_TIMEOUT], policies[policy, LEVEL_REJECTS] != 0
         for place in (IN_QUEUE, DELAYED):
-            first, last = (bounds[0], bounds[1]) if place == IN_QUEUE else (bounds[2], bounds[3])
+            first, last = (ends[0], ends[1]) if place == IN_QUEUE else (ends[2], ends[3])
             for k in range(first, last):
                 i = k & mask
                 if flight[place, LEVEL, i] != level:
@@ -776,7 +776,7 @@ def _is_missed(run: int, now: int, missed: int) -> bool:
 
 
 @compiled
-def preempted_ns(run: int, now: int) -> int:
+def _preempted_ns(run: int, now: int) -> int:
     """Return how long an instance whose CPU the batcher takes is not idle, exponentially distributed."""
     return 1 + int(-math.log(1 - _uniform(now, run)) * PREEMPTION)
 

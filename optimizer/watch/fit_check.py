@@ -345,8 +345,9 @@ def _check_latency(
 ) -> Check | None:
     """Compare a quantile of the server's own latency with its bound; without one, the mean.
 
-    The quantile of the worst server counts. The bound of a replica with several server processes is for the requests
-    of all of them, whose quantile is between those of the processes.
+    The quantile of the worst server counts. With several server processes, the bound is for the requests of all of
+    them, whose quantile is between those of the processes. So it is missed only if each process of each replica
+    misses it.
     """
     within = Range(0.0, bound.bound)
     name = f"{bound.metric.removeprefix('latency-')} in the server"

@@ -41,7 +41,7 @@ SLA = Sla.from_bounds({"p95": 20.0})
 WIDE = SearchSpace((1, 2, 4, 8, 16), ("off", 0, 100, 500), ("none", "max/2,max"), (1, 2, 3), {THREADS: (1, 2, 4)})
 MIDDLE = SearchSpace((1, 2, 4, 8, 16), ("off", 0, 500), instance_count=(1, 2), fields={THREADS: (1, 2)})
 SMALL = SearchSpace((1, 4), ("off", 0, 100), ("none", "max/2"), (1, 2))  # most combinations are invalid or alike
-FEW = SearchSpace((1, 4, 16), ("off", 0, 100))  # a slow method exhausts these five in seconds
+FEW = SearchSpace((1, 4, 16, 64), ("off", 0, 100))  # a slow method exhausts these seven in seconds
 
 
 def problem_of(space: SearchSpace, *objectives: str) -> Problem:

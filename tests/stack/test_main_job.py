@@ -316,7 +316,7 @@ def test_the_best_configuration_loads_unchanged(built: Run, tmp_path: Path) -> N
         assert client.is_model_ready("mlp")
 
 
-@pytest.mark.alone  # a verification ends early if its measurements take twice the expected time
+@pytest.mark.alone(exclusive=True)  # a verification ends early if its measurements take twice the expected time
 @pytest.mark.timeout(600)
 def test_the_recommendation_is_tested_separately(built: Run) -> None:
     before = (built.folder / "trials.csv").read_bytes()

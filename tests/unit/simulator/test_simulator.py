@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate
-from optimizer.simulator.event_loop import REFUSED_PAUSE, compiled, preempted_ns
+from optimizer.simulator.event_loop import REFUSED_PAUSE, _preempted_ns, compiled
 from optimizer.simulator.scenario import (
     REJECTED,
     RING_LENGTH,
@@ -385,7 +385,7 @@ class Triton:
         if self.overtaken.pop(j, None) is None:
             del self.releasing[j]
             if self.s.overtakes and self.c.dynamic_batching and not self.prefetch and not self.overtaken:
-                idle_at = self.now + preempted_ns(self.run_of[j], self.now)
+                idle_at = self.now + _preempted_ns(self.run_of[j], self.now)
                 self.overtaken[j], self.batcher_at = idle_at, self.now
                 return
             self.wake_batcher()
