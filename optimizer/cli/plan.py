@@ -267,7 +267,8 @@ def main(words: list[str]) -> int:
     if arguments.note:
         _say(arguments.note)
     answer = _plan(arguments.question, runs)
-    is_simulated = answer.at_rate is not None and answer.at_rate.refused is not None
+    forecasts = [own.at_rate for own in answer.answers]
+    is_simulated = all(load is not None and load.refused is not None for load in forecasts)
     if any(run.problem.may_refuse for run in runs) and not is_simulated:
         _say(
             "note: the plan simulates no refused requests, and docs/plan.md says why: with a limited queue, fewer "
