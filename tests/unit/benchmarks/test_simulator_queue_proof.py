@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,7 @@ def test_the_cells_of_each_section_have_its_feature() -> None:
 def recorded(cell: QueueCell, overheads: Overheads) -> Recording:
     """Return the recording of a server whose batches take 6 ms and 1.1 ms for each sample."""
     job = cell.scenario(linear_times(6e-3, 1.1e-3, 32, 3), overheads)
+    job = replace(job, missed_share=proof.MISSED_WHERE.get(cell.threads, job.missed_share))
     window = MeasurementInterval(0, 400 if cell.arrivals == "closed" else None)
     (result,), log = simulate_many([job], window=window), trace(job, window=window)
     done = ~np.isnan(log.end_s)

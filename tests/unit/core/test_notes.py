@@ -34,6 +34,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.SpeedVaried(1.6),
     notes.UnstableCells(1, 8),
     notes.DisturbedCells(1, 8, 0.2),
+    notes.CombinationsLeftOut(3, ("timeout_action with default_timeout_microseconds 0",)),
     notes.SearchConverged(0.02),
     notes.SearchedWithoutSimulator(),
     notes.ContinuousBatchingSimulated(),
