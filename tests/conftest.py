@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import signal
-import tempfile
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -90,10 +88,10 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """
     if _runs_tests_alone(item.config) and item.path not in _turns:
         own = [other for other in item.session.items if other.path == item.path]
-        name = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")  # the same in all processes of a test run
-        folder = Path(tempfile.gettempdir())
-        _turns[item.path] = turn = (folder / f"pytest-turn-{name}").open("w")
-        with (folder / f"pytest-gate-{name}").open("w") as gate:
+        assert item.config.cache, "pytest has a cache folder"
+        folder = item.config.cache.mkdir("turns")  # the same in all processes
+        _turns[item.path] = turn = (folder / "turn").open("w")
+        with (folder / "gate").open("w") as gate:
             fcntl.flock(gate, fcntl.LOCK_EX)
             fcntl.flock(turn, fcntl.LOCK_EX if any(map(_is_exclusive, own)) else fcntl.LOCK_SH)
     try:

@@ -139,12 +139,12 @@ def undecided_cause(outcome: Outcome) -> str:
     if confirmed is None or not confirmed.error:
         if _only_baseline_measured(outcome):
             return "the run ended before any other configuration than the current one was measured"
-        untested = "it was not tested on fresh servers"
+        untested = "was not tested on fresh servers"
         if confirmed is not None:
-            untested = f"it was compared on {formatting.count(confirmed.servers, 'fresh server')}, but not tested"
+            untested = f"was compared on {formatting.count(confirmed.servers, 'fresh server')}, but not tested"
         if any(entry.error for entry in outcome.again):
-            return f"no configuration passed its test on fresh servers; as to this one, {untested}"
-        return untested
+            return f"no configuration passed its test on fresh servers, and this one {untested}"
+        return f"it {untested}"
     judged, servers = confirmed.judged, confirmed.servers
     if judged.excluded_share > MOST_EXCLUDED:
         return f"the machine was disturbed in {100 * judged.excluded_share:.0f} % of the windows"

@@ -69,7 +69,7 @@ class Achieved:
 
     @classmethod
     def of(cls, cells: Sequence[ConfigurationLoad], posterior: Posterior, bounds_s: Array) -> Achieved:
-        """Return the values that the measured ``cells``, which met the bounds, achieve."""
+        """Return the objective values that the measured ``cells``, which met the bounds, achieve."""
         values: dict[Candidate, float] = {}
         for (candidate, _), value in zip(cells, posterior.log_values.tolist(), strict=True):
             values[candidate] = max(value, values.get(candidate, -math.inf))

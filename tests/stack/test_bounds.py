@@ -18,9 +18,9 @@ from optimizer.core.request_sizes import parse_priorities
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
-from optimizer.model.repository import read_repository_model
+from optimizer.model.repository import read_repository_model, read_source
 from tests.command_fixtures import Playground, Run, run_tune
-from tests.repositories import write_sleeper
+from tests.repositories import stored, write_ensemble, write_sleeper
 
 pytestmark = pytest.mark.alone
 
@@ -48,6 +48,15 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget
     write_sleeper(folder / "models", SLEEP_MS)
     source = read_repository_model(folder / "models", "sleeper", gpu=False)
     with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as target:
+        yield target
+
+
+@pytest.fixture
+def ensemble(tmp_path: Path) -> Iterator[EmbeddedTarget]:
+    """The target of an ensemble, whose slow step has the queue of a candidate."""
+    write_ensemble(tmp_path / "models", SLEEP_MS)
+    source = read_source(stored(tmp_path / "models"), "chain", batcher="second")
+    with contextlib.closing(EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)) as target:
         yield target
 
 
@@ -118,12 +127,14 @@ def test_rejections_are_counted_for_each_priority(sleeper: EmbeddedTarget, tmp_p
         assert second.served + second.errors == pytest.approx(120, abs=50)
 
 
-def test_requests_of_a_low_priority_expire_first(sleeper: EmbeddedTarget, tmp_path: Path) -> None:
-    """Only requests of priority 2 expire. With a timeout the batcher does not sleep, so the others are served."""
+@pytest.mark.parametrize("target", ["sleeper", "ensemble"])
+def test_requests_of_a_low_priority_expire_first(target: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Only requests of priority 2 expire, which keeps the queue short. An ensemble passes the priority on."""
     generator = ClosedLoopGenerator(
         log=tmp_path / "client.log", sla=SLA, counts_failures=True, priorities=parse_priorities("1*20|2*80")
     )
-    with sleeper.deploy(EXPIRING_LEVEL) as endpoint:
+    served: EmbeddedTarget = request.getfixturevalue(target)
+    with served.deploy(EXPIRING_LEVEL) as endpoint:
         (window,) = generator.measure_windows(endpoint, LoadPoint(1, concurrency=8), 1.0, 1)
     first, second = priority_stats.from_text(window.by_priority)
     assert first.served

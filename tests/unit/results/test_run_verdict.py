@@ -148,7 +148,7 @@ def test_a_fallback_that_was_not_tested_is_undecided() -> None:
     result = assess([tested, other], known_problem(), BASELINE, PLAIN)
     assert result.verdict is Verdict.UNDECIDED
     assert summary.undecided_cause(result) == (
-        "no configuration passed its test on fresh servers; as to this one, it was not tested on fresh servers"
+        "no configuration passed its test on fresh servers, and this one was not tested on fresh servers"
     )
 
 
