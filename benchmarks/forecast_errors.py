@@ -1,9 +1,10 @@
 """Compare the search's forecasts with its measurements: error, and coverage of the intervals, for each model.
 
-    python benchmarks/forecast_errors.py [RUN ...] [--tune FOLDER] [--passes 3] > benchmarks/forecast_errors.md
+    python benchmarks/forecast_errors.py [RUN|TABLE.csv ...] [--tune FOLDER] [--passes 3] > forecast_errors.md
 
-A RUN is the folder of a finished run. ``--tune FOLDER`` first makes one for each of MODELS in FOLDER, without
-confirmation; a repeated command keeps those that are there. The recorded tables (tables/recordings/) are searched
+A RUN is the folder of a finished run. A TABLE is searched under three bounds; trials.csv of `tune sweep` is one.
+``--tune FOLDER`` first makes a run for each of MODELS in FOLDER, without confirmation; a repeated command keeps those
+that are there. The recorded tables (tables/recordings/) are searched
 under three bounds, each pass as a table of its own, so that its noise is that of single measurements.
 
 The forecast of a measurement is computed again from the trials before its own, as the run did, at the speed that the
@@ -87,8 +88,13 @@ class SearchChecks:
 
 def main() -> None:
     arguments = _arguments()
-    folders = [*arguments.runs, *(_made_runs(arguments.tune, arguments.budget) if arguments.tune else [])]
+    given = list[Path](arguments.runs)
+    folders = [path for path in given if path.suffix != ".csv"]
+    folders += _made_runs(arguments.tune, arguments.budget) if arguments.tune else []
     searches = [*map(_of_run, folders), *_of_tables(arguments.passes)]
+    for table in given:
+        if table.suffix == ".csv":
+            searches += _of_table(table, table.stem, 0)
     print("# Forecasts of the search: latest measurement\n")
     print(f"`{shlex.join(['python', 'benchmarks/forecast_errors.py', *sys.argv[1:]])}`\n")
     print("\n".join(report(searches, _proof_errors())))
@@ -97,7 +103,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder of a finished run")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder of a finished run, or a table")
     parser.add_argument("--tune", type=Path, metavar="FOLDER", help=f"make runs of {', '.join(MODELS)} in it first")
     parser.add_argument("--budget", default="3m", help="budget of each of these runs (3m)")
     parser.add_argument(
@@ -141,11 +147,19 @@ def _of_tables(passes: int) -> Iterator[SearchChecks]:
             for number in range(min(passes, PLANS[path.stem].passes)):
                 table = Path(scratch, f"{path.stem}_{number}.csv")
                 write_recordings(path.stem, [number], table)
-                recording = read_recording(table)
-                for share in feasible_shares(path.stem).values():
-                    problem = recorded_problem(recording, {"p95": bound_ms(recording, share)})
-                    _say(f"{table.stem}, p95 <= {problem.sla.latency_bound_ms():g} ms")
-                    yield checks(path.stem, "table", problem, search(recording, problem, number), number)
+                yield from _of_table(table, path.stem, number)
+
+
+def _of_table(table: Path, name: str, seed: int) -> Iterator[SearchChecks]:
+    """Yield the checks of a table under each of its bounds; ``name`` is that of its model."""
+    try:
+        recording = read_recording(table)
+    except TuneError as error:
+        sys.exit(str(error))
+    for share in feasible_shares(name).values():
+        problem = recorded_problem(recording, {"p95": bound_ms(recording, share)})
+        _say(f"{table.stem}, p95 <= {problem.sla.latency_bound_ms():g} ms")
+        yield checks(name, "table", problem, search(recording, problem, seed), seed)
 
 
 def search(recording: Recording, problem: Problem, seed: int) -> list[Trial]:

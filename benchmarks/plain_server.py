@@ -1,4 +1,4 @@
-"""A tritonserver that is started from a config.pbtxt with Triton's own options only, without tune's deployment."""
+"""A tritonserver that is started from a config.pbtxt with Triton's own options only, and perf_analyzer for it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from optimizer.core.process import SupervisedProcess
 from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import ServerFolder, embedded_installation, free_port
 from optimizer.deploy.runtime import Runtime
+from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.server_health import startup_failure
+from optimizer.options.values import parse_cpus
 from optimizer.study.task import Task
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0  # a model of 8 GB that is copied to a GPU
 CHECK_SECONDS = 0.2
 CALL_SECONDS = 2.0
 
@@ -65,6 +67,24 @@ def plain_server(
             yield Endpoint(name, candidate_of(task, config), grpc, http, process.pid)
     finally:
         folder.remove()
+
+
+def perf_analyzer_for(task: Task, installed: Runtime, log: Path, cpus: frozenset[int] | None = None) -> PerfAnalyzer:
+    """Return perf_analyzer with the requests of ``task``, on ``cpus``; ``log`` gets its output."""
+    return PerfAnalyzer(
+        installed.perf_analyzer,
+        installed.perf_analyzer_libraries,
+        log,
+        input_data=task.input_data,
+        shapes=task.shapes,
+        repeat=False,
+        cpus=cpus,
+    )
+
+
+def recorded_cpus(text: str) -> frozenset[int] | None:
+    """Return the CPUs of ``server_cpu_list`` or ``client_cpu_list`` in run.json; None for all."""
+    return parse_cpus(text) if text else None
 
 
 def candidate_of(task: Task, config: str) -> Candidate:

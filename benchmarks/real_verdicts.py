@@ -41,7 +41,7 @@ from typing import Any
 
 from disturbance import disturbed
 from intervals import Interval, pooled_share, run_shares
-from plain_server import NotReadyError, plain_server
+from plain_server import NotReadyError, perf_analyzer_for, plain_server, recorded_cpus
 from quiet import CpuUsage
 from records import Records, this_machine
 from tune_runs import MOST_WALL_SECONDS, OwnTime, TuneFailedError, TuneRun, judged, own_time_table, row, run_tune
@@ -57,7 +57,6 @@ from optimizer.machine import hardware
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
-from optimizer.options.values import parse_cpus
 from optimizer.simulator.simulate import compile_simulator
 from optimizer.study import task
 from optimizer.study.task import Task
@@ -293,18 +292,10 @@ class Bench:
         """Measure the recommendation on one plain server."""
         assert run.recommended is not None
         own_task, installed = self._tasks[run.model], self._installed
-        server_cpus, client_cpus = (_cpus(ended.info[f"{name}_cpu_list"]) for name in ("server", "client"))
+        server_cpus, client_cpus = (recorded_cpus(ended.info[f"{name}_cpu_list"]) for name in ("server", "client"))
         load = LoadPoint(run.recommended["request_batch_size"], concurrency=run.recommended["concurrency"])
         with tempfile.TemporaryDirectory() as scratch:
-            perf_analyzer = PerfAnalyzer(
-                installed.perf_analyzer,
-                installed.perf_analyzer_libraries,
-                Path(scratch, "perf_analyzer.log"),
-                input_data=own_task.input_data,
-                shapes=own_task.shapes,
-                repeat=False,
-                cpus=client_cpus,
-            )
+            perf_analyzer = perf_analyzer_for(own_task, installed, Path(scratch, "perf_analyzer.log"), client_cpus)
             log = Path(scratch, "server.log")
             with plain_server(own_task, run.config, installed, log, server_cpus) as endpoint:
                 return self._load(perf_analyzer, endpoint, load, run.bound_ms)
@@ -338,10 +329,6 @@ def prepare_task(model: str, bound_ms: float) -> Task:
 def share_over(measured: Measurement, bound_ms: float) -> float:
     """Return the share of requests over ``bound_ms``, interpolated between the quantiles of perf_analyzer."""
     return count_misses([[measured]], bound_ms, LEVEL).share
-
-
-def _cpus(text: str) -> frozenset[int] | None:
-    return parse_cpus(text) if text else None
 
 
 # -- report -------------------------------------------------------------------------------------------------------

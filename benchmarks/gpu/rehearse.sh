@@ -97,11 +97,16 @@ fail() {
     echo "rehearsal failed: $1" >&2
     exit 1
 }
-python3 -m tarfile --filter data -e pack/tritune-gpu.tar.xz /tmp
+benchmarks/gpu/measure.sh smoke /tmp/out || fail "a step has failed"
 . /tmp/tritune-gpu/env.sh
+out=/tmp/tritune-gpu/smoke
 python3 -c 'import platform, sys; print("Python", platform.python_version(), sys.prefix, *platform.libc_ver())'
 python3 -c 'from optimizer.cli.start import main; main()' doctor || fail "tune doctor"
-python3 benchmarks/gpu/run.py --smoke --out /tmp/out || fail "a step has failed"
+grep -q '^## Rounds of perf_analyzer' $out/dlrm.md || fail "dlrm.md lacks the rounds of perf_analyzer"
+python3 -m tarfile --filter data -e $out/bert-table-runs.tar.xz /tmp
+cp /tmp/bert-table/bert/*/trials.csv /tmp/bert-table.csv
+python3 -c 'from optimizer.cli.start import main; main()' replay --sla-p95 2s /tmp/bert-table.csv || fail "tune replay"
+python3 benchmarks/forecast_errors.py --passes 0 /tmp/bert-table.csv || fail "forecast_errors.py"
 mkdir -p /tmp/work/models/dlrm/1/model.pt # so that the model cannot be written
 if python3 benchmarks/gpu/run.py --smoke --out /tmp/one --work /tmp/work; then
     fail "the exit code hides a failed step"

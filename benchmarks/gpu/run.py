@@ -1,13 +1,14 @@
-"""Run the DLRM and BERT studies on this machine's GPU and compare them with the published results.
+"""Run the studies of steps.py on this machine's GPU and compare them with the published results.
 
-    python benchmarks/gpu/run.py [--smoke] [--study dlrm|bert] [--out DIR] [--minutes M]
+    python benchmarks/gpu/run.py [--smoke] [--study dlrm|bert|bert-table] [--out DIR] [--minutes M]
 
 PyTorch writes the models; `tune sweep` and `tune` measure them through the PyTorch backend, on the GPU if torch was
-built with CUDA. DIR (this folder) gets three files of each study after each step: its tables (dlrm.md), its cells
-(dlrm.jsonl) and the output of its commands (dlrm.log). A step that fails is listed with its reason, and the others
-are measured. The whole takes at most M minutes (10). A step gets at most twice its equal share of the time left;
-steps that have not begun by then are listed as not measured. Both studies may not fit into 10 minutes; --study runs
-one of them. --smoke uses tiny models and one measurement of each kind, on any machine.
+built with CUDA. plain_rounds.py measures what `tune` compared again. DIR (this folder) gets four files of each study
+after each step: its tables (dlrm.md), its cells (dlrm.jsonl), the output of its commands (dlrm.log), and the folders
+of its runs (dlrm-runs.tar.xz). A step that fails is listed with its reason, and the others are measured. The whole
+takes at most M minutes (10). A step gets at most twice its equal share of the time left; steps that have not begun by
+then are listed as not measured. The studies do not fit into 10 minutes; --study runs one of them. --smoke uses tiny
+models and fewer measurements, on any machine.
 """
 
 from __future__ import annotations
@@ -22,51 +23,36 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "seeds"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gpu.steps import BERT, DLRM, PROFILES, GpuStep, OnGpu
+from gpu.report import THROUGHPUT, StudyResults, markdown, write_files
+from gpu.steps import PROFILES, STUDIES, GpuStep, OnGpu
 from published import Row
-from side_by_side import tables
 
+from optimizer.core.errors import BadInputError
 from optimizer.core.notes import OwnBackend
+from optimizer.results.finished_run import read_run
+from optimizer.results.forecast_accuracy import check_forecasts
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 TUNE = (sys.executable, "-c", "import sys; from optimizer.cli.main import main; sys.exit(main())")
 NEVER_BEGUN_WITHIN = 20.0  # seconds before the limit, no step begins
+ROUNDS = HERE.parent / "plain_rounds.py"
 LAST_WORDS = 15.0  # seconds for an interrupted command to end
-MEASURED = "throughput_infer_per_sec"  # a cell without it was not measured
 LOG_LINES = 40  # of a failed step: of the server's log in the step's log, and of that on the terminal
 # the report names the backend itself
 OWN_BACKENDS = {str(OwnBackend(name)) for name in ("onnxruntime", "pytorch")}
 ROLES = {"baseline": "as given", "recommended": "recommended"}
-GPU_COLUMNS = {  # a cell's column -> the table's column and the factor between their units
-    "gpu_utilization": ("GPU busy, %", 0.01),
-    "gpu_memory_bytes": ("GPU memory, GB", 1e9),
-    "gpu_power_watts": ("GPU power, W", 1.0),
-    "energy_joules_per_1000_infer": ("J/1000 infer", 1.0),
-    "gpu_sm_clock_mhz": ("SM clock, MHz", 1.0),
-}
 
 
 class NotMeasured(Exception):
     """A step has no figures, with the reason."""
-
-
-@dataclass
-class StudyResults:
-    """The results of a study's steps. ``failures`` are the steps without figures, with their reasons."""
-
-    cells: list[Row] = field(default_factory=list)
-    hardware: str = ""
-    notes: list[str] = field(default_factory=list)
-    commands: list[str] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -88,12 +74,12 @@ class Clock:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="use tiny models; takes seconds")
-    parser.add_argument("--study", choices=("dlrm", "bert"), help="run only this study")
+    parser.add_argument("--study", choices=STUDIES, help="run only this study")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the tables")
     parser.add_argument("--work", type=Path, default=ROOT / "results" / "gpu", help="folder of models and results")
     parser.add_argument("--minutes", type=float, default=10.0, help="time limit of the whole run (10)")
     arguments = parser.parse_args()
-    studies = [study for study in (DLRM, BERT) if arguments.study in (None, study.model)]
+    studies = [study for study in STUDIES.values() if arguments.study in (None, study.name)]
     clock = Clock(
         time.monotonic() + 60 * arguments.minutes,
         sum(1 + len(study.steps_of(smoke=arguments.smoke)) for study in studies),
@@ -107,7 +93,7 @@ def main() -> None:
 def measure(study: OnGpu, out: Path, work: Path, clock: Clock, *, smoke: bool) -> StudyResults:
     """Run the steps of a study, write its files after each of them, and return its results."""
     results = StudyResults()
-    path = out / f"{study.model}.log"
+    path, runs = out / f"{study.name}.log", work / "runs" / study.name
     path.unlink(missing_ok=True)
     with path.open("a+", encoding="utf-8") as log:
         with _isolated(f"python benchmarks/gpu/models.py {study.model}", results, log):
@@ -115,15 +101,25 @@ def measure(study: OnGpu, out: Path, work: Path, clock: Clock, *, smoke: bool) -
         if results.failures:
             clock.steps -= len(study.steps_of(smoke=smoke))  # they are skipped: the others get their time
         for step in [] if results.failures else study.steps_of(smoke=smoke):
-            words = step.arguments(smoke=smoke)
-            with _isolated(f"tune {' '.join(words)} {study.model}.yaml", results, log) as shown:
-                document = _tune(words, study.model, work, clock.next_limit(), log)
+            with _isolated(_shown(step, study, smoke=smoke), results, log) as shown:
+                words, limit = step.arguments(smoke=smoke), clock.next_limit()
+                if step.command == "rounds":
+                    document = _measure_again(words, results.last_run, limit, log)
+                else:
+                    document = _tune([*words, work / f"{study.model}.yaml"], runs, limit, log)
                 _add(results, step, document, shown)
-                _write_files(study, results, out)
-        with _isolated(f"write {study.model}.md", results, log):
-            _write_files(study, results, out)
+                write_files(study, results, out, runs)
+        with _isolated(f"write {study.name}.md", results, log):
+            write_files(study, results, out, runs)
             print(markdown(study, results), flush=True)
     return results
+
+
+def _shown(step: GpuStep, study: OnGpu, *, smoke: bool) -> str:
+    words = " ".join(step.arguments(smoke=smoke))
+    if step.command == "rounds":
+        return f"python benchmarks/plain_rounds.py {words} RUN"
+    return f"tune {words} {study.model}.yaml"
 
 
 @contextlib.contextmanager
@@ -150,56 +146,6 @@ def _read_from(begin: int, log: TextIO) -> list[str]:
     return [line for line in log.read().splitlines() if line.strip()]
 
 
-def markdown(study: OnGpu, results: StudyResults) -> str:
-    about = study.study
-    lines = [
-        f"# {about.title}",
-        "",
-        "Written by `python benchmarks/gpu/run.py`.",
-        "",
-        f"- Published study: {about.there}.",
-        f"- Published result: {about.point}.",
-        f"- This study: {about.setup}.",
-        f"- Machine: {results.hardware or 'not known'}; {time.strftime('%Y-%m-%d')}.",
-        *(f"- Note: {note}." for note in dict.fromkeys(results.notes)),
-        *(f"- Not measured: {failure}." for failure in results.failures),
-        "",
-        tables(results.cells, study.printed(), about.ratios),
-        "",
-        *_gpu_table(results.cells),
-        "## Commands",
-        "",
-        "```sh",
-        *results.commands,
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _gpu_table(cells: Sequence[Row]) -> list[str]:
-    """Return the table of GPU metrics, or nothing if no GPU was read."""
-    known = [cell for cell in cells if any(cell.get(name) is not None for name in GPU_COLUMNS)]
-    if not known:
-        return []
-    names = [name for name, _ in GPU_COLUMNS.values()]
-    lines = ["## GPU metrics", "", f"|  | batch | concurrency | {' | '.join(names)} |"]
-    lines.append("| --- |" + " --: |" * (2 + len(names)))
-    for cell in known:
-        figures = [
-            "" if cell.get(name) is None else f"{cell[name] / unit:,.4g}" for name, (_, unit) in GPU_COLUMNS.items()
-        ]
-        at = (cell["label"], f"{cell['request_batch_size']}", f"{cell['concurrency']}")
-        lines.append(f"| {' | '.join([*at, *figures])} |")
-    return [*lines, ""]
-
-
-def _write_files(study: OnGpu, results: StudyResults, out: Path) -> None:
-    lines = [json.dumps(cell) + "\n" for cell in results.cells]
-    (out / f"{study.model}.jsonl").write_text("".join(lines), encoding="utf-8")
-    (out / f"{study.model}.md").write_text(markdown(study, results), encoding="utf-8")
-
-
 def _write_model(model: str, work: Path, limit: float, log: TextIO, *, smoke: bool) -> None:
     work.mkdir(parents=True, exist_ok=True)
     own = "" if smoke else f"{PROFILES[model]}\n"
@@ -210,14 +156,13 @@ def _write_model(model: str, work: Path, limit: float, log: TextIO, *, smoke: bo
         raise NotMeasured(problem)
 
 
-def _tune(words: Sequence[str], model: str, work: Path, limit: float, log: TextIO) -> dict[str, Any]:
+def _tune(arguments: Sequence[str | Path], runs: Path, limit: float, log: TextIO) -> dict[str, Any]:
     """Return the document of a command. Without one, add the end of the server's log and raise NotMeasured."""
     began = time.time()
-    runs = work / "runs"
-    output, problem = _run([*TUNE, *words, "--json", "--out", runs, work / f"{model}.yaml"], limit, log)
+    output, problem = _run([*TUNE, *arguments[:-1], "--json", "--out", runs, arguments[-1]], limit, log)
     if output:
         document: dict[str, Any] = json.loads(output)
-        if any(cell.get(MEASURED) is not None for cell in _cells(document)):
+        if any(cell.get(THROUGHPUT) is not None for cell in _cells(document)):
             return document
         reasons = [cell["reason"] for cell in _cells(document) if cell.get("reason")]
         problem = document.get("holds_back") or next(iter(reasons), None) or f"status {document.get('status')}"
@@ -228,6 +173,18 @@ def _tune(words: Sequence[str], model: str, work: Path, limit: float, log: TextI
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
             print(f"end of {file.name}:", *lines[-LOG_LINES:], sep="\n", file=log, flush=True)
     raise NotMeasured(problem)
+
+
+def _measure_again(words: Sequence[str], run: Path | None, limit: float, log: TextIO) -> dict[str, Any]:
+    """Return the document of plain_rounds.py for the run. Raises NotMeasured without a run or a measurement."""
+    if run is None:
+        raise NotMeasured("no `tune` has measured anything")
+    output, problem = _run([sys.executable, ROUNDS, *words, "--json", run], limit, log)
+    document: dict[str, Any] = json.loads(output) if output else {"cells": []}
+    if all(cell[THROUGHPUT] is None for cell in document["cells"]):
+        reasons = [cell["reason"] for cell in document["cells"] if cell["reason"]]
+        raise NotMeasured(problem or next(iter(reasons), "interrupted at its time limit"))
+    return document
 
 
 def _cells(document: dict[str, Any]) -> list[Row]:
@@ -246,6 +203,12 @@ def _add(results: StudyResults, step: GpuStep, document: dict[str, Any], shown: 
     if document["status"] == "interrupted":
         results.notes.append(f"interrupted at its time limit: {shown}")
     results.commands.append(shown)
+    results.rounds += document.get("rounds", ())
+    if step.command == "run":
+        results.last_run = ROOT / document["results_dir"]
+        with contextlib.suppress(BadInputError):  # the folder of an interrupted run may lack its end
+            checked = check_forecasts(read_run(results.last_run).trials)
+            results.forecasts += zip(checked.throughput, checked.latency, strict=True)
 
 
 def _run(command: Sequence[str | Path], limit: float, log: TextIO) -> tuple[str, str]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from published import Row, published
 from studies import BERT_STUDY, DLRM_STUDY, Study, batching
+
+Command: TypeAlias = Literal["sweep", "run", "rounds"]
 
 ONE_BY_ONE = "TorchScript FP16, one request at a time"
 PRINTED = "TorchScript FP16 on V100"  # its label in the published study
@@ -15,25 +18,33 @@ RANDOM = "--input-data random"
 
 @dataclass(frozen=True)
 class GpuStep:
-    """Arguments of ``tune sweep``, or of ``tune`` if ``run``, without the model.
+    """Arguments of ``tune sweep``, of ``tune`` (``run``), or of plain_rounds.py for the last run (``rounds``).
 
-    ``smoke`` are those of the smoke test, or empty if the step is omitted there.
+    ``words`` are without the model or the run. ``smoke`` are those of the smoke test, or empty if the step is omitted
+    there.
     """
 
     words: str
     smoke: str
     label: Callable[[Row], str]
-    run: bool = False
+    command: Command = "sweep"
 
     def arguments(self, *, smoke: bool) -> list[str]:
-        """Return the arguments of ``tune``, without the model."""
-        return [*([] if self.run else ["sweep"]), *(self.smoke if smoke else self.words).split(), *RANDOM.split()]
+        """Return the arguments of the command, without the model or the run."""
+        words = (self.smoke if smoke else self.words).split()
+        if self.command == "rounds":
+            return words
+        return [*(["sweep"] if self.command == "sweep" else []), *words, *RANDOM.split()]
 
 
 @dataclass(frozen=True)
 class OnGpu:
-    """A study on a GPU from the documents. ``printed`` are its published results with the labels used here."""
+    """A study on a GPU: the files of its results begin with ``name``, and its model is one of models.py.
 
+    ``printed`` are the published results with the labels used here.
+    """
+
+    name: str
     model: str
     study: Study
     printed: Callable[[], list[Row]]
@@ -48,6 +59,17 @@ def recommended(cell: Row) -> str:
     return f"tune: {cell['role']}"
 
 
+def again(cell: Row) -> str:
+    return f"perf_analyzer, plain servers: {cell['role'].replace('_', ' ')}"
+
+
+def settings(cell: Row) -> str:
+    return (
+        f"max_batch_size {cell['max_batch_size']}, delay {cell['max_queue_delay_us']} µs, "
+        f"{cell['instance_count']} instance{'s' if cell['instance_count'] > 1 else ''}"
+    )
+
+
 def _dlrm_printed() -> list[Row]:
     rows = [row for row in published(DLRM_STUDY.name) if row["label"] == PRINTED]
     return [row | {"label": ONE_BY_ONE} for row in rows]
@@ -59,6 +81,7 @@ def _bert_printed() -> list[Row]:
 
 HERE = "TorchScript FP16 through tune's own Python-based PyTorch backend"
 DLRM = OnGpu(
+    "dlrm",
     "dlrm",
     replace(DLRM_STUDY, setup=f"DLRM of 32.7 million rows, {HERE}", ratios=()),
     _dlrm_printed,
@@ -77,11 +100,13 @@ DLRM = OnGpu(
             "--sla-p95 20ms --request-batch-size 4096 --budget 180s --measurement-interval 200ms",
             "--sla-p95 2s --request-batch-size 64 --budget 15s --measurement-interval 100ms",
             recommended,
-            run=True,
+            "run",
         ),
+        GpuStep("--rounds 2 --seconds 3", "--rounds 1 --seconds 1", again, "rounds"),
     ),
 )
 BERT = OnGpu(
+    "bert",
     "bert",
     replace(BERT_STUDY, setup=f"BERT Base, 128 tokens, {HERE}"),
     _bert_printed,
@@ -102,10 +127,35 @@ BERT = OnGpu(
             "--sla-p95 100ms --budget 120s --measurement-interval 200ms",
             "",
             recommended,
-            run=True,
+            "run",
+        ),
+        GpuStep("--rounds 3 --seconds 3", "", again, "rounds"),
+    ),
+)
+BERT_TABLE = OnGpu(
+    "bert-table",
+    "bert",
+    Study(
+        name="bert-table",
+        title="BERT: a table of 24 configurations at 4 loads",
+        there="",
+        source="",
+        url="",
+        setup=f"BERT Base, 128 tokens, {HERE}; `tune replay` reads its trials.csv",
+        point="",
+        steps=(),
+    ),
+    list,
+    (
+        GpuStep(
+            "--max-batch-size 8,16,32,64 --max-queue-delay 0,1ms,5ms --instance-count 1,2 --concurrency 8,32,64,128 "
+            "--measurement-interval 200ms",
+            "--max-batch-size 4,8 --max-queue-delay 0,1ms --concurrency 2,4 --measurement-interval 100ms",
+            settings,
         ),
     ),
 )
+STUDIES = {study.name: study for study in (DLRM, BERT, BERT_TABLE)}
 PROFILES = {  # profiles of the `tune` steps
     "dlrm": "space: {max_batch_size: [4096, 16384, 65536], max_queue_delay_microseconds: [off, 0, 1000], "
     "instance_group_count: [1, 2]}",

@@ -25,7 +25,8 @@ HIGHER_IS_BETTER = "throughput_infer_per_sec"
 
 def tables(cells: Sequence[Row], printed: Sequence[Row], ratios: Iterable[Ratio]) -> str:
     """Return all own and published cells; those with the same label, request size and concurrency share a line."""
-    parts = ["## Measured and published results", "", *_figures(cells, printed)]
+    title = "## Measured and published results" if printed else "## Measured results"
+    parts = [title, "", *_figures(cells, printed)]
     ratio_rows = [_ratio_row(ratio, cells, printed) for ratio in ratios]
     if ratio_rows:
         parts += ["", "## Ratios", "", *_markdown(("", "measured", "published"), ratio_rows, left=1)]

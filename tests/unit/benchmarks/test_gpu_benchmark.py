@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,19 +14,22 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "seeds"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from gpu import pack, run
-from gpu.steps import BERT, DLRM, ONE_BY_ONE, PROFILES, RANDOM, GpuStep, OnGpu, recommended
+from gpu import pack, report, run
+from gpu.steps import BERT, DLRM, ONE_BY_ONE, PROFILES, RANDOM, STUDIES, GpuStep, OnGpu, recommended
 
 from optimizer.cli.run import read_run_arguments
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.model.profile import parse_profile
+from optimizer.results.finished_run import read_run
+from optimizer.results.forecast_accuracy import check_forecasts
 
-STEPS = [(study, step) for study in (DLRM, BERT) for step in study.steps]
+SAMPLE = Path(__file__).parents[3] / "results" / "dlrm" / "sample"
+STEPS = [(study, step) for study in STUDIES.values() for step in study.steps if step.command != "rounds"]
 
 
 @pytest.mark.parametrize(("study", "step"), STEPS)
 def test_the_commands_are_tunes(study: OnGpu, step: GpuStep) -> None:
-    read = read_run_arguments if step.run else read_sweep_arguments
+    read = read_run_arguments if step.command == "run" else read_sweep_arguments
     for words in filter(None, (step.words, step.smoke)):
         parsed: Any = read([*words.split(), *RANDOM.split(), f"{study.model}.yaml"])
         assert parsed.options.model == f"{study.model}.yaml"
@@ -44,7 +48,8 @@ def test_a_row_has_the_measured_and_the_published_figure() -> None:
     cell = dict.fromkeys(("latency_avg_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_ms"))
     cell |= {"label": ONE_BY_ONE, "request_batch_size": 4096, "concurrency": 1, "throughput_infer_per_sec": 2e6}
     cell |= {"gpu_power_watts": 350.0, "gpu_memory_bytes": 9.1e9, "energy_joules_per_1000_infer": 0.175}
-    text = run.markdown(DLRM, run.StudyResults([cell], "a GPU", ["a note"], ["tune sweep"]))
+    results = report.StudyResults([cell], hardware="a GPU", notes=["a note"], commands=["tune sweep"])
+    text = report.markdown(DLRM, results)
     assert f"| {ONE_BY_ONE} | 4096 | 1 | 2,000,000 | 1,104,280 | 3.7 | 3.78 | 3.86 |" in text
     assert f"| {ONE_BY_ONE} | 4096 | 1 |  | 9.1 | 350 | 0.175 |  |" in text
     assert "- Machine: a GPU;" in text
@@ -60,7 +65,45 @@ def test_a_run_gives_what_was_given_and_what_it_recommends() -> None:
 
 def test_on_a_cpu_there_is_no_table_of_a_gpu() -> None:
     cell = {"label": "x", "request_batch_size": 1, "concurrency": 1, "throughput_infer_per_sec": 1.0}
-    assert "## GPU metrics" not in run.markdown(BERT, run.StudyResults([cell]))
+    assert "## GPU metrics" not in report.markdown(BERT, report.StudyResults([cell]))
+
+
+def test_the_forecasts_and_the_runs_of_a_study_are_kept(tmp_path: Path) -> None:
+    sample = read_run(SAMPLE)
+    checked = check_forecasts(sample.trials)
+    results = report.StudyResults(forecasts=list(zip(checked.throughput, checked.latency, strict=True)))
+    report.write_files(BERT, results, tmp_path, SAMPLE)
+    text = (tmp_path / "bert.md").read_text()
+    first, latency = checked.throughput[0], checked.latency[0]
+    assert (
+        f"| {first.point.load.concurrency} | {first.expected:,.4g} ({first.low:,.4g} to {first.high:,.4g}) |" in text
+    )
+    assert f"{latency.high:,.4g}) | {latency.measured:,.4g} |" in text
+    with tarfile.open(tmp_path / "bert-runs.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    assert read_run(tmp_path / "bert").trials == sample.trials
+
+
+def test_each_round_of_perf_analyzer_is_shown() -> None:
+    rounds = [
+        {"role": "baseline", "round": 1, "throughput_infer_per_sec": 100.0, "latency_p95_ms": 8.25, "reason": ""},
+        {"role": "recommended", "round": 1, "throughput_infer_per_sec": 2500.0, "latency_p95_ms": 9.5, "reason": ""},
+        {
+            "role": "baseline",
+            "round": 2,
+            "throughput_infer_per_sec": None,
+            "latency_p95_ms": None,
+            "reason": "no memory",
+        },
+    ]
+    lines = report.markdown(BERT, report.StudyResults(rounds=rounds)).splitlines()
+    assert "| 1 | 100 (8.25) | 2,500 (9.5) |" in lines
+    assert "| 2 | no memory |  |" in lines
+
+
+def test_without_a_run_nothing_is_measured_again(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w+") as log, pytest.raises(run.NotMeasured, match="no `tune` has measured"):
+        run._measure_again(["--rounds", "1"], None, time.monotonic() + 60, log)
 
 
 def test_a_step_that_fails_is_listed_with_its_reason_and_log(
@@ -68,7 +111,7 @@ def test_a_step_that_fails_is_listed_with_its_reason_and_log(
 ) -> None:
     monkeypatch.setattr(run, "_write_model", lambda *_, **__: None)
     refused = GpuStep("", "--no-such-option", lambda _: "")
-    study = replace(BERT, steps=(refused, replace(refused, smoke="--concurrency none", run=False)))
+    study = replace(BERT, steps=(refused, replace(refused, smoke="--concurrency none")))
     results = run.measure(study, tmp_path, tmp_path / "work", run.Clock(time.monotonic() + 60, 3), smoke=True)
     assert [failure.partition("`: ")[0] for failure in results.failures] == [
         f"`tune sweep {words} {RANDOM} bert.yaml" for words in ("--no-such-option", "--concurrency none")
