@@ -95,9 +95,7 @@ def main() -> None:
         points = compared_points(run)
         task = prepare_task(run.options, hardware.detect(), _say)
         if len(task.source.models) > 1:
-            sys.exit(
-                f"{arguments.run}: its model is an ensemble, and a plain server gets the configuration of one model"
-            )
+            sys.exit(f"{arguments.run}: it has several models; plain servers serve one")
         rounds = PlainRounds(points)
         try:
             for result in measure(run, task, points, arguments.rounds, arguments.seconds):
