@@ -1,5 +1,5 @@
 #!/bin/sh
-# Rehearse the GPU studies without a GPU: pack.py, then unpack and run.py --smoke where the software is the GPU machine's.
+# Rehearse the GPU studies without a GPU: pack.py, then measure.sh smoke where the software is the GPU machine's.
 #
 #     benchmarks/gpu/rehearse.sh FOLDER [PYTHON]
 #
