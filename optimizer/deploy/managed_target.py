@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
 from optimizer.measure.server_client import HELD
-from optimizer.measure.server_health import lacks_memory, model_died, without_traceback
+from optimizer.measure.server_health import lacks_gpu_memory, lacks_memory, model_died, without_traceback
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferenceServerClient
@@ -119,19 +120,38 @@ SHORTEST_TIMEOUT_SECONDS = 20.0
 CALL_SECONDS = 10.0
 
 
+@dataclass(frozen=True)
+class LoadedModel:
+    """What a model was loaded with: its config.pbtxt, the same without instance groups, and its model.json files."""
+
+    config: str = ""
+    config_without_instances: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: ModelConfig, files: Mapping[str, bytes]) -> LoadedModel:
+        without_instances = model_config.copy(config)
+        without_instances.ClearField("instance_group")
+        return cls(model_config.to_text(config), model_config.to_text(without_instances), files)
+
+
 class ModelLoader:
     """Loads the models of a deployment into ``server``, from ``folder``.
 
     ``timeout_seconds`` limits a load. After the first one the limit is lower: a multiple of the slowest load so far.
+    ``gpus`` is whether the server sees GPUs.
     """
 
-    def __init__(self, server: Server, folder: RepositoryCopy, log: Path, timeout_seconds: float) -> None:
+    def __init__(
+        self, server: Server, folder: RepositoryCopy, log: Path, timeout_seconds: float, *, gpus: bool
+    ) -> None:
         self._server = server
         self._folder = folder
         self._log = log
         self._timeout_seconds = timeout_seconds
+        self._gpus = gpus
         self._slowest_seconds: float | None = None
-        self._loaded: dict[str, tuple[str, Mapping[str, bytes]]] = {}  # model -> config.pbtxt, model.json files
+        self._loaded: dict[str, LoadedModel] = {}
         self._loaded_by: RunningProcess | None = None
 
     def load(self, wanted: ServedModels, *, as_written: bool) -> dict[str, ModelConfig]:
@@ -150,7 +170,7 @@ class ModelLoader:
             self._unload(name, client)
         configs = {name: model_config.without_response_cache(config) for name, config in wanted.configs.items()}
         files = {name: wanted.files if name == wanted.batcher else {} for name in configs}
-        contents = {name: (model_config.to_text(config), files[name]) for name, config in configs.items()}
+        contents = {name: LoadedModel.of(config, files[name]) for name, config in configs.items()}
         changed = [name for name in contents if self._loaded.get(name) != contents[name]]
         for name in changed:
             self._folder.write_files(name, files[name])
@@ -160,14 +180,28 @@ class ModelLoader:
             if not self._loaded and configs[wanted.model].HasField("ensemble_scheduling"):
                 changed = [wanted.model]  # loading an ensemble loads its steps, too
         for name in changed:
-            if name in self._loaded and (files[name] or has_llm_engine(configs[name])):
-                self._unload(name, client)  # the memory does not hold the old engine and the new one
+            if name in self._loaded and self._needs_unload(name, contents[name], configs):
+                self._unload(name, client)
             self._loaded.pop(name, None)
             config = None if as_written else model_config.to_override_json(configs[name])
             self._load(client, name, config)
             self._loaded[name] = contents[name]  # also if the next model is refused
         self._loaded = contents
         return self._check(wanted, client)
+
+    def _needs_unload(self, name: str, content: LoadedModel, configs: Mapping[str, ModelConfig]) -> bool:
+        """Return whether a loaded model has to be unloaded before it is loaded again with ``content``.
+
+        Triton loads the new model first, and ends the old one's processes up to seconds after that. So a GPU would
+        have to hold both, and the memory of the old one would count as that of the new one. If only the instances
+        change, Triton keeps the others. A step of a loaded ensemble cannot be unloaded.
+        """
+        config = configs[name]
+        if content.files or has_llm_engine(config):
+            return True
+        may_use_gpu = self._gpus and gpu_placement.used_gpus([config]) != ()
+        same = content.config_without_instances == self._loaded[name].config_without_instances
+        return may_use_gpu and len(configs) == 1 and not same
 
     def _load(self, client: InferenceServerClient, name: str, config: str | None) -> None:
         from tritonclient.utils import InferenceServerException
@@ -216,7 +250,7 @@ class ModelLoader:
             raise self._fault(error) from error
         wrong = wanted.differences(serving)
         if wrong or not ready:
-            self._loaded = dict.fromkeys(self._loaded, ("", {}))  # loaded, but not with a known configuration
+            self._loaded = dict.fromkeys(self._loaded, LoadedModel())  # loaded, but not with a known configuration
             raise DeploymentError(
                 f"the server serves another configuration: {'; '.join(wrong) or 'not ready'}", log=self._log
             )
@@ -228,10 +262,13 @@ class ModelLoader:
             return self._server.crashed("loading", "the model's process died while loading")
         if not self._server.answers():
             return self._server.crashed("loading")
+        message = without_traceback(error.message())
         if lacks_memory(error.message()):
             self._server.stop()  # a new process has all of the memory for the next candidate
-            return DeploymentError(without_traceback(error.message()), log=self._log)
-        return LoadRefused(without_traceback(error.message()), log=self._log)
+            return DeploymentError(message, log=self._log)
+        if lacks_gpu_memory(error.message()):
+            self._server.stop()  # instances that did load hold their memory until their processes have ended
+        return LoadRefused(message, log=self._log)
 
 
 def load_model(
@@ -318,7 +355,7 @@ class ManagedTarget:
         server.start_seconds = min(server.start_seconds, load_timeout_seconds)
         self._folder = folder
         self._stopwatch = stopwatch or Stopwatch()
-        self._loader = ModelLoader(server, folder, server.log, load_timeout_seconds)
+        self._loader = ModelLoader(server, folder, server.log, load_timeout_seconds, gpus=gpus)
 
     @contextlib.contextmanager
     def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
