@@ -122,7 +122,7 @@ CALL_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What a model was loaded with: its config.pbtxt, the same without instance groups, and its model.json files."""
+    """The content of a loaded model: its config.pbtxt, the same without instance groups, and its model.json files."""
 
     config: str = ""
     config_without_instances: str = ""
