@@ -206,15 +206,15 @@ def filter_visible(gpus: Sequence[Gpu], chosen: str | None = None) -> tuple[Gpu,
 def gpus_used_by(pids: Collection[int], gpus: Sequence[Gpu], placed: Collection[int] | None) -> tuple[Gpu, ...]:
     """Return the GPUs of ``gpus`` on which the processes ``pids`` compute.
 
-    NVML does not report them from within a container, because processes have other IDs there. Then the result is the
-    GPUs at the indices ``placed``, which the server's instance groups name; all GPUs if they name none (None).
+    ``placed`` are the indices of the GPUs that the server's instance groups name; None if one of them names none.
+    Only these count, because tritonserver itself allocates memory on every GPU that it sees. NVML does not report the
+    processes from within a container, where they have other IDs. Then the result is the GPUs at ``placed``, or all.
     """
     if placed is not None and not placed:
         return ()
+    named = tuple(gpus) if placed is None else tuple(gpu for i, gpu in enumerate(gpus) if i in placed)
     in_use = tuple(gpu for gpu in gpus if not gpu.processes().keys().isdisjoint(pids))
-    if in_use:
-        return in_use
-    return tuple(gpus) if placed is None else tuple(gpu for i, gpu in enumerate(gpus) if i in placed)
+    return tuple(gpu for gpu in in_use if gpu in named) or in_use or named
 
 
 def _named(word: str, gpus: Sequence[Gpu]) -> Gpu | None:

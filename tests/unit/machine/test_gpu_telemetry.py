@@ -74,6 +74,15 @@ def test_the_gpu_on_which_the_server_runs(nvml: StandIn) -> None:
     }
 
 
+def test_a_gpu_on_which_the_server_only_has_its_memory_pool_does_not_count(nvml: StandIn) -> None:
+    """Triton allocates a pool on each GPU that it sees, also on those without instances."""
+    for gpus, utilization, memory in (([1], 0.75, 3e9), ([0, 1], 0.425, 3.5e9), (None, 0.425, 3.5e9)):
+        nvml.tell({**OTHERS, "process": ["SELF 500000000"]}, {**A100, "process": ["SELF 3000000000"]})
+        usage = recorded(nvml, gpus=gpus)
+        assert usage["gpu_utilization"] == pytest.approx(utilization)
+        assert usage["gpu_memory_bytes"] == memory
+
+
 def test_without_processes_the_instance_groups_tell(nvml: StandIn) -> None:
     """Processes have other IDs in a container, so memory and power are those of the device."""
     no_counter = {**A100, "energy": "error 3"}
