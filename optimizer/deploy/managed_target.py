@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,21 +119,6 @@ SHORTEST_TIMEOUT_SECONDS = 20.0
 CALL_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """The content of a loaded model: its config.pbtxt, the same without instance groups, and its model.json files."""
-
-    config: str = ""
-    config_without_instances: str = ""
-    files: Mapping[str, bytes] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, config: ModelConfig, files: Mapping[str, bytes]) -> LoadedModel:
-        without_instances = model_config.copy(config)
-        without_instances.ClearField("instance_group")
-        return cls(model_config.to_text(config), model_config.to_text(without_instances), files)
-
-
 class ModelLoader:
     """Loads the models of a deployment into ``server``, from ``folder``.
 
@@ -151,7 +135,7 @@ class ModelLoader:
         self._timeout_seconds = timeout_seconds
         self._gpus = gpus
         self._slowest_seconds: float | None = None
-        self._loaded: dict[str, LoadedModel] = {}
+        self._loaded: dict[str, tuple[str, Mapping[str, bytes]]] = {}  # model -> config.pbtxt, model.json files
         self._loaded_by: RunningProcess | None = None
 
     def load(self, wanted: ServedModels, *, as_written: bool) -> dict[str, ModelConfig]:
@@ -170,7 +154,7 @@ class ModelLoader:
             self._unload(name, client)
         configs = {name: model_config.without_response_cache(config) for name, config in wanted.configs.items()}
         files = {name: wanted.files if name == wanted.batcher else {} for name in configs}
-        contents = {name: LoadedModel.of(config, files[name]) for name, config in configs.items()}
+        contents = {name: (model_config.to_text(config), files[name]) for name, config in configs.items()}
         changed = [name for name in contents if self._loaded.get(name) != contents[name]]
         for name in changed:
             self._folder.write_files(name, files[name])
@@ -180,7 +164,7 @@ class ModelLoader:
             if not self._loaded and configs[wanted.model].HasField("ensemble_scheduling"):
                 changed = [wanted.model]  # loading an ensemble loads its steps, too
         for name in changed:
-            if name in self._loaded and self._needs_unload(name, contents[name], configs):
+            if name in self._loaded and (files[name] or self._fills_gpu(name, configs)):
                 self._unload(name, client)
             self._loaded.pop(name, None)
             config = None if as_written else model_config.to_override_json(configs[name])
@@ -189,19 +173,16 @@ class ModelLoader:
         self._loaded = contents
         return self._check(wanted, client)
 
-    def _needs_unload(self, name: str, content: LoadedModel, configs: Mapping[str, ModelConfig]) -> bool:
-        """Return whether a loaded model has to be unloaded before it is loaded again with ``content``.
+    def _fills_gpu(self, name: str, configs: Mapping[str, ModelConfig]) -> bool:
+        """Return whether a model has to be unloaded before it is loaded again, because it may use a GPU's memory.
 
-        Triton loads the new model first, and ends the old one's processes up to seconds after that. So a GPU would
-        have to hold both, and the memory of the old one would count as that of the new one. If only the instances
-        change, Triton keeps the others. A step of a loaded ensemble cannot be unloaded.
+        Triton loads the new model first, and ends the processes of the old one up to seconds after that. So a GPU
+        would have to hold both, and the memory of the old one would count as that of the new one. New processes also
+        have no errors of CUDA that make all further calls fail. A step of a loaded ensemble cannot be unloaded.
         """
         config = configs[name]
-        if content.files or has_llm_engine(config):
-            return True
-        may_use_gpu = self._gpus and gpu_placement.used_gpus([config]) != ()
-        same = content.config_without_instances == self._loaded[name].config_without_instances
-        return may_use_gpu and len(configs) == 1 and not same
+        is_alone = self._gpus and len(configs) == 1
+        return has_llm_engine(config) or (is_alone and gpu_placement.used_gpus([config]) != ())
 
     def _load(self, client: InferenceServerClient, name: str, config: str | None) -> None:
         from tritonclient.utils import InferenceServerException
@@ -250,7 +231,7 @@ class ModelLoader:
             raise self._fault(error) from error
         wrong = wanted.differences(serving)
         if wrong or not ready:
-            self._loaded = dict.fromkeys(self._loaded, LoadedModel())  # loaded, but not with a known configuration
+            self._loaded = dict.fromkeys(self._loaded, ("", {}))  # loaded, but not with a known configuration
             raise DeploymentError(
                 f"the server serves another configuration: {'; '.join(wrong) or 'not ready'}", log=self._log
             )

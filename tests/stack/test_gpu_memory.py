@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from optimizer.core.errors import LoadRefused
 from optimizer.core.trial import Candidate
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from tests.repositories import SLEEPER_CONFIG, stored
+from tests.repositories import SLEEPER_CONFIG, stored, write_sleeper
 
 MODEL = """\
 import fcntl
@@ -63,3 +64,18 @@ def test_after_too_many_instances_the_next_candidate_has_the_whole_memory(target
         assert "\n" not in str(caught.value)
         with target.deploy(candidate):
             pass
+
+
+def test_all_instances_are_new(tmp_path: Path) -> None:
+    """One of an earlier configuration may hold more memory than it needs, or have an error of CUDA that remains."""
+    folder = write_sleeper(tmp_path / "models", 1.0)
+    folder.joinpath("config.pbtxt").write_text(SLEEPER_CONFIG.replace("KIND_CPU", "KIND_MODEL"))
+    source, seen = stored(tmp_path / "models")("sleeper"), set[int]()
+    with contextlib.closing(EmbeddedTarget(source, log=tmp_path / "log", say=print)) as target:
+        for count in (1, 2, 1):
+            with target.deploy(replace(ONE, instance_count=count)) as endpoint:
+                assert endpoint.server_pid
+                processes = psutil.Process(endpoint.server_pid).children(recursive=True)
+                instances = {process.pid for process in processes if "stub" in process.name()}
+            assert len(instances - seen) == len(instances) == count
+            seen |= instances

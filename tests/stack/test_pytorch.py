@@ -135,9 +135,13 @@ def test_requests_of_a_batch_get_their_own_outputs(tmp_path: Path) -> None:
 
 def test_the_cause_of_a_failure_in_torchscript_is_told(tmp_path: Path) -> None:
     save_script(write_model(tmp_path / "repository", "m", CONFIG, None), Refuses())
-    with serving(tmp_path) as client, pytest.raises(InferenceServerException) as caught:
-        assert_answers_of(client, 1)
-    assert re.match(r"pytorch: .{0,20}index 7 .*out of", caught.value.message())
+    with serving(tmp_path) as client:
+        for _ in range(2):
+            with pytest.raises(InferenceServerException) as caught:
+                assert_answers_of(client, 1)
+            assert re.match(r"pytorch: .{0,20}index 7 .*out of", caught.value.message())
+    logged = [line for line in (tmp_path / "tritonserver.log").read_text().splitlines() if "pytorch: " in line]
+    assert logged == [f"error of m_0_0: {caught.value.message()}"]
 
 
 @pytest.mark.parametrize("threads", ["", 'parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "1" } }'])

@@ -29,6 +29,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model. Raises TritonModelException if it or its configuration does not work."""
         config = json.loads(args["model_config"])
+        self.name, self.has_failed = args["model_instance_name"], False
         self.device = _device(args["model_instance_kind"], args["model_instance_device_id"])
         self.batched = config["max_batch_size"] > 0
         self.outputs = [output["name"] for output in config["output"]]
@@ -57,7 +58,11 @@ class TritonPythonModel:
                 parts = [self._split(result, sizes) for result in results]
                 return [self._response(request, [part[i] for part in parts]) for i, request in enumerate(requests)]
         except Exception as error:
-            failure = pb_utils.TritonError(f"pytorch: {cause(str(error))}")
+            text = f"pytorch: {cause(str(error))}"
+            if not self.has_failed:  # once: the log need not have it for each request
+                self.has_failed = True
+                print(f"error of {self.name}: {text}", file=sys.stderr, flush=True)
+            failure = pb_utils.TritonError(text)
             return [pb_utils.InferenceResponse(error=failure) for _ in requests]
         finally:
             if self.parameters.enable_cache_cleaning and self.device.type == "cuda":
