@@ -96,6 +96,13 @@ def test_without_processes_the_instance_groups_tell(nvml: StandIn) -> None:
     assert recorded(nvml, gpus=[]) == UNKNOWN
 
 
+def test_the_power_now_is_preferred_to_the_mean_over_a_second(nvml: StandIn) -> None:
+    """Without an energy counter, or in a load too short for it, the readings count."""
+    for instant, watts in ((400_000, 400), ("error 3", 250)):
+        nvml.tell({**A100, "energy": "error 3", "instant_power": instant})
+        assert recorded(nvml)["gpu_power_watts"] == watts
+
+
 def test_a_reading_that_the_device_refuses_is_unknown(nvml: StandIn) -> None:
     nvml.tell({"name": "GRID", "utilization": 50, "power": "error 3", "memory": "error 999"})
     assert recorded(nvml) == UNKNOWN | {"gpu_utilization": 0.5}
