@@ -103,7 +103,7 @@ def with_precision(responses: Sequence[ModelOutputs]) -> list[ModelOutputs]:
     """Return ``responses`` with the precision of each output of type FP32 or FP64.
 
     A model that computes in FP16 or BF16 often converts its outputs to FP32. All their values are then numbers of the
-    narrower type, and have its rounding errors. Whole numbers do not tell.
+    narrower type, and have its rounding errors. Whole and quantized numbers do not tell.
     """
     values: dict[str, list[Array]] = {}
     for outputs in responses:
@@ -124,9 +124,19 @@ def _precision(values: Array) -> str:
     if np.array_equal(single, np.rint(single)) or not np.array_equal(single, finite):
         return ""
     if not np.any(single.view(np.uint32) & 0xFFFF):
-        return "BF16"
+        return "" if _have_one_step(finite, digits=7) else "BF16"
     with np.errstate(over="ignore"):
-        return "FP16" if np.array_equal(single.astype(np.float16), single) else ""
+        is_half = np.array_equal(single.astype(np.float16), single)
+    return "FP16" if is_half and not _have_one_step(finite, digits=10) else ""
+
+
+def _have_one_step(values: Floats, *, digits: int) -> bool:
+    """Return whether all values are multiples of the last of ``digits`` binary digits of the largest one.
+
+    They may then be quantized, with a step that does not depend on their size.
+    """
+    steps = np.ldexp(values, digits - math.floor(math.log2(np.abs(values).max())))
+    return bool(np.array_equal(steps, np.rint(steps)))
 
 
 def find_difference(
