@@ -18,7 +18,14 @@ typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned gpu, memory; } Utilization;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } Process;
 
-enum { SUCCESS = 0, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
+typedef struct {
+    unsigned id, scope;
+    long long at, latency;
+    int type, error;
+    union { unsigned milliwatts; double widest; };
+} Field;
+
+enum { POWER_INSTANT = 186, SUCCESS = 0, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
 static Device devices[8] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
 
 /* The n-th value of (device, key) into text; an error where the file has one, or none at all. */
@@ -109,6 +116,12 @@ int nvmlDeviceGetMemoryInfo(Device *device, Memory *memory) {
     return number(device, "memory", &memory->used);
 }
 int nvmlDeviceGetPowerUsage(Device *device, unsigned *milliwatts) { return whole(device, "power", milliwatts); }
+int nvmlDeviceGetFieldValues(Device *device, int count, Field *fields) {
+    for (int i = 0; i < count; i++)
+        fields[i].error = fields[i].id == POWER_INSTANT ? whole(device, "instant_power", &fields[i].milliwatts)
+                                                        : NOT_SUPPORTED;
+    return SUCCESS;
+}
 int nvmlDeviceGetTotalEnergyConsumption(Device *device, unsigned long long *millijoules) {
     unsigned long long milliwatts = 0;
     int error = number(device, "energy", millijoules);

@@ -66,6 +66,11 @@ def used_gpus(configs: Iterable[ModelConfig]) -> tuple[int, ...] | None:
     return tuple(sorted(gpus))
 
 
+def asks_for_gpu(config: ModelConfig) -> bool:
+    """Return whether an instance group has the kind KIND_GPU."""
+    return any(group.kind == group.KIND_GPU for group in config.instance_group if not group.passive)
+
+
 def missing_gpu(path: str, value: FieldValue, count: int) -> str:
     """Return why ``value`` of the setting ``path`` names a missing GPU; an empty string if it does not.
 

@@ -40,7 +40,8 @@ from optimizer.options.run_options import RunOptions
 STUB_SHELL = "bash"  # with which Triton's Python backend starts the process of a model
 NO_STUB_SHELL = "bash is missing, with which Triton starts the process of a model"
 INSTALL_STUB_SHELL = "apt-get install bash"
-CUDA_DRIVER = "libcuda.so.1"
+# the driver, and the libraries of CUDA that ONNX Runtime and PyTorch load
+CUDA_LIBRARIES = ("libcuda.so.1", "libcudart.so.*", "libcublas.so.*", "libcudnn.so.*", "libnvinfer.so.*")
 LEAST_ADDRESS_SPACE = 4 << 30  # bytes: tritonserver reserves more than it uses
 MORE_ADDRESS_SPACE = "ulimit -v unlimited"
 WITHOUT_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}  # its thread and requests would disturb measurements
@@ -272,17 +273,20 @@ def server_environment(installed: Runtime) -> dict[str, str]:
         **WITHOUT_TELEMETRY,
         **os.environ,  # Python models may need variables of the user
         **own_python,
-        "LD_LIBRARY_PATH": os.pathsep.join(map(str, (installed.libraries, libpython, *driver_folders()))),
+        "LD_LIBRARY_PATH": os.pathsep.join(map(str, (installed.libraries, libpython, *cuda_folders()))),
         # the stub embeds this Python and finds the packages of this environment by PYTHONPATH and PATH
         "PYTHONPATH": os.pathsep.join(packages),
         "PATH": search_path,
     }
 
 
-def driver_folders() -> list[str]:
-    """Return the folders of ``LD_LIBRARY_PATH`` with the CUDA driver, which some containers have nowhere else."""
+def cuda_folders() -> list[str]:
+    """Return the folders of ``LD_LIBRARY_PATH`` with the CUDA driver or CUDA's libraries.
+
+    Some containers have the driver nowhere else. Other folders are left out: their libraries may not suit the server.
+    """
     folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
-    return [folder for folder in folders if Path(folder, CUDA_DRIVER).exists()]
+    return [folder for folder in folders if any(next(Path(folder).glob(name), None) for name in CUDA_LIBRARIES)]
 
 
 def address_space_problem() -> str:

@@ -25,7 +25,7 @@ from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
 from optimizer.measure.server_client import HELD
-from optimizer.measure.server_health import lacks_memory, model_died, without_traceback
+from optimizer.measure.server_health import lacks_gpu_memory, lacks_memory, model_died, without_traceback
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferenceServerClient
@@ -123,13 +123,17 @@ class ModelLoader:
     """Loads the models of a deployment into ``server``, from ``folder``.
 
     ``timeout_seconds`` limits a load. After the first one the limit is lower: a multiple of the slowest load so far.
+    ``gpus`` is whether the server sees GPUs.
     """
 
-    def __init__(self, server: Server, folder: RepositoryCopy, log: Path, timeout_seconds: float) -> None:
+    def __init__(
+        self, server: Server, folder: RepositoryCopy, log: Path, timeout_seconds: float, *, gpus: bool
+    ) -> None:
         self._server = server
         self._folder = folder
         self._log = log
         self._timeout_seconds = timeout_seconds
+        self._gpus = gpus
         self._slowest_seconds: float | None = None
         self._loaded: dict[str, tuple[str, Mapping[str, bytes]]] = {}  # model -> config.pbtxt, model.json files
         self._loaded_by: RunningProcess | None = None
@@ -160,14 +164,25 @@ class ModelLoader:
             if not self._loaded and configs[wanted.model].HasField("ensemble_scheduling"):
                 changed = [wanted.model]  # loading an ensemble loads its steps, too
         for name in changed:
-            if name in self._loaded and (files[name] or has_llm_engine(configs[name])):
-                self._unload(name, client)  # the memory does not hold the old engine and the new one
+            if name in self._loaded and (files[name] or self._fills_gpu(name, configs)):
+                self._unload(name, client)
             self._loaded.pop(name, None)
             config = None if as_written else model_config.to_override_json(configs[name])
             self._load(client, name, config)
             self._loaded[name] = contents[name]  # also if the next model is refused
         self._loaded = contents
         return self._check(wanted, client)
+
+    def _fills_gpu(self, name: str, configs: Mapping[str, ModelConfig]) -> bool:
+        """Return whether a model has to be unloaded before it is loaded again, because it may use a GPU's memory.
+
+        Triton loads the new model first, and ends the processes of the old one up to seconds after that. So a GPU
+        would have to hold both, and the memory of the old one would count as that of the new one. New processes also
+        have no errors of CUDA that make all further calls fail. A step of a loaded ensemble cannot be unloaded.
+        """
+        config = configs[name]
+        is_alone = self._gpus and len(configs) == 1
+        return has_llm_engine(config) or (is_alone and gpu_placement.used_gpus([config]) != ())
 
     def _load(self, client: InferenceServerClient, name: str, config: str | None) -> None:
         from tritonclient.utils import InferenceServerException
@@ -228,10 +243,13 @@ class ModelLoader:
             return self._server.crashed("loading", "the model's process died while loading")
         if not self._server.answers():
             return self._server.crashed("loading")
+        message = without_traceback(error.message())
         if lacks_memory(error.message()):
             self._server.stop()  # a new process has all of the memory for the next candidate
-            return DeploymentError(without_traceback(error.message()), log=self._log)
-        return LoadRefused(without_traceback(error.message()), log=self._log)
+            return DeploymentError(message, log=self._log)
+        if lacks_gpu_memory(error.message()):
+            self._server.stop()  # instances that did load hold their memory until their processes have ended
+        return LoadRefused(message, log=self._log)
 
 
 def load_model(
@@ -318,7 +336,7 @@ class ManagedTarget:
         server.start_seconds = min(server.start_seconds, load_timeout_seconds)
         self._folder = folder
         self._stopwatch = stopwatch or Stopwatch()
-        self._loader = ModelLoader(server, folder, server.log, load_timeout_seconds)
+        self._loader = ModelLoader(server, folder, server.log, load_timeout_seconds, gpus=gpus)
 
     @contextlib.contextmanager
     def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:

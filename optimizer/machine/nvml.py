@@ -29,6 +29,7 @@ REMEDIES = {  # NVML error -> what to do
 MPS_THREADS, MPS_PIPES = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"  # of processes under MPS
 USUAL_MPS_PIPES = "/tmp/nvidia-mps"
 DEFAULT_REMEDY = "run nvidia-smi for details"
+POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT, which older versions of pynvml lack
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class Gpu:
             memory_bytes=read_or_none(lambda: float(pynvml.nvmlDeviceGetMemoryInfo(self.handle).used))
             if own is None
             else own,
-            power_watts=read_or_none(lambda: pynvml.nvmlDeviceGetPowerUsage(self.handle) / 1000),
+            power_watts=self._instant_power_watts()
+            or read_or_none(lambda: pynvml.nvmlDeviceGetPowerUsage(self.handle) / 1000),
             energy_joules=read_or_none(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000),
             sm_clock_mhz=read_or_none(lambda: float(clock(self.handle, pynvml.NVML_CLOCK_SM))),
             memory_clock_mhz=read_or_none(lambda: float(clock(self.handle, pynvml.NVML_CLOCK_MEM))),
@@ -74,6 +76,15 @@ class Gpu:
             before = memory_bytes.get(process.pid, 0.0)  # with MIG a process can be listed more than once
             memory_bytes[process.pid] = None if used is None or before is None else before + used
         return memory_bytes
+
+    def _instant_power_watts(self) -> float | None:
+        """Return the power now. The usual reading is a mean over 1 s on Ampere and later GPUs."""
+        import pynvml
+
+        values = read_or_none(lambda: pynvml.nvmlDeviceGetFieldValues(self.handle, [POWER_INSTANT]))
+        if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+            return None
+        return float(values[0].value.uiVal) / 1000
 
     def _memory_of(self, pids: Collection[int]) -> float | None:
         used = [value for pid, value in self.processes().items() if pid in pids] if pids else []
@@ -206,15 +217,15 @@ def filter_visible(gpus: Sequence[Gpu], chosen: str | None = None) -> tuple[Gpu,
 def gpus_used_by(pids: Collection[int], gpus: Sequence[Gpu], placed: Collection[int] | None) -> tuple[Gpu, ...]:
     """Return the GPUs of ``gpus`` on which the processes ``pids`` compute.
 
-    NVML does not report them from within a container, because processes have other IDs there. Then the result is the
-    GPUs at the indices ``placed``, which the server's instance groups name; all GPUs if they name none (None).
+    ``placed`` are the indices of the GPUs that the server's instance groups name; None if one of them names none.
+    Only these count, because tritonserver itself allocates memory on every GPU that it sees. NVML does not report the
+    processes from within a container, where they have other IDs. Then the result is the GPUs at ``placed``, or all.
     """
     if placed is not None and not placed:
         return ()
+    named = tuple(gpus) if placed is None else tuple(gpu for i, gpu in enumerate(gpus) if i in placed)
     in_use = tuple(gpu for gpu in gpus if not gpu.processes().keys().isdisjoint(pids))
-    if in_use:
-        return in_use
-    return tuple(gpus) if placed is None else tuple(gpu for i, gpu in enumerate(gpus) if i in placed)
+    return tuple(gpu for gpu in in_use if gpu in named) or in_use or named
 
 
 def _named(word: str, gpus: Sequence[Gpu]) -> Gpu | None:

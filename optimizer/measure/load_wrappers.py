@@ -194,7 +194,7 @@ class SharedMemoryLoadGenerator:
 
 _INDEX_ERROR = re.compile(
     r"out of (?:data |the )?(?:bounds|range)|outside (?:the )?(?:bounds|range)|is not in \[0|index\w* out of"
-    r"|(?:indices|index)\b.{0,80}must be (?:within|less|in)|IndexError|device-side assert",
+    r"|(?:indices|index)\b.{0,80}must be (?:within|less|in)|IndexError|device-side assert\b",
     re.IGNORECASE,
 )
 _VALID_RANGE = re.compile(r"range \[-?\d{1,18}, ?(\d{1,18})\]")  # part of a message of ONNX Runtime

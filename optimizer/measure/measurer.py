@@ -89,13 +89,17 @@ class Measurer:
         Raises DeploymentError if the outputs are wrong.
         """
         self._score = None
-        self._fell_back_to_cpu |= endpoint.fell_back_to_cpu
+        self.note_device(endpoint)
         with self.stopwatch.count("server"):
             shares = [self.output_check.check(server) for server in endpoint.servers]
             self._output_deviation = max((share for share in shares if share is not None), default=None)
             if self.scorer is not None:
                 self._score = self.scorer.measure(endpoint)
         self._probe_seconds = self._probe(self.speed) if self.speed else None
+
+    def note_device(self, endpoint: Endpoint) -> None:
+        """Remember for the notes whether the server has put the deployment on the CPU although there is a GPU."""
+        self._fell_back_to_cpu |= endpoint.fell_back_to_cpu
 
     def _probe(self, speed: SpeedLog) -> float:
         with self.stopwatch.count_own("probes"):

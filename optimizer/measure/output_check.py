@@ -27,6 +27,7 @@ from optimizer.measure.output_comparison import (
     find_difference,
     mean_magnitudes,
     read_outputs,
+    with_precision,
 )
 from optimizer.measure.server_health import is_rejection
 from optimizer.model.input_data import Array
@@ -59,8 +60,8 @@ class ReferenceOutputs:
 
     @cached_property
     def outputs(self) -> list[ModelOutputs]:
-        """The decoded responses."""
-        return [read_outputs(response) for response in self.responses]
+        """The decoded responses, with the precision of their values."""
+        return with_precision([read_outputs(response) for response in self.responses])
 
     @cached_property
     def magnitudes(self) -> dict[str, float]:
@@ -138,6 +139,8 @@ MAX_BYTES = 128 << 20  # in flight
 CHECK_SECONDS = 5.0  # limit for a check whose requests are answered one at a time
 TIMEOUT_SECONDS = 30.0
 _CHUNK = 4  # requests between two looks at the clock
+MAX_ROUNDING = 30.0  # a larger share of the allowed difference is no rounding, whatever the precision of the model
+ROUNDING_HINT = "; if that is rounding, allow it with tolerance: in a profile"
 
 
 class NoOutputCheck:
@@ -236,7 +239,8 @@ class BaselineOutputCheck:
         order, responses = self._send_together(endpoint, reference)
         deviation = reference.compare(order, responses, self._tolerance)
         if deviation.problem:
-            raise DeploymentError(f"outputs differ from those of the unbatched baseline: {deviation.problem}")
+            hint = ROUNDING_HINT if deviation.share < MAX_ROUNDING else ""
+            raise DeploymentError(f"outputs differ from those of the unbatched baseline: {deviation.problem}{hint}")
         return deviation.share
 
     def _infer(

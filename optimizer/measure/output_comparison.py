@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,10 +19,15 @@ DEFAULT_RELATIVE = {"FP64": 1e-3, "FP32": 1e-3, "FP16": 1e-2, "BF16": 5e-2}
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """An output tensor of a response; ``datatype`` is Triton's name of its type."""
+    """An output tensor of a response.
+
+    ``datatype`` is Triton's name of its type, and ``precision`` that of its values, see ``with_precision``. It is
+    empty if it is the same.
+    """
 
     datatype: str
     values: Array
+    precision: str = ""
 
 
 ModelOutputs: TypeAlias = Mapping[str, OutputTensor]
@@ -32,8 +37,8 @@ ModelOutputs: TypeAlias = Mapping[str, OutputTensor]
 class Tolerance:
     """A float may differ by ``absolute + relative x |expected value|``.
 
-    If ``relative`` is None, it is the value of the output's type in DEFAULT_RELATIVE. If ``absolute`` is None, it is
-    ``relative`` times the output's mean magnitude, because small values may be sums of large ones.
+    If ``relative`` is None, it is the value of the output's precision in DEFAULT_RELATIVE. If ``absolute`` is None,
+    it is ``relative`` times the output's mean magnitude, because small values may be sums of large ones.
     """
 
     relative: float | None = None
@@ -41,7 +46,7 @@ class Tolerance:
 
     def allowed(self, expected: OutputTensor, magnitude: float) -> Floats:
         """Return the allowed difference of each value; 0 for integers, booleans and strings."""
-        default = DEFAULT_RELATIVE.get(expected.datatype)
+        default = DEFAULT_RELATIVE.get(expected.precision or expected.datatype)
         if default is None:
             return np.zeros(expected.values.shape)
         relative = default if self.relative is None else self.relative
@@ -92,6 +97,46 @@ def mean_magnitudes(responses: Sequence[ModelOutputs]) -> dict[str, float]:
         finite = joined[np.isfinite(joined)]
         means[name] = float(finite.mean()) if finite.size else 0.0
     return means
+
+
+def with_precision(responses: Sequence[ModelOutputs]) -> list[ModelOutputs]:
+    """Return ``responses`` with the precision of each output of type FP32 or FP64.
+
+    A model that computes in FP16 or BF16 often converts its outputs to FP32. All their values are then numbers of the
+    narrower type, and have its rounding errors. Whole and quantized numbers do not tell.
+    """
+    values: dict[str, list[Array]] = {}
+    for outputs in responses:
+        for name, tensor in outputs.items():
+            if tensor.datatype in ("FP32", "FP64"):
+                values.setdefault(name, []).append(tensor.values.ravel())
+    precisions = {name: _precision(np.concatenate(arrays)) for name, arrays in values.items()}
+    return [
+        {name: replace(tensor, precision=precisions.get(name, "")) for name, tensor in outputs.items()}
+        for outputs in responses
+    ]
+
+
+def _precision(values: Array) -> str:
+    """Return BF16 or FP16 if all finite ``values`` are numbers of that type, otherwise an empty string."""
+    finite = values[np.isfinite(values)].astype(np.float64)
+    single = finite.astype(np.float32)
+    if np.array_equal(single, np.rint(single)) or not np.array_equal(single, finite):
+        return ""
+    if not np.any(single.view(np.uint32) & 0xFFFF):
+        return "" if _have_one_step(finite, digits=7) else "BF16"
+    with np.errstate(over="ignore"):
+        is_half = np.array_equal(single.astype(np.float16), single)
+    return "FP16" if is_half and not _have_one_step(finite, digits=10) else ""
+
+
+def _have_one_step(values: Floats, *, digits: int) -> bool:
+    """Return whether all values are multiples of the last of ``digits`` binary digits of the largest one.
+
+    They may then be quantized, with a step that does not depend on their size.
+    """
+    steps = np.ldexp(values, digits - math.floor(math.log2(np.abs(values).max())))
+    return bool(np.array_equal(steps, np.rint(steps)))
 
 
 def find_difference(

@@ -203,7 +203,9 @@ class PerfAnalyzer:
                 window_ms *= 5
                 if window_ms > MAX_WINDOW_MS:
                     raise ServerCrashed(  # it hangs, or has more work than it can ever finish
-                        f"no request was answered within {window_ms / 5000:g} s at {load}", log=self.log
+                        f"no request was answered within {window_ms / 5000:g} s at concurrency {load.concurrency}, "
+                        f"request batch size {load.request_batch_size:g}",
+                        log=self.log,
                     )
                 continue
             per_window = (measurement.requests or 0) / MIN_WINDOWS

@@ -51,6 +51,15 @@ def lacks_memory(message: str) -> bool:
     return re.search(r"\b(cannot allocate memory|std::bad_alloc)\b", message, re.IGNORECASE) is not None
 
 
+def lacks_gpu_memory(message: str) -> bool:
+    """Return whether a message of PyTorch, CUDA, cuBLAS or ONNX Runtime says that a GPU has too little free memory.
+
+    All processes of the server share that memory.
+    """
+    pattern = r"\bCUDA\b.{0,40}\bout of memory\b|\bcudaErrorMemoryAllocation\b|\bCUBLAS_STATUS_ALLOC_FAILED\b"
+    return re.search(f"{pattern}|Failed to allocate memory for requested buffer", message, re.IGNORECASE) is not None
+
+
 def without_traceback(message: str) -> str:
     """Return the server's message on one line, without the Python traceback that a backend appends."""
     return shorten(re.split(r"\s+At:\s", message)[0])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from optimizer.config import gpu_placement
 from optimizer.config.execution import uses_openvino
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import EnvironmentFault
@@ -194,7 +195,7 @@ class Environment:
         settings = TargetSettings(
             log=folder.server_log,
             cpus=self.placement(task).server,
-            gpus=self._needs_gpus(task),
+            gpus=self.server_sees_gpus(task),
             metrics=self._metrics_address(task),
             stopwatch=self.stopwatch,
             say=self.say,
@@ -308,6 +309,14 @@ class Environment:
     @property
     def _is_remote(self) -> bool:
         return self.options.target == "remote"
+
+    def server_sees_gpus(self, task: Task) -> bool:
+        """Return whether the server of ``task`` sees the GPUs of this machine.
+
+        If NVML has a fault, CUDA may work nevertheless: a model that asks for a GPU gets it, without GPU metrics.
+        """
+        asks_for_gpu = any(gpu_placement.asks_for_gpu(config) for config in task.source.models.values())
+        return self._needs_gpus(task) or (bool(self.gpus.fault) and asks_for_gpu)
 
     def _needs_gpus(self, task: Task) -> bool:
         return task.on_gpu or (bool(self.hardware.gpus) and has_gpu_choice(task.problem.space.fields))

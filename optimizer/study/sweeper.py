@@ -142,11 +142,16 @@ class Sweeper:
             return before < earlier
 
         observer = self.measurer.observer
+
+        def prepare(endpoint: Endpoint) -> None:
+            self.measurer.note_device(endpoint)
+            observer.trial_started(trial.number, trial.candidate, "sweep")
+
         trial, error = CandidateMeasurer(self.target, self.measurer).run(
             trial,
             lambda _: pending[0] if pending else None,
             measure=measure,
-            prepare=lambda _: observer.trial_started(trial.number, trial.candidate, "sweep"),
+            prepare=prepare,
             is_worth_retrying=has_progressed,
             retry=CrashRetry(max_crashes=None),
         )

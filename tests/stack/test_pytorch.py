@@ -6,7 +6,9 @@ Only where torch is installed: ``pip install -e '.[test,pytorch]'``.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -42,6 +44,11 @@ class Two(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         return ids + 1, x * 2 + ids
+
+
+class Refuses(torch.nn.Module):  # type: ignore[misc]
+    def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return ids + 1, x[7] * 2
 
 
 class Dictionary(torch.nn.Module):  # type: ignore[misc]
@@ -108,6 +115,33 @@ def test_torchscript_by_the_names_of_its_arguments(tmp_path: Path) -> None:
 
 def assert_answers_of(client: InferenceServerClient, rows: int) -> None:
     infer(client, {"ids": ("INT64", np.zeros((rows, 3), int)), "x": ("FP32", np.zeros((rows, 3), np.float32))})
+
+
+def test_requests_of_a_batch_get_their_own_outputs(tmp_path: Path) -> None:
+    batching = "dynamic_batching { preferred_batch_size: [ 6 ] max_queue_delay_microseconds: 5000000 }\n"
+    save_script(write_model(tmp_path / "repository", "m", CONFIG + batching, None), Two())
+    with serving(tmp_path) as client, ThreadPoolExecutor(3) as pool:
+        requests = [
+            {"ids": ("INT64", np.full((rows, 3), 10 * rows)), "x": ("FP32", np.full((rows, 3), rows, np.float32))}
+            for rows in (1, 2, 3)
+        ]
+        answers = list(pool.map(lambda request: infer(client, request), requests))
+        for rows, answer in enumerate(answers, 1):
+            np.testing.assert_array_equal(answer.as_numpy("OUTPUT__0"), np.full((rows, 3), 10 * rows + 1))
+            np.testing.assert_array_equal(answer.as_numpy("OUTPUT__1"), np.full((rows, 3), 12 * rows))
+        batches = client.get_inference_statistics("m").model_stats[0].batch_stats
+        assert [batch.batch_size for batch in batches] == [6]
+
+
+def test_the_cause_of_a_failure_in_torchscript_is_told(tmp_path: Path) -> None:
+    save_script(write_model(tmp_path / "repository", "m", CONFIG, None), Refuses())
+    with serving(tmp_path) as client:
+        for _ in range(2):
+            with pytest.raises(InferenceServerException) as caught:
+                assert_answers_of(client, 1)
+            assert re.match(r"pytorch: .{0,20}index 7 .*out of", caught.value.message())
+    logged = [line for line in (tmp_path / "tritonserver.log").read_text().splitlines() if "pytorch: " in line]
+    assert logged == [f"error of m_0_0: {caught.value.message()}"]
 
 
 @pytest.mark.parametrize("threads", ["", 'parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "1" } }'])

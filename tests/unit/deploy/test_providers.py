@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import onnxruntime
 import pytest
 
-from optimizer.deploy.backends.onnxruntime.providers import CPU, CUDA, OPENVINO, TENSORRT, needs_openvino, providers
+from optimizer.deploy.backends.onnxruntime.providers import (
+    CPU,
+    CUDA,
+    OPENVINO,
+    TENSORRT,
+    load_cuda_libraries,
+    needs_openvino,
+    providers,
+)
 
 EVERY = [TENSORRT, CUDA, CPU]
 
@@ -106,3 +116,17 @@ def test_options_of_tensorrt() -> None:
 def test_an_unavailable_provider_is_reported(accelerator: dict[str, Any], available: list[str], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         providers(accelerated(accelerator), {}, 0, available)
+
+
+def test_the_libraries_of_cuda_are_loaded_for_a_gpu() -> None:
+    calls: list[dict[str, bool]] = []
+    newer = SimpleNamespace(preload_dlls=lambda **options: calls.append(options))
+    for module, device in ((newer, None), (SimpleNamespace(), 0), (newer, 1)):
+        load_cuda_libraries(module, device)
+    assert calls == [{"msvc": False}]
+
+
+def test_onnxruntime_has_the_function_that_loads_them() -> None:
+    """The build of the tests is that for CPUs, which loads nothing."""
+    load_cuda_libraries(onnxruntime, 0)
+    assert callable(onnxruntime.preload_dlls)

@@ -10,7 +10,7 @@ import pytest
 from optimizer.cli import doctor
 from optimizer.core.errors import EnvironmentFault
 from optimizer.deploy import runtime
-from optimizer.deploy.embedded_target import CUDA_DRIVER, server_environment
+from optimizer.deploy.embedded_target import server_environment
 from optimizer.deploy.runtime import Runtime
 from optimizer.model.repository import PYTHON_BACKEND_VERSIONS
 
@@ -88,13 +88,14 @@ def test_a_libpython_of_the_machine_is_preferred(
     assert "PYTHONHOME" not in server_environment(unpacked)
 
 
-def test_the_server_finds_the_driver_where_only_the_loader_path_names_it(
+def test_the_server_finds_cuda_where_only_the_loader_path_names_it(
     unpacked: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "libpython_folder", lambda: tmp_path / "own")
-    for name in ("driver", "other"):
+    folders = {"other": "libz.so.1", "driver": "libcuda.so.1", "toolkit": "libcublas.so.13"}
+    for name, library in folders.items():
         (tmp_path / name).mkdir()
-    (tmp_path / "driver" / CUDA_DRIVER).touch()
-    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path / 'other'}:{tmp_path / 'driver'}")
-    expected = f"{unpacked.libraries}:{tmp_path / 'own'}:{tmp_path / 'driver'}"
+        (tmp_path / name / library).touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", ":".join(str(tmp_path / name) for name in (*folders, "missing")))
+    expected = f"{unpacked.libraries}:{tmp_path / 'own'}:{tmp_path / 'driver'}:{tmp_path / 'toolkit'}"
     assert server_environment(unpacked)["LD_LIBRARY_PATH"] == expected

@@ -74,6 +74,15 @@ def test_the_gpu_on_which_the_server_runs(nvml: StandIn) -> None:
     }
 
 
+def test_a_gpu_on_which_the_server_only_has_its_memory_pool_does_not_count(nvml: StandIn) -> None:
+    """Triton allocates a pool on each GPU that it sees, also on those without instances."""
+    for gpus, utilization, memory in (([1], 0.75, 3e9), ([0, 1], 0.425, 3.5e9), (None, 0.425, 3.5e9)):
+        nvml.tell({**OTHERS, "process": ["SELF 500000000"]}, {**A100, "process": ["SELF 3000000000"]})
+        usage = recorded(nvml, gpus=gpus)
+        assert usage["gpu_utilization"] == pytest.approx(utilization)
+        assert usage["gpu_memory_bytes"] == memory
+
+
 def test_without_processes_the_instance_groups_tell(nvml: StandIn) -> None:
     """Processes have other IDs in a container, so memory and power are those of the device."""
     no_counter = {**A100, "energy": "error 3"}
@@ -85,6 +94,13 @@ def test_without_processes_the_instance_groups_tell(nvml: StandIn) -> None:
     chosen = recorded(nvml, environment={"CUDA_VISIBLE_DEVICES": "GPU-1"}, gpus=[0])
     assert chosen == usage
     assert recorded(nvml, gpus=[]) == UNKNOWN
+
+
+def test_the_power_now_is_preferred_to_the_mean_over_a_second(nvml: StandIn) -> None:
+    """Without an energy counter, or in a load too short for it, the readings count."""
+    for instant, watts in ((400_000, 400), ("error 3", 250)):
+        nvml.tell({**A100, "energy": "error 3", "instant_power": instant})
+        assert recorded(nvml)["gpu_power_watts"] == watts
 
 
 def test_a_reading_that_the_device_refuses_is_unknown(nvml: StandIn) -> None:

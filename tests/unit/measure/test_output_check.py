@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from optimizer.measure.output_comparison import (
     Tolerance,
     find_difference,
     mean_magnitudes,
+    with_precision,
 )
 from tests.answering_server import AnsweringServer
 
@@ -100,6 +101,35 @@ class TestDifferences:
         assert expected_text(answer([[1, 2]]), answer([[1], [2]])) == "y has the shape [2, 1] instead of [1, 2]"
         assert not expected_text(answer(np.zeros((0, 4))), answer(np.zeros((0, 4))))
 
+    @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+    @pytest.mark.parametrize(
+        ("values", "precision"),
+        [
+            ([0.1, -2.7, 1e-6], ""),
+            (np.array([0.1, -2.7, 1e-6], np.float16), "FP16"),
+            ([np.float16(0.1)], ""),
+            ([0.010009765625, -3.140625, math.inf, math.nan], "BF16"),
+            ([1 / 256, 0.5, 255 / 256], ""),
+            ([1 / 2048, 1023 / 2048], ""),
+            ([0.1], ""),
+            ([1e30, 0.5], ""),
+            ([1, 0, 300], ""),
+            ([], ""),
+        ],
+    )
+    def test_the_precision_of_values_may_be_that_of_a_narrower_type(
+        self, values: Any, precision: str, datatype: str
+    ) -> None:
+        dtype = {"FP32": np.float32, "FP64": np.float64}[datatype]
+        alone = [answer([value], datatype, dtype) for value in np.array(values, dtype=dtype)]
+        assert [outputs["y"].precision for outputs in with_precision(alone)] == [precision] * len(alone)
+
+    def test_the_default_tolerance_follows_from_the_precision(self) -> None:
+        (half,) = with_precision([answer(np.array([0.1, 0.2, 0.3], np.float16))])
+        assert not expected_text(half, answer([0.1, 0.2, 0.304]))
+        assert expected_text(half, answer([0.1, 0.2, 0.306]))
+        assert expected_text(half, answer([0.1, 0.2, 0.304]), Tolerance(relative=0.001))
+
     @given(st.lists(st.floats(width=32), min_size=1, max_size=20))
     def test_outputs_equal_themselves(self, values: list[float]) -> None:
         assert not expected_text(answer(values), answer(values), Tolerance(0, 0))
@@ -114,6 +144,10 @@ def told_signs(value: float) -> str:
 
 def double(feeds: dict[str, Array]) -> dict[str, Array]:
     return {"y": 2 * feeds["x"]}
+
+
+def times(factor: float) -> Callable[[dict[str, Array]], dict[str, Array]]:
+    return lambda feeds: {"y": (factor * feeds["x"]).astype(np.float32)}
 
 
 class Served:
@@ -162,6 +196,23 @@ def test_different_outputs_are_rejected(served: Served) -> None:
     served.server.model = lambda feeds: {"z": feeds["x"]}
     with pytest.raises(DeploymentError, match=rf"baseline: y is missing, at request \d+; {REQUESTS} of {REQUESTS}"):
         guard.check(served.endpoint)
+
+
+def test_outputs_of_a_model_in_fp16_have_its_tolerance(served: Served) -> None:
+    served.server.model = lambda feeds: {"y": feeds["x"].astype(np.float16).astype(np.float32)}
+    guard = served.referred()
+    served.server.model = lambda feeds: {"y": (feeds["x"] * 1.003).astype(np.float16).astype(np.float32)}
+    assert guard.check(served.endpoint) is not None
+
+
+def test_a_small_difference_may_be_rounding(served: Served) -> None:
+    hint = "; if that is rounding, allow it with tolerance: in a profile"
+    guard = served.referred()
+    for factor, hints in ((1.01, True), (1.5, False)):
+        served.server.model = times(2 * factor)
+        with pytest.raises(DeploymentError, match="outputs differ") as caught:
+            guard.check(served.endpoint)
+        assert str(caught.value).endswith(hint) is hints
 
 
 def test_a_tolerance_of_the_user_is_used(served: Served) -> None:

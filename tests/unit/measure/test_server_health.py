@@ -30,6 +30,22 @@ def test_lack_of_memory_and_dead_models_are_recognised(message: str, lacks_memor
     assert server_health.model_died(message) is model_died
 
 
+@pytest.mark.parametrize(
+    ("message", "lacks"),
+    [
+        ("pytorch: CUDA out of memory. Tried to allocate 8.39 GiB. GPU 0 has a total capacity of 79.11 GiB", True),
+        ("pytorch: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", True),
+        ("CUDA failure 2: out of memory ; GPU=0 ; hostname=a", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 939524096", True),
+        ("pytorch: CUDA error: device-side assert triggered", False),
+        (NO_ARRAY, False),
+    ],
+)
+def test_lack_of_gpu_memory_is_recognised(message: str, lacks: bool) -> None:
+    assert server_health.lacks_gpu_memory(message) is lacks
+
+
 def test_the_last_output_is_that_of_a_models_process(tmp_path: Path) -> None:
     log = tmp_path / "log"
     lines = ["| model | 1 |", "+---+", 'I1122 21:49:17.258071 444 model_lifecycle.cc:472] "loading: m:1"']

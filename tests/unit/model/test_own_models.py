@@ -14,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.deploy.backends.pytorch.conventions import Parameters, in_order, positions, read_parameters
+from optimizer.deploy.backends.pytorch.conventions import Parameters, cause, in_order, positions, read_parameters
 from optimizer.model.onnx_file import check_versions, derive, external_files, model_name, read_bare_onnx
 from optimizer.model.repository import backend_of, check_torch, check_torch_file, read_repository_model
 from optimizer.options.option_reader import move_options
@@ -341,3 +341,36 @@ def test_bare_file_is_resumed_from_another_folder(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path / "here")
     assert move_options(tmp_path, RunOptions("net.onnx")).model == str(tmp_path / "net.onnx")
     assert move_options(tmp_path / "here", RunOptions("net.onnx")).model == "net.onnx"
+
+
+TORCHSCRIPT = """\
+The following operation failed in the TorchScript interpreter.
+Traceback of TorchScript, serialized code (most recent call last):
+  File "code/__torch__/models.py", line 20, in forward
+    return torch.embedding(weight, input)
+           ~~~~~~~~~~~~~~~ <--- HERE
+RuntimeError: """
+NO_MEMORY = "CUDA out of memory. Tried to allocate 8.39 GiB. GPU 0 has a total capacity of 79.11 GiB."
+ASSERT = "CUDA error: device-side assert triggered"
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ("expected a tensor\nof 3 rows", "expected a tensor\nof 3 rows"),
+        (f"{TORCHSCRIPT}index out of range in self\n", "index out of range in self"),
+        (
+            f"{NO_MEMORY} Of the allocated memory 8.00 GiB is allocated by PyTorch, and 0 bytes is reserved by "
+            "PyTorch but unallocated. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF.",
+            NO_MEMORY,
+        ),
+        (
+            f"{TORCHSCRIPT}{ASSERT}\nSearch for `cudaErrorAssert' in https://docs.nvidia.com/cuda for more "
+            "information.\nCUDA kernel errors might be asynchronously reported at some other API call.\n"
+            "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n",
+            ASSERT,
+        ),
+    ],
+)
+def test_the_cause_in_a_message_of_pytorch(message: str, text: str) -> None:
+    assert cause(message) == text

@@ -259,7 +259,12 @@ def test_index_out_of_bounds_gets_a_hint(message: str, highest: str) -> None:
     assert index_hint(message, ()) == ""
 
 
-@pytest.mark.parametrize("message", ["no such weights", "unexpected shape for input 'ids'", "out of memory"])
+OTHER_CUDA = "CUDA error: misaligned address. Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+
+
+@pytest.mark.parametrize(
+    "message", ["no such weights", "unexpected shape for input 'ids'", "out of memory", OTHER_CUDA]
+)
 def test_other_failures_get_no_hint(message: str) -> None:
     assert index_hint(message, ("ids",)) == ""
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
 from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.notes import ShareOfNode
@@ -52,6 +53,24 @@ def test_a_quota_is_what_the_server_had(environment: Environment, monkeypatch: p
     monkeypatch.setattr(cpus, "quota", lambda: 1.5)
     server = replace(environment, cpu_quota=1.5).server_resources(task_with())
     assert (server.server_cpus, server.cpu_quota, server.client_shares_cpus) == (1.5, 1.5, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "sees"),
+    [
+        ("KIND_GPU", "NVML: Unknown Error", True),
+        ("KIND_CPU", "NVML: Unknown Error", False),
+        ("KIND_AUTO", "NVML: Unknown Error", False),
+        ("KIND_GPU", "", False),
+    ],
+)
+def test_a_model_that_asks_for_a_gpu_gets_it_although_nvml_has_a_fault(
+    environment: Environment, kind: str, fault: str, sees: bool
+) -> None:
+    group = ModelInstanceGroup(kind=ModelInstanceGroup.Kind.Value(kind))
+    source = SimpleNamespace(models={"m": ModelConfig(instance_group=[group])})
+    task = cast("Task", SimpleNamespace(**vars(task_with()), source=source))
+    assert replace(environment, gpus=VisibleGpus(fault=fault)).server_sees_gpus(task) is sees
 
 
 def test_a_share_of_a_cluster_is_what_the_server_had(environment: Environment) -> None:

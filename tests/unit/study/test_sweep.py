@@ -19,6 +19,7 @@ from optimizer.cli.sweep import SweepArguments, read_sweep_arguments
 from optimizer.config.queue_policy import ALLOW_TIMEOUT_OVERRIDE, TIMEOUT_ACTION, TIMEOUT_US
 from optimizer.core.errors import BadInputError, ServerCrashed
 from optimizer.core.interfaces import Endpoint
+from optimizer.core.notes import ServedOnCpu
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.options.values import parse_rates, parse_whole_numbers
@@ -320,6 +321,25 @@ def sweep_on(server: Server, folder: Path, sweep_plan: SweepPlan) -> list[SweepC
     with contextlib.suppress(KeyboardInterrupt):
         Sweeper(sweep_plan, server, Measurer(server, server, tables, QuietWatcher())).run()
     return sweep_cells(sweep_plan, tables.read())
+
+
+class ServerOnCpu(Server):
+    """A server that puts the instances of DYNAMIC on the CPU although there is a GPU."""
+
+    @contextlib.contextmanager
+    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+        with super().deploy(candidate) as endpoint:
+            yield replace(endpoint, fell_back_to_cpu=candidate == DYNAMIC)
+
+
+def test_a_note_says_that_the_cpu_served_in_place_of_the_gpu(tmp_path: Path) -> None:
+    for broken, notes in ((None, (ServedOnCpu("the server sees no GPU"),)), (DYNAMIC, ())):
+        server = ServerOnCpu(broken=broken)
+        folder = RunFolder(tmp_path / str(broken))
+        folder.path.mkdir()
+        measurer = Measurer(server, server, SweepTables(folder, "m", plan(), {}), QuietWatcher())
+        Sweeper(plan(), server, measurer).run()
+        assert measurer.notes == notes
 
 
 def test_failures_are_rows_and_the_sweep_continues(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from providers import OPENVINO, needs_openvino, providers
+from providers import OPENVINO, load_cuda_libraries, needs_openvino, providers
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -38,6 +38,7 @@ class TritonPythonModel:
         version_folder = Path(args["model_repository"]) / args["model_version"]
         device = int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
         ort = _load_onnxruntime(config)
+        load_cuda_libraries(ort, device)
         options = _session_options(ort, config, parameters)
         try:
             chain = providers(config, parameters, device, ort.get_available_providers(), options.intra_op_num_threads)

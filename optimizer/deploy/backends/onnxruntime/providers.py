@@ -88,6 +88,16 @@ def providers(
     return [(TENSORRT, on | _tensorrt(accelerators["tensorrt"])), *chain]
 
 
+def load_cuda_libraries(onnxruntime: Any, device: int | None) -> None:
+    """Load CUDA and cuDNN from NVIDIA's Python packages for a model on GPU ``device``; no effect for the CPU (None).
+
+    The packages are not on the loader's search path. Without them ONNX Runtime uses the libraries that are. Versions
+    before 1.21 lack the function.
+    """
+    if device is not None and (preload := getattr(onnxruntime, "preload_dlls", None)) is not None:
+        preload(msvc=False)
+
+
 def needs_openvino(config: Mapping[str, Any]) -> bool:
     """Return whether the configuration names the accelerator ``openvino``."""
     return "openvino" in _accelerators(config, "cpu")

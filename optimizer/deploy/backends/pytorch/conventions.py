@@ -1,14 +1,22 @@
-"""Triton's rules for PyTorch models: the order of their inputs and outputs, and their parameters.
+"""Triton's rules for PyTorch models: the order of their inputs and outputs, and their parameters; PyTorch's messages.
 
 This module does not import torch, so that it can be tested without it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 TRUE, FALSE = {"true", "1", "on", "yes"}, {"false", "0", "off", "no"}
+_TORCHSCRIPT = re.compile(
+    r"The following operation failed in the TorchScript interpreter\..*\n[\w.]*Error: ", re.DOTALL
+)
+_ADVICE = re.compile(  # the long end of the messages of CUDA
+    r"\s+(Search for `cuda|CUDA kernel errors might|Of the allocated memory |If reserved but unallocated memory ).*",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,14 @@ def in_order(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
             f"or INPUT__0, INPUT__1 and so on{takes}"
         )
     return [by_position[index] for index in range(len(names))]
+
+
+def cause(message: str) -> str:
+    """Return a message of PyTorch without the traceback of TorchScript and the general advice on CUDA errors.
+
+    Both are so long that the cause between them would be lost where only a part of a message is shown.
+    """
+    return _ADVICE.sub("", _TORCHSCRIPT.sub("", message)).strip()
 
 
 def _boolean(key: str, text: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import triton_python_backend_utils as pb_utils
-from conventions import Parameters, in_order, positions, read_parameters
+from conventions import Parameters, cause, in_order, positions, read_parameters
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -29,6 +29,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model. Raises TritonModelException if it or its configuration does not work."""
         config = json.loads(args["model_config"])
+        self.name, self.has_failed = args["model_instance_name"], False
         self.device = _device(args["model_instance_kind"], args["model_instance_device_id"])
         self.batched = config["max_batch_size"] > 0
         self.outputs = [output["name"] for output in config["output"]]
@@ -37,12 +38,15 @@ class TritonPythonModel:
         try:
             self.parameters = read_parameters(parameters)
             _configure_process(self.parameters)
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)  # also for operators that do not ask on which one their inputs are
+            self.can_pin = _can_pin(self.device)
             with self._mode():
                 self.call, arguments, self.takes_dictionary = _load(path, self.device)
             names = [tensor["name"] for tensor in config["input"]]
             self.inputs = names if self.takes_dictionary else in_order(names, arguments)
         except (RuntimeError, ValueError) as error:
-            raise pb_utils.TritonModelException(f"pytorch: {error}") from error
+            raise pb_utils.TritonModelException(f"pytorch: {cause(str(error))}") from error
         self.positions = positions(self.outputs)
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -54,7 +58,11 @@ class TritonPythonModel:
                 parts = [self._split(result, sizes) for result in results]
                 return [self._response(request, [part[i] for part in parts]) for i, request in enumerate(requests)]
         except Exception as error:
-            failure = pb_utils.TritonError(f"pytorch: {error}")
+            text = f"pytorch: {cause(str(error))}"
+            if not self.has_failed:  # once: the log need not have it for each request
+                self.has_failed = True
+                print(f"error of {self.name}: {text}", file=sys.stderr, flush=True)
+            failure = pb_utils.TritonError(text)
             return [pb_utils.InferenceResponse(error=failure) for _ in requests]
         finally:
             if self.parameters.enable_cache_cleaning and self.device.type == "cuda":
@@ -80,8 +88,19 @@ class TritonPythonModel:
             arrays = [torch.utils.dlpack.from_dlpack(tensor.to_dlpack()) for tensor in tensors]
             if self.batched:
                 sizes = [len(array) for array in arrays]
-            joined.append((arrays[0] if len(arrays) == 1 else torch.cat(arrays)).to(self.device))
+            joined.append(self._joined(arrays))
         return joined, sizes
+
+    def _joined(self, arrays: list[torch.Tensor]) -> torch.Tensor:
+        """Return the concatenation of ``arrays`` on the device. The copy to a GPU may still be running.
+
+        A GPU copies it from page-locked memory. A single array would have to be copied to that memory first.
+        """
+        if len(arrays) == 1:
+            return arrays[0].to(self.device)
+        shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+        joined = torch.empty(shape, dtype=arrays[0].dtype, pin_memory=self.can_pin)
+        return torch.cat(arrays, out=joined).to(self.device, non_blocking=True)
 
     def _run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs in the order of the configuration."""
@@ -120,6 +139,17 @@ def _device(kind: str, number: str) -> torch.device:
             f"KIND_GPU needs a torch that sees the GPU; {torch.__version__} does not: install its CUDA build"
         )
     return torch.device(f"cuda:{number}")
+
+
+def _can_pin(device: torch.device) -> bool:
+    """Return whether page-locked memory can be allocated, from which a GPU copies faster."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.empty(1, pin_memory=True)
+    except RuntimeError:  # the limit of locked memory may be low
+        return False
+    return True
 
 
 def _model_file(config: dict[str, Any], version_folder: Path) -> Path:

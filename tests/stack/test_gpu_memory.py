@@ -1,0 +1,81 @@
+"""Reloads of a model on a GPU whose memory holds one copy of it.
+
+The tests have no GPU. A lock on a file stands for its memory: each instance holds it as long as its process lives.
+The instances have the kind KIND_MODEL, with which a Python model places itself and may use a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from optimizer.core.errors import LoadRefused
+from optimizer.core.trial import Candidate
+from optimizer.deploy import runtime
+from optimizer.deploy.embedded_target import EmbeddedTarget
+from tests.repositories import SLEEPER_CONFIG, stored, write_sleeper
+
+MODEL = """\
+import fcntl
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.memory = open(__file__ + ".memory", "w")
+        try:
+            fcntl.flock(self.memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RuntimeError(
+                "CUDA out of memory. Tried to allocate 8.39 GiB.\\nGPU 0 has a total capacity of 10.00 GiB"
+            )
+
+    def execute(self, requests):
+        return []
+"""
+ONE = Candidate(8)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[EmbeddedTarget]:
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    version = tmp_path / "models" / "m" / "1"
+    version.mkdir(parents=True)
+    version.joinpath("model.py").write_text(MODEL)
+    version.parent.joinpath("config.pbtxt").write_text(SLEEPER_CONFIG.replace("KIND_CPU", "KIND_MODEL"))
+    with contextlib.closing(EmbeddedTarget(stored(tmp_path / "models")("m"), log=tmp_path / "log", say=print)) as it:
+        yield it
+
+
+def test_the_memory_holds_no_other_copy_during_a_reload(target: EmbeddedTarget) -> None:
+    for candidate in (ONE, Candidate(4), Candidate(4, True), ONE):
+        with target.deploy(candidate) as endpoint:
+            assert endpoint.gpus is None  # they may be on a GPU
+
+
+def test_after_too_many_instances_the_next_candidate_has_the_whole_memory(target: EmbeddedTarget) -> None:
+    for candidate in (ONE, Candidate(4)):
+        with pytest.raises(LoadRefused, match="CUDA out of memory") as caught:
+            target.serve(replace(candidate, instance_count=2), as_written=False)
+        assert "\n" not in str(caught.value)
+        with target.deploy(candidate):
+            pass
+
+
+def test_all_instances_are_new(tmp_path: Path) -> None:
+    """One of an earlier configuration may hold more memory than it needs, or have an error of CUDA that remains."""
+    folder = write_sleeper(tmp_path / "models", 1.0)
+    folder.joinpath("config.pbtxt").write_text(SLEEPER_CONFIG.replace("KIND_CPU", "KIND_MODEL"))
+    source, seen = stored(tmp_path / "models")("sleeper"), set[int]()
+    with contextlib.closing(EmbeddedTarget(source, log=tmp_path / "log", say=print)) as target:
+        for count in (1, 2, 1):
+            with target.deploy(replace(ONE, instance_count=count)) as endpoint:
+                assert endpoint.server_pid
+                processes = psutil.Process(endpoint.server_pid).children(recursive=True)
+                instances = {process.pid for process in processes if "stub" in process.name()}
+            assert len(instances - seen) == len(instances) == count
+            seen |= instances
