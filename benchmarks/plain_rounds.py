@@ -36,6 +36,7 @@ from optimizer.deploy import runtime
 from optimizer.deploy.server_process import remove_leftovers
 from optimizer.machine import hardware
 from optimizer.results.finished_run import FinishedRun, read_run
+from optimizer.study import shared_memory
 from optimizer.study.task import Task, prepare_task
 
 ROUNDS, SECONDS = 3, 5.0
@@ -147,7 +148,9 @@ def measure(
     server_cpus, client_cpus = (recorded_cpus(run.info[f"{name}_cpu_list"]) for name in ("server", "client"))
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch, "server.log")
-        perf_analyzer = perf_analyzer_for(task, installed, Path(scratch, "perf_analyzer.log"), client_cpus)
+        perf_analyzer = perf_analyzer_for(
+            task, installed, Path(scratch, "perf_analyzer.log"), client_cpus, shared_memory.requested(run.options)
+        )
         for number in range(1, rounds + 1):
             for role, point in points.items():
                 config = served_models(task.source, point.candidate).configs[task.source.tuned_model]

@@ -15,8 +15,10 @@ from tritonclient.utils import InferenceServerException
 from optimizer.config import model_config
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.process import SupervisedProcess
+from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import ServerFolder, embedded_installation, free_port
+from optimizer.deploy.managed_target import server_options
 from optimizer.deploy.runtime import Runtime
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.server_health import startup_failure
@@ -54,6 +56,7 @@ def plain_server(
             *(f"--{protocol}-address=127.0.0.1" for protocol in ("http", "grpc")),
             *(f"--{name}-port={at.rpartition(':')[2]}" for name, at in (("http", http), ("grpc", grpc))),
             "--allow-metrics=false",
+            *server_options(task.source),
         ]
         with SupervisedProcess(
             command,
@@ -69,7 +72,13 @@ def plain_server(
         folder.remove()
 
 
-def perf_analyzer_for(task: Task, installed: Runtime, log: Path, cpus: frozenset[int] | None = None) -> PerfAnalyzer:
+def perf_analyzer_for(
+    task: Task,
+    installed: Runtime,
+    log: Path,
+    cpus: frozenset[int] | None = None,
+    shared_memory: SharedMemory | None = None,
+) -> PerfAnalyzer:
     """Return perf_analyzer with the requests of ``task``, on ``cpus``; ``log`` gets its output."""
     return PerfAnalyzer(
         installed.perf_analyzer,
@@ -79,6 +88,7 @@ def perf_analyzer_for(task: Task, installed: Runtime, log: Path, cpus: frozenset
         shapes=task.shapes,
         repeat=False,
         cpus=cpus,
+        shared_memory=shared_memory,
     )
 
 

@@ -12,7 +12,7 @@ if [ $# -lt 2 ] || [ $# -gt 3 ]; then
     echo "usage: $0 smoke|dlrm|bert|bert-table OUT [MINUTES]" >&2
     exit 2
 fi
-study=$1 out=$2 minutes=${3:-8}
+study=$1 out=$2 minutes=${3:-9}
 cd "$(dirname "$0")/../.."
 software=${TMPDIR:-/tmp}/tritune-gpu
 if [ ! -e "$software/complete" ]; then
@@ -26,6 +26,8 @@ fi
 mkdir -p "$out"
 {
     nvidia-smi -q 2>&1 || true
+    free -g
+    df -h /dev/shm /tmp
     python3 -c 'from optimizer.cli.start import main; main()' doctor || true
 } >"$out/machine.txt"
 exec python3 benchmarks/gpu/run.py --study "$study" --minutes "$minutes" --out "$out" --work "$software/work"

@@ -14,6 +14,8 @@ Command: TypeAlias = Literal["sweep", "run", "rounds"]
 ONE_BY_ONE = "TorchScript FP16, one request at a time"
 PRINTED = "TorchScript FP16 on V100"  # its label in the published study
 RANDOM = "--input-data random"
+# a request of 4,096 samples has 1 MB, so gRPC rather than the GPU would limit the throughput
+SHARED = "--shared-memory system"
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,12 @@ DLRM = OnGpu(
             batching,
         ),
         GpuStep(
-            "--sla-p95 20ms --request-batch-size 4096 --budget 180s --measurement-interval 200ms",
-            "--sla-p95 2s --request-batch-size 64 --budget 15s --measurement-interval 100ms",
+            f"--sla-p95 20ms --request-batch-size 4096 {SHARED} --budget 300s --measurement-interval 200ms",
+            f"--sla-p95 2s --request-batch-size 64 {SHARED} --budget 15s --measurement-interval 100ms",
             recommended,
             "run",
         ),
-        GpuStep("--rounds 2 --seconds 3", "--rounds 1 --seconds 1", again, "rounds"),
+        GpuStep("--rounds 1 --seconds 3", "--rounds 1 --seconds 1", again, "rounds"),
     ),
 )
 BERT = OnGpu(
@@ -156,9 +158,11 @@ BERT_TABLE = OnGpu(
     ),
 )
 STUDIES = {study.name: study for study in (DLRM, BERT, BERT_TABLE)}
+# A GPU adds in another order for another batch size, which changes the outputs of FP16
+ROUNDING = "tolerance: {relative: 0.02}"
 PROFILES = {  # profiles of the `tune` steps
     "dlrm": "space: {max_batch_size: [4096, 16384, 65536], max_queue_delay_microseconds: [off, 0, 1000], "
-    "instance_group_count: [1, 2]}",
+    f"instance_group_count: [1, 2]}}\n{ROUNDING}",
     "bert": "space: {max_batch_size: [1, 8, 16, 64], max_queue_delay_microseconds: [off, 0, 1000, 5000], "
-    "instance_group_count: [1, 2, 4]}",
+    f"instance_group_count: [1, 2, 4]}}\n{ROUNDING}",
 }
