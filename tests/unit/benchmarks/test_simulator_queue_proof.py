@@ -52,7 +52,7 @@ def test_refused_requests_are_no_failures_of_the_client(monkeypatch: pytest.Monk
     assert seen.measurement.requests == round(total * (1 - seen.rejected_share - seen.timed_out_share))
     samples, shapes = cell.scenario(linear_times(1, 1, 8), Overheads()).mix()
     expected = list(zip(samples[:total].tolist(), (1 + shapes[:total]).tolist(), strict=True))
-    assert server.request_shapes[2:] == expected
+    assert sorted(server.request_shapes[2:]) == sorted(expected)  # the server's threads change their order
 
 
 def test_figures_are_of_the_executed_requests() -> None:
