@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from objectives.latency_sketch import count_over, sketch_latencies
+from objectives.latency_sketch import Floats, count_over, sketch_latencies
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
@@ -73,7 +73,10 @@ class Drawing:
         if self.deployed:
             factors = self.slow.get(endpoint.candidate, (1.0,))
             mean_ms *= factors[(self.deployed.count(endpoint.candidate) - 1) % len(factors)]
-        latencies = self.random.gamma(16, mean_ms / 16, size=max(50, int(served * (seconds or 2))))
+        return self.measured(self.random.gamma(16, mean_ms / 16, size=max(50, int(served * (seconds or 2)))), served)
+
+    def measured(self, latencies: Floats, served: float) -> Measurement:
+        """Return the measurement of a window with these latencies in ms, of ``served`` requests per second."""
         columns: Any = {f"latency_{name}_ms": float(np.quantile(latencies, q)) for name, q in QUANTILES.items()}
         return Measurement(
             served,

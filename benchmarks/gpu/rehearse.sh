@@ -105,8 +105,12 @@ python3 -c 'from optimizer.cli.start import main; main()' doctor || fail "tune d
 grep -q '^## Rounds of perf_analyzer' $out/dlrm.md || fail "dlrm.md lacks the rounds of perf_analyzer"
 python3 -m tarfile --filter data -e $out/bert-table-runs.tar.xz /tmp
 cp /tmp/bert-table/bert/*/trials.csv /tmp/bert-table.csv
-python3 -c 'from optimizer.cli.start import main; main()' replay --sla-p95 2s /tmp/bert-table.csv || fail "tune replay"
-python3 benchmarks/forecast_errors.py --passes 0 /tmp/bert-table.csv || fail "forecast_errors.py"
+replay="from optimizer.cli.start import main; main()"
+if python3 -c "$replay" replay --sla-p95 2s /tmp/bert-table.csv >/tmp/replay.log 2>&1; then
+    python3 benchmarks/forecast_errors.py --passes 0 /tmp/bert-table.csv || fail "forecast_errors.py"
+else # on a busy machine no row of the table may be stable
+    grep -q "no row meets" /tmp/replay.log || fail "tune replay: $(cat /tmp/replay.log)"
+fi
 mkdir -p /tmp/work/models/dlrm/1/model.pt # so that the model cannot be written
 if python3 benchmarks/gpu/run.py --smoke --out /tmp/one --work /tmp/work; then
     fail "the exit code hides a failed step"

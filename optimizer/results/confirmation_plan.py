@@ -513,9 +513,7 @@ def _judge_confirmation(
         sum(map(len, servers)),
         throughput_interval(usable, spreads["throughput"], problem.confidence),
         latency,
-        latency_interval_ms(
-            usable, latency, judged.effective_requests_of(latency), spreads[latency], problem.confidence
-        ),
+        _latency_interval_ms(usable, latency, judged, problem, spreads),
         error,
         load_agreement(trial, load, problem),
         _streamed_intervals(usable, judged, problem, spreads),
@@ -535,12 +533,27 @@ def _streamed_intervals(
     confidence, output = problem.confidence, "output-throughput"
     latencies = {bound.metric for bound in problem.sla.latencies} - {problem.sla.judged_latency}
     intervals = {
-        metric: latency_interval_ms(
-            servers, metric, judged.effective_requests_of(metric), spreads[metric], confidence
-        )
-        for metric in sorted(latencies)
+        metric: _latency_interval_ms(servers, metric, judged, problem, spreads) for metric in sorted(latencies)
     }
     return {output: throughput_interval(servers, spreads[output], confidence, output), **intervals}
+
+
+def _latency_interval_ms(
+    servers: Sequence[Sequence[Measurement]],
+    metric: str,
+    judged: SlaVerdict,
+    problem: Problem,
+    spreads: Mapping[str, ServerSpread],
+) -> ConfidenceInterval:
+    """Return the interval of a latency. After a PASS it ends at the bound at the latest.
+
+    The test may bound the quantile where few effective requests do not: by the variance of its log between servers.
+    """
+    effective = judged.effective_requests_of(metric)
+    interval = latency_interval_ms(servers, metric, effective, spreads[metric], problem.confidence)
+    if judged.verdict is Verdict.PASS:
+        return replace(interval, high=min(interval.high, problem.sla.latency_bound_ms(metric)))
+    return interval
 
 
 def _confirmed_loads(trials: Sequence[Trial]) -> list[tuple[Trial, LoadPoint]]:
