@@ -25,6 +25,7 @@ from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import SETTING_COLUMNS, latest_points
 from optimizer.results import formatting
+from optimizer.simulator.speed_correction import SpeedCorrection
 
 if TYPE_CHECKING:
     from objectives.metrics import Timing
@@ -523,9 +524,12 @@ def evenly_spread(points: Sequence[Point], most: int) -> Sequence[Point]:
 
 
 def best_load(trial: Trial, problem: Problem) -> tuple[Point | None, bool]:
-    """Return the trial's best point and True; if none meets the SLA, the closest point and False."""
+    """Return the trial's best point and True; if none meets the SLA, the closest point and False.
+
+    As in the search, a measurement whose windows disagree counts if other processes disturbed it.
+    """
     measured = latest_points([trial])
-    best = problem.best_point(measured)
+    best = SpeedCorrection().best_point(measured, problem.best_point)
     return best or problem.sla.closest_point(measured), best is not None
 
 

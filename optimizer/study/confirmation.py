@@ -170,7 +170,9 @@ class Confirmer:
         self.trials[self._place(trial.number)] = trial
         if isinstance(error, ServerCrashed):  # the time is up and this measurement is lost
             return False
-        self.measurer.observer.trial_finished(trial, self.problem.best_point(latest_points(self.trials)))
+        speed = fit_speed_correction(self.trials, self.problem)
+        best = speed.best_point(latest_points(self.trials), self.problem.best_point)
+        self.measurer.observer.trial_finished(trial, best)
         return trial.status == "ok"
 
     def trial(self, number: int) -> Trial:
