@@ -24,6 +24,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import SETTING_COLUMNS, latest_points
+from optimizer.machine.conditions import describe_disturbance
 from optimizer.results import formatting
 from optimizer.simulator.speed_correction import SpeedCorrection
 
@@ -94,7 +95,7 @@ KEYS: Final = {  # of ``document``
     "other bounded latencies, by metric.",
     "confirmation.perf_analyzer": "Comparison with perf_analyzer on the same servers; null if it did not check.",
     "baseline": "The configuration as given, in the same form; null if it meets the bounds nowhere.",
-    "dynamic_batching": "Plain `dynamic_batching {}`, in the same form.",
+    "dynamic_batching": "Plain `dynamic_batching {}`, in the same form; null also if the model cannot have it.",
     "speedup": "Throughput of the recommendation relative to the baseline's; null if one was not confirmed.",
     "speedup_interval": "Interval of it.",
     "speedup_over_dynamic_batching": "Throughput of the recommendation relative to that of `dynamic_batching {}`.",
@@ -146,9 +147,15 @@ def undecided_cause(outcome: Outcome) -> str:
         if any(entry.error for entry in outcome.again):
             return f"no configuration passed its test on fresh servers, and this one {untested}"
         return f"it {untested}"
+    if confirmed.judged.excluded_share > MOST_EXCLUDED:
+        return f"the machine was disturbed in {100 * confirmed.judged.excluded_share:.0f} % of the windows"
+    disturbance = describe_disturbance(confirmed.point.measurement)
+    return "; ".join(filter(None, (_cause_in_test(outcome, confirmed), disturbance)))
+
+
+def _cause_in_test(outcome: Outcome, confirmed: Confirmed) -> str:
+    """Return why the test on fresh servers did not decide."""
     judged, servers = confirmed.judged, confirmed.servers
-    if judged.excluded_share > MOST_EXCLUDED:
-        return f"the machine was disturbed in {100 * judged.excluded_share:.0f} % of the windows"
     if servers < LOOKS[0]:
         return f"the time ended after {servers} of {formatting.count(LOOKS[0], 'server')}"
     bound = next((constraint for constraint in outcome.sla if METRICS[constraint.metric].quantile), None)
@@ -175,6 +182,13 @@ def undecided_cause(outcome: Outcome) -> str:
     if latency_ms is not None and latency_ms <= math.exp(-MARGIN) * bound.bound:
         return f"the {servers} servers differ too much ({measured})"
     return too_few if effective < needed else f"{measured}, and {100 * allowed:.4g} % may be"
+
+
+def _is_disturbed(confirmed: Confirmed | None) -> bool:
+    """Return whether other processes or machines took CPU time from the test."""
+    if confirmed is None or not confirmed.error:
+        return False
+    return confirmed.judged.excluded_share > MOST_EXCLUDED or bool(describe_disturbance(confirmed.point.measurement))
 
 
 def _only_baseline_measured(outcome: Outcome) -> bool:
@@ -227,8 +241,7 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
             return NextStep(advice, f"tune verify --fresh {run}")
         if _only_baseline_measured(outcome):
             return NextStep("run again with a larger --budget", reproduce)
-        is_disturbed = outcome.confirmed is not None and outcome.confirmed.judged.excluded_share > MOST_EXCLUDED
-        first = "stop other programs on this machine, then " if is_disturbed else ""
+        first = "stop other programs on this machine, then " if _is_disturbed(outcome.confirmed) else ""
         return NextStep(f"{first}continue the test", verify_command(folder))
     if outcome.closest is not None:
         if outcome.sla.is_met(outcome.closest.measurement):  # but it was not stable
@@ -238,7 +251,9 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
         return NextStep(f"remove the cause (see {run}/logs), then run again", reproduce)
     if outcome.recommended is outcome.baseline:
         return NextStep("keep the current configuration, and see what limits it", f"tune explain {run}")
-    return NextStep("deploy it; --format writes files for Docker, Kubernetes or KServe", f"tune emit {run}")
+    files = [path for path in (Path(folder) / "best").rglob("*") if path.is_file()]
+    into = " --out tuned_models" if len(files) > 1 else ""  # a single file goes to standard output
+    return NextStep("deploy it; --format writes files for Docker, Kubernetes or KServe", f"tune emit {run}{into}")
 
 
 def nothing_recommended(folder: Path, problem: Problem, action: str) -> BadInputError:
@@ -434,7 +449,7 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
         row("recommended", outcome.recommended, ""),
         row("current (baseline)", outcome.baseline, gain(outcome.baseline, outcome.gain), "baseline"),
     ]
-    if not problem.space.is_stateful:  # Triton allows no dynamic batching next to the sequence batcher
+    if outcome.can_batch_dynamically:
         dynamic = outcome.dynamic_batching
         ratio = gain(dynamic, outcome.gain_over_dynamic_batching)
         rows.append(row("dynamic_batching {}", dynamic, ratio, "dynamic_batching"))

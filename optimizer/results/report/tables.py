@@ -355,7 +355,9 @@ def _best_shown(own: Sequence[Point], outcome: Outcome, problem: Problem) -> tup
     fresh = [point for point in own if outcome.confirmation_of(point)]
     if any(point is outcome.recommended for point in fresh):
         return outcome.recommended, True
-    best = problem.best_point(fresh, unstable=True) if fresh else SpeedCorrection().best_point(own, problem.best_point)
+    best = (
+        problem.best_point(fresh, unstable=True) if fresh else SpeedCorrection().best_point(own, problem.best_point)
+    )
     return best or problem.sla.closest_point(fresh or own), best is not None
 
 
