@@ -298,11 +298,11 @@ class RunRecord:
         return texts, server_options.to_arguments(candidate.fields), files
 
     def _write_page(self, outcome: Outcome, trials: list[Trial]) -> None:
-        from optimizer.results.report.write import write
+        from optimizer.results.report.write import write_page
 
         compared = self.task.baseline, self.task.dynamic_batching
         info = self.folder.read_info()
         run = FinishedRun(
             self.folder, self.environment.options, info, self.task.problem, *compared, tuple(trials), outcome
         )
-        write([run], ["html"], self.folder.report)
+        write_page(run)

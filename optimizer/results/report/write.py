@@ -11,7 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.files import output_error, replace_file
+from optimizer.core.files import output_error, replace_file, write_error
 from optimizer.core.safe_text import one_line
 from optimizer.results import summary
 from optimizer.results.finished_run import FinishedRun
@@ -105,6 +105,16 @@ SUFFIXES = {"html": ".html", "markdown": ".md", "csv": ".csv", "parquet": ".parq
 PLOTS: Mapping[str, Callable[[Drawing], str | bytes]] = {"png": png, "svg": svg}  # formats with one file per plot
 NAME = "report"
 MEASUREMENTS = "measurements"
+
+
+def write_page(run: FinishedRun) -> None:
+    """Write the page of a run that ends to its folder. Raises EnvironmentFault if it cannot be written."""
+    path, section = run.folder.report, report_section(run)
+    page = html([section], [{drawn.name: plot(drawn, 1) for drawn in drawings(run, section)}])
+    try:
+        replace_file(path, page)
+    except OSError as error:
+        raise write_error(path, error) from error
 
 
 def write(runs: Sequence[FinishedRun], formats: Iterable[str], output: Path) -> list[Path]:
