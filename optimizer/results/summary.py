@@ -43,7 +43,7 @@ _SHOWN_TIMES = {timing: [timing.metric(name) for name in QUANTILES] for timing i
 _ALWAYS_SHOWN = {"throughput", *_SHOWN_TIMES[LATENCY]}
 _STREAMED_SHOWN = {OUTPUT, *(name for timing in STREAMED_TIMINGS for name in _SHOWN_TIMES[timing])}
 VERIFY_BUDGET = "3m"  # of the command that is proposed for an UNDECIDED run
-NO_CHANGE = "No change: the current configuration is the best one."
+SMALLEST_PERCENT = 1e-4  # a smaller share is shown as 0
 
 
 def answer(outcome: Outcome, problem: Problem) -> str:
@@ -112,6 +112,13 @@ KEYS: Final = {  # of ``document``
 }
 
 
+def no_change(outcome: Outcome) -> str:
+    """Return the sentence in place of the changes, if the current configuration is recommended."""
+    if outcome.trials == 1:
+        return "No change: no other configuration was measured."
+    return "No change: the current configuration is the best one."
+
+
 def headline(outcome: Outcome, problem: Problem) -> str:
     """Return the result in one sentence: the answer and its cause."""
     because = cause(outcome)
@@ -165,7 +172,8 @@ def _cause_in_test(outcome: Outcome, confirmed: Confirmed) -> str:
     allowed = 1 - (METRICS[bound.metric].quantile or 0.0)
     if not slow.low <= allowed < slow.high:  # another constraint is undecided
         return _reason_with_needed(judged, outcome.sla, confirmed.error)
-    share = f"{formatting.number(100 * slow.low, 2)} to {formatting.number(100 * slow.high, 2)} %"
+    low, high = (100 * end if 100 * end >= SMALLEST_PERCENT else 0.0 for end in (slow.low, slow.high))
+    share = f"{formatting.number(low, 2) if low else '0'} to {formatting.number(high, 2)} %"
     timing = METRICS[bound.metric].timing
     over = f"{formatting.exact(bound.bound)} ms"
     measured = f"{share} of the requests are slower than {over}"

@@ -13,6 +13,7 @@ from objectives.confidence import Verdict
 from objectives.latency_sketch import sketch_latencies
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
+from objectives.verdict import ConfidenceInterval
 from optimizer.cli.main import INTERRUPTED
 from optimizer.cli.run import exit_code
 from optimizer.config.search_space import Problem
@@ -106,6 +107,16 @@ def test_the_cause_is_in_the_headline(result: Outcome, cause: str) -> None:
 def test_a_share_close_to_the_permitted_one_is_undecided() -> None:
     cause = summary.undecided_cause(outcome(*[19.5] * LOOKS[0]))
     assert " % of the requests are slower than 20 ms, and 5 % may be" in cause
+
+
+@pytest.mark.parametrize(("low", "shown"), [(1e-9, "0 to 12 %"), (4.1e-5, "0.0041 to 12 %")])
+def test_a_share_has_only_digits_that_say_something(low: float, shown: str) -> None:
+    result = outcome(9.0, 9.0, 14.0, 18.0)
+    assert result.confirmed is not None
+    judged = replace(result.confirmed.judged, slow_share=ConfidenceInterval(low, 0.12))
+    again = tuple(replace(entry, judged=judged) for entry in result.again)
+    cause = summary.undecided_cause(replace(result, again=again))
+    assert cause == f"the 4 servers differ too much ({shown} of the requests are slower than 20 ms)"
 
 
 def test_servers_that_differ_are_the_cause() -> None:
