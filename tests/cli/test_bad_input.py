@@ -183,6 +183,7 @@ FLAGS = [
     bad("--measurement-interval 1h mlp", "--measurement-interval 1h: ", "50ms to 15s"),
     bad("--protocol tcp mlp", "--protocol tcp: ", "grpc, http"),
     bad("--frob mlp", "--frob", "tune run --help-all"),
+    bad("--results there mlp", "--results is not an option of `tune run`", "did you mean --out?"),
     bad("--sla 20ms mlp", "--sla 20ms: ", "write METRIC<=TIME", "p99.9<=30ms"),
     bad("", "MODEL is missing", "tune models"),
     bad("run", "MODEL is missing", "tune models"),
