@@ -277,6 +277,13 @@ def test_matplotlib_is_imported_only_to_draw() -> None:
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
 
 
+def test_captions_of_markdown_end_with_one_sign(run: Path) -> None:
+    text = markdown([report_section(read_run(run))])
+    assert ".:" not in text
+    assert re.search(r"fresh servers\.\n\n\| configuration", text)
+    assert "measured on fresh servers, or in the search only:\n\n| infer/s" in text
+
+
 def test_names_are_escaped_in_markdown(run: Path) -> None:
     hostile = "a|b`c`<b>[x](http://y)*z*"
     text = markdown([report_section(read_run(changed(run, "x", command="tune ```\nx", notes=[hostile])))])
