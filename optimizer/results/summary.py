@@ -199,6 +199,14 @@ def _is_disturbed(confirmed: Confirmed | None) -> bool:
     return confirmed.judged.excluded_share > MOST_EXCLUDED or bool(describe_disturbance(confirmed.point.measurement))
 
 
+def _stays_disturbed(confirmed: Confirmed | None) -> bool:
+    """Return whether too many windows were disturbed, also if those of all further servers were not."""
+    if confirmed is None or not confirmed.servers:
+        return False
+    most_windows = LOOKS[-1] * confirmed.windows / confirmed.servers
+    return confirmed.judged.excluded_share * confirmed.windows > MOST_EXCLUDED * most_windows
+
+
 def _only_baseline_measured(outcome: Outcome) -> bool:
     """Return whether the run ended before the search, so that its recommendation says nothing of other settings."""
     return outcome.trials == 1 and outcome.recommended is outcome.baseline and "dynamic_batching" in outcome.untried
@@ -250,6 +258,8 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
         if _only_baseline_measured(outcome):
             return NextStep("run again with a larger --budget", reproduce)
         first = "stop other programs on this machine, then " if _is_disturbed(outcome.confirmed) else ""
+        if _stays_disturbed(outcome.confirmed):
+            return NextStep(f"{first}run again", reproduce)
         return NextStep(f"{first}continue the test", verify_command(folder))
     if outcome.closest is not None:
         if outcome.sla.is_met(outcome.closest.measurement):  # but it was not stable

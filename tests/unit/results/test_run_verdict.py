@@ -166,6 +166,18 @@ def test_a_run_that_ended_before_the_search_needs_a_larger_budget() -> None:
 
 
 @pytest.mark.parametrize(
+    ("servers", "advice", "command"),
+    [
+        (4, "continue the test", "tune verify r --budget 3m"),  # 16 of at most 224 windows
+        (13, "run again", "tune known"),  # 52 of at most 224 windows are more than a fifth
+    ],
+)
+def test_a_test_that_stays_disturbed_is_not_continued(servers: int, advice: str, command: str) -> None:
+    step = summary.next_step(outcome(*[10.0] * servers, disturbed=4), "r", "tune known")
+    assert (step.advice, step.command) == (f"stop other programs on this machine, then {advice}", command)
+
+
+@pytest.mark.parametrize(
     ("files", "command"),
     [
         (["config.pbtxt"], "tune emit {}"),
