@@ -281,7 +281,7 @@ def judge_share(
     verdict = Verdict.PASS if high <= allowed else Verdict.FAIL if low > allowed else Verdict.UNDECIDED
     is_promising = any(bounds(look)[1] <= allowed for look in LOOKS if servers < look <= most_servers)
     reason = (
-        f"{low:.2%} to {high:.2%} of the requests {verb} (allowed: {allowed:.4g}), "
+        f"{low:.2%} to {high:.2%} of the requests {verb} (allowed: {100 * allowed:.4g}%), "
         f"{effective:,.0f} effective requests"
     )
     return ConstraintVerdict(verdict, reason, low, high, effective, is_promising, excess)

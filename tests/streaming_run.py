@@ -36,7 +36,7 @@ BOUNDS_MS = {"ttft-p95": 200.0, "itl-p95": 30.0}
 BATCH = "parameters.max_batch.string_value"  # requests in a step of decoding
 SIZES = ("4", "16", "32")
 BASELINE = Candidate(0, fields=((BATCH, "4"),))
-PLAIN = Candidate(0, fields=((BATCH, "16"),))
+PLAIN = Candidate(0, True, fields=((BATCH, "16"),))
 BEST = Candidate(0, fields=((BATCH, "32"),))
 LOADS = (1, 4, 8, 16, 24, 32)
 REQUESTS, WINDOWS, WINDOW_SECONDS = 400, 8, 10.0

@@ -114,7 +114,8 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
             return True
-        if limited and isinstance(error, SystemError):  # a native library has lost its MemoryError
+        # a native library has lost its MemoryError, and Python's parser calls a lack of memory an error of syntax
+        if limited and isinstance(error, (SystemError, SyntaxError)):
             return True
         error = error.__cause__ or error.__context__
     return False

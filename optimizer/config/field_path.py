@@ -10,8 +10,10 @@ Enums are read and set by name. A path that does not exist, or a value of anothe
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
+from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
 from optimizer.core.errors import ParameterError
@@ -76,6 +78,28 @@ def normalize_value(descriptor: Descriptor, path: str, value: FieldValue) -> Fie
     """Return ``value`` as ``get_value`` would return it after ``set_value``. Raises the errors of ``set_value``."""
     leaf = _leaf(_steps(descriptor, path))
     return _read(leaf, _convert(path, leaf, value))
+
+
+def to_lines(fields: Iterable[tuple[str, FieldValue]], message: Any) -> list[str]:
+    """Return ``fields``, which are paths in ``message``, as one line of text format for each field at its top.
+
+    ``message`` is changed. Raises the errors of ``set_value``.
+    """
+    for path, value in fields:
+        set_value(message, path, value)
+    lines = []
+    for field, value in message.ListFields():
+        alone = type(message)()
+        target = getattr(alone, field.name)
+        target.MergeFrom(value) if hasattr(target, "MergeFrom") else setattr(alone, field.name, value)
+        lines.append(str(text_format.MessageToString(alone, as_one_line=True, as_utf8=True)).strip())
+    return lines
+
+
+def is_default(descriptor: Descriptor, path: str, value: FieldValue) -> bool:
+    """Return whether ``value`` is that of an absent field. Raises the errors of ``set_value``."""
+    leaf = _leaf(_steps(descriptor, path))
+    return bool(_convert(path, leaf, value) == leaf.default_value)
 
 
 def is_repeated(field: FieldDescriptor) -> bool:

@@ -85,15 +85,16 @@ def describe_instability(
     if len(windows) < MIN_WINDOWS:
         return f"only {len(windows)} of {MIN_WINDOWS} windows"
     p95_limit = spread_limit if p95_spread_limit is None else p95_spread_limit
-    for name, limit, values in (
-        ("throughput", spread_limit, [w.throughput_infer_per_sec for w in windows]),
-        ("p95", p95_limit, [w.latency_p95_ms for w in windows]),
+    for name, unit, limit, values in (
+        ("throughput", "infer/s", spread_limit, [w.throughput_infer_per_sec for w in windows]),
+        ("p95", "ms", p95_limit, [w.latency_p95_ms for w in windows]),
     ):
         middle = sorted(values)[len(values) // 2]
         if middle <= 0:
             return f"a window of zero {name}"
         if (max(values) - min(values)) / middle > limit:
-            return f"unstable: {name} between {min(values):.4g} and {max(values):.4g}"
+            lowest, highest = (f"{end:,.0f}" if end >= 1000 else f"{end:.3g}" for end in (min(values), max(values)))
+            return f"unstable: {name} between {lowest} and {highest} {unit}"
     return ""
 
 

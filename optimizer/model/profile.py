@@ -30,7 +30,7 @@ from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import shipped_folder
 from optimizer.core.request_sizes import parse_size_distribution
-from optimizer.core.safe_text import check_file_name, format_value, is_file, one_line, read_bytes
+from optimizer.core.safe_text import check_file_name, exists, format_value, is_file, one_line, read_bytes
 from optimizer.core.trial import (
     EXECUTION_PATHS,
     INSTANCE_GPUS,
@@ -391,6 +391,10 @@ def find_profile(argument: str) -> Path:
         if not is_file(path):
             raise BadInputError(f"{one_line(argument)}: no such file; `tune models` lists the profiles with a name")
         return path
+    if "/" in argument:
+        problem = "is no profile, ONNX file or model folder" if exists(Path(argument)) else "no such file or folder"
+        kinds = "give a .yaml or .onnx file, the folder of a Triton model, or a name from `tune models`"
+        raise BadInputError(f"{one_line(argument)}: {problem}; {kinds}")
     try:
         name = check_file_name(argument)
     except ValueError as error:

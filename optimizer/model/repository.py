@@ -103,8 +103,7 @@ def read_repository_model(
         raise BadInputError(f"{show_path(repository)}: no such model repository")
     folder = repository / name
     if not is_folder(folder):
-        models = sorted(path.name for path in _entries(repository) if (path / "config.pbtxt").exists())
-        has = one_line(", ".join(models), MAX_LIST) or "none"
+        has = list_models(repository) or "none"
         raise BadInputError(f"{show_path(repository)}: no model {format_value(name)} there; it has {has}")
     versions = _versions(folder)
     facts: dict[str, str | int | float] = {"model_bytes": sum(_size(version) for version in versions)}
@@ -133,6 +132,19 @@ def refuse_unmeasurable(config: ModelConfig, path: Path) -> None:
                 f"{show_path(path)}: control input {format_value(control_input.name)} is TYPE_STRING, but tune and "
                 "perf_analyzer number the sequences; make it TYPE_UINT64"
             )
+
+
+def list_models(repository: Path) -> str:
+    """Return the names of the models of a repository, separated by commas and of limited length; empty if none.
+
+    Raises BadInputError if the folder cannot be read.
+    """
+    names = sorted(entry.name for entry in _entries(repository) if entry.is_dir() and _is_model(entry))
+    return one_line(", ".join(names), MAX_LIST)
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.pbtxt").exists() or any((path / "model.onnx").exists() for path in _versions(folder))
 
 
 def _versions(folder: Path) -> list[Path]:
@@ -200,6 +212,8 @@ def _derived_config(folder: Path, versions: list[Path], largest_batch: int) -> M
         problem = "config.pbtxt is missing; a Triton model folder has one next to its version folders"
         if loose := sorted(file.name for file in folder.glob("*.onnx")):
             problem += f" (to tune {format_value(loose[0])}, name that file)"
+        elif models := list_models(folder):
+            problem = f"this is a model repository with {models}; give --model-repository FOLDER and one of them"
         raise BadInputError(f"{show_path(folder)}: {problem}")
     file = max(files, key=lambda path: int(path.parent.name))
     model = _read_onnx_and_weights(file)

@@ -39,6 +39,7 @@ READERS: dict[str, Callable[[Path, Sequence[InputTensor], frozenset[str]], list[
 MAX_PREPARED_SAMPLES, MIN_SAMPLES = 1 << 19, 8
 MIN_ENTRY_BYTES = 10  # smallest size of an entry in perf_analyzer's JSON
 MAX_GENERATED_REQUESTS, MIN_GENERATED_REQUESTS = 256, 8
+EXAMPLE_SIZE, EXAMPLE_SIZES = "128", "16..128"  # of a variable dimension, in errors
 GENERATED_BYTES = 8 << 20  # size to aim at: perf_analyzer reads the file at every start, at about 20 MB/s
 
 
@@ -178,6 +179,11 @@ def _store(content: bytes, cache: Path) -> Path:
     return path
 
 
+def _example_sizes(shape: Sequence[int], size: str) -> str:
+    """Return the sizes of ``shape``, separated by commas, with ``size`` for each variable one."""
+    return ",".join(size if dim == -1 else str(dim) for dim in shape)
+
+
 class _Inputs:
     """The options by input of the model. Raises BadInputError for options that do not fit it, and as TokenInputs."""
 
@@ -245,14 +251,8 @@ class _Inputs:
                 f"--string-data and --string-length: {self.model} has no input of strings (its inputs are {inputs}); "
                 "leave them out"
             )
-        for tensor in tensors:
-            if -1 in tensor.shape and tensor.name not in self.shapes:
-                name = one_line(tensor.name, 60)
-                raise BadInputError(
-                    f"input {name!r} of {self.model} has dims {list(tensor.shape)}, which random requests cannot "
-                    f"fill: give --shape {name}:128, a mix such as --shape {name}:16..128, or --input-data FILE "
-                    f"(in a profile request.shapes, such as {{{name}: [128]}}, or request.input_data)"
-                )
+        if missing := [tensor for tensor in tensors if -1 in tensor.shape and tensor.name not in self.shapes]:
+            raise BadInputError(self._shape_is_missing(missing))
         integers = [tensor.name for tensor in tensors if tensor.datatype.startswith(("INT", "UINT"))]
         known = (*self.bounds, *(self.tokens.filled if self.tokens else ()))
         unbounded = tuple(name for name in integers if name not in known and self.kind == "random")
@@ -264,6 +264,24 @@ class _Inputs:
         batching.check(f"shapes {', '.join(dict.fromkeys(text for text, _ in self.shapes.values()))}", samples)
         largest = {name: shape.largest for name, (_, shape) in self.shapes.items()}
         return Requests(str(_store(input_data.to_json(samples), cache)), (), unbounded, largest)
+
+    def _shape_is_missing(self, missing: Sequence[InputTensor]) -> str:
+        """Return the error for inputs of unknown sizes, with the options that give sizes to all of them."""
+        groups: dict[tuple[int, ...], list[str]] = {}
+        for tensor in missing:
+            groups.setdefault(tensor.shape, []).append(one_line(tensor.name, 60))
+
+        def options(size: str) -> str:
+            shapes = (f"--shape {','.join(names)}:{_example_sizes(shape, size)}" for shape, names in groups.items())
+            return one_line(" ".join(shapes), 300)
+
+        shape, (name, *_) = next(iter(groups.items()))
+        return (
+            f"input {name!r} of {self.model} has dims {list(shape)}, which random requests cannot fill: give "
+            f"{options(EXAMPLE_SIZE)}, a mix such as {options(EXAMPLE_SIZES)}, or --input-data FILE (in a profile "
+            f"request.shapes, such as {{{name}: [{_example_sizes(shape, EXAMPLE_SIZE).replace(',', ', ')}]}}, or "
+            "request.input_data)"
+        )
 
     def _generate(self, batching: RequestBatching) -> list[InputSample]:
         """Return the samples of whole requests; all samples of one request have the same shape."""
@@ -313,7 +331,9 @@ class _Inputs:
             shape = parse_shape(text)
             for name in select_inputs(shape.names, self.tensors):
                 if not shape.fits_model(self.tensors[name].shape):
-                    raise ValueError(f"{name} is {list(self.tensors[name].shape)}")
+                    dims = self.tensors[name].shape
+                    example = _example_sizes(dims, EXAMPLE_SIZE)
+                    raise ValueError(f"{name} has dims {list(dims)}; write sizes that fit, such as {example}")
                 self.shapes[name] = (text, shape)
         except ValueError as error:
             raise BadInputError(f"shape {one_line(text, 60)}: {one_line(str(error), 200)}") from None

@@ -24,7 +24,7 @@ MODEL = "MODEL"  # stands for the model among names of options
 # options that name code, a program, an address, or data that are sent to a server
 EXTERNAL = ("model-repository", "input-data", "cluster", *(option.name for option in OF_TARGET))
 LONGEST_FLAG = 100  # further characters are not compared
-RENAMED: Final = {  # earlier names of options, which are not accepted except in the record of a sweep
+RENAMED: Final = {  # names of earlier versions or of other commands; the record of a sweep may have them
     "--arrivals": "--request-distribution",
     "--instances": "--instance-count",
     "--join": "--study-name",
@@ -32,6 +32,7 @@ RENAMED: Final = {  # earlier names of options, which are not accepted except in
     "--out": "--results",  # of commands that only read runs
     "--output": "--out",
     "--rates": "--request-rate",
+    "--results": "--out",  # of commands that write runs
     "--tls-ca": SSL_FLAGS["grpc"]["ca"],
     "--tls-cert": SSL_FLAGS["grpc"]["cert"],
     "--tls-key": SSL_FLAGS["grpc"]["key"],

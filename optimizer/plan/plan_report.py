@@ -56,14 +56,15 @@ PUBLISHED = {  # by kind of built-in model
 
 
 def sentence(source: PlannedConfiguration) -> str:
-    """Return ``with a 20 ms bound on p95 one machine (…) handles 47 concurrent requests of 4, 13,315 infer/s``."""
+    """Return ``with a 20 ms bound on p95 one machine (…) handles 47 concurrent requests of 4 samples, …``."""
     load, device = source.point.load, source.device
     subject = f"one {device}" if source.devices == 1 else f"{source.devices} {device}s"
     handles = f"handle{'s' if source.devices == 1 else ''}"
     served = f"{load.concurrency:,} concurrent requests"
     if load.request_rate:
         served = f"{formatting.load(load)}, each"
-    size = f" of {formatting.exact(load.request_batch_size)}"
+    samples = load.request_batch_size
+    size = f" of {formatting.exact(samples)} sample{'' if samples == 1 else 's'}"
     rate = formatting.value_of(source.point, "throughput")
     return f"{_within(source.sla)} {subject} ({source.hardware}) {handles} {served}{size}, {rate}"
 

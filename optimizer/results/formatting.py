@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -15,8 +15,15 @@ from objectives.confidence import Verdict
 from objectives.metrics import LATENCY, METRICS, Measurement, Metric
 from objectives.sla import Constraint, Sla
 from objectives.verdict import ConfidenceInterval, SlaVerdict, ThroughputRatio
-from optimizer.config import execution
-from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field, parse_policy, resolve_policy
+from optimizer.config import execution, field_path
+from optimizer.config.batching import (
+    SEQUENCE_PREFERRED,
+    is_batcher_field,
+    is_sequence_field,
+    parse_policy,
+    resolve_policy,
+)
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.load_shapes import RequestTimes, is_shape, parse_shape
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import (
@@ -24,6 +31,7 @@ from optimizer.core.trial import (
     SERVER_PROCESSES,
     VARIANT,
     Candidate,
+    FieldValue,
     LoadPoint,
     Point,
     model_of_field,
@@ -35,6 +43,7 @@ UNKNOWN = "unknown"
 OUTPUT_THROUGHPUT = "output-throughput"
 TIMING_NAMES = {"latency": "latency", "ttft": "TTFT", "itl": "inter-token"}  # for people
 NO_SLA = "PASS: no SLA was given"
+BATCHER_PREFIX = "dynamic_batching."  # of the fields of the dynamic batcher
 NO_BATCHING = "# no dynamic_batching"
 VERDICT_STYLES = {Verdict.PASS: "bold green", Verdict.UNDECIDED: "bold yellow", Verdict.FAIL: "bold red"}
 MOST_DECIMALS, RATIO_DECIMALS = 6, 2
@@ -288,15 +297,17 @@ def triton_lines(candidate: Candidate) -> list[str]:
     if candidate.instance_gpus is not None:
         group += f" kind: KIND_GPU gpus: [ {candidate.instance_gpus.replace(',', ', ')} ]"
     lines.append(f"instance_group [ {{ {group} }} ]")
+    others = []
     for path, value in candidate.proto_fields:
-        if is_sequence_field(path) or execution.is_accelerator_field(path):
+        if is_sequence_field(path) or execution.is_accelerator_field(path) or is_batcher_field(path):
             continue
         parts = path.split(".")
         if parts[0] == "parameters" and len(parts) > 2:
             text = json.dumps(str(value), ensure_ascii=False)
             lines.append(f'parameters {{ key: "{".".join(parts[1:-1])}" value {{ {parts[-1]}: {text} }} }}')
         else:
-            lines.append(f"{path}: {_literal(value)}")
+            others.append((path, value))
+    lines += _proto_lines(others)
     if accelerators := execution.accelerator_text(dict(candidate.proto_fields)):
         lines.append(accelerators)
     for path, value in candidate.fields:
@@ -339,12 +350,35 @@ def change_lines(before: Candidate, after: Candidate) -> list[str]:
     return [f"{line[:2]}{one_line(line[2:])}" for line in difflib.ndiff(old, new) if line.startswith(("-", "+"))]
 
 
+def _proto_lines(fields: Sequence[tuple[str, FieldValue]], *, inside_batcher: bool = False) -> list[str]:
+    """Return fields of ModelConfig as lines of config.pbtxt; a value that does not fit as its path and value.
+
+    With ``inside_batcher`` the lines belong into ``dynamic_batching``, where a default value is the same as none.
+    """
+    if not fields:
+        return []
+    config = ModelConfig()
+    try:
+        if not inside_batcher:
+            return field_path.to_lines(fields, config)
+        batcher = config.dynamic_batching
+        own = [(path.removeprefix(BATCHER_PREFIX), value) for path, value in fields]
+        set_ones = [
+            (path, value) for path, value in own if not field_path.is_default(batcher.DESCRIPTOR, path, value)
+        ]
+        return field_path.to_lines(set_ones, batcher)
+    except ValueError:
+        return [f"{path}: {_literal(value)}" for path, value in fields]
+
+
 def _batching_lines(candidate: Candidate) -> list[str]:
     inside = []
     if candidate.max_queue_delay_us:
         inside.append(f"max_queue_delay_microseconds: {candidate.max_queue_delay_us}")
     if candidate.preferred_batch_sizes:
         inside.append(f"preferred_batch_size: [ {', '.join(map(str, candidate.preferred_batch_sizes))} ]")
+    fields = [field for field in candidate.proto_fields if is_batcher_field(field[0])]
+    inside += _proto_lines(fields, inside_batcher=True)
     if len(inside) < 2:
         return [f"dynamic_batching {{ {''.join(f'{setting} ' for setting in inside)}}}"]
     return ["dynamic_batching {", *(f"  {setting}" for setting in inside), "}"]

@@ -38,8 +38,10 @@ class Outcome:
     fresh servers at the best load of the search. They are None if they meet the constraints nowhere. ``gain`` and
     ``gain_over_dynamic_batching`` are the throughput of the recommendation relative to theirs, None unless both sides
     met the constraints on fresh servers. ``untried`` names those of the two that were not reached before the run
-    ended. ``measurements`` counts the search's, ``confirmations`` those on fresh servers. ``sla`` holds the
-    constraints that all this is about, ``front_metrics`` the throughput and the latency of the Pareto front.
+    ended. ``can_batch_dynamically`` is False for a model that can have no ``dynamic_batching {}``: a stateful one, or
+    one without a batch dimension. ``measurements`` counts the search's, ``confirmations`` those on fresh servers.
+    ``sla`` holds the constraints that all this is about, ``front_metrics`` the throughput and the latency of the
+    Pareto front.
     """
 
     recommended: Point | None
@@ -59,6 +61,7 @@ class Outcome:
     gain: ThroughputRatio | None = None
     gain_over_dynamic_batching: ThroughputRatio | None = None
     front_metrics: tuple[Metric, Metric] = FRONT_METRICS
+    can_batch_dynamically: bool = True
 
     @property
     def is_streamed(self) -> bool:
@@ -123,6 +126,8 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
 
     roles = {"baseline": baseline, "dynamic_batching": dynamic_batching}
     shown = {role: compared(candidate) for role, candidate in roles.items()}
+    if not dynamic_batching.dynamic_batching:
+        shown["dynamic_batching"] = None
     tried = {trial.candidate for trial in trials}
     return Outcome(
         recommended=recommended,
@@ -141,6 +146,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         dominated_by=next(better, None),
         gain=gain_over(shown["baseline"]),
         gain_over_dynamic_batching=gain_over(shown["dynamic_batching"]),
+        can_batch_dynamically=dynamic_batching.dynamic_batching,
         front_metrics=metrics,
     )
 

@@ -24,7 +24,9 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import SETTING_COLUMNS, latest_points
+from optimizer.machine.conditions import describe_disturbance
 from optimizer.results import formatting
+from optimizer.simulator.speed_correction import SpeedCorrection
 
 if TYPE_CHECKING:
     from objectives.metrics import Timing
@@ -41,7 +43,7 @@ _SHOWN_TIMES = {timing: [timing.metric(name) for name in QUANTILES] for timing i
 _ALWAYS_SHOWN = {"throughput", *_SHOWN_TIMES[LATENCY]}
 _STREAMED_SHOWN = {OUTPUT, *(name for timing in STREAMED_TIMINGS for name in _SHOWN_TIMES[timing])}
 VERIFY_BUDGET = "3m"  # of the command that is proposed for an UNDECIDED run
-NO_CHANGE = "No change: the current configuration is the best one."
+SMALLEST_PERCENT = 1e-4  # a smaller share is shown as 0
 
 
 def answer(outcome: Outcome, problem: Problem) -> str:
@@ -93,7 +95,7 @@ KEYS: Final = {  # of ``document``
     "other bounded latencies, by metric.",
     "confirmation.perf_analyzer": "Comparison with perf_analyzer on the same servers; null if it did not check.",
     "baseline": "The configuration as given, in the same form; null if it meets the bounds nowhere.",
-    "dynamic_batching": "Plain `dynamic_batching {}`, in the same form.",
+    "dynamic_batching": "Plain `dynamic_batching {}`, in the same form; null also if the model cannot have it.",
     "speedup": "Throughput of the recommendation relative to the baseline's; null if one was not confirmed.",
     "speedup_interval": "Interval of it.",
     "speedup_over_dynamic_batching": "Throughput of the recommendation relative to that of `dynamic_batching {}`.",
@@ -108,6 +110,13 @@ KEYS: Final = {  # of ``document``
     "wall_seconds": "Wall time until the result.",
     "results_dir": "Folder of the run.",
 }
+
+
+def no_change(outcome: Outcome) -> str:
+    """Return the sentence in place of the changes, if the current configuration is recommended."""
+    if outcome.trials == 1:
+        return "No change: no other configuration was measured."
+    return "No change: the current configuration is the best one."
 
 
 def headline(outcome: Outcome, problem: Problem) -> str:
@@ -145,9 +154,15 @@ def undecided_cause(outcome: Outcome) -> str:
         if any(entry.error for entry in outcome.again):
             return f"no configuration passed its test on fresh servers, and this one {untested}"
         return f"it {untested}"
+    if confirmed.judged.excluded_share > MOST_EXCLUDED:
+        return f"the machine was disturbed in {100 * confirmed.judged.excluded_share:.0f} % of the windows"
+    disturbance = describe_disturbance(confirmed.point.measurement)
+    return "; ".join(filter(None, (_cause_in_test(outcome, confirmed), disturbance)))
+
+
+def _cause_in_test(outcome: Outcome, confirmed: Confirmed) -> str:
+    """Return why the test on fresh servers did not decide."""
     judged, servers = confirmed.judged, confirmed.servers
-    if judged.excluded_share > MOST_EXCLUDED:
-        return f"the machine was disturbed in {100 * judged.excluded_share:.0f} % of the windows"
     if servers < LOOKS[0]:
         return f"the time ended after {servers} of {formatting.count(LOOKS[0], 'server')}"
     bound = next((constraint for constraint in outcome.sla if METRICS[constraint.metric].quantile), None)
@@ -157,7 +172,8 @@ def undecided_cause(outcome: Outcome) -> str:
     allowed = 1 - (METRICS[bound.metric].quantile or 0.0)
     if not slow.low <= allowed < slow.high:  # another constraint is undecided
         return _reason_with_needed(judged, outcome.sla, confirmed.error)
-    share = f"{formatting.number(100 * slow.low, 2)} to {formatting.number(100 * slow.high, 2)} %"
+    low, high = (100 * end if 100 * end >= SMALLEST_PERCENT else 0.0 for end in (slow.low, slow.high))
+    share = f"{formatting.number(low, 2) if low else '0'} to {formatting.number(high, 2)} %"
     timing = METRICS[bound.metric].timing
     over = f"{formatting.exact(bound.bound)} ms"
     measured = f"{share} of the requests are slower than {over}"
@@ -174,6 +190,21 @@ def undecided_cause(outcome: Outcome) -> str:
     if latency_ms is not None and latency_ms <= math.exp(-MARGIN) * bound.bound:
         return f"the {servers} servers differ too much ({measured})"
     return too_few if effective < needed else f"{measured}, and {100 * allowed:.4g} % may be"
+
+
+def _is_disturbed(confirmed: Confirmed | None) -> bool:
+    """Return whether other processes or machines took CPU time from the test."""
+    if confirmed is None or not confirmed.error:
+        return False
+    return confirmed.judged.excluded_share > MOST_EXCLUDED or bool(describe_disturbance(confirmed.point.measurement))
+
+
+def _stays_disturbed(confirmed: Confirmed | None) -> bool:
+    """Return whether too many windows were disturbed, also if those of all further servers were not."""
+    if confirmed is None or not confirmed.servers:
+        return False
+    most_windows = LOOKS[-1] * confirmed.windows / confirmed.servers
+    return confirmed.judged.excluded_share * confirmed.windows > MOST_EXCLUDED * most_windows
 
 
 def _only_baseline_measured(outcome: Outcome) -> bool:
@@ -226,8 +257,9 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
             return NextStep(advice, f"tune verify --fresh {run}")
         if _only_baseline_measured(outcome):
             return NextStep("run again with a larger --budget", reproduce)
-        is_disturbed = outcome.confirmed is not None and outcome.confirmed.judged.excluded_share > MOST_EXCLUDED
-        first = "stop other programs on this machine, then " if is_disturbed else ""
+        first = "stop other programs on this machine, then " if _is_disturbed(outcome.confirmed) else ""
+        if _stays_disturbed(outcome.confirmed):
+            return NextStep(f"{first}run again", reproduce)
         return NextStep(f"{first}continue the test", verify_command(folder))
     if outcome.closest is not None:
         if outcome.sla.is_met(outcome.closest.measurement):  # but it was not stable
@@ -237,7 +269,9 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
         return NextStep(f"remove the cause (see {run}/logs), then run again", reproduce)
     if outcome.recommended is outcome.baseline:
         return NextStep("keep the current configuration, and see what limits it", f"tune explain {run}")
-    return NextStep("deploy it; --format writes files for Docker, Kubernetes or KServe", f"tune emit {run}")
+    files = [path for path in (Path(folder) / "best").rglob("*") if path.is_file()]
+    into = " --out tuned_models" if len(files) > 1 else ""  # a single file goes to standard output
+    return NextStep("deploy it; --format writes files for Docker, Kubernetes or KServe", f"tune emit {run}{into}")
 
 
 def nothing_recommended(folder: Path, problem: Problem, action: str) -> BadInputError:
@@ -433,7 +467,7 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
         row("recommended", outcome.recommended, ""),
         row("current (baseline)", outcome.baseline, gain(outcome.baseline, outcome.gain), "baseline"),
     ]
-    if not problem.space.is_stateful:  # Triton allows no dynamic batching next to the sequence batcher
+    if outcome.can_batch_dynamically:
         dynamic = outcome.dynamic_batching
         ratio = gain(dynamic, outcome.gain_over_dynamic_batching)
         rows.append(row("dynamic_batching {}", dynamic, ratio, "dynamic_batching"))
@@ -523,9 +557,12 @@ def evenly_spread(points: Sequence[Point], most: int) -> Sequence[Point]:
 
 
 def best_load(trial: Trial, problem: Problem) -> tuple[Point | None, bool]:
-    """Return the trial's best point and True; if none meets the SLA, the closest point and False."""
+    """Return the trial's best point and True; if none meets the SLA, the closest point and False.
+
+    As in the search, a measurement whose windows disagree counts if other processes disturbed it.
+    """
     measured = latest_points([trial])
-    best = problem.best_point(measured)
+    best = SpeedCorrection().best_point(measured, problem.best_point)
     return best or problem.sla.closest_point(measured), best is not None
 
 

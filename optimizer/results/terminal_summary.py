@@ -59,7 +59,7 @@ def print_outcome(
     """
     _print_answer(console, outcome, problem)
     if outcome.recommended is not None:
-        _print_change(console, baseline, outcome.recommended.candidate)
+        _print_change(console, outcome, baseline, outcome.recommended.candidate)
         _print_comparisons(console, outcome, problem)
         if not verbose and (lines := summary.priority_lines(outcome.recommended.measurement)):  # else in the details
             for label, text in lines:
@@ -116,9 +116,9 @@ def _print_answer(console: Console, outcome: Outcome, problem: Problem) -> None:
     print_line(console)
 
 
-def _print_change(console: Console, baseline: Candidate, recommended: Candidate) -> None:
+def _print_change(console: Console, outcome: Outcome, baseline: Candidate, recommended: Candidate) -> None:
     lines = formatting.change_lines(baseline, recommended)
-    print_line(console, "Change in config.pbtxt:" if lines else summary.NO_CHANGE)
+    print_line(console, "Change in config.pbtxt:" if lines else summary.no_change(outcome))
     for line in lines:
         print_line(console, f"  {line}", "green" if line.startswith("+") else "red")
     print_line(console)

@@ -88,7 +88,9 @@ class Confirmer:
         The best candidate is tested until its highest load is found that passes. ``comparisons`` and the runner-up
         are measured for comparison, in turn with the first servers of the best. If no load of the best candidate
         passes, or another one is expected to serve clearly more, that one is tested. Tests of an earlier session
-        continue where they ended. The time that is left is used for comparisons whose load was too low or too high.
+        continue where they ended. If the time is too short for a verdict, it is used for the first servers of the
+        test, which a later session continues. Otherwise the time that is left is used for comparisons whose load was
+        too low or too high.
 
         Raises BadInputError if the confirmations of ``trials`` do not belong to the plan.
         """
@@ -117,6 +119,8 @@ class Confirmer:
             plan = self._correct_loads(plan, test.point)
             if (tester := self._tester(plan, test.point)) is not None:
                 tester.sequence.run(tester)
+        if not any(errors_by_load(trial) for trial in self.trials):
+            self._begin_test(plan, best[0])
         self._continue_comparisons(plan, compared)
         return self.trials
 
@@ -170,7 +174,9 @@ class Confirmer:
         self.trials[self._place(trial.number)] = trial
         if isinstance(error, ServerCrashed):  # the time is up and this measurement is lost
             return False
-        self.measurer.observer.trial_finished(trial, self.problem.best_point(latest_points(self.trials)))
+        speed = fit_speed_correction(self.trials, self.problem)
+        best = speed.best_point(latest_points(self.trials), self.problem.best_point)
+        self.measurer.observer.trial_finished(trial, best)
         return trial.status == "ok"
 
     def trial(self, number: int) -> Trial:
@@ -297,6 +303,15 @@ class Confirmer:
             if tester.servers(load) < server:
                 tester.deploy(load)
             self._add_servers(missing, server)
+
+    def _begin_test(self, plan: ConfirmationPlan, point: Point) -> None:
+        """Measure those of the first servers of a test that the time allows."""
+        tester = self._tester(plan, point)
+        if tester is None or (load := tester.sequence.current) is None:
+            return
+        for _ in range(LOOKS[0] - tester.servers(load)):
+            if not self.possible_servers(point) or not tester.deploy(load):
+                return
 
     def _affordable(self, others: Sequence[ConfirmationCandidate], seconds: float) -> list[ConfirmationCandidate]:
         """Return those of ``others`` that lack servers, and of them the first that take ``seconds`` together."""

@@ -42,6 +42,7 @@ from optimizer.study.scheduler import SearchEnd
 from optimizer.study.task import Task
 
 LENGTH_QUANTILES = 21  # of the numbers of tokens
+_SERVER, _UNKNOWN = "tritonserver", "unknown"  # key and value of ``versions``
 VERSIONS = ("tritune", "numpy", "onnxruntime", "optuna", "protobuf", "tritonclient")
 KEYS: Final = {  # of run.json, except those of the options and of the classes that are written as they are
     "schema_version": "Version of this format. Another version of tune may refuse it.",
@@ -161,8 +162,16 @@ class HasServerVersion(Protocol):
     def server_version(self) -> str: ...
 
 
-def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in VERSIONS}}
+def current_versions(before: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Return the versions of this process, and that of the server in ``before``, run.json of the continued run.
+
+    A session that starts no server, such as one after the last test, must not forget that version. The fingerprint
+    ensures that a later server has the same one.
+    """
+    versions = {"python": platform.python_version(), **{name: metadata.version(name) for name in VERSIONS}}
+    earlier = (before or {}).get("versions")
+    server = earlier.get(_SERVER) if isinstance(earlier, dict) else None
+    return {**versions, _SERVER: server} if isinstance(server, str) and server != _UNKNOWN else versions
 
 
 def _arguments() -> list[str]:
@@ -187,7 +196,7 @@ class RunRecord:
     search_ended: SearchEnd | None = None
     perf_analyzer_reason: PerfAnalyzerReason | None = None
     at_start: dict[str, ConditionValue] = field(default_factory=machine_conditions)
-    versions: dict[str, str] = field(default_factory=_versions)
+    versions: dict[str, str] = field(default_factory=current_versions)
     planned: dict[str, Any] = field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -197,7 +206,7 @@ class RunRecord:
             yield
         finally:
             with contextlib.suppress(TuneError):
-                self.versions["tritonserver"] = server.server_version or "unknown"
+                self.versions[_SERVER] = server.server_version or self.versions.get(_SERVER, _UNKNOWN)
 
     def confirmation_plan(self) -> ConfirmationPlan | None:
         """Return the plan of the confirmation; None before it has begun. Raises BadInputError if it is damaged."""
@@ -277,7 +286,7 @@ class RunRecord:
         """Return ``versions``, and those of the perf_analyzer and of the build with OpenVINO that were used."""
         version = self.fingerprint.perf_analyzer
         if version and self.environment.options.perf_analyzer_image is None:
-            version = measuring_version(version, self.versions.get("tritonserver", ""))
+            version = measuring_version(version, self.versions.get(_SERVER, ""))
         added = {"perf_analyzer": version} if version else {}
         if self.environment.uses_openvino(self.task):
             added["onnxruntime-openvino"] = runtime.OPENVINO_ONNX_RUNTIME
@@ -298,11 +307,11 @@ class RunRecord:
         return texts, server_options.to_arguments(candidate.fields), files
 
     def _write_page(self, outcome: Outcome, trials: list[Trial]) -> None:
-        from optimizer.results.report.write import write
+        from optimizer.results.report.write import write_page
 
         compared = self.task.baseline, self.task.dynamic_batching
         info = self.folder.read_info()
         run = FinishedRun(
             self.folder, self.environment.options, info, self.task.problem, *compared, tuple(trials), outcome
         )
-        write([run], ["html"], self.folder.report)
+        write_page(run)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import exists, one_line
+from optimizer.core.safe_text import exists, is_folder, one_line
 from optimizer.options.addresses import HIDDEN, redact
 from optimizer.options.command_line import option_words
 from optimizer.options.option import DEFAULTS
@@ -54,9 +54,7 @@ def read_run_request(model: str | None, values: Mapping[str, object]) -> RunRequ
         return _resumed(model, parsed["resume"], parsed.get("out", DEFAULTS.out), values)
     if "from-model-analyzer" not in parsed:
         if model is None:
-            raise BadInputError(
-                "MODEL is missing: `tune models` lists the built-in ones; or give a profile or folder"
-            )
+            raise _missing_model(parsed.get("model-repository"))
         return RunRequest(_with_found_run(run_options(model, values)))
     from optimizer.model.model_analyzer.reader import read_model_analyzer
 
@@ -67,6 +65,16 @@ def read_run_request(model: str | None, values: Mapping[str, object]) -> RunRequ
             if name not in values:
                 merged.pop(name, None)
     return RunRequest(_with_found_run(run_options(mapped.model, merged)), mapped=mapped)
+
+
+def _missing_model(repository: str | None) -> BadInputError:
+    """Return the error for a command line without a model, with the models of the repository if one is given."""
+    if repository is not None and is_folder(Path(repository)):
+        from optimizer.model.repository import list_models
+
+        if models := list_models(Path(repository)):
+            return BadInputError(f"MODEL is missing: {one_line(repository)} has the models {models}")
+    return BadInputError("MODEL is missing: `tune models` lists the built-in ones; or give a profile or folder")
 
 
 def _with_found_run(options: RunOptions) -> RunOptions:

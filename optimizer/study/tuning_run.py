@@ -44,7 +44,7 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment, ObserverFactory
 from optimizer.study.load_generators import why_perf_analyzer
-from optimizer.study.run_record import RunRecord
+from optimizer.study.run_record import RunRecord, current_versions
 from optimizer.study.searcher_factory import load_warm_start, open_searcher
 from optimizer.study.study import StudyResult, StudySetup, run_locally
 from optimizer.study.task import Task
@@ -192,6 +192,7 @@ def _run(
             present([*environment.notes(task), reason and ConfirmedByPerfAnalyzer(reason.value), *transfer_notes]),
             before.get("search_ended") if only_confirms else None,
             reason,
+            versions=current_versions(before),
             planned=dict(planned) if isinstance(planned, dict) else {},
         )
         record.write("running", None)

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import BadStatusLine, HTTPException, RemoteDisconnected
 from urllib.error import HTTPError
 
 from optimizer.core.errors import BadInputError, EnvironmentFault, TuneError
@@ -50,6 +50,11 @@ def read_server(url: str, model: str) -> ModelCounters:
             "http://HOST:8002/metrics by default"
         ) from None
     except (OSError, ValueError, HTTPException) as error:
+        if isinstance(error, BadStatusLine) and not isinstance(error, RemoteDisconnected):
+            raise BadInputError(
+                f"--url {url}: no HTTP server answers there, but perhaps one of gRPC; give Triton's page of "
+                "metrics, http://HOST:8002/metrics by default"
+            ) from None
         reason = getattr(error, "reason", error)  # of a URLError
         raise EnvironmentFault(
             f"--url {url}: the metrics cannot be read ({one_line(str(reason)) or type(error).__name__}); "

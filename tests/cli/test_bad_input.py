@@ -183,6 +183,7 @@ FLAGS = [
     bad("--measurement-interval 1h mlp", "--measurement-interval 1h: ", "50ms to 15s"),
     bad("--protocol tcp mlp", "--protocol tcp: ", "grpc, http"),
     bad("--frob mlp", "--frob", "tune run --help-all"),
+    bad("--results there mlp", "--results is not an option of `tune run`", "did you mean --out?"),
     bad("--sla 20ms mlp", "--sla 20ms: ", "write METRIC<=TIME", "p99.9<=30ms"),
     bad("", "MODEL is missing", "tune models"),
     bad("run", "MODEL is missing", "tune models"),
@@ -199,7 +200,8 @@ NAMES = [
     bad("reprot run", "'reprot'", "did you mean `tune report`?", "tune --help"),
     bad("optimise", "'optimise'", "tune models"),
     bad(LONG, "xxx", "tune models"),
-    bad("../mlp", "'../mlp'", "without folders"),
+    bad("../mlp", "../mlp: no such file or folder", "the folder of a Triton model", "tune models"),
+    bad("./notes.txt", "./notes.txt: is no profile, ONNX file or model folder", "tune models", **{"notes.txt": ""}),
     bad("no.yaml", "no.yaml: ", "no such file"),
     bad("--request-batch-size 64 mlp", "--request-batch-size 64 ", "mlp.yaml", "(8, 32)"),
     bad("--out file/results mlp", "file/results", "Not a directory", "--out", file="text"),
@@ -691,6 +693,22 @@ def test_an_unknown_model_is_reported_with_the_models_of_the_repository(
         assert_says(ended, ("models: no model ", f"{shown} there", "first, second"))
 
 
+def test_a_missing_model_is_reported_with_the_models_of_the_repository(
+    called_tune: Tune, playground: Playground
+) -> None:
+    folder = playground.here / "models"
+    write_model(folder, "first", CONFIG, doubler())
+    write_model(folder, "bare", CONFIG, doubler())
+    (folder / "bare" / "config.pbtxt").unlink()  # an ONNX model needs none
+    (folder / "notes").mkdir()
+    ended = tune_without_server(called_tune, playground, "--model-repository", "models")
+    assert_says(ended, ("MODEL is missing: models has the models bare, first",))
+    ended = tune_without_server(called_tune, playground, "./models")
+    assert_says(ended, ("this is a model repository with bare, first; give --model-repository FOLDER and one",))
+    ended = tune_without_server(called_tune, playground, "--model-repository", "models/notes", "first")
+    assert_says(ended, ("models/notes: no model 'first' there; it has none",))
+
+
 @pytest.mark.parametrize("name", ["../m", "/m", "a/b", ".", ".."])
 def test_a_model_name_cannot_lead_out_of_its_repository(name: str, called_tune: Tune, playground: Playground) -> None:
     write_model(playground.here, "m", CONFIG, doubler())
@@ -750,7 +768,7 @@ def test_a_request_batch_for_a_model_without_batching_is_refused(called_tune: Tu
         ("--input-data x.json", ("x.json: entry 1, input x: has 1 values", "[4] has 4")),
         ("--input-data x.csv", ("x.csv:3: input x: ", '"b" is not FP32')),
         ("--input-data x.json --input-range x:0..1", ("input data x.json: ", "random requests only")),
-        ("--shape x:3", ("shape x:3: ", "x is [4]")),
+        ("--shape x:3", ("shape x:3: ", "x has dims [4]")),
         ("--shape z:3", ("shape z:3: ", "the model's inputs are x")),
         ("--input-data zero --input-range x:0..1", ("range x:0..1: ", "zero has no range of values")),
         ("--input-data /dev/zero", ("input data /dev/zero: ", "is a device", "give a file or folder")),

@@ -157,8 +157,8 @@ def test_a_lack_of_memory_is_recognised_behind_other_errors() -> None:
     assert not _is_out_of_memory(ValueError("memory"))
 
 
-def test_an_error_that_a_library_has_lost_is_a_lack_of_memory_only_under_a_limit() -> None:
-    lost = SystemError("error return without exception set")
+@pytest.mark.parametrize("lost", [SystemError("error return without exception set"), SyntaxError("expected ':'")])
+def test_an_error_that_a_library_has_lost_is_a_lack_of_memory_only_under_a_limit(lost: Exception) -> None:
     assert not _is_out_of_memory(lost)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (1 << 50, hard))

@@ -169,7 +169,8 @@ def obtain(
     except OSError as error:
         cause = error.strerror or str(error)
         raise EnvironmentFault(
-            f"cannot build {builder.name} in {models}: {cause}; free space there or choose another cache"
+            f"cannot build {builder.name} in {models}: {cause}; "
+            "free space there, or set TRITUNE_CACHE to another folder"
         ) from error
     return _source(home, builder.name)
 

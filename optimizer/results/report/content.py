@@ -85,7 +85,8 @@ class ReportSection:
 
     ``remark`` says why a run is incomplete. ``gain`` is relative to the baseline, empty if unknown. ``recommends`` is
     False if no configuration meets the SLA; the closest one is shown then. ``verdict`` is PASS, UNDECIDED or FAIL.
-    ``headline`` is ``answer`` with its ``cause``. ``next_step`` is None if nothing is left to do.
+    ``headline`` is ``answer`` with its ``cause``. ``next_step`` is None if nothing is left to do. ``no_change`` is
+    shown in place of an empty ``diff``.
     """
 
     name: str
@@ -102,6 +103,7 @@ class ReportSection:
     figures: Sequence[tuple[str, str]]
     comparisons: ReportTable
     diff: str
+    no_change: str
     configs: Mapping[str, str]
     front: ReportTable
     front_remark: str
@@ -152,6 +154,7 @@ def report_section(run: FinishedRun) -> ReportSection:
             best=0,
         ),
         diff=config_diff(run),
+        no_change=summary.no_change(outcome),
         configs=recommended_configs(run),
         front=tables.front(outcome),
         front_remark=summary.front_remark(outcome),

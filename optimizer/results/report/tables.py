@@ -15,6 +15,7 @@ from optimizer.results import formatting, summary
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome
 from optimizer.results.report.parameter_effects import Neighbour, label
+from optimizer.simulator.speed_correction import SpeedCorrection
 
 # stages of a request in their order, with the names of perf_analyzer
 STAGES = {
@@ -354,7 +355,9 @@ def _best_shown(own: Sequence[Point], outcome: Outcome, problem: Problem) -> tup
     fresh = [point for point in own if outcome.confirmation_of(point)]
     if any(point is outcome.recommended for point in fresh):
         return outcome.recommended, True
-    best = problem.best_point(fresh or own, unstable=bool(fresh))
+    best = (
+        problem.best_point(fresh, unstable=True) if fresh else SpeedCorrection().best_point(own, problem.best_point)
+    )
     return best or problem.sla.closest_point(fresh or own), best is not None
 
 
@@ -381,7 +384,7 @@ def _trial_remark(trial: Trial, point: Point | None, met: bool, problem: Problem
 
 def _why_lost(trial: Trial, problem: Problem, outcome: Outcome) -> str:
     """Return why a trial with a higher throughput in the search than the recommendation lost; empty for others."""
-    best, searched = outcome.recommended, problem.best_point(latest_points([trial]))
+    best, searched = outcome.recommended, SpeedCorrection().best_point(latest_points([trial]), problem.best_point)
     if best is None or searched is None or trial.number == best.trial:
         return ""
     if searched.throughput_infer_per_sec <= best.throughput_infer_per_sec:

@@ -11,9 +11,8 @@ import jinja2
 from markupsafe import Markup
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.files import output_error, replace_file
+from optimizer.core.files import output_error, replace_file, write_error
 from optimizer.core.safe_text import one_line
-from optimizer.results import summary
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.report.content import ReportSection, report_section
 from optimizer.results.report.figure_style import PALETTE, Drawing, drawing, inline, png, svg
@@ -71,9 +70,7 @@ def html(sections: Sequence[ReportSection], plots: Sequence[Mapping[str, PagePlo
     """Return the HTML page; ``plots`` holds the plots of each section by name."""
     templates = environment(Path(__file__).parent, html=True)
     anchored = [(f"run-{number}", *pair) for number, pair in enumerate(zip(sections, plots, strict=True), start=1)]
-    return templates.get_template("report.html.j2").render(
-        sections=anchored, palette=PALETTE, no_change=summary.NO_CHANGE
-    )
+    return templates.get_template("report.html.j2").render(sections=anchored, palette=PALETTE)
 
 
 _SPECIAL = re.compile(
@@ -85,9 +82,7 @@ def markdown(sections: Sequence[ReportSection]) -> str:
     """Return the report in GitHub's Markdown, which has tables."""
     templates = environment(Path(__file__).parent, html=False)  # the filter `plain` escapes
     templates.filters |= {"plain": _plain, "fence": _fence}
-    return (
-        templates.get_template("report.md.j2").render(sections=sections, no_change=summary.NO_CHANGE).strip() + "\n"
-    )
+    return templates.get_template("report.md.j2").render(sections=sections).strip() + "\n"
 
 
 def _plain(text: str) -> str:
@@ -105,6 +100,16 @@ SUFFIXES = {"html": ".html", "markdown": ".md", "csv": ".csv", "parquet": ".parq
 PLOTS: Mapping[str, Callable[[Drawing], str | bytes]] = {"png": png, "svg": svg}  # formats with one file per plot
 NAME = "report"
 MEASUREMENTS = "measurements"
+
+
+def write_page(run: FinishedRun) -> None:
+    """Write the page of a run that ends to its folder. Raises EnvironmentFault if it cannot be written."""
+    path, section = run.folder.report, report_section(run)
+    page = html([section], [{drawn.name: plot(drawn, 1) for drawn in drawings(run, section)}])
+    try:
+        replace_file(path, page)
+    except OSError as error:
+        raise write_error(path, error) from error
 
 
 def write(runs: Sequence[FinishedRun], formats: Iterable[str], output: Path) -> list[Path]:

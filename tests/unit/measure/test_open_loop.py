@@ -143,7 +143,7 @@ def test_windows_that_differ_only_by_lateness_agree() -> None:
     result = judge_bounds(paused(61, 300), p95=20.0)
     assert result.stable, result.reason
     slower = record(paused(61, 300).answered_ns / MS - PLANNED)
-    assert judge_bounds(slower, p95=20.0).reason == "unstable: p95 between 3 and 31"
+    assert judge_bounds(slower, p95=20.0).reason == "unstable: p95 between 3 and 31 ms"
 
 
 @pytest.mark.parametrize(("pause", "stable"), [(5, True), (61, False)])

@@ -355,6 +355,7 @@ def test_a_failing_build_leaves_nothing_and_says_why(tmp_path: Path, monkeypatch
     with pytest.raises(EnvironmentFault, match=r"cannot build mlp in .*: No space left on device") as caught:
         obtain(tmp_path)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("; free space there, or set TRITUNE_CACHE to another folder")
     assert list((tmp_path / "models").iterdir()) == []
 
 

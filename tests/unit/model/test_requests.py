@@ -157,9 +157,14 @@ def test_equal_options_share_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (RequestOptions(), "input 'ids' of m has dims [-1], which random requests cannot fill: give --shape ids:128"),
+        (
+            RequestOptions(),
+            "input 'ids' of m has dims [-1], which random requests cannot fill: give --shape ids,mask:128, a mix "
+            "such as --shape ids,mask:16..128, or --input-data FILE (in a profile request.shapes, such as "
+            "{ids: [128]}, or",
+        ),
         (RequestOptions("zero", ("ids:3",)), "input 'mask' of m has dims [-1]"),
-        (RequestOptions(shapes=("x:2,3",)), "shape x:2,3: x is [2, 2]"),
+        (RequestOptions(shapes=("x:2,3",)), "shape x:2,3: x has dims [2, 2]; write sizes that fit, such as 2,2"),
         (RequestOptions(shapes=("ids,y:3",)), "shape ids,y:3: the model's inputs are ids, mask, x"),
         (RequestOptions(ranges=("ids:0.5..9",)), "range ids:0.5..9: ids is INT64: write whole numbers from -922"),
         (RequestOptions(ranges=("mask:0..2147483648",)), "to 2147483647"),
@@ -173,6 +178,19 @@ def test_options_that_do_not_fit_the_model(options: RequestOptions, message: str
     with pytest.raises(BadInputError) as caught:
         prepare_requests(options, config(), RequestBatching(), tmp_path)
     assert message in str(caught.value)
+
+
+def test_the_proposed_sizes_fit_the_model(tmp_path: Path) -> None:
+    text = MODEL.replace("dims: [ 2, 2 ]", "dims: [ 3, -1, -1 ]")
+    assert text != MODEL
+    with pytest.raises(BadInputError) as caught:
+        prepare_requests(RequestOptions(), config(text), RequestBatching(), tmp_path)
+    assert "give --shape ids,mask:128 --shape x:3,128,128, a mix such as" in str(caught.value)
+    for shapes in (("ids,mask:128", "x:3,128,128"), ("ids,mask:16..128", "x:3,16..128,16..128")):
+        assert " ".join(f"--shape {shape}" for shape in shapes) in str(caught.value)
+        prepare_requests(RequestOptions(shapes=shapes), config(text), RequestBatching(), tmp_path)
+    with pytest.raises(BadInputError, match=r"^shape x:128: x has dims \[3, -1, -1\]; .*, such as 3,128,128$"):
+        prepare_requests(RequestOptions(shapes=("x:128",)), config(text), RequestBatching(), tmp_path)
 
 
 # -- recorded ---------------------------------------------------------------------------------------------------

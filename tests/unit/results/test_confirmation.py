@@ -29,6 +29,7 @@ from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
 from optimizer.results.confirmation_plan import (
     COMPARED_SERVERS,
+    FEWER_WINDOWS,
     START_SECONDS,
     WINDOWS,
     Confirmed,
@@ -39,6 +40,7 @@ from optimizer.results.confirmation_plan import (
     rival_ladder,
 )
 from optimizer.results.recommendation import assess
+from optimizer.results.summary import undecided_cause
 from optimizer.results.watchers import QuietWatcher
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.confirmation import Confirmer
@@ -550,6 +552,19 @@ def test_the_runner_up_is_left_out_first_if_time_is_short(problem: Problem, tmp_
     enough = (LOOKS[0] + 2.5 * COMPARED_SERVERS) * confirmation_candidate(point, point.load, None).server_seconds
     confirm(server, measured, problem, tmp_path, seconds=enough)
     assert server.deployed[: 3 * COMPARED_SERVERS] == COMPARED_SERVERS * [FASTER, BASELINE, FAST]
+
+
+def test_the_test_begins_even_if_the_time_is_too_short_for_a_verdict(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    measured = searched(server, LOADS)
+    planned = confirmation_candidate(Point(2, FASTER, *measured[2].measurements[0]), LoadPoint(1, 8), None)
+    before, seconds = len(server.deployed), replace(planned, windows=FEWER_WINDOWS).server_seconds
+    budget = Budget((LOOKS[0] - 1) * seconds, clock=lambda: seconds * (len(server.deployed) - before))
+    measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietWatcher())
+    trials = Confirmer(problem, server, measuring, budget, measured).run(COMPARISONS)
+    assert server.deployed[before:] == (LOOKS[0] - 1) * [FASTER]
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert undecided_cause(outcome) == f"the time ended after {LOOKS[0] - 1} of {LOOKS[0]} servers"
 
 
 def test_a_spent_budget_confirms_nothing(problem: Problem, tmp_path: Path) -> None:

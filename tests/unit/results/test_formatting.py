@@ -6,10 +6,12 @@ import math
 from dataclasses import replace
 
 import pytest
+from google.protobuf import text_format
 
 from objectives.metrics import METRICS
 from objectives.sla import Sla
 from objectives.verdict import ConfidenceInterval, ThroughputRatio
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.trial import Candidate
 from optimizer.results import formatting
 
@@ -47,8 +49,41 @@ class TestWords:
             "max_batch_size: 8",
             "dynamic_batching { }",
             "instance_group [ { count: 1 } ]",
-            "optimization.eager_batching: true",
+            "optimization { eager_batching: true }",
         ]
+
+    def test_fields_are_lines_that_triton_reads(self) -> None:
+        queue, policy = "dynamic_batching.default_queue_policy.", "dynamic_batching.priority_queue_policy.2."
+        fields = (
+            ("dynamic_batching.priority_levels", 2),
+            (f"{policy}default_timeout_microseconds", 25000),
+            (f"{queue}max_queue_size", 0),
+            (f"{queue}timeout_action", "DELAY"),
+            ("optimization.graph.level", 1),
+            ("optimization.eager_batching", True),
+        )
+        lines = formatting.triton_lines(Candidate(8, True, 100, fields=fields))
+        assert lines[1:] == [
+            "dynamic_batching {",
+            "  max_queue_delay_microseconds: 100",
+            "  priority_levels: 2",
+            "  default_queue_policy { timeout_action: DELAY }",
+            "  priority_queue_policy { key: 2 value { default_timeout_microseconds: 25000 } }",
+            "}",
+            "instance_group [ { count: 1 } ]",
+            "optimization { graph { level: 1 } eager_batching: true }",
+        ]
+        config = text_format.Parse("\n".join(lines), ModelConfig())
+        assert config.dynamic_batching.priority_queue_policy[2].default_timeout_microseconds == 25000
+
+    def test_a_queue_without_limits_is_no_change(self) -> None:
+        fields = (
+            ("dynamic_batching.default_queue_policy.max_queue_size", 0),
+            ("dynamic_batching.default_queue_policy.timeout_action", "REJECT"),
+            ("dynamic_batching.priority_queue_policy.2.default_timeout_microseconds", 0),
+        )
+        change = formatting.change_lines(Candidate(8), Candidate(8, True, fields=fields))
+        assert change == ["+ dynamic_batching { }"]
 
     @pytest.mark.parametrize(
         ("interval", "text"),

@@ -226,13 +226,18 @@ class TestText:
         ]
 
     def test_a_current_configuration_that_is_the_best_changes_nothing(self) -> None:
-        result = outcome(study()[:1])
+        result = replace(outcome(study()[:1]), trials=2)
         assert result.recommended is result.baseline
         text = printed(result)
         assert "No change: the current configuration is the best one." in text
         assert "+ " not in text
         step = summary.next_step(replace(result, sla=Sla()), "r", "tune dlrm")
         assert (step.advice.split(",")[0], step.command) == ("keep the current configuration", "tune explain r")
+
+    def test_a_configuration_that_was_measured_alone_is_not_called_the_best_one(self) -> None:
+        text = printed(outcome(study()[:1]))
+        assert "No change: no other configuration was measured." in text
+        assert "the best one" not in text
 
     def test_an_undecided_answer_has_its_cause_and_the_next_command(self) -> None:
         lines = printed(outcome()).splitlines()

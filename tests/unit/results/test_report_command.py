@@ -15,12 +15,12 @@ import pytest
 
 from optimizer.cli import explain, plan
 from optimizer.cli.report import main
-from optimizer.core.errors import BadInputError
+from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.results.finished_run import read_run
 from optimizer.results.report import parameter_effects, tables
 from optimizer.results.report.content import config_diff, report_section
 from optimizer.results.report.figure_style import PALETTE
-from optimizer.results.report.write import markdown
+from optimizer.results.report.write import markdown, write_page
 
 SAMPLE = Path("tests/data/dlrm/sample")
 TEXTS = ("ink", "quiet", "good", "bad", "doubt", "front")  # colours of text: contrast 4.5 to 1 on page and panel
@@ -277,6 +277,13 @@ def test_matplotlib_is_imported_only_to_draw() -> None:
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
 
 
+def test_captions_of_markdown_end_with_one_sign(run: Path) -> None:
+    text = markdown([report_section(read_run(run))])
+    assert ".:" not in text
+    assert re.search(r"fresh servers\.\n\n\| configuration", text)
+    assert "measured on fresh servers, or in the search only:\n\n| infer/s" in text
+
+
 def test_names_are_escaped_in_markdown(run: Path) -> None:
     hostile = "a|b`c`<b>[x](http://y)*z*"
     text = markdown([report_section(read_run(changed(run, "x", command="tune ```\nx", notes=[hostile])))])
@@ -341,3 +348,12 @@ class TestBrowser:
         console = opened(tmp_path / "bad.html", tmp_path, "--dump-dom")[1]
         assert "said" in console[0]
         assert "http://nowhere.invalid/x.png" in console
+
+
+def test_a_page_of_a_run_that_cannot_be_written_does_not_ask_for_another_run(run: Path) -> None:
+    """The measurements are on disk, so the run continues."""
+    finished = read_run(run)
+    shutil.rmtree(run)
+    with pytest.raises(EnvironmentFault, match=rf"^cannot write {run}/report\.html: .*; check that disk, ") as caught:
+        write_page(finished)
+    assert str(caught.value).endswith(", then continue with `tune --resume`")

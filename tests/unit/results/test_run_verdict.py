@@ -13,6 +13,7 @@ from objectives.confidence import Verdict
 from objectives.latency_sketch import sketch_latencies
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
+from objectives.verdict import ConfidenceInterval
 from optimizer.cli.main import INTERRUPTED
 from optimizer.cli.run import exit_code
 from optimizer.config.search_space import Problem
@@ -108,9 +109,32 @@ def test_a_share_close_to_the_permitted_one_is_undecided() -> None:
     assert " % of the requests are slower than 20 ms, and 5 % may be" in cause
 
 
+@pytest.mark.parametrize(("low", "shown"), [(1e-9, "0 to 12 %"), (4.1e-5, "0.0041 to 12 %")])
+def test_a_share_has_only_digits_that_say_something(low: float, shown: str) -> None:
+    result = outcome(9.0, 9.0, 14.0, 18.0)
+    assert result.confirmed is not None
+    judged = replace(result.confirmed.judged, slow_share=ConfidenceInterval(low, 0.12))
+    again = tuple(replace(entry, judged=judged) for entry in result.again)
+    cause = summary.undecided_cause(replace(result, again=again))
+    assert cause == f"the 4 servers differ too much ({shown} of the requests are slower than 20 ms)"
+
+
 def test_servers_that_differ_are_the_cause() -> None:
     cause = summary.undecided_cause(outcome(9.0, 9.0, 14.0, 18.0))
     assert cause.startswith("the 4 servers differ too much (")
+
+
+@pytest.mark.parametrize(("share", "is_told"), [(0.4, True), (0.05, False), (None, False)])
+def test_a_cause_says_if_others_took_the_cpus(share: float | None, is_told: bool) -> None:
+    windows = [replace(measurement(1000.0, p95_ms), other_cpu_share=share) for p95_ms in (9.0, 9.0, 14.0, 18.0)]
+    confirmations = tuple(Confirmation(n, LOAD, window, ERROR) for n, window in enumerate(windows) for _ in range(8))
+    trials = [Trial(0, BEST, ((LOAD, measurement(1000.0, 10.0)),), confirmations=confirmations)]
+    result = assess(trials, known_problem(), BASELINE, PLAIN)
+    cause, advice = summary.undecided_cause(result), summary.next_step(result, "r", "tune known").advice
+    assert cause.startswith("the 4 servers differ too much (")
+    assert cause.endswith("; other processes or machines took 40 % of the CPUs while this was measured") is is_told
+    assert advice.startswith("stop other programs on this machine, then ") is is_told
+    assert advice.endswith("continue the test")
 
 
 def test_too_few_requests_for_a_high_percentile_are_the_cause() -> None:
@@ -139,6 +163,44 @@ def test_a_run_that_ended_before_the_search_needs_a_larger_budget() -> None:
     assert "before any other configuration" in summary.undecided_cause(result)
     step = summary.next_step(result, "results/dlrm/1", "tune dlrm")
     assert (step.advice, step.command) == ("run again with a larger --budget", "tune dlrm")
+
+
+@pytest.mark.parametrize(
+    ("servers", "advice", "command"),
+    [
+        (4, "continue the test", "tune verify r --budget 3m"),  # 16 of at most 224 windows
+        (13, "run again", "tune known"),  # 52 of at most 224 windows are more than a fifth
+    ],
+)
+def test_a_test_that_stays_disturbed_is_not_continued(servers: int, advice: str, command: str) -> None:
+    step = summary.next_step(outcome(*[10.0] * servers, disturbed=4), "r", "tune known")
+    assert (step.advice, step.command) == (f"stop other programs on this machine, then {advice}", command)
+
+
+@pytest.mark.parametrize(
+    ("files", "command"),
+    [
+        (["config.pbtxt"], "tune emit {}"),
+        (["config.pbtxt", "1/model.json"], "tune emit {} --out tuned_models"),
+        (["first/config.pbtxt", "second/config.pbtxt"], "tune emit {} --out tuned_models"),
+    ],
+)
+def test_the_proposed_command_has_a_folder_for_several_files(files: list[str], command: str, tmp_path: Path) -> None:
+    for name in files:
+        path = tmp_path / "best" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    step = summary.next_step(outcome(*[10.0] * LOOKS[0]), tmp_path, "tune known")
+    assert step.command == command.format(tmp_path)
+
+
+def test_a_model_without_a_batch_dimension_is_not_compared_with_dynamic_batching() -> None:
+    alone = Candidate(0)
+    trials = [Trial(0, alone, ((LOAD, measurement(1000.0, 10.0)),))]
+    result = assess(trials, known_problem(), alone, alone)
+    assert [row[0] for row in summary.comparisons(result, known_problem())] == ["recommended", "current (baseline)"]
+    document = summary.document(result, wall_seconds=1, results_dir="r")
+    assert (document["dynamic_batching"], document["speedup_over_dynamic_batching"]) == (None, None)
 
 
 def test_a_fallback_that_was_not_tested_is_undecided() -> None:

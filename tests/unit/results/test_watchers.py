@@ -14,7 +14,7 @@ from rich.console import Console
 from optimizer.cli.main import progress_on
 from optimizer.cli.run import read_run_arguments
 from optimizer.core.timing import Budget
-from optimizer.core.trial import Confirmation
+from optimizer.core.trial import Confirmation, latest_points
 from optimizer.machine import hardware
 from optimizer.options.command_line import Parser
 from optimizer.results.finished_run import FinishedRun, read_run
@@ -22,6 +22,7 @@ from optimizer.results.live_display import BLANK, BOUND, FRONT, LiveWatcher, sca
 from optimizer.results.recommendation import assess
 from optimizer.results.terminal_summary import print_outcome
 from optimizer.results.watchers import PlainWatcher, QuietWatcher
+from optimizer.simulator.speed_correction import SpeedCorrection
 
 SAMPLE = Path("tests/data/dlrm/sample")
 
@@ -119,6 +120,20 @@ class TestPlain:
         with PlainWatcher(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as watcher:
             watcher.trial_finished(replace(trial, measurements=((load, unstable),)), None)
         assert "its windows disagree" in text.getvalue()
+        assert "misses the bound" not in text.getvalue()
+
+    def test_a_trial_shows_the_disturbed_measurement_that_makes_it_the_best_one(self, run: FinishedRun) -> None:
+        text, trial = io.StringIO(), run.trials[0]
+        (load, measured), *_ = trial.measurements
+        quiet = replace(measured, latency_p95_ms=1.0, throughput_infer_per_sec=2000.0)
+        disturbed = replace(quiet, throughput_infer_per_sec=4000.0, stable=False, other_cpu_share=0.4)
+        higher = replace(load, concurrency=load.concurrency + 1)
+        trial = replace(trial, measurements=((load, quiet), (higher, disturbed)))
+        best = SpeedCorrection().best_point(latest_points([trial]), run.problem.best_point)
+        with PlainWatcher(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as watcher:
+            watcher.trial_finished(trial, best)
+        assert "no dynamic batching: 4,000 infer/s" in text.getvalue()
+        assert "best so far: trial 0, 4,000 infer/s" in text.getvalue()
         assert "misses the bound" not in text.getvalue()
 
     def test_each_line_has_the_figures_of_its_trial(self, run: FinishedRun) -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
 from optimizer.core.notes import HighestConcurrency
 from optimizer.results.recommendation import assess
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.run_record import RunRecord, current_versions
 from optimizer.study.tuning_run import _highest_concurrency
 from tests.drawn_server import BASELINE, FAST, FASTER, Drawing, drawn_problem, searched
 
@@ -26,3 +29,29 @@ def test_a_load_that_only_the_profile_limits_is_noted(
     assert outcome.recommended is not None
     assert outcome.recommended.load.concurrency == concurrency
     assert _highest_concurrency(outcome, problem) == noted
+
+
+@dataclass
+class Server:
+    server_version: str  # empty if the session starts none
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "recorded"),
+    [
+        ({"versions": {"tritonserver": "2.51.0"}}, "", "2.51.0"),
+        ({"versions": {"tritonserver": "unknown"}}, "2.51.0", "2.51.0"),
+        ({"versions": ["2.51.0"]}, "", "unknown"),
+        ({}, "2.51.0", "2.51.0"),
+        ({}, "", "unknown"),
+    ],
+)
+def test_a_session_without_a_server_keeps_the_version_of_the_run(
+    before: dict[str, object], now: str, recorded: str, tmp_path: Path
+) -> None:
+    versions = current_versions(before)
+    record = RunRecord(RunFolder(tmp_path), None, None, None, (), versions=versions)  # type: ignore[arg-type]
+    with record.adding_version(Server(now)):
+        pass
+    assert record.versions["tritonserver"] == recorded
+    assert record.versions["tritune"]

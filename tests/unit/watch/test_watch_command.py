@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -168,6 +169,19 @@ def test_a_server_without_the_model_is_bad_input() -> None:
     with serving(lambda: RECORDED) as address:
         message = refused("--url", address)
     assert "no metrics of the model dlrm (it has: mlp)" in message
+
+
+def test_the_port_of_grpc_is_bad_input() -> None:
+    class Http2(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1024)
+            self.request.sendall(b"\0\0\x18\4\0\0\0\0\0\0\4\0@\0\0")  # its settings
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Http2) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        refusal = refused("--url", f"127.0.0.1:{server.server_address[1]}")
+    assert "no HTTP server answers there" in refusal
+    assert "http://HOST:8002/metrics" in refusal
 
 
 def test_the_page_of_another_program_is_bad_input() -> None:
