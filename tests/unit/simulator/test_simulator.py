@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate
-from optimizer.simulator.event_loop import REFUSED_PAUSE, _preempted_ns, compiled
+from optimizer.simulator.event_loop import REFUSED_PAUSE, _partition, _preempted_ns, compiled
 from optimizer.simulator.scenario import (
     REJECTED,
     RING_LENGTH,
@@ -893,6 +893,18 @@ def test_machine_code_is_kept_in_the_cache_folder(tmp_path: Path, monkeypatch: p
 
     assert compiled(doubled)(21) == 42
     assert list(tmp_path.rglob("*.nbi"))
+
+
+@given(st.lists(st.integers(0, 20), min_size=1), st.data())
+def test_numbers_are_partitioned_at_a_rank(numbers: list[int], data: st.DataObject) -> None:
+    stop = data.draw(st.integers(1, len(numbers)))
+    rank = data.draw(st.integers(0, stop - 1))
+    values = np.array(numbers)
+    _partition(values, rank, stop)
+    assert values[rank] == sorted(numbers[:stop])[rank]
+    assert max(values[: rank + 1]) == values[rank] == min(values[rank:stop])
+    assert sorted(values[:stop]) == sorted(numbers[:stop])
+    assert values[stop:].tolist() == numbers[stop:]
 
 
 def test_without_a_writable_cache_the_loop_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
