@@ -10,7 +10,7 @@ from optimizer.core.files import cache_folder
 
 
 def compile_loop(module: str, simulate: Callable[[], object], say: Callable[[str], None]) -> None:
-    """Load the event loop ``module`` by ``simulate``. If it has to be compiled first (about 15 s), ``say`` so."""
+    """Load the event loop ``module`` by ``simulate``. If it has to be compiled first (about 10 s), ``say`` so."""
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     if not any(cache_folder().joinpath("compiled").glob(f"*/{module}.*.{python}.nbi")):
         say("compiling the simulator (once)")

@@ -5,16 +5,18 @@ Import this module only where something is simulated: the import loads the compi
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.core.files import cache_folder
+from optimizer.core.files import cache_folder, file_lock
 from optimizer.simulator.scenario import REJECTED as WAS_REJECTED
 from optimizer.simulator.scenario import TIMED_OUT as HAS_TIMED_OUT
 
@@ -36,11 +38,38 @@ def compiled(function: F) -> F:
     return result
 
 
+def compiled_once(function: F) -> F:
+    """Return ``function`` as ``compiled`` does, for calls from Python.
+
+    The first process compiles it. Others that start meanwhile wait and load the result, which takes less time than
+    to compile it as well. Without a cache folder that can be locked, each process compiles it.
+    """
+    loop = compiled(function)
+    is_loaded = False
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        nonlocal is_loaded
+        with ExitStack() as stack:
+            if not is_loaded:
+                with suppress(OSError):
+                    stack.enter_context(file_lock(_code_folder() / f"{function.__name__}.lock", lambda holder: None))
+            result = loop(*arguments)
+        is_loaded = True
+        return result
+
+    return cast(F, call)
+
+
+def _code_folder() -> Path:
+    return cache_folder() / "compiled"
+
+
 @contextmanager
 def _cache_folder_set(numba: Any) -> Iterator[None]:
     """Set Numba's cache folder while a function is decorated. Functions of other packages keep their own."""
     configured = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = configured or str(cache_folder() / "compiled")
+    numba.config.CACHE_DIR = configured or str(_code_folder())
     try:
         yield
     finally:
@@ -137,6 +166,11 @@ PAYLOAD_SHAPE = 3
 PAYLOAD_CLOSED = 4  # a request of another shape came next: no instance merges this payload with another one
 PAYLOAD_ROWS = 5
 
+# Variables start with these numbers of a fixed type: a literal has a type of its own, for which Numba compiles the
+# functions that get it once more.
+ZERO: Any = np.int64(0)
+NONE: Any = np.int64(-1)
+
 FOREVER = 2**62
 IDLE_WAIT = 500_000_000  # after this time the batcher runs even if it was not notified
 PREEMPTION = 32_000  # mean time for which a batcher that runs too early keeps the instance from being idle: measured
@@ -192,7 +226,7 @@ class Scratch(NamedTuple):
     held: Ints
 
 
-@compiled
+@compiled_once
 def simulate_points(
     points: Ints,
     tables: Tables,
@@ -266,8 +300,8 @@ def _simulate_point(
     largest = _tabulate(preferred[point[SIZES_FROM] : point[SIZES_TO]], samples, limit, hit, following)
 
     # requests
-    issued = arrived = started = formed = completed = refusals = rejected = timed_out = 0
-    queue_head = queue_tail = delayed_head = delayed_tail = queued_samples = unanswered = 0
+    issued = arrived = started = formed = completed = refusals = rejected = timed_out = ZERO
+    queue_head = queue_tail = delayed_head = delayed_tail = queued_samples = unanswered = ZERO
     last_arrival = -spacing
     if concurrency > 0:
         total, initial = FOREVER, concurrency
@@ -281,12 +315,12 @@ def _simulate_point(
     last_response = -spacing
 
     # payloads head..tail wait for an instance; the batcher may still extend ``current``
-    head = tail = 0
-    current = -1  # -1: not queued yet
-    frozen = -1  # the head, if an instance could not merge it
-    current_size = 0
+    head = tail = ZERO
+    current = NONE  # not queued yet
+    frozen = NONE  # the head, if an instance could not merge it
+    current_size = ZERO
     saturated = False
-    next_preferred = 0
+    next_preferred = ZERO
     batcher_at = IDLE_WAIT
     slot_deadline = -1  # when the wait for a slot ends and expired requests are rejected; -1: there is no wait
     polling = False  # the batcher tries again and again until ``current`` is executed
@@ -304,28 +338,28 @@ def _simulate_point(
     factor = np.ones(n, np.float64)
     run = np.zeros(n, np.int64)  # number of the execution
     waited = np.zeros(n, np.int64)  # queue time, sum over the requests of the batch
-    busy = 0
+    busy = ZERO
 
     # the interval starts and ends when the same instance ends an execution, so that it contains whole cycles
     measuring = warm_up == 0
-    opened = 0
-    anchor = -1
+    opened = ZERO
+    anchor = NONE
     at_anchor = False
-    last_ender = -1
-    measured = units_measured = runs = batches = latency_sum = queue_sum = busy_area = last_end = 0
-    rejected_before = timed_out_before = 0
+    last_ender = NONE
+    measured = units_measured = runs = batches = latency_sum = queue_sum = busy_area = last_end = ZERO
+    rejected_before = timed_out_before = ZERO
 
     # An open loop overloads the server if during the last third of the arrivals the queue is never empty and grows:
     # its minimum length in the second half of this third exceeds that in the first half. A queue that fits into one
     # more batch for each instance and the batcher can be requests that wait for a preferred size.
     third, sixth = total - total // 3, total - total // 6
-    least_waiting = earlier_waiting = 0
+    least_waiting = earlier_waiting = ZERO
     overloaded = False
 
-    now = 0
+    now = ZERO
     while True:
         ended = woken = FOREVER
-        ender = waker = -1
+        ender = waker = NONE
         for j in range(n):
             if state[j] == WAKING:
                 if when[j] < woken:
@@ -350,9 +384,9 @@ def _simulate_point(
             now = time
             at_anchor = False
 
-        taker = -1  # the instance that takes a payload
+        taker = NONE  # the instance that takes a payload
         notified = False  # whether the batcher is notified
-        refused = 0  # requests that are answered without having been executed
+        refused = ZERO  # requests that are answered without having been executed
         if ended == now:  # an instance finishes an execution, or is ready for the next
             j = ender
             if state[j] == EXECUTING:
@@ -439,9 +473,9 @@ def _simulate_point(
                 _notify_instance(now + dispatch, state, when, asleep)
         elif batcher_at == now:  # the batcher runs
             while True:
-                refused, unanswered = refused + unanswered, 0
+                refused, unanswered = refused + unanswered, ZERO
                 if saturated or (current >= 0 and (current < head or current == frozen)):
-                    current, current_size, saturated, next_preferred = -1, 0, False, 0
+                    current, current_size, saturated, next_preferred = NONE, ZERO, False, ZERO
                 polling = False
                 waiting = queue_tail - queue_head + delayed_tail - delayed_head
                 batcher_at = now + IDLE_WAIT
@@ -650,16 +684,44 @@ def _simulate_point(
     result[TIMED_OUT] = timed_out - timed_out_before
     result[EXECUTIONS] = batches
     result[LATENCY] = latency_sum
-    ordered = latencies[:measured]
+    stop = measured
     for column, percent in ((P99, 99.0), (P95, 95.0), (P90, 90.0), (P50, 50.0)):
         # perf_analyzer's definition: the element at the nearest rank, halves rounded up
         rank = int(percent / 100.0 * (measured - 1) + 0.5)
-        if measured > 0:  # no element of ``ordered`` up to the rank is larger than the one at the rank
-            ordered = np.partition(ordered, rank)[: rank + 1]
-        result[column] = ordered[rank] if measured > 0 else np.nan
+        if measured > 0:  # no element up to the rank is larger than the one at the rank
+            _partition(latencies, rank, stop)
+            stop = rank + 1
+        result[column] = latencies[rank] if measured > 0 else np.nan
     result[QUEUE] = queue_sum
     result[BUSY] = busy_area
     result[OVERLOADED] = 1.0 if overloaded and refusals == 0 else 0.0
+
+
+@compiled
+def _partition(values: Ints, rank: int, stop: int) -> None:
+    """Reorder ``values[:stop]`` so that ``values[rank]`` is not smaller than any before it or larger than any after.
+
+    This is Hoare's selection algorithm. ``np.partition`` would do, but Numba takes 6 s to compile it.
+    """
+    low, high = 0, stop - 1
+    while low < high:
+        pivot = values[(low + high) // 2]
+        i, j = low, high
+        while i <= j:
+            while values[i] < pivot:
+                i += 1
+            while values[j] > pivot:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if rank <= j:
+            high = j
+        elif rank >= i:
+            low = i
+        else:
+            break
 
 
 @compiled

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from optimizer.simulator.event_loop import Floats, Ints, compiled
+from optimizer.simulator.event_loop import Floats, Ints, compiled, compiled_once
 
 # columns of ``scenarios``
 SLOTS = 0  # the most running sequences of an instance
@@ -49,7 +49,7 @@ NEVER = np.inf
 MOST_PASSES = 5  # that are simulated together while other instances may change the speed
 
 
-@compiled
+@compiled_once
 def simulate_scenarios(
     scenarios: Floats, factors: Floats, prompts: Ints, outputs: Ints, delays: Floats, results: Floats
 ) -> None:

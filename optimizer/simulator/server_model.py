@@ -90,8 +90,13 @@ class ServerModel:
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[SimulationResult]:
         """Return the simulated performance of each (candidate, concurrency).
 
-        Of several server processes one is simulated, with its share of the load.
+        Of several server processes one is simulated, with its share of the load. A cell that occurs several times, as
+        of a candidate that was deployed again, is simulated once.
         """
+        distinct = list(dict.fromkeys(cells))
+        if len(distinct) < len(cells):
+            performance = dict(zip(distinct, self.simulate(distinct, threads), strict=True))
+            return [performance[cell] for cell in cells]
         own_loads = [load_of_process(candidate, load) for candidate, load in cells]
         scenarios = self._scenarios(cells)
         jitter, gaps_s = self._random_rings()

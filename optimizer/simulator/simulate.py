@@ -14,6 +14,7 @@ batcher waits for more requests.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,13 +39,24 @@ from optimizer.simulator.scenario import (
 def lognormal_jitter(relative_std: float, seed: int = 0) -> Array:
     """Return factors [RING_LENGTH] of mean 1 for the service times of successive executions."""
     variance = math.log1p(relative_std**2)
-    normal = np.random.default_rng(seed).standard_normal(RING_LENGTH)
-    return np.exp(math.sqrt(variance) * normal - variance / 2)
+    return np.exp(math.sqrt(variance) * _standard_normal(seed) - variance / 2)
 
 
 def exponential_gaps(mean_s: float, seed: int = 0) -> Array:
     """Return exponentially distributed distances [RING_LENGTH] between successive arrivals, in seconds."""
-    return np.random.default_rng(seed).exponential(mean_s, RING_LENGTH)
+    return mean_s * _standard_exponential(seed)
+
+
+@functools.lru_cache(maxsize=8)
+def _standard_normal(seed: int) -> Array:
+    """Return standard normal numbers [RING_LENGTH]. A fit needs the same ones for each simulation."""
+    return np.random.default_rng(seed).standard_normal(RING_LENGTH)
+
+
+@functools.lru_cache(maxsize=8)
+def _standard_exponential(seed: int) -> Array:
+    """Return exponentially distributed numbers [RING_LENGTH] of mean 1, likewise."""
+    return np.random.default_rng(seed).standard_exponential(RING_LENGTH)
 
 
 def simulate_many(

@@ -146,3 +146,9 @@ def test_eight_samples_take_few_simulations() -> None:
     medians = np.zeros(5)
     sample_parameters(simulate, simulate(medians), [(1, ())], medians, medians, 8, 0)
     assert len(calls) <= 60
+
+
+def test_a_repeated_cell_has_the_performance_of_a_single_one() -> None:
+    first, other, again = SERVER.simulate([(FOUR, 8), (SINGLE, 1), (FOUR, 8)])
+    assert [first, other] == [*SERVER.simulate([(FOUR, 8)]), *SERVER.simulate([(SINGLE, 1)])]
+    assert first == again != other

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,9 +20,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from optimizer.core.files import file_lock
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate
-from optimizer.simulator.event_loop import REFUSED_PAUSE, _preempted_ns, compiled
+from optimizer.simulator.event_loop import REFUSED_PAUSE, _partition, _preempted_ns, compiled, compiled_once
 from optimizer.simulator.scenario import (
     REJECTED,
     RING_LENGTH,
@@ -893,6 +895,47 @@ def test_machine_code_is_kept_in_the_cache_folder(tmp_path: Path, monkeypatch: p
 
     assert compiled(doubled)(21) == 42
     assert list(tmp_path.rglob("*.nbi"))
+
+
+def test_a_process_waits_for_another_one_that_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr("numba.config.CACHE_DIR", "")
+
+    def doubled(x: int) -> int:
+        return 2 * x
+
+    once = compiled_once(doubled)
+    with ThreadPoolExecutor(1) as pool:
+        with file_lock(tmp_path / "compiled" / "doubled.lock", pytest.fail):
+            waiting = pool.submit(once, 21)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=2)
+            assert not list(tmp_path.rglob("*.nbi"))
+        assert waiting.result() == 42
+    assert list(tmp_path.rglob("*.nbi"))
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+def test_without_a_folder_for_its_lock_the_loop_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(x: int) -> int:
+        return 2 * x
+
+    once = compiled_once(doubled)
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "missing"))
+    assert once(21) == 42
+    assert not (tmp_path / "missing").exists()
+
+
+@given(st.lists(st.integers(0, 20), min_size=1), st.data())
+def test_numbers_are_partitioned_at_a_rank(numbers: list[int], data: st.DataObject) -> None:
+    stop = data.draw(st.integers(1, len(numbers)))
+    rank = data.draw(st.integers(0, stop - 1))
+    values = np.array(numbers)
+    _partition(values, rank, stop)
+    assert values[rank] == sorted(numbers[:stop])[rank]
+    assert max(values[: rank + 1]) == values[rank] == min(values[rank:stop])
+    assert sorted(values[:stop]) == sorted(numbers[:stop])
+    assert values[stop:].tolist() == numbers[stop:]
 
 
 def test_without_a_writable_cache_the_loop_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
