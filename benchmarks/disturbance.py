@@ -5,27 +5,43 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.core.process import SupervisedProcess
 
-BUSY_SECONDS, IDLE_SECONDS = 0.1, 0.2  # a third of the time
 PROGRAM = """\
-import sys, time
-busy, idle = map(float, sys.argv[1:])
+import random, sys, time
+shortest, longest, busy_share = map(float, sys.argv[1:])
+chooser = random.Random(0)
 while True:
-    end = time.monotonic() + busy
+    end = time.monotonic() + chooser.uniform(shortest, longest)
     while time.monotonic() < end:
         pass
-    time.sleep(idle)
+    time.sleep(chooser.uniform(shortest, longest) * (1 / busy_share - 1))
 """
 
 
+@dataclass(frozen=True)
+class Disturbance:
+    """A core is taken for ``shortest_seconds`` to ``longest_seconds`` at once, and ``busy_share`` of the time."""
+
+    shortest_seconds: float
+    longest_seconds: float
+    busy_share: float
+
+
+REGULAR = Disturbance(0.1, 0.1, 1 / 3)
+IRREGULAR = Disturbance(1.0, 8.0, 1 / 2)
+
+
 @contextlib.contextmanager
-def disturbed(log: Path, *, on: bool = True) -> Iterator[None]:
-    """Run the process within the context; nothing runs with ``on=False``. ``log`` gets its output."""
-    if not on:
+def disturbed(log: Path, disturbance: Disturbance | None) -> Iterator[None]:
+    """Run the process within the context; nothing runs with None. ``log`` gets its output."""
+    if disturbance is None:
         yield
         return
-    with SupervisedProcess([sys.executable, "-c", PROGRAM, str(BUSY_SECONDS), str(IDLE_SECONDS)], log=log):
+    seconds = (disturbance.shortest_seconds, disturbance.longest_seconds)
+    words = [str(value) for value in (*seconds, disturbance.busy_share)]
+    with SupervisedProcess([sys.executable, "-c", PROGRAM, *words], log=log):
         yield

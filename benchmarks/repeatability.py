@@ -99,7 +99,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     work, model = arguments.work.absolute(), SMOKE_MODEL if arguments.smoke else MODEL
     machine = this_machine()
-    runs = [run for run in read_runs(work).read(machine) if run.model == model and not run.is_disturbed]
+    runs = [run for run in read_runs(work).read(machine) if run.model == model and run.condition == "quiet"]
     passed = [run for run in runs if run.has_passed or (arguments.smoke and run.recommended)]
     if not passed:
         sys.exit(f"{work}: no quiet run of {model} ended with PASS there; run benchmarks/real_verdicts.py first")

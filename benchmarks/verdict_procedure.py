@@ -6,12 +6,14 @@ Simulates runs from the end of the search to the verdict, with the functions tha
 measured five configurations with noise (3 %, in the last row 20 %) and recommends one; the confirmation deploys
 fresh servers of it and of three others until the time is over. Servers differ in speed, windows of one server differ
 in speed, and the machine may change its speed by a factor of 1.5 every 20 to 60 s. The speed probe before and after
-each load sees these steps, with noise, but not the differences between windows. Latencies are lognormal and come in
+each load sees these steps, with noise, but not the differences between windows. Other programs may disturb a share of
+the time, in bursts of 1 to 8 s. A window is up to 1.5 times slower then, and it is marked as disturbed if they took
+more than the usual share of the CPUs. Latencies are lognormal and come in
 bursts: as many requests as are in flight have one latency. perf_analyzer's measurement on each tested server takes
 time, but never contradicts.
 
 A PASS is false if the expected share of requests over the bound on a fresh server, under the machine states of the
-windows of this configuration at this load, is above 5 %. The best safe throughput is the highest of all
+windows of this configuration at this load that count, is above 5 %. The best safe throughput is the highest of all
 configurations and loads whose share is at most 5 % under the states of the whole confirmation. The exit code is 1 if
 a row has more than 1 % false PASSes.
 """
@@ -25,7 +27,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -46,6 +48,7 @@ from objectives.load_sequence import (
 )
 from objectives.sequential import LOOKS
 from objectives.sla import CONFIDENCE
+from objectives.verdict import counted_windows
 from optimizer.machine import hardware
 from optimizer.results.confirmation_plan import (
     COMPARED_SERVERS,
@@ -66,6 +69,8 @@ ALLOWED = 0.05  # p95
 CONFIRMATION_SECONDS = 110.0  # of the default budget of 180 s
 AUTOCORRELATION = 0.6  # of the speed of neighboring windows
 EPOCH_SECONDS, EPOCH_FACTOR = (20.0, 60.0), 1.5
+BURST_SECONDS, BURST_FACTOR = (1.0, 8.0), 1.5  # of other programs; the slowness of a window that they fill
+BURST_LIMIT = 0.3  # share of a window that other programs fill when it counts as disturbed: a third of the CPUs x 0.3
 CROSS_CHECK_SECONDS = CROSS_CHECK_START_SECONDS + CROSS_CHECK_WINDOWS * SHORTEST_SECONDS  # of perf_analyzer
 TESTED_SERVER_SECONDS = START_SECONDS + WINDOWS * SHORTEST_SECONDS + CROSS_CHECK_SECONDS
 PROBE_NOISE = 0.03  # of the speed probe
@@ -78,17 +83,20 @@ class Scenario:
     """How much servers and windows differ (coefficients of variation), and whether the machine's speed steps.
 
     ``search_cv`` is the noise of the search's throughputs, and of its predicted latencies for each configuration.
+    ``disturbed`` is the share of the time in which other programs run.
     """
 
     server_cv: float
     window_cv: float
     epochs: bool = False
     search_cv: float = SEARCH_NOISE
+    disturbed: float = 0.0
 
     def __str__(self) -> str:
         steps = ", steps" if self.epochs else ""
         search = f", search {self.search_cv:.0%}" if self.search_cv != SEARCH_NOISE else ""
-        return f"servers {self.server_cv:.0%}, windows {self.window_cv:.0%}{steps}{search}"
+        others = f", disturbed {self.disturbed:.0%}" if self.disturbed else ""
+        return f"servers {self.server_cv:.0%}, windows {self.window_cv:.0%}{steps}{search}{others}"
 
 
 @dataclass(frozen=True)
@@ -121,14 +129,21 @@ class Server:
     Attributes:
         latencies: Logs of latencies, shape [windows, effective requests].
         log_slowness: The machine's states, shape [windows].
+        is_disturbed: Whether other programs took much CPU time, shape [windows].
         log_probe: Log of the time of the speed probe.
         log_speed: Log of the throughput over that of an average server at the usual speed.
     """
 
     latencies: FloatArray
     log_slowness: FloatArray
+    is_disturbed: NDArray[np.bool_]
     log_probe: float
     log_speed: float
+
+    def only(self, windows: list[int]) -> Server:
+        """Return the server with these windows."""
+        states, is_disturbed = self.log_slowness[windows], self.is_disturbed[windows]
+        return replace(self, latencies=self.latencies[windows], log_slowness=states, is_disturbed=is_disturbed)
 
 
 @dataclass
@@ -139,8 +154,14 @@ class Machine:
     random: np.random.Generator
     seconds: float = 0.0
     steps: FloatArray = field(init=False)
+    bursts: FloatArray = field(init=False)  # [bursts, 2]: when each begins and ends
 
     def __post_init__(self) -> None:
+        lengths = self.random.uniform(*BURST_SECONDS, 400 if self.scenario.disturbed else 0)
+        pauses = lengths * (1 / max(self.scenario.disturbed, 1e-9) - 1)
+        self.random.shuffle(pauses)
+        ends = np.cumsum(lengths + pauses)
+        self.bursts = np.stack([ends - lengths, ends], axis=1)
         self.steps = np.cumsum(self.random.uniform(*EPOCH_SECONDS, 40)) - self.random.uniform(0, EPOCH_SECONDS[1])
         self.server_sigma = math.sqrt(math.log1p(self.scenario.server_cv**2))
         self.window_sigma = math.sqrt(math.log1p(self.scenario.window_cv**2))
@@ -149,6 +170,12 @@ class Machine:
         """Return the log of the slowness of the machine's state at these times."""
         slow = np.searchsorted(self.steps, seconds) % 2
         return np.asarray(math.log(EPOCH_FACTOR) * self.scenario.epochs * slow, dtype=np.float64)
+
+    def disturbance(self, seconds: FloatArray) -> FloatArray:
+        """Return the share of each window that begins at ``seconds`` in which other programs run."""
+        begins, ends = self.bursts.T
+        overlap = np.minimum(seconds[:, None] + SHORTEST_SECONDS, ends) - np.maximum(seconds[:, None], begins)
+        return np.asarray(np.maximum(overlap, 0.0).sum(axis=1) / SHORTEST_SECONDS, dtype=np.float64)
 
     def measure(self, configuration: Configuration, in_flight: int) -> Server:
         """Return the measurement of a fresh server."""
@@ -162,6 +189,8 @@ class Machine:
             states[window] = AUTOCORRELATION * states[window - 1]
             states[window] += math.sqrt(1 - AUTOCORRELATION**2) * shocks[window]
         states += self.epoch(at)
+        filled = self.disturbance(at)
+        states += math.log(BURST_FACTOR) * filled
         server = self.random.normal(0, self.server_sigma)
         requests = configuration.throughput(in_flight) * SHORTEST_SECONDS
         effective = max(5, round(requests / in_flight))
@@ -169,7 +198,7 @@ class Machine:
         latencies += configuration.log_median(in_flight) + server + states[:, None]
         around = self.epoch(np.array([at[0] - SHORTEST_SECONDS, self.seconds]))
         probe = float(around.mean()) + self.random.normal(0, PROBE_NOISE)
-        return Server(latencies, states, probe, -server - float(states.mean()))
+        return Server(latencies, states, filled > BURST_LIMIT, probe, -server - float(states.mean()))
 
 
 @dataclass(frozen=True)
@@ -185,16 +214,24 @@ class Ended:
 
 def counts(servers: list[Server], in_flight: int, log_bound: float) -> MissCounts:
     """Return the counts of the servers. Each latency stands for ``in_flight`` requests."""
-    latencies = np.stack([server.latencies for server in servers])
+    latencies = np.concatenate([server.latencies for server in servers])
     quantile = np.quantile(latencies, 1 - ALLOWED)
     levels = np.array([1 - 2 * ALLOWED, 1 - ALLOWED / 2])
     low, high = np.quantile(latencies, levels)
     slope = (special.ndtri(levels[1]) - special.ndtri(levels[0])) / max(high - low, 1e-6)
-    requests = np.full(latencies.shape[:2], float(in_flight * latencies.shape[2]))
+    requests = [np.full(len(server.latencies), float(in_flight * server.latencies.shape[1])) for server in servers]
     misses, tail = (
-        list(in_flight * (latencies > bound).sum(-1, dtype=np.float64)) for bound in (log_bound, quantile)
+        [in_flight * (server.latencies > bound).sum(-1, dtype=np.float64) for server in servers]
+        for bound in (log_bound, quantile)
     )
-    return MissCounts(list(requests), misses, tail, float(slope), float(log_bound - quantile))
+    return MissCounts(requests, misses, tail, float(slope), float(log_bound - quantile))
+
+
+def counted(servers: list[Server]) -> list[Server]:
+    """Return the servers with the windows that count, as ``counted_windows`` of a real run chooses them."""
+    windows = [[(server, window) for window in range(WINDOWS)] for server in servers]
+    kept = counted_windows(windows, lambda own: bool(own[0].is_disturbed[own[1]]))
+    return [own[0][0].only([window for _, window in own]) for own in kept]
 
 
 @dataclass
@@ -257,7 +294,7 @@ class SimulatedTests:
 
     def correct(self, load: int, servers: list[Server]) -> float:
         """Shift the predictions by the measured difference at ``load``. Return the expected throughput."""
-        quantile = np.quantile([server.latencies for server in servers], 1 - ALLOWED)
+        quantile = np.quantile(np.concatenate([server.latencies for server in counted(servers)]), 1 - ALLOWED)
         shift = float(quantile) - self.confirmation.log_bound - self.predicted[load]
         farthest = FARTHEST_LOAD * self.confirmation.in_flight[load]
         shifted = [predicted + shift for predicted in self.predicted]
@@ -306,12 +343,13 @@ class SimulatedTests:
         return int((CONFIRMATION_SECONDS - self.confirmation.machine.seconds) / TESTED_SERVER_SECONDS)
 
     def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
-        log_bound, groups = self.confirmation.log_bound, self.confirmation.groups
+        log_bound = self.confirmation.log_bound
+        groups = [counted(group) for group in self.confirmation.groups]
         spread = pool_server_spread(
             [[np.quantile(s.latencies, 1 - ALLOWED, axis=1) for s in group] for group in groups],
             [[server.log_probe for server in group] for group in groups],
         )
-        own = counts(self.measured[load], self.confirmation.in_flight[load], log_bound)
+        own = counts(counted(self.measured[load]), self.confirmation.in_flight[load], log_bound)
         judged = judge_share(own, ALLOWED, spread, error, most_servers)
         return LoadJudgement(judged.verdict, judged.is_promising, judged.excess)
 
@@ -358,7 +396,7 @@ def simulate(scenario: Scenario, seed: int) -> Ended:
     ]
     if passed is None:
         return Ended(False, False, math.nan, machine.seconds, 0)
-    own = best.measured[passed]
+    own = counted(best.measured[passed])
     share = best.configuration.share(
         in_flight[passed], log_bound, np.concatenate([server.log_slowness for server in own]), machine.server_sigma
     )
@@ -373,6 +411,8 @@ def scenarios() -> Iterator[Scenario]:
     for server_cv, window_cv in ((0.0, 0.05), (0.05, 0.05), (0.1, 0.12)):
         yield Scenario(server_cv, window_cv, epochs=True)
     yield Scenario(0.05, 0.05, search_cv=0.2)
+    for disturbed in (0.1, 0.25, 0.5):
+        yield Scenario(0.05, 0.05, disturbed=disturbed)
 
 
 def main() -> int:

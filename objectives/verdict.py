@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -167,12 +167,13 @@ SLOPE_LEVELS = 1.5  # the shares at which the slope of the distribution is taken
 LARGEST_SLOPE = 50.0  # of the normal quantile of the share by the log of latency: latencies that hardly vary
 
 
+Window = TypeVar("Window")
 ServerWindows: TypeAlias = Sequence[Sequence[Measurement]]  # of each fresh server, ordered by time
 ESTIMAND = (
     "expected share of requests over the bound on a fresh server of this configuration, under the mix of machine "
     "states observed during its confirmation"
 )
-MOST_EXCLUDED = 0.2  # share of the windows; with more, what is left does not represent the machine
+MOST_EXCLUDED = 0.2  # share of the windows; without more of them, the rest does not represent the machine
 LARGEST_LOG = 700.0  # the exponential of more is not a floating-point number
 
 
@@ -186,7 +187,7 @@ class SlaVerdict:
         effective_requests: Independent requests with the same information; 0 if it was not estimated.
         confidence: One minus the error of all tests of the run together.
         slow_share: Bounds on the share of requests over the first latency bound.
-        excluded_share: Share of the windows that were left out because the machine was disturbed.
+        disturbed_share: Share of the windows in which the machine was disturbed, see ``counted_windows``.
         is_promising: Whether more servers with the same results would turn UNDECIDED into PASS.
         excess: By how much the log of latency has to fall until the test is likely to pass.
         effective_by_metric: Effective requests of each bound on a latency, by metric.
@@ -197,10 +198,15 @@ class SlaVerdict:
     effective_requests: float = 0.0
     confidence: float = CONFIDENCE
     slow_share: ConfidenceInterval = UNBOUNDED
-    excluded_share: float = 0.0
+    disturbed_share: float = 0.0
     is_promising: bool = False
     excess: float = 0.0
     effective_by_metric: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def counts_disturbed(self) -> bool:
+        """Whether disturbed windows count, because too many were disturbed to leave them out."""
+        return self.disturbed_share > MOST_EXCLUDED
 
     def effective_requests_of(self, metric: str) -> float:
         """Return the effective requests of the bound on ``metric``, or of the deciding bounds without one."""
@@ -220,6 +226,27 @@ class SequentialTest:
     confidence: float = CONFIDENCE
 
 
+def is_disturbed(window: Measurement) -> bool:
+    """Return whether the machine was disturbed in ``window``, which is not stable for no fault of the server."""
+    return not (window.stable or window.overloaded)
+
+
+def counted_windows(
+    servers: Sequence[Sequence[Window]], is_disturbed: Callable[[Window], bool]
+) -> list[list[Window]]:
+    """Return the windows of each server that count for a verdict, without servers that have none.
+
+    Disturbed windows do not count if they are few. If more than ``MOST_EXCLUDED`` of all windows were disturbed, all
+    of them count. The verdict is about the disturbed machine then, and errs on the safe side for a quiet one. The
+    share of disturbed windows depends on no latency.
+    """
+    disturbed = [is_disturbed(window) for own in servers for window in own]
+    if sum(disturbed) > MOST_EXCLUDED * len(disturbed):
+        return [list(own) for own in servers if own]
+    kept = [[window for window in own if not is_disturbed(window)] for own in servers]
+    return [own for own in kept if own]
+
+
 def estimand(sla: Sla) -> str:
     """Describe the estimand of the verdict on the quantiles of ``sla``. Its unit is the request."""
     timings = [METRICS[constraint.metric].timing for constraint in sla if METRICS[constraint.metric].quantile]
@@ -235,8 +262,8 @@ def judge_sla(
 ) -> SlaVerdict:
     """Return the verdict on all constraints of the SLA, from windows on fresh servers of one configuration and load.
 
-    Windows that are not stable were measured while the machine was disturbed and are left out. Windows in which the
-    server was overloaded count.
+    The windows that count are those of ``counted_windows``. If disturbed windows count, the verdict is not FAIL but
+    UNDECIDED, because the machine may be the cause.
 
     Args:
         servers: The windows of each server.
@@ -245,36 +272,25 @@ def judge_sla(
         test: The error that the test may make.
     """
     windows = [window for own in servers for window in own]
-
-    def undecided(reason: str, excluded_share: float = 0.0, *, promising: bool = False) -> SlaVerdict:
-        return SlaVerdict(
-            Verdict.UNDECIDED,
-            reason,
-            confidence=test.confidence,
-            excluded_share=excluded_share,
-            is_promising=promising,
-        )
-
     lost = next((window for window in windows if window.throughput_infer_per_sec is None), None)
     if lost is not None or not windows:
-        return undecided(f"a measurement was lost: {lost.reason or 'it has no figures'}" if lost else NOTHING)
-    excluded = [window for window in windows if not (window.stable or window.overloaded)]
-    excluded_share = len(excluded) / len(windows)
-    if excluded_share > MOST_EXCLUDED:
-        cause = next((window.reason for window in excluded if window.reason), "the windows disagree")
-        reason = f"{len(excluded)} of {len(windows)} windows were disturbed: {cause}"
-        return undecided(reason, excluded_share, promising=True)
-    kept = [[window for window in own if window.stable or window.overloaded] for own in servers]
-    kept = [own for own in kept if own]
-    judged = [(constraint, _judge_constraint(kept, constraint, spreads, test)) for constraint in sla]
-    if not judged and len(kept) < LOOKS[0]:
-        return undecided(f"{len(kept)} of {LOOKS[0]} fresh servers were measured", excluded_share, promising=True)
-    return _combine(judged, excluded_share, test.confidence)
+        reason = f"a measurement was lost: {lost.reason or 'it has no figures'}" if lost else NOTHING
+        return SlaVerdict(Verdict.UNDECIDED, reason, confidence=test.confidence)
+    counted = counted_windows(servers, is_disturbed)
+    judged = [(constraint, _judge_constraint(counted, constraint, spreads, test)) for constraint in sla]
+    disturbed = [window for window in windows if is_disturbed(window)]
+    combined = replace(_combine(judged, test.confidence), disturbed_share=len(disturbed) / len(windows))
+    if not judged and len(counted) < LOOKS[0]:
+        reason = f"{len(counted)} of {LOOKS[0]} fresh servers were measured"
+        return replace(combined, verdict=Verdict.UNDECIDED, reason=reason, is_promising=True)
+    if combined.counts_disturbed and combined.verdict is not Verdict.PASS:
+        cause = next((window.reason for window in disturbed if window.reason), "the windows disagree")
+        reason = f"{len(disturbed)} of {len(windows)} windows were disturbed: {cause}"
+        return replace(combined, verdict=Verdict.UNDECIDED, reason=reason)
+    return combined
 
 
-def _combine(
-    judged: Sequence[tuple[Constraint, ConstraintVerdict]], excluded_share: float, confidence: float
-) -> SlaVerdict:
+def _combine(judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence: float) -> SlaVerdict:
     verdicts = {own.verdict for _, own in judged}
     verdict = next((kind for kind in (Verdict.FAIL, Verdict.UNDECIDED) if kind in verdicts), Verdict.PASS)
     deciding = [(constraint, own) for constraint, own in judged if own.verdict is verdict]
@@ -286,13 +302,16 @@ def _combine(
     return SlaVerdict(
         verdict,
         "; ".join(f"{constraint}: {own.reason}" for constraint, own in deciding),
-        min((own.effective_requests for _, own in deciding if own.effective_requests), default=0.0),
-        confidence,
-        UNBOUNDED if slow is None else ConfidenceInterval(slow.low, slow.high),
-        excluded_share,
-        all(own.verdict is Verdict.PASS or own.is_promising for _, own in judged),
-        max((own.excess for own in latencies or [own for _, own in judged]), default=0.0),
-        {constraint.metric: own.effective_requests for constraint, own in judged if own.effective_requests},
+        effective_requests=min(
+            (own.effective_requests for _, own in deciding if own.effective_requests), default=0.0
+        ),
+        confidence=confidence,
+        slow_share=UNBOUNDED if slow is None else ConfidenceInterval(slow.low, slow.high),
+        is_promising=all(own.verdict is Verdict.PASS or own.is_promising for _, own in judged),
+        excess=max((own.excess for own in latencies or [own for _, own in judged]), default=0.0),
+        effective_by_metric={
+            constraint.metric: own.effective_requests for constraint, own in judged if own.effective_requests
+        },
     )
 
 

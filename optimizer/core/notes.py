@@ -289,6 +289,19 @@ class SpeedVaried(Note):
 
 
 @dataclass(frozen=True, slots=True)
+class DisturbedWindowsCounted(Note):
+    """Other programs disturbed so many windows of the confirmation, a share of 0 to 1, that all of them count."""
+
+    disturbed_share: float
+
+    def __str__(self) -> str:
+        return (
+            f"other programs disturbed {100 * self.disturbed_share:.0f} % of the windows on fresh servers; all windows "
+            "count, so a quiet machine may serve more within the bound"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class UnstableCells(Note):
     """Cells of a sweep whose windows disagreed."""
 

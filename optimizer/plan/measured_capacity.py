@@ -28,7 +28,7 @@ from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point
-from optimizer.results.confirmation_plan import Confirmed, usable_windows
+from optimizer.results.confirmation_plan import Confirmed, windows_of
 from optimizer.results.finished_run import FinishedRun
 
 Array = npt.NDArray[np.float64]
@@ -276,7 +276,7 @@ def _late_share(run: FinishedRun, point: Point, bound: Constraint) -> float:
     """Return the share of requests over ``bound``, which is on a percentile."""
     assert run.outcome is not None, "it has points"
     again = run.outcome.confirmation_of(point)
-    servers = usable_windows(again, run.trials) if again else [[point.measurement]]
+    servers = windows_of(again, run.trials) if again else [[point.measurement]]
     timing, level = METRICS[bound.metric].timing, METRICS[bound.metric].quantile
     assert timing is not None, "the bound is on a latency"
     assert level is not None, "the bound is on a percentile"

@@ -14,7 +14,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Point
 from optimizer.machine.hardware import Fingerprint, Hardware, parse_fingerprint
 from optimizer.results import formatting, summary
-from optimizer.results.confirmation_plan import Confirmed, confirmed_windows, usable_windows
+from optimizer.results.confirmation_plan import Confirmed, confirmed_windows, windows_of
 from optimizer.results.finished_run import FinishedRun, unfinished
 from optimizer.results.recommendation import Outcome
 
@@ -199,10 +199,10 @@ def _why_no_ratio(side: ComparedRun) -> str:
     """Return why the throughput of a run has no usable confirmation; empty if it has one."""
     if side.confirmed is None:
         return f"{side.label} was not measured on fresh servers"
-    pooled = side.confirmed.point.measurement
-    if not pooled.stable:
-        why = side.confirmed.judged.reason or pooled.reason or "its windows disagree"
-        return f"the confirmation of {side.label} was disturbed ({why})"
+    judged, pooled = side.confirmed.judged, side.confirmed.point.measurement
+    if judged.counts_disturbed or not pooled.stable:
+        windows = f"{100 * judged.disturbed_share:.0f} % of its windows" if judged.counts_disturbed else pooled.reason
+        return f"the confirmation of {side.label} was disturbed ({windows or 'its windows disagree'})"
     return ""
 
 
@@ -217,7 +217,7 @@ def _ratio(a: ComparedRun, b: ComparedRun, confidence: float, *, is_same_machine
     spread = server_spreads(groups, a.run.problem.sla)["throughput"]
     if not is_same_machine:
         spread = replace(spread, slope=0.0, slope_variance=0.0)
-    ours, theirs = (usable_windows(side.confirmed, side.run.trials) for side in (b, a) if side.confirmed)
+    ours, theirs = (windows_of(side.confirmed, side.run.trials) for side in (b, a) if side.confirmed)
     ratio = throughput_ratio(ours, theirs, spread, confidence)
     if ratio is None or not 1 / LARGEST < ratio.estimate < LARGEST:
         return None

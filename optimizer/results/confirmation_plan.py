@@ -22,11 +22,12 @@ from objectives.metrics import METRICS, TIMINGS, Measurement, Timing
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from objectives.verdict import (
-    MOST_EXCLUDED,
     ConfidenceInterval,
     SequentialTest,
     SlaVerdict,
     ThroughputRatio,
+    counted_windows,
+    is_disturbed,
     judge_sla,
     latency_interval_ms,
     needed_requests,
@@ -424,14 +425,14 @@ def load_agreement(trial: Trial, load: LoadPoint, problem: Problem) -> Agreement
 
 
 def confirmed_windows(trials: Sequence[Trial]) -> list[list[list[Measurement]]]:
-    """Return the undisturbed windows by fresh server, of each candidate and load that was confirmed."""
-    return [_usable_servers(server_windows(trial, load)) for trial, load in _confirmed_loads(trials)]
+    """Return the windows that count by fresh server, of each candidate and load that was confirmed."""
+    return [counted_windows(server_windows(trial, load), is_disturbed) for trial, load in _confirmed_loads(trials)]
 
 
-def usable_windows(confirmed: Confirmed, trials: Sequence[Trial]) -> list[list[Measurement]]:
-    """Return the undisturbed windows of ``confirmed``, which is a confirmation of ``trials``, by fresh server."""
+def windows_of(confirmed: Confirmed, trials: Sequence[Trial]) -> list[list[Measurement]]:
+    """Return the windows of ``confirmed`` that count, by fresh server; it is a confirmation of ``trials``."""
     trial = next(trial for trial in trials if trial.number == confirmed.point.trial)
-    return _usable_servers(server_windows(trial, confirmed.point.load))
+    return counted_windows(server_windows(trial, confirmed.point.load), is_disturbed)
 
 
 def confirmed_spreads(trials: Sequence[Trial], problem: Problem) -> dict[str, ServerSpread]:
@@ -489,10 +490,10 @@ def compare_throughput(
 ) -> ThroughputRatio | None:
     """Return the throughput of ``ours`` relative to that of ``theirs``, both confirmed in ``trials``.
 
-    It is None if one of them has no undisturbed window.
+    It is None if one of them served nothing.
     """
     spread = confirmed_spreads(trials, problem)["throughput"]
-    return throughput_ratio(usable_windows(ours, trials), usable_windows(theirs, trials), spread, problem.confidence)
+    return throughput_ratio(windows_of(ours, trials), windows_of(theirs, trials), spread, problem.confidence)
 
 
 def _judge_confirmation(
@@ -503,20 +504,22 @@ def _judge_confirmation(
     judged = judge_load(trial, load, problem, spreads, error or 1 - problem.confidence)
     if not error:
         judged = replace(judged, verdict=Verdict.UNDECIDED, reason=COMPARED)
-    usable = _usable_servers(servers)
-    pooled = usable if 0 < judged.excluded_share <= MOST_EXCLUDED else servers
+    counted = counted_windows(servers, is_disturbed)
+    pooled = pool_measurements([window for own in counted for window in own])
+    if judged.verdict is Verdict.PASS:  # disturbed windows may count, and then they are no reason to doubt it
+        pooled = replace(pooled, stable=True, reason="")
     latency = problem.sla.judged_latency
     return Confirmed(
-        Point(trial.number, trial.candidate, load, pool_measurements([window for own in pooled for window in own])),
+        Point(trial.number, trial.candidate, load, pooled),
         judged,
         len(servers),
         sum(map(len, servers)),
-        throughput_interval(usable, spreads["throughput"], problem.confidence),
+        throughput_interval(counted, spreads["throughput"], problem.confidence),
         latency,
-        _latency_interval_ms(usable, latency, judged, problem, spreads),
+        _latency_interval_ms(counted, latency, judged, problem, spreads),
         error,
         load_agreement(trial, load, problem),
-        _streamed_intervals(usable, judged, problem, spreads),
+        _streamed_intervals(counted, judged, problem, spreads),
         problem.sla,
     )
 
@@ -560,12 +563,6 @@ def _confirmed_loads(trials: Sequence[Trial]) -> list[tuple[Trial, LoadPoint]]:
     """Return each trial and load with confirmations, in the order of measuring."""
     loads = {(trial.number, again.load): (trial, again.load) for trial in trials for again in trial.confirmations}
     return list(loads.values())
-
-
-def _usable_servers(servers: Sequence[Sequence[Measurement]]) -> list[list[Measurement]]:
-    """Return the windows of each server that were not disturbed, without servers that have none."""
-    kept = [[window for window in windows if window.stable or window.overloaded] for windows in servers]
-    return [windows for windows in kept if windows]
 
 
 def _rise(own: Sequence[Confirmation], sla: Sla) -> str:

@@ -19,7 +19,7 @@ from objectives.load_sequence import MARGIN
 from objectives.metrics import LATENCY, METRICS, QUANTILES, STATISTICS, TIMINGS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
-from objectives.verdict import MOST_EXCLUDED, SlaVerdict, estimand, needed_requests
+from objectives.verdict import SlaVerdict, estimand, needed_requests
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import one_line
@@ -86,7 +86,8 @@ KEYS: Final = {  # of ``document``
     "confirmation.effective_requests": "Number of independent requests that carry the same information.",
     "confirmation.estimand": "What is estimated, in words.",
     "confirmation.slow_share": "Interval of the share of requests over the bound.",
-    "confirmation.excluded_share": "Share of the windows that do not count.",
+    "confirmation.disturbed_share": "Share of the windows in which other programs disturbed the machine; "
+    "they do not count unless it is above 0.2.",
     "confirmation.error": "Error probability of the test.",
     "confirmation.throughput_infer_per_sec": "Interval of the throughput.",
     "confirmation.latency": "Name of the bounded latency.",
@@ -154,8 +155,8 @@ def undecided_cause(outcome: Outcome) -> str:
         if any(entry.error for entry in outcome.again):
             return f"no configuration passed its test on fresh servers, and this one {untested}"
         return f"it {untested}"
-    if confirmed.judged.excluded_share > MOST_EXCLUDED:
-        return f"the machine was disturbed in {100 * confirmed.judged.excluded_share:.0f} % of the windows"
+    if confirmed.judged.counts_disturbed:
+        return f"the machine was disturbed in {100 * confirmed.judged.disturbed_share:.0f} % of the windows"
     disturbance = describe_disturbance(confirmed.point.measurement)
     return "; ".join(filter(None, (_cause_in_test(outcome, confirmed), disturbance)))
 
@@ -196,15 +197,7 @@ def _is_disturbed(confirmed: Confirmed | None) -> bool:
     """Return whether other processes or machines took CPU time from the test."""
     if confirmed is None or not confirmed.error:
         return False
-    return confirmed.judged.excluded_share > MOST_EXCLUDED or bool(describe_disturbance(confirmed.point.measurement))
-
-
-def _stays_disturbed(confirmed: Confirmed | None) -> bool:
-    """Return whether too many windows were disturbed, also if those of all further servers were not."""
-    if confirmed is None or not confirmed.servers:
-        return False
-    most_windows = LOOKS[-1] * confirmed.windows / confirmed.servers
-    return confirmed.judged.excluded_share * confirmed.windows > MOST_EXCLUDED * most_windows
+    return confirmed.judged.counts_disturbed or bool(describe_disturbance(confirmed.point.measurement))
 
 
 def _only_baseline_measured(outcome: Outcome) -> bool:
@@ -258,8 +251,6 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
         if _only_baseline_measured(outcome):
             return NextStep("run again with a larger --budget", reproduce)
         first = "stop other programs on this machine, then " if _is_disturbed(outcome.confirmed) else ""
-        if _stays_disturbed(outcome.confirmed):
-            return NextStep(f"{first}run again", reproduce)
         return NextStep(f"{first}continue the test", verify_command(folder))
     if outcome.closest is not None:
         if outcome.sla.is_met(outcome.closest.measurement):  # but it was not stable
@@ -663,7 +654,7 @@ def confirmation(confirmed: Confirmed) -> dict[str, object]:
         "effective_requests": round(judged.effective_requests),
         "estimand": estimand(confirmed.sla),
         "slow_share": [_known(judged.slow_share.low), _known(judged.slow_share.high)],
-        "excluded_share": round(judged.excluded_share, 4),
+        "disturbed_share": round(judged.disturbed_share, 4),
         "error": confirmed.error,
         "throughput_infer_per_sec": [_known(confirmed.throughput.low), _known(confirmed.throughput.high)],
         "latency": confirmed.latency,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
 from objectives.metrics import METRICS
 from optimizer.config import execution
@@ -19,6 +20,7 @@ from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.notes import (
     ConfirmationComplete,
     ConfirmedByPerfAnalyzer,
+    DisturbedWindowsCounted,
     HighestConcurrency,
     NextVerdictNeeds,
     Note,
@@ -244,7 +246,19 @@ def _notes_on_outcome(outcome: Outcome, task: Task, options: RunOptions) -> list
     if outcome.recommended and options.target == "embedded":
         configs = served_models(task.source, outcome.recommended.candidate).configs
         unread = execution.unread_settings(configs.values())
-    return [_highest_concurrency(outcome, task.problem), SettingsUnread(unread) if unread else None]
+    return [
+        _highest_concurrency(outcome, task.problem),
+        _disturbed_windows_counted(outcome),
+        SettingsUnread(unread) if unread else None,
+    ]
+
+
+def _disturbed_windows_counted(outcome: Outcome) -> DisturbedWindowsCounted | None:
+    """Return a note if the recommendation passed with windows in which the machine was disturbed."""
+    judged = outcome.confirmed.judged if outcome.confirmed else None
+    if judged is None or judged.verdict is not Verdict.PASS or not judged.counts_disturbed:
+        return None
+    return DisturbedWindowsCounted(judged.disturbed_share)
 
 
 def _highest_concurrency(outcome: Outcome, problem: Problem) -> HighestConcurrency | None:

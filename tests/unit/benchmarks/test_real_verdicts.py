@@ -16,9 +16,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from closed_loop_client import OWN, Round, agreement, information, table
-from disturbance import disturbed
+from disturbance import REGULAR, disturbed
 from intervals import Interval, mean_interval, pooled_share, ratio_interval, run_shares
-from real_verdicts import PASS, Cell, Remeasured, VerdictRun, order, read_runs, report, share_over
+from real_verdicts import CONDITIONS, PASS, Cell, Remeasured, VerdictRun, order, read_runs, report, share_over
 from records import Records
 from repeatability import Entrant, Remeasurement, complete_rounds, true_spread
 from repeatability import report as repeatability_report
@@ -45,7 +45,7 @@ SERVER = Remeasured(0.03, 9000, 8000.0, 18.0, 24.0, (50.0, 60.0), 0.01)
 def verdict_run(number: int, verdict: str = "PASS", model: str = "dlrm", throughput: float = 8000.0) -> VerdictRun:
     return VerdictRun(
         model=model,
-        is_disturbed=False,
+        condition="quiet",
         number=number,
         machine=MACHINE,
         bound_ms=20.0,
@@ -68,7 +68,7 @@ def verdict_run(number: int, verdict: str = "PASS", model: str = "dlrm", through
 
 def test_each_round_has_one_run_of_each_kind_in_an_order_that_the_seed_fixes() -> None:
     runs = list(order(6, seed=1))
-    kinds = {Cell(model, is_disturbed) for model in ("dlrm", "mlp") for is_disturbed in (False, True)}
+    kinds = {Cell(model, condition) for model in ("dlrm", "mlp") for condition in CONDITIONS}
     for number in range(6):
         assert {cell for other, cell in runs if other == number} == kinds
     assert runs == list(order(8, seed=1))[: len(runs)], "more runs continue the same order"
@@ -79,7 +79,7 @@ def test_each_round_has_one_run_of_each_kind_in_an_order_that_the_seed_fixes() -
 
 def test_a_disturbance_takes_at_most_a_third_of_one_core(tmp_path: Path) -> None:
     own = psutil.Process()
-    with disturbed(tmp_path / "log"):
+    with disturbed(tmp_path / "log", REGULAR):
         (program,) = _below(own)
         while _cpu_seconds(program) < 0.2:  # the start of the interpreter takes CPU time too
             time.sleep(0.05)
@@ -92,7 +92,7 @@ def test_a_disturbance_takes_at_most_a_third_of_one_core(tmp_path: Path) -> None
             seconds = time.monotonic() - started
     assert used / seconds < 0.5, "less on a busy machine"
     assert not program.is_running()
-    with disturbed(tmp_path / "log", on=False):
+    with disturbed(tmp_path / "log", None):
         assert not _below(own, seconds=1.0)
 
 
@@ -107,7 +107,7 @@ def _below(own: psutil.Process, seconds: float = 60.0) -> list[psutil.Process]:
         found = []
         for child in own.children(recursive=True):
             with contextlib.suppress(psutil.Error):  # another child has ended
-                if "busy, idle" in " ".join(child.cmdline()[1:3]):
+                if "busy_share" in " ".join(child.cmdline()[1:3]):
                     found.append(child)
         if found:
             return found

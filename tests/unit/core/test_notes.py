@@ -32,6 +32,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.LateRequests(0.01, 1.0, 21.0),
     notes.ClocksLowered(2, 4, ("power limit",)),
     notes.SpeedVaried(1.6),
+    notes.DisturbedWindowsCounted(0.3),
     notes.UnstableCells(1, 8),
     notes.DisturbedCells(1, 8, 0.2),
     notes.CombinationsLeftOut(3, ("timeout_action with default_timeout_microseconds 0",)),
