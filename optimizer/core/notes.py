@@ -296,8 +296,8 @@ class DisturbedWindowsCounted(Note):
 
     def __str__(self) -> str:
         return (
-            f"other programs disturbed {100 * self.disturbed_share:.0f} % of the windows on fresh servers; all windows "
-            "count, so a quiet machine may serve more within the bound"
+            f"other programs disturbed {100 * self.disturbed_share:.0f} % of the windows on fresh servers, and all "
+            "of them count: a quiet machine may serve more"
         )
 
 
