@@ -36,6 +36,10 @@ for program in debootstrap gcc "$python"; do
         exit 1
     fi
 done
+if ! python -c 'import optimizer, tritonclient' 2>/dev/null; then
+    echo "$0: python on PATH has no tune; activate the virtual environment in which it is installed" >&2
+    exit 1
+fi
 
 wanted="$packages, $("$python" -VV)"
 if [ "$(cat "$folder/.complete" 2>/dev/null)" != "$wanted" ]; then
