@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from objectives.confidence import Verdict
 from optimizer.config import execution, model_config, model_json
 from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
 from optimizer.config.search_space import Problem
@@ -20,6 +21,7 @@ from optimizer.options.values import parse_cpus
 from optimizer.results import formatting, summary
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome
+from optimizer.results.verification import passed_separately
 from optimizer.store.run_folder import model_files
 
 MOST_MODELS = 100
@@ -36,8 +38,9 @@ class Recommendation:
     quota, all ``server_processes`` together; ``device`` is the name of its GPU, or else of its CPU. Both are None if
     it ran on another machine. ``gpus`` is the number of its GPUs. ``image`` is the measured container image, if any.
     ``load_seconds`` is the time that loading the configuration took on each server. ``undecided`` says why the
-    verdict is UNDECIDED and which command continues the test; it is empty for PASS. ``sending`` says how a load shape
-    or a recording was sent; it is empty for other loads. ``unread`` are settings that only tune's own backend reads.
+    verdict is UNDECIDED and which command continues the test; it is empty for PASS, also in a separate test.
+    ``sending`` says how a load shape or a recording was sent; it is empty for other loads. ``unread`` are settings
+    that only tune's own backend reads.
     """
 
     run: str
@@ -110,6 +113,7 @@ def read_recommendation(run: FinishedRun) -> Recommendation:
     configs = _read_configs(run, model)
     files = _read_files(run, model, configs)
     _check_measured(run, point, configs, files)
+    passed = passed_separately(run.folder, point) if outcome.verdict is Verdict.UNDECIDED else ""
     try:
         gpus = 0 if remote else _gpu_count(run, configs)
         return Recommendation(
@@ -125,8 +129,8 @@ def read_recommendation(run: FinishedRun) -> Recommendation:
             point=point,
             latency=run.problem.sla.judged_latency,
             goal=formatting.bounds(run.problem.sla),
-            verdict=summary.verdict(outcome),
-            undecided=_undecided(run, outcome),
+            verdict="; ".join(filter(None, (summary.verdict(outcome), passed))),
+            undecided="" if passed else _undecided(run, outcome),
             hardware="another machine" if remote else _hardware_line(hardware),
             device=None if remote else str(hardware["gpus"][0] if gpus else hardware["cpu"]),
             gpus=gpus,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from objectives.confidence import Verdict
+from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note
+from optimizer.core.safe_text import is_file, one_line, read_bytes
 from optimizer.core.trial import Candidate, latest_points
 from optimizer.results import formatting, summary
 from optimizer.results.confirmation_plan import (
@@ -20,6 +23,7 @@ from optimizer.results.confirmation_plan import (
     finalists,
     judge_confirmations,
 )
+from optimizer.store.run_folder import RunFolder, newest_first
 
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
     from optimizer.results.recommendation import Outcome
 
 RUNNERS_UP = 2
+FOLDER, FILE = "verify", "verify.json"  # of each verification, in a folder of its own below that of the run
+MAX_BYTES = 1 << 20
+_TESTED = ("trial", "request_batch_size", "concurrency", "request_rate")  # keys of what a verification tested
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,33 @@ def document(
         "notes": [str(note) for note in notes],
         "results_dir": results_dir,
     }
+
+
+def passed_separately(run: RunFolder, point: Point) -> str:
+    """Return the verdict of the newest verification of ``run`` if ``point`` passed its test; otherwise "".
+
+    An older verification does not count: one of many tests passes by chance.
+
+    Raises BadInputError, in one line, if the document of the verification is damaged.
+    """
+    newest = next((path for path in newest_first(run.path.glob(f"{FOLDER}/*")) if is_file(path / FILE)), None)
+    if newest is None:
+        return ""
+    path = newest / FILE
+    try:
+        found: list[dict[str, Any]] = json.loads(read_bytes(path, MAX_BYTES, "remove it"))["found"]
+        wanted = summary.entry(point)
+        if not found or any(found[0].get(name) != wanted[name] for name in _TESTED):
+            return ""
+        tested = found[0]["confirmation"]
+        if tested["verdict"] != Verdict.PASS.value:
+            return ""
+        servers = formatting.count(int(tested["servers"]), "fresh server")
+        return f"PASS in a separate test on {servers} ({FOLDER}/{one_line(newest.name)})"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadInputError(
+            f"{one_line(str(path))}: not the document of a verification ({one_line(str(error))}); remove its folder"
+        ) from None
 
 
 def print_verification(

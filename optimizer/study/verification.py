@@ -60,7 +60,7 @@ def verify(
         if before.recommended is None:
             raise summary.nothing_recommended(run.path, problem, "verify")
         planned = verification.verification_candidates(before.recommended, trials, problem)
-        folder = RunFolder.create(str(run.path), "verify")
+        folder = RunFolder.create(str(run.path), verification.FOLDER)
         fingerprint = environment.fingerprint(task)
         table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
         if run.reference.exists():
@@ -80,5 +80,5 @@ def verify(
     late = lateness_note(window.measurement for trial in confirmer.trials for window in trial.confirmations)
     shown = present([environment.remote_note(), *measurer.notes, late])
     document = verification.document(verified, before, str(folder.path), shown)
-    summary.write_json(folder.path / "verify.json", document)
+    summary.write_json(folder.path / verification.FILE, document)
     return VerifyResult(verified, before, problem, environment.hardware, folder, shown)

@@ -6,19 +6,24 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from objectives.sequential import LOOKS
 from optimizer.cli import emit
 from optimizer.cli.emit import FORMATS
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import SERVER_CPUS, SERVER_PROCESSES
+from optimizer.core.trial import SERVER_CPUS, SERVER_PROCESSES, Confirmation, Trial
 from optimizer.emit import kubernetes
 from optimizer.emit.production import name_of, to_yaml
 from optimizer.options.run_options import RunOptions
+from optimizer.results import summary, verification
+from optimizer.results.finished_run import read_run
+from optimizer.results.verification import verification_candidates
 from tests.conftest import measurement
 from tests.emitted_files import (
     GPUS,
@@ -403,3 +408,57 @@ def test_server_processes_share_gpus(tmp_path: Path) -> None:
     assert container(run)["resources"]["limits"]["nvidia.com/gpu"] == "2"
     (text,) = emitted(run, tmp_path / "k", *in_production("s3://b/m", "kubernetes")).values()
     assert "# GPU: 2 replicas share each; configure the NVIDIA device plugin to share a GPU among 2 pods" in text
+
+
+# -- an UNDECIDED run that passed a separate test -------------------------------------------------------------------
+
+
+def verify_separately(run: Path, name: str, p95_ms: float, trial: int = 0) -> None:
+    """Write the document of a verification of ``run`` with this p95 on each fresh server."""
+    finished = read_run(run)
+    assert finished.outcome is not None
+    assert finished.outcome.recommended is not None
+    point = replace(finished.outcome.recommended, trial=trial)
+    window = measurement(1000.0, p95_ms)
+    again = [Confirmation(server, point.load, window, 0.01) for server in range(1, LOOKS[0] + 1) for _ in range(8)]
+    trials = [Trial(trial, point.candidate, ((point.load, window),), confirmations=tuple(again))]
+    candidates = verification_candidates(point, trials, finished.problem)
+    verified = verification.verify(trials, candidates, finished.problem)
+    folder = run / verification.FOLDER / name
+    folder.mkdir(parents=True)
+    summary.write_json(folder / verification.FILE, verification.document(verified, finished.outcome, str(folder)))
+
+
+def test_an_undecided_run_that_passed_its_newest_separate_test_is_emitted(tmp_path: Path) -> None:
+    run = write_run(tmp_path, is_confirmed=False)
+    verify_separately(run, "20261122-100000", 60.0)
+    assert recommendation_of(run).undecided
+    verify_separately(run, "20261122-110000", 8.0)
+    recommended = recommendation_of(run)
+    assert not recommended.undecided
+    assert recommended.verdict.startswith("UNDECIDED: ")
+    assert recommended.verdict.endswith("; PASS in a separate test on 4 fresh servers (verify/20261122-110000)")
+    assert "WARNING" not in emitted(run, tmp_path / "out")["config.pbtxt"]
+    verify_separately(run, "20261122-120000", 60.0)
+    assert recommendation_of(run).undecided, "one of several tests passes by chance"
+
+
+def test_a_separate_test_of_another_trial_does_not_count(tmp_path: Path) -> None:
+    run = write_run(tmp_path, is_confirmed=False)
+    verify_separately(run, "20261122-100000", 8.0, trial=1)
+    assert recommendation_of(run).undecided
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"found": [{"trial": 0}]}', '{"found": 3}', "[" * 100_000])
+def test_a_damaged_verification_is_bad_input(text: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path, is_confirmed=False)
+    path = run / "verify" / "20261122-100000" / "verify.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    if text == '{"found": [{"trial": 0}]}':
+        assert recommendation_of(run).undecided, "another load was tested"
+        return
+    with pytest.raises(BadInputError, match="not the document of a verification") as caught:
+        recommendation_of(run)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
