@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from objectives.confidence import mean_bounds, next_look, pool_server_spread
-from objectives.metrics import LATENCY, METRICS, Measurement
+from objectives.metrics import LATENCY, METRICS, Measurement, four_digits
 from objectives.sequential import look_error
 from objectives.sla import Sla
 from objectives.verdict import ConfidenceInterval, pooled_quantile_ms
@@ -91,7 +91,7 @@ class MetricRatio:
         if metric.timing is LATENCY:
             name = f"{metric.statistic.replace('avg', 'average')} latency"
         difference = f"{100 * abs(self.ratio - 1):.0f} % {relation} {name}"
-        return f"perf_analyzer measured {difference} than tune's own client: {self.value:,.4g} {metric.unit}"
+        return f"perf_analyzer measured {difference} than tune's own client: {four_digits(self.value)} {metric.unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Agreement:
     def contradiction(self) -> str:
         """Return the disagreements that contradict a PASS; an empty string if there are none."""
         return "; ".join(
-            f"{ratio} (allowed: {ratio.bound:.4g})" if ratio.excess else str(ratio)
+            f"{ratio} (allowed: {four_digits(ratio.bound)})" if ratio.excess and ratio.bound else str(ratio)
             for ratio in self.ratios
             if ratio.contradicts
         )

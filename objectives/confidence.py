@@ -21,6 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from objectives.metrics import four_digits
 from objectives.sequential import LOOKS, look_error
 
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -320,7 +321,9 @@ def judge_mean(
     is_promising = any(
         middle + half * math.sqrt(servers / look) <= 0 for look in LOOKS if servers < look <= most_servers
     )
-    reason = f"{math.exp(low):.4g} to {math.exp(high):.4g} (allowed: {math.exp(log_bound):.4g})"
+    reason = (
+        f"{four_digits(math.exp(low))} to {four_digits(math.exp(high))} (allowed: {four_digits(math.exp(log_bound))})"
+    )
     return ConstraintVerdict(
         verdict, reason, math.exp(low), math.exp(high), is_promising=is_promising, excess=middle + half
     )

@@ -341,6 +341,11 @@ def _joules_per_1000_inferences(m: Measurement) -> float | None:
     return 1000 * m.gpu_power_watts / m.throughput_infer_per_sec
 
 
+def four_digits(value: float) -> str:
+    """Return ``value`` with four significant digits and without an exponent: ``11,890``, ``21.4``, ``0.002``."""
+    return f"{float(f'{value:.4g}'):,.15g}"
+
+
 class MetricTable(dict[str, Metric]):
     """The metrics by name.
 

@@ -25,7 +25,7 @@ from objectives.confidence import (
     pool_server_spread,
     share_spread,
 )
-from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement, Timing
+from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement, Timing, four_digits
 from objectives.sequential import LOOKS
 from objectives.sla import CONFIDENCE, Constraint, Sla
 
@@ -598,5 +598,8 @@ def _judge_each_window(values: Sequence[float | None], bound: Constraint) -> Con
     met = [value >= bound.bound if higher else value <= bound.bound for value in known]
     verdict = Verdict.PASS if all(met) else Verdict.UNDECIDED if any(met) else Verdict.FAIL
     return ConstraintVerdict(
-        verdict, f"{min(known):.4g} to {max(known):.4g} in {len(known)} measurements", min(known), max(known)
+        verdict,
+        f"{four_digits(min(known))} to {four_digits(max(known))} in {len(known)} measurements",
+        min(known),
+        max(known),
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -168,6 +169,21 @@ class Stopwatch:
             "own_cpu_seconds": round(time.process_time(), 3),
             "peak_memory_bytes": _peak_memory_bytes(),
         }
+
+
+def with_earlier_times(times: Mapping[str, float | None], earlier: object) -> dict[str, float | None]:
+    """Return ``times``, a report of ``Stopwatch``, with those of earlier sessions of the run, and the largest memory.
+
+    ``earlier`` is ``times`` of the record in run.json; what is no number there is left out.
+    """
+    before = earlier if isinstance(earlier, dict) else {}
+    total = dict(times)
+    for name, value in times.items():
+        known = before.get(name)
+        if isinstance(known, (int, float)) and math.isfinite(known) and known > 0:
+            together = max(value or 0, known) if name == "peak_memory_bytes" else round((value or 0) + known, 3)
+            total[name] = together
+    return total
 
 
 def _peak_memory_bytes() -> int | None:

@@ -108,7 +108,7 @@ KEYS: Final = {  # of ``document``
     "trials": "Number of trials.",
     "measurements": "Number of measurements of the search.",
     "confirmations": "Number of measurements on fresh servers.",
-    "wall_seconds": "Wall time until the result.",
+    "wall_seconds": "Wall time of the run until the result, of all its sessions together.",
     "results_dir": "Folder of the run.",
 }
 

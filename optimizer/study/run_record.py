@@ -18,6 +18,7 @@ from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import TuneError
 from optimizer.core.notes import Note
 from optimizer.core.process import COMMAND_LOG
+from optimizer.core.timing import with_earlier_times
 from optimizer.core.token_lengths import TokenRequests
 from optimizer.core.trial import Candidate, Trial
 from optimizer.deploy import runtime
@@ -93,8 +94,8 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "notes": "Notes for people; the facts in them are also keys of their own.",
     "machine": "Load averages, CPUs, quota, frequencies and thermal throttling, `at_start` and `when_written`.",
     "commands": "File with the commands of all processes that the run started.",
-    "times": "Seconds by kind of work:",
-    "times.wall_seconds": "Wall time of the run.",
+    "times": "Seconds by kind of work, of all sessions of the run together:",
+    "times.wall_seconds": "Wall time of the run, of all its sessions together.",
     "times.server_seconds": "Starting servers, loading models, status requests.",
     "times.load_generator_seconds": "Measuring.",
     "times.set_up_seconds": "Downloading the server and building the model, once per machine.",
@@ -185,7 +186,8 @@ class RunRecord:
 
     ``notes`` are for the user; values that programs need are fields. ``perf_analyzer_reason`` says why perf_analyzer
     confirms; None if tune's own client does. ``versions`` gets the server's version by ``adding_version``, and
-    ``planned`` the document of the confirmation's plan by ``write_plan``.
+    ``planned`` the document of the confirmation's plan by ``write_plan``. ``earlier_times`` is ``times`` in run.json
+    of the sessions that are continued.
     """
 
     folder: RunFolder
@@ -198,6 +200,7 @@ class RunRecord:
     at_start: dict[str, ConditionValue] = field(default_factory=machine_conditions)
     versions: dict[str, str] = field(default_factory=current_versions)
     planned: dict[str, Any] = field(default_factory=dict)
+    earlier_times: object = None
 
     @contextlib.contextmanager
     def adding_version(self, server: HasServerVersion) -> Iterator[None]:
@@ -233,7 +236,7 @@ class RunRecord:
             next_command = summary.next_command(outcome, self.folder.path) if status == "found" else ""
             document = summary.document(
                 outcome,
-                wall_seconds=round(self.environment.stopwatch.wall_seconds(), 3),
+                wall_seconds=self._times()["wall_seconds"] or 0.0,
                 results_dir=str(self.folder.path),
                 extra={
                     "status": status,
@@ -277,10 +280,14 @@ class RunRecord:
                 "notes": [*self.task.notes, *map(str, self.notes)],
                 "machine": {"at_start": self.at_start, "when_written": machine_conditions()},
                 "commands": f"logs/{COMMAND_LOG}",
-                "times": self.environment.stopwatch.report(),
+                "times": self._times(),
                 "result": document,
             },
         )
+
+    def _times(self) -> dict[str, float | None]:
+        """Return the times of all sessions together."""
+        return with_earlier_times(self.environment.stopwatch.report(), self.earlier_times)
 
     def _all_versions(self) -> dict[str, str]:
         """Return ``versions``, and those of the perf_analyzer and of the build with OpenVINO that were used."""

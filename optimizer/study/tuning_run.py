@@ -196,6 +196,7 @@ def _run(
             reason,
             versions=current_versions(before),
             planned=dict(planned) if isinstance(planned, dict) else {},
+            earlier_times=before.get("times"),
         )
         record.write("running", None)
         result = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
 
-from optimizer.core.timing import Stopwatch
+from optimizer.core.timing import Stopwatch, with_earlier_times
 
 
 def test_parts_of_the_own_time_are_part_of_it() -> None:
@@ -30,3 +31,17 @@ def _fail_within(stopwatch: Stopwatch) -> None:
     with stopwatch.count_own("probes"):
         time.sleep(0.02)
         raise RuntimeError
+
+
+def test_the_times_of_earlier_sessions_are_added() -> None:
+    now = {"wall_seconds": 2.5, "own_seconds": 0.5, "peak_memory_bytes": 100}
+    earlier = {"wall_seconds": 10.0, "own_seconds": 1, "peak_memory_bytes": 300, "older_seconds": 4.0}
+    assert with_earlier_times(now, earlier) == {"wall_seconds": 12.5, "own_seconds": 1.5, "peak_memory_bytes": 300}
+    assert with_earlier_times({"peak_memory_bytes": None}, earlier) == {"peak_memory_bytes": 300}
+
+
+@pytest.mark.parametrize(
+    "earlier", [None, [], {"wall_seconds": "10"}, {"wall_seconds": math.nan}, {"wall_seconds": -1}]
+)
+def test_damaged_times_of_earlier_sessions_are_left_out(earlier: object) -> None:
+    assert with_earlier_times({"wall_seconds": 2.5}, earlier) == {"wall_seconds": 2.5}

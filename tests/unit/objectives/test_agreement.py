@@ -99,6 +99,7 @@ def test_ratios_are_those_of_the_pooled_values() -> None:
         (0.8, 1.0, "20 % less throughput than tune's own client: 800 infer/s", 900, False),
         (0.91, 1.0, "9 % less throughput than tune's own client: 910 infer/s", None, True),
         (1.3, 1.0, "30 % more throughput than tune's own client: 1,300 infer/s", None, False),
+        (13.0, 1.0, "1200 % more throughput than tune's own client: 13,000 infer/s", None, False),
     ],
 )
 def test_a_disagreement_contradicts_a_pass_unless_shared_cpus_explain_it(

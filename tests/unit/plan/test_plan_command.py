@@ -209,6 +209,9 @@ def test_an_undecided_run_is_exit_4(run: Path, capsys: pytest.CaptureFixture[str
     assert f"the run is UNDECIDED: {answer['undecided_cause']}" in " ".join(printed.split())
     assert answer["next_command"] in printed
     assert planned(capsys, run, "--rate", "1000/s", "--sla-p95", "1ms", code=1)["verdict"] == "FAIL"
+    cut_off = edited(run, "cut_off", status="interrupted")
+    (answer,) = planned(capsys, cut_off, "--rate", "1000/s", code=4)["answers"]
+    assert answer["next_command"] == f"tune --resume {cut_off}"
 
 
 def test_hardware_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
