@@ -267,7 +267,10 @@ def sending(rate: float, times: RequestTimes | None) -> str:
 
 
 def configuration(candidate: Candidate) -> str:
-    """Return one line such as ``batch 128 · 2 instances · delay 500 µs``, where batch is max_batch_size."""
+    """Return one line such as ``batch 128 · 2 instances · delay 500 µs``, where batch is max_batch_size.
+
+    Fields of the batcher with their default are left out: there may be many, and most of them are rarely changed.
+    """
     parts = [f"batch {candidate.max_batch_size:,}", count(candidate.instance_count, "instance")]
     if candidate.instance_gpus is not None:
         parts[-1] += f" on GPU {candidate.instance_gpus.replace(',', ', ')}"
@@ -280,7 +283,9 @@ def configuration(candidate: Candidate) -> str:
     if (processes := candidate.server_processes) > 1:
         parts.append(f"{processes} server processes")
     fields = [(path, value) for path, value in candidate.fields if path not in (INSTANCE_GPUS, SERVER_PROCESSES)]
-    parts += [f"{short_path(path)}={_literal(value)}" for path, value in fields]
+    parts += [
+        f"{short_path(path)}={_literal(value)}" for path, value in fields if not _is_batcher_default(path, value)
+    ]
     return " · ".join(parts)
 
 
@@ -362,13 +367,21 @@ def _proto_lines(fields: Sequence[tuple[str, FieldValue]], *, inside_batcher: bo
         if not inside_batcher:
             return field_path.to_lines(fields, config)
         batcher = config.dynamic_batching
-        own = [(path.removeprefix(BATCHER_PREFIX), value) for path, value in fields]
-        set_ones = [
-            (path, value) for path, value in own if not field_path.is_default(batcher.DESCRIPTOR, path, value)
-        ]
-        return field_path.to_lines(set_ones, batcher)
+        own = [(path, value) for path, value in fields if not _is_batcher_default(path, value)]
+        return field_path.to_lines([(path.removeprefix(BATCHER_PREFIX), value) for path, value in own], batcher)
     except ValueError:
         return [f"{path}: {_literal(value)}" for path, value in fields]
+
+
+def _is_batcher_default(path: str, value: FieldValue) -> bool:
+    """Return whether ``path`` is inside ``dynamic_batching`` and ``value`` is the same there as none."""
+    if not is_batcher_field(path):
+        return False
+    try:
+        batcher = ModelConfig().dynamic_batching.DESCRIPTOR
+        return field_path.is_default(batcher, path.removeprefix(BATCHER_PREFIX), value)
+    except ValueError:  # of a field that this version of Triton does not have
+        return False
 
 
 def _batching_lines(candidate: Candidate) -> list[str]:

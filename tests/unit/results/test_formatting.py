@@ -82,8 +82,10 @@ class TestWords:
             ("dynamic_batching.default_queue_policy.timeout_action", "REJECT"),
             ("dynamic_batching.priority_queue_policy.2.default_timeout_microseconds", 0),
         )
-        change = formatting.change_lines(Candidate(8), Candidate(8, True, fields=fields))
+        candidate = Candidate(8, True, fields=(*fields, ("dynamic_batching.priority_levels", 2)))
+        change = formatting.change_lines(Candidate(8), replace(candidate, fields=fields))
         assert change == ["+ dynamic_batching { }"]
+        assert formatting.configuration(candidate) == "batch 8 · 1 instance · delay 0 µs · priority_levels=2"
 
     @pytest.mark.parametrize(
         ("interval", "text"),

@@ -225,6 +225,16 @@ class TestText:
             '  + parameters { key: "intra_op_thread_count" value { string_value: "1" } }',
         ]
 
+    def test_a_long_line_of_the_change_breaks_between_words_and_keeps_its_sign(self) -> None:
+        lines = printed(outcome(compared()), width=60).splitlines()
+        first = lines.index('  - parameters { key: "intra_op_thread_count" value {')
+        assert lines[first : first + 4] == [
+            '  - parameters { key: "intra_op_thread_count" value {',
+            '  -     string_value: "2" } }',
+            '  + parameters { key: "intra_op_thread_count" value {',
+            '  +     string_value: "1" } }',
+        ]
+
     def test_a_current_configuration_that_is_the_best_changes_nothing(self) -> None:
         result = replace(outcome(study()[:1]), trials=2)
         assert result.recommended is result.baseline
