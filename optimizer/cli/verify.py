@@ -156,5 +156,6 @@ def main(words: list[str]) -> int:
     else:
         from rich.console import Console
 
-        print_verification(Console(), result.verified, result.before, result.problem, folder, result.notes)
+        run = str(arguments.run.path)
+        print_verification(Console(), result.verified, result.before, result.problem, folder, result.notes, run)
     return 0 if result.verified.holds else 1

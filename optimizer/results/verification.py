@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -152,8 +153,9 @@ def print_verification(
     problem: Problem,
     results_dir: str,
     notes: Sequence[Note] = (),
+    run: str = "",
 ) -> None:
-    """Print whether the recommendation holds, each configuration's metrics before and now, and ``notes``."""
+    """Print whether the recommendation of ``run`` holds, the metrics before and now, ``notes`` and the next step."""
 
     def say(text: str = "", style: str = "") -> None:
         console.print(Text(text, style), soft_wrap=True)
@@ -180,6 +182,8 @@ def print_verification(
     for note in notes:
         say(f"note: {note}", "yellow")
     say(f"results {results_dir}")
+    if verification.verdict_holds and run:
+        say(f"next    deploy it: tune emit {shlex.quote(one_line(run))}")
 
 
 def _holds(holds: bool) -> str:

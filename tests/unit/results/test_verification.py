@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from objectives.confidence import Verdict
 from optimizer.config.search_space import Problem
@@ -12,7 +14,7 @@ from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate
 from optimizer.measure.measurer import Measurer
 from optimizer.results.recommendation import assess
-from optimizer.results.verification import Verification, verification_candidates, verify
+from optimizer.results.verification import Verification, print_verification, verification_candidates, verify
 from optimizer.results.watchers import QuietWatcher
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.confirmation import Confirmer
@@ -64,3 +66,13 @@ def test_a_candidate_that_cannot_be_deployed_is_reported(problem: Problem, tmp_p
     verification = verified(tmp_path, problem, broken=(broken,))
     assert verification.failed == ((broken, "config.pbtxt does not load"),)
     assert verification.holds == (broken == FAST)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_the_next_step_after_a_test_that_passed_is_to_deploy(slow: bool, problem: Problem, tmp_path: Path) -> None:
+    verification = verified(tmp_path, problem, slow={FASTER: (1.6,)} if slow else {})
+    before = assess(searched(Drawing(), LOADS), problem, BASELINE, FAST)
+    text = io.StringIO()
+    print_verification(Console(file=text, width=80), verification, before, problem, "r/1/verify/2", run="r/1")
+    assert ("next    deploy it: tune emit r/1" in text.getvalue()) is not slow
+    assert f"the recommendation {'does not hold' if slow else 'holds'}" in text.getvalue()
