@@ -32,6 +32,7 @@ from optimizer.core.notes import (
 from optimizer.core.safe_text import one_line
 from optimizer.core.timing import CONFIRM_SHARE, Stopwatch, spent_seconds
 from optimizer.core.trial import Trial
+from optimizer.machine.conditions import speed_note
 from optimizer.machine.gpu_readings import throttle_note
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.judgement import lateness_note
@@ -220,7 +221,8 @@ def _run(
                 record.write("failed", outcome, reason=str(error))
             raise
         outcome = assess(trials, task.problem, task.baseline, task.dynamic_batching)
-        record = replace(record, notes=record.notes + present(_notes_on_outcome(outcome, task, options)))
+        notes = present([*_notes_on_measurements(trials), *_notes_on_outcome(outcome, task, options)])
+        record = replace(record, notes=record.notes + notes)
         continued_by = result.continued_by if result else ""
         status: RunStatus = "found" if outcome.recommended else "none"
         if result is None:
@@ -239,6 +241,17 @@ def _run(
         document,
         continued_by,
     )
+
+
+def _notes_on_measurements(trials: Sequence[Trial]) -> list[Note | None]:
+    """Return notes for the user on the measurements of all sessions of a run."""
+    measurements = [measurement for trial in trials for _, measurement in trial.measurements]
+    measurements += [again.measurement for trial in trials for again in trial.confirmations]
+    return [
+        throttle_note([measurement.gpu_throttling for measurement in measurements]),
+        lateness_note(measurements),
+        speed_note(measurements),
+    ]
 
 
 def _notes_on_outcome(outcome: Outcome, task: Task, options: RunOptions) -> list[Note | None]:
@@ -288,13 +301,9 @@ def _refusals_note(trials: Sequence[Trial], record: RunRecord) -> Note | None:
 
 
 def _notes(result: StudyResult, record: RunRecord, confirm_seconds: float | None) -> tuple[Note, ...]:
-    """Return notes for the user on the measurements of a study, and on the rest of a confirmation that continues."""
-    measurements = [measurement for trial in result.trials for _, measurement in trial.measurements]
-    measurements += [again.measurement for trial in result.trials for again in trial.confirmations]
+    """Return notes for the user on the end of a study, and on the rest of a confirmation that continues."""
     notes = [
         *result.notes,
-        throttle_note([measurement.gpu_throttling for measurement in measurements]),
-        lateness_note(measurements),
         _refusals_note(result.trials, record),
         SearchConverged(SMALLEST_GAIN) if record.search_ended == "converged" else None,
     ]
