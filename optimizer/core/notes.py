@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 
@@ -21,8 +21,8 @@ class Note(ABC):
 
 
 def present(notes: Iterable[Note | None]) -> tuple[Note, ...]:
-    """Return the notes that are not None."""
-    return tuple(note for note in notes if note is not None)
+    """Return the notes that are not None, each once."""
+    return tuple(dict.fromkeys(note for note in notes if note is not None))
 
 
 def _count(number: int, noun: str) -> str:
@@ -541,6 +541,36 @@ DETAILS = (
     SearchConverged,
     WarmStarted,
 )
+
+# these say how a session measured or searched, which only it knows: the run keeps them when another one continues it
+LASTING = (
+    ServedOnCpu,
+    WarmStarted,
+    OtherModelTransferred,
+    TransferLeftOut,
+    FewerCpusThanRayCounts,
+    CpusUsedByOthers,
+)
+
+
+def lasting_documents(notes: Iterable[Note]) -> list[dict[str, object]]:
+    """Return those of ``notes`` that last for run.json: the name of the class as ``note``, and its fields."""
+    return [{"note": type(note).__name__, **asdict(note)} for note in notes if isinstance(note, LASTING)]
+
+
+def read_lasting(documents: object) -> tuple[Note, ...]:
+    """Return the notes that ``lasting_documents`` wrote. Anything else in ``documents`` is left out."""
+    classes = {own.__name__: own for own in LASTING}
+    notes = list[Note]()
+    for document in documents if isinstance(documents, list) else ():
+        try:
+            fields = dict(document)
+            note = classes[fields.pop("note")](**fields)
+            str(note), hash(note)
+        except (TypeError, ValueError, KeyError):
+            continue
+        notes.append(note)
+    return tuple(notes)
 
 
 def _cpus(cpus: str) -> str:

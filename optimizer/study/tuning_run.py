@@ -28,6 +28,7 @@ from optimizer.core.notes import (
     SearchConverged,
     SettingsUnread,
     present,
+    read_lasting,
 )
 from optimizer.core.safe_text import one_line
 from optimizer.core.timing import CONFIRM_SHARE, Stopwatch, spent_seconds
@@ -187,12 +188,13 @@ def _run(
         before = resumed.read_info() if resumed and resumed.info.exists() else {}
         planned, only_confirms = before.get("confirmation_plan"), confirm_share == 1
         reason = why_perf_analyzer(options, task)
+        notes = [*environment.notes(task), reason and ConfirmedByPerfAnalyzer(reason.value), *transfer_notes]
         record = RunRecord(
             folder,
             environment,
             task,
             fingerprint,
-            present([*environment.notes(task), reason and ConfirmedByPerfAnalyzer(reason.value), *transfer_notes]),
+            present([*notes, *read_lasting(before.get("lasting_notes"))]),
             before.get("search_ended") if only_confirms else None,
             reason,
             versions=current_versions(before),
@@ -210,7 +212,7 @@ def _run(
             trials = result.trials
             if not (only_confirms and record.search_ended):
                 record = replace(record, search_ended=result.search_ended)
-            record = replace(record, notes=record.notes + _notes(result, record, confirm_seconds))
+            record = record.with_notes(_notes(result, record, confirm_seconds))
         except KeyboardInterrupt:
             interrupts.acknowledge()
             record = record if only_confirms else replace(record, search_ended="interrupted")
@@ -221,8 +223,7 @@ def _run(
                 record.write("failed", outcome, reason=str(error))
             raise
         outcome = assess(trials, task.problem, task.baseline, task.dynamic_batching)
-        notes = present([*_notes_on_measurements(trials), *_notes_on_outcome(outcome, task, options)])
-        record = replace(record, notes=record.notes + notes)
+        record = record.with_notes([*_notes_on_measurements(trials), *_notes_on_outcome(outcome, task, options)])
         continued_by = result.continued_by if result else ""
         status: RunStatus = "found" if outcome.recommended else "none"
         if result is None:
@@ -300,7 +301,7 @@ def _refusals_note(trials: Sequence[Trial], record: RunRecord) -> Note | None:
     return RefusalsSimulated(refusals.compared, refusals.agreed, refusals.is_trusted) if refusals.compared else None
 
 
-def _notes(result: StudyResult, record: RunRecord, confirm_seconds: float | None) -> tuple[Note, ...]:
+def _notes(result: StudyResult, record: RunRecord, confirm_seconds: float | None) -> list[Note | None]:
     """Return notes for the user on the end of a study, and on the rest of a confirmation that continues."""
     notes = [
         *result.notes,
@@ -310,4 +311,4 @@ def _notes(result: StudyResult, record: RunRecord, confirm_seconds: float | None
     if confirm_seconds is not None and (plan := record.confirmation_plan()) is not None:
         look = next_look_of(plan, result.trials, record.task.problem)
         notes.append(NextVerdictNeeds(look.servers, look.seconds) if look else ConfirmationComplete())
-    return present(notes)
+    return notes
