@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from objectives.metrics import four_digits
+
 
 class Note(ABC):
     """A fact that readers of a result should know."""
@@ -258,10 +260,11 @@ class LateRequests(Note):
     worst_p99_ms: float
 
     def __str__(self) -> str:
+        worst = f"{four_digits(self.worst_p99_ms)} ms"
         return (
             f"the load generator sent {self.share:.2%} of the requests more than {self.late_ms:g} ms late (the "
-            f"highest p99 of the lateness in a measurement was {self.worst_p99_ms:.3g} ms); latency counts from the "
-            "planned time, so it includes the lateness"
+            f"highest p99 of the lateness in a measurement was {worst}); latency counts from the planned time, so it "
+            "includes the lateness"
         )
 
 
