@@ -36,8 +36,9 @@ from optimizer.store.trials_table import TrialsTable
 from optimizer.study import sweep_output
 from optimizer.study.environment import Environment
 from optimizer.study.model_finder import sizes_given_twice, trace_sizes
+from optimizer.study.option_check import check_server_processes
 from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, configurations, sweep_cells
-from optimizer.study.task import Task, check_server_processes, check_settings
+from optimizer.study.task import Task, check_settings
 from optimizer.study.trial_runner import CandidateMeasurer, CrashRetry
 
 

@@ -13,7 +13,7 @@ from optimizer.core.shared_memory import DEFAULT_OUTPUT_BYTES, SharedMemory, Sha
 from optimizer.deploy import target_factory
 from optimizer.model.repository import read_repository_model
 from optimizer.options.run_options import RunOptions
-from optimizer.study.shared_memory import check_model, requested
+from optimizer.study.option_check import check_shared_memory
 from tests.repositories import write_sleeper, write_streamer, write_sums
 
 
@@ -40,9 +40,9 @@ def test_models_that_cannot_use_it_are_refused(
     model: str, kind: SharedMemoryName, message: str, models: dict[str, ModelSource]
 ) -> None:
     with pytest.raises(BadInputError, match=message) as caught:
-        check_model(RunOptions(model, shared_memory=kind), models[model], on_gpu=False)
+        check_shared_memory(RunOptions(model, shared_memory=kind), models[model], on_gpu=False)
     assert "\n" not in str(caught.value)
-    check_model(RunOptions(model), models[model], on_gpu=False)
+    check_shared_memory(RunOptions(model), models[model], on_gpu=False)
 
 
 def test_a_tensor_that_perf_analyzer_cannot_name_a_region_after_is_refused(models: dict[str, ModelSource]) -> None:
@@ -51,13 +51,13 @@ def test_a_tensor_that_perf_analyzer_cannot_name_a_region_after_is_refused(model
     config.output[0].name = "dense/BiasAdd:0"
     source = replace(models["sleeper"], config=config)
     with pytest.raises(BadInputError, match="'dense/BiasAdd:0' is no name of a file; use --load rate"):
-        check_model(RunOptions("m", shared_memory="system"), source, on_gpu=False)
-    check_model(RunOptions("m", shared_memory="system", load="rate"), source, on_gpu=False)
+        check_shared_memory(RunOptions("m", shared_memory="system"), source, on_gpu=False)
+    check_shared_memory(RunOptions("m", shared_memory="system", load="rate"), source, on_gpu=False)
 
 
 def test_other_models_can_use_it(models: dict[str, ModelSource]) -> None:
-    check_model(RunOptions("sleeper", shared_memory="system"), models["sleeper"], on_gpu=False)
-    check_model(RunOptions("sleeper", shared_memory="cuda"), models["sleeper"], on_gpu=True)
+    check_shared_memory(RunOptions("sleeper", shared_memory="system"), models["sleeper"], on_gpu=False)
+    check_shared_memory(RunOptions("sleeper", shared_memory="cuda"), models["sleeper"], on_gpu=True)
 
 
 def test_a_server_on_another_machine_is_refused() -> None:
@@ -67,7 +67,9 @@ def test_a_server_on_another_machine_is_refused() -> None:
 
 
 def test_the_options_name_the_shared_memory() -> None:
-    assert requested(RunOptions("m")) is None
-    assert requested(RunOptions("m", shared_memory="system")) == SharedMemory("system", DEFAULT_OUTPUT_BYTES)
+    assert RunOptions("m").requested_shared_memory() is None
+    assert RunOptions("m", shared_memory="system").requested_shared_memory() == SharedMemory(
+        "system", DEFAULT_OUTPUT_BYTES
+    )
     options = RunOptions("m", shared_memory="cuda", output_shared_memory_bytes=2000.0)
-    assert requested(options) == SharedMemory("cuda", 2000)
+    assert options.requested_shared_memory() == SharedMemory("cuda", 2000)
