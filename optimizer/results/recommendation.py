@@ -12,6 +12,7 @@ from objectives.sla import Sla
 from objectives.verdict import ConfidenceInterval, ThroughputRatio
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points, latest_points
+from optimizer.results import formatting
 from optimizer.results.confirmation_plan import Confirmed, compare_throughput, judge_confirmations, meets_sla
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
@@ -255,8 +256,8 @@ def _holds_back(
     value = metric.value(closest.measurement)
     if value is None:
         return f"{worst.metric} cannot be measured on this machine"
-    measured = f"{value:.4g} {metric.unit}".rstrip()
-    return f"{worst.metric} is {measured}, but the SLA asks for {worst}"
+    measured = f"{formatting.metric_label(worst.metric)} is {formatting.quantity(metric, value)}"
+    return f"{measured}, but the SLA asks for {formatting.bound(worst)}"
 
 
 def _latency_reason(

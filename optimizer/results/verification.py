@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 RUNNERS_UP = 2
 FOLDER, FILE = "verify", "verify.json"  # of each verification, in a folder of its own below that of the run
 MAX_BYTES = 1 << 20
-_TESTED = ("trial", "request_batch_size", "concurrency", "request_rate")  # keys of what a verification tested
+_TESTED = ("trial", "request_batch_size", "concurrency", "request_rate")  # keys that identify a tested point
 
 
 @dataclass(frozen=True, slots=True)
