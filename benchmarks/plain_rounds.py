@@ -36,7 +36,6 @@ from optimizer.deploy import runtime
 from optimizer.deploy.server_process import remove_leftovers
 from optimizer.machine import hardware
 from optimizer.results.finished_run import FinishedRun, read_run
-from optimizer.study import shared_memory
 from optimizer.study.task import Task, prepare_task
 
 ROUNDS, SECONDS = 3, 5.0
@@ -149,7 +148,7 @@ def measure(
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch, "server.log")
         perf_analyzer = perf_analyzer_for(
-            task, installed, Path(scratch, "perf_analyzer.log"), client_cpus, shared_memory.requested(run.options)
+            task, installed, Path(scratch, "perf_analyzer.log"), client_cpus, run.options.requested_shared_memory()
         )
         for number in range(1, rounds + 1):
             for role, point in points.items():

@@ -43,8 +43,8 @@ from optimizer.results.confirmation_plan import finalists
 from optimizer.search import make_searcher
 from optimizer.simulator.speed_correction import TIMES, fit_speed_correction
 from optimizer.store.recording import baselines
-from optimizer.study.candidate_measurer import TrialRunner
 from optimizer.study.scheduler import MAX_CONTROLS, Scheduler
+from optimizer.study.trial_runner import TrialRunner
 
 EPOCH_SECONDS = (20.0, 60.0)  # time between two changes
 STEP_FACTORS = (1.3, 1.7)

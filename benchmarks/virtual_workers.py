@@ -21,8 +21,8 @@ from optimizer.core.trial import Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import DiscardingRecord
 from optimizer.store.recording import baselines
-from optimizer.study.candidate_measurer import TrialRunner
 from optimizer.study.scheduler import Scheduler
+from optimizer.study.trial_runner import TrialRunner
 
 SPREAD = 0.1  # relative deviation of a trial's duration, so that no two workers run in step
 

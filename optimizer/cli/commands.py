@@ -1,4 +1,4 @@
-"""The commands of ``tune``: their table, the page that ``tune --help`` shows, and the error for a misspelt one."""
+"""The commands of ``tune``: their table, what --help and --version print, and the error for a misspelt one."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ Find the Triton configuration with the most throughput within a latency bound.
 
 More: tune run --help, tune COMMAND --help; `tune doctor` shows where docs/ is
 """
+DISTRIBUTION: Final = "tritune"
 _NAMES_A_MODEL: Final = ("--model-repository", "--from-model-analyzer")  # with these, MODEL may be any name
 _LEAST_SIMILARITY: Final = 0.7
 
@@ -57,6 +58,16 @@ def overview() -> str:
             lines.append(f"{group:<9}{name:<8} {description}")
             group = ""  # only the first line of a group has its name
     return _OVERVIEW.format(commands="\n".join(lines))
+
+
+def version_line(distribution: str = DISTRIBUTION) -> str:
+    """Return ``tritune X.Y.Z``, or a line that says that the package is not installed."""
+    from importlib import metadata  # takes long to import
+
+    try:
+        return f"{distribution} {metadata.version(distribution)}"
+    except metadata.PackageNotFoundError:
+        return f"{distribution} of an unknown version: the package is not installed (pip install .)"
 
 
 def refuse_misspelt_command(words: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from optimizer.cli import output
-from optimizer.cli.commands import COMMANDS, overview, refuse_misspelt_command
+from optimizer.cli.commands import COMMANDS, overview, refuse_misspelt_command, version_line
 from optimizer.core import interrupts
 from optimizer.core.errors import EnvironmentFault, TuneError
 from optimizer.core.files import DISK_FAULTS, write_error
@@ -132,8 +132,6 @@ def _dispatch(words: list[str]) -> int:
             print(overview(), end="")
             return 0
         if first == "--version":
-            from optimizer.cli.version import version_line
-
             print(version_line())
             return 0
         if first.partition("=")[0] == "--print-completion":

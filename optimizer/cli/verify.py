@@ -145,7 +145,7 @@ def main(words: list[str]) -> int:
         continued = continue_confirmation(arguments.run, arguments.options, seconds, *progress)
         return finish(continued, as_json=arguments.as_json, verbose=arguments.verbose)
     from optimizer.results.verification import document, print_verification
-    from optimizer.study.verification import verify
+    from optimizer.study.fresh_verification import verify
 
     result = verify(arguments.run, arguments.options, arguments.budget_seconds, *progress)
     folder = str(result.folder.path)

@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from objectives.sla import CONFIDENCE
 from optimizer.core.load_shapes import SHAPES, is_shape
-from optimizer.core.shared_memory import SharedMemoryName
+from optimizer.core.shared_memory import DEFAULT_OUTPUT_BYTES, SharedMemory, SharedMemoryName
 
 TargetName: TypeAlias = Literal["embedded", "local", "docker", "remote"]
 SearchName: TypeAlias = Literal["simulated", "tpe", "nsga2", "random", "grid", "gp"]
@@ -114,3 +114,9 @@ class RunOptions:
     storage: str | None = None
     join: str | None = None  # name of a study in the storage that several workers share
     out: str = "results"
+
+    def requested_shared_memory(self) -> SharedMemory | None:
+        """Return the shared memory of the load; None without any."""
+        if self.shared_memory == "none":
+            return None
+        return SharedMemory(self.shared_memory, round(self.output_shared_memory_bytes or DEFAULT_OUTPUT_BYTES))

@@ -12,11 +12,11 @@ import numpy as np
 from objectives.metrics import Forecast
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
+from optimizer.search.acquisition import TrialCosts
 from optimizer.search.correction import setting_features
 from optimizer.search.simulated_posterior import SearchState, is_feasible
 from optimizer.search.surrogate import Surrogate
 from optimizer.search.transfer import SourceMachine, TransferredStudy
-from optimizer.search.trial_costs import TrialCosts
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.metrics import (
     ConfigurationLoad,

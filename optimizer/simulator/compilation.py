@@ -1,21 +1,85 @@
-"""Compilation of a simulator's event loop before its first use."""
+"""Compilation of the simulators' event loops to machine code by Numba, and the folder that stores the code."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, cast
 
-from optimizer.core.files import cache_folder
+import numpy.typing as npt
+
+from optimizer.core.files import cache_folder, file_lock
+
+Ints: TypeAlias = npt.NDArray[Any]  # int64
+Floats: TypeAlias = npt.NDArray[Any]  # float64
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compile_loop(module: str, simulate: Callable[[], object], say: Callable[[str], None]) -> None:
     """Load the event loop ``module`` by ``simulate``. If it has to be compiled first (about 10 s), ``say`` so."""
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
-    if not any(cache_folder().joinpath("compiled").glob(f"*/{module}.*.{python}.nbi")):
+    if not any(_code_folder().glob(f"*/{module}.*.{python}.nbi")):
         say("compiling the simulator (once)")
     pool = ThreadPoolExecutor(1)  # an interrupt, which only the main thread sees, can make LLVM free memory twice
     try:
         pool.submit(simulate).result()
     finally:
         pool.shutdown(wait=False)
+
+
+def compiled(function: F) -> F:
+    """Return ``function`` compiled to machine code that releases the GIL.
+
+    The code is stored in ``$NUMBA_CACHE_DIR``, else in the cache folder of ``tune``, else in a folder that Numba
+    selects. If none is writable, each process compiles the function again.
+    """
+    numba: Any = importlib.import_module("numba")
+    with _cache_folder_set(numba):
+        try:
+            result: F = numba.njit(cache=True, nogil=True)(function)
+        except RuntimeError:  # no writable folder
+            result = numba.njit(nogil=True)(function)
+    return result
+
+
+def compiled_once(function: F) -> F:
+    """Return ``function`` as ``compiled`` does, for calls from Python.
+
+    The first process compiles it. Others that start meanwhile wait and load the result, which takes less time than
+    to compile it as well. Without a cache folder that can be locked, each process compiles it.
+    """
+    loop = compiled(function)
+    is_loaded = False
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        nonlocal is_loaded
+        with ExitStack() as stack:
+            if not is_loaded:
+                with suppress(OSError):
+                    stack.enter_context(file_lock(_code_folder() / f"{function.__name__}.lock", lambda holder: None))
+            result = loop(*arguments)
+        is_loaded = True
+        return result
+
+    return cast(F, call)
+
+
+def _code_folder() -> Path:
+    return cache_folder() / "compiled"
+
+
+@contextmanager
+def _cache_folder_set(numba: Any) -> Iterator[None]:
+    """Set Numba's cache folder while a function is decorated. Functions of other packages keep their own."""
+    configured = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = configured or str(_code_folder())
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = configured

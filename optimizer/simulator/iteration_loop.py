@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from optimizer.simulator.event_loop import Floats, Ints, compiled, compiled_once
+from optimizer.simulator.compilation import Floats, Ints, compiled, compiled_once
 
 # columns of ``scenarios``
 SLOTS = 0  # the most running sequences of an instance

@@ -48,7 +48,7 @@ from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.metrics import is_complete, predicted_latencies
 from optimizer.simulator.performance_model import PerformanceModel, fit_model
 from optimizer.simulator.speed_correction import fit_speed_correction
-from optimizer.study.candidate_measurer import CandidateMeasurer
+from optimizer.study.trial_runner import CandidateMeasurer
 
 MOST_DEPLOYED = 6  # candidates, if some cannot be deployed as their config.pbtxt is written
 NEARLY_AS_MUCH = 0.8  # of the best candidate's throughput in the search; its runner-up serves at least that

@@ -36,7 +36,6 @@ from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import quote
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.shared_memory import requested
 from optimizer.study.task import Task
 
 
@@ -89,7 +88,7 @@ def make_load_generators(
         "cpus": cpus,
         "stopwatch": stopwatch,
         "window_ms": round(options.measurement_interval_ms or default_ms),
-        "shared_memory": requested(options),
+        "shared_memory": options.requested_shared_memory(),
     }
     own = common | {
         "log": folder.perf_analyzer_log.with_name("open_loop.log" if task.problem.open_loop else "closed_loop.log"),

@@ -16,12 +16,12 @@ from optimizer.core.trial import Candidate, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.simulator.performance_model import compile_model
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.candidate_measurer import TrialRunner
 from optimizer.study.confirmation import Confirmer, model_fitter
 from optimizer.study.environment import Environment, ObserverFactory
 from optimizer.study.run_record import RunRecord
 from optimizer.study.scheduler import NoOtherWorkers, OtherWorkers, Scheduler, SearchEnd
 from optimizer.study.task import Task
+from optimizer.study.trial_runner import TrialRunner
 
 if TYPE_CHECKING:
     from optimizer.study.distributed.shared_study import SharedStudy

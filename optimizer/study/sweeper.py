@@ -34,11 +34,12 @@ from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study import sweep_output
-from optimizer.study.candidate_measurer import CandidateMeasurer, CrashRetry
 from optimizer.study.environment import Environment
 from optimizer.study.model_finder import sizes_given_twice, trace_sizes
+from optimizer.study.option_check import check_server_processes
 from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, configurations, sweep_cells
-from optimizer.study.task import Task, check_server_processes, check_settings
+from optimizer.study.task import Task, check_settings
+from optimizer.study.trial_runner import CandidateMeasurer, CrashRetry
 
 
 class SweepTables:

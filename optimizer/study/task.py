@@ -11,15 +11,14 @@ from optimizer.config import model_config
 from optimizer.config.execution import check_execution
 from optimizer.config.model_source import INSTANCE_COUNT, ModelSource, configured_candidate
 from optimizer.config.queue_policy import Fields, configured_queue, with_default_queue
-from optimizer.config.search_space import ModelKind, Problem, SearchSpace
+from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.notes import SamplesLeftOut
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
-from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue, model_of_field
-from optimizer.deploy.target_factory import CAN_RESTART
+from optimizer.core.trial import Candidate, FieldValue, model_of_field
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, parse_arrivals
 from optimizer.measure.output_comparison import Tolerance
@@ -28,12 +27,17 @@ from optimizer.model.instance_limit import too_many_instances
 from optimizer.model.profile_schema import ScoreSection, SpaceSection, TokensSection
 from optimizer.model.repository import backend_of
 from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
-from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import parse_optional, quote
-from optimizer.study import shared_memory
 from optimizer.study.model_finder import NamedModel, find_model
-from optimizer.study.trace_check import check_recorded_kinds, priorities_fault
+from optimizer.study.option_check import (
+    check_own_client,
+    check_recorded_kinds,
+    check_requests,
+    check_server_processes,
+    check_shared_memory,
+    priorities_fault,
+)
 
 MAX_CONCURRENCY = 256
 DEFAULT_SEQUENCE_LENGTH = 20  # as perf_analyzer's
@@ -98,8 +102,8 @@ def prepare_task(
     if isinstance(arrivals, RecordedArrivals) and arrivals.kinds is not None:
         check_recorded_kinds(arrivals.name, arrivals.kinds, source, fields)
     priorities = _priorities(named, fields, options, arrivals)
-    _check(named, score, options)
-    shared_memory.check_model(options, source, on_gpu=on_gpu)
+    check_requests(named, score, options)
+    check_shared_memory(options, source, on_gpu=on_gpu)
     sequence_length = _sequence_length(named, options)
     request_options = _request_options(named, options)
     tokens = _token_requests(named, request_options, options)
@@ -126,12 +130,39 @@ def prepare_task(
     except ParameterError as error:
         assert profile is not None, "without a profile there is one server process"
         raise profile.space_fault(error) from None
-    _check_own_client(named, options, problem)
+    check_own_client(named, options, problem)
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
     requests = _requests(named, batching, request_options, tokens)
     if options.model_warmup:
         source = replace(source, warm_up=requests.largest)
-    baseline = configured_candidate(source, space.fields)
+    baseline, dynamic_batching = _compared_candidates(source, space.fields)
+    return Task(
+        source=source,
+        problem=problem,
+        baseline=baseline,
+        dynamic_batching=dynamic_batching,
+        input_data=requests.input_data,
+        shapes=requests.shapes,
+        tolerance=Tolerance(profile.tolerance.relative, profile.tolerance.absolute) if profile else DEFAULT_TOLERANCE,
+        score=score,
+        unbounded=requests.unbounded,
+        concurrent={
+            name: prepare_requests(NO_OPTIONS, source.composing[name], batching, cache_folder())
+            for name in source.concurrent
+        },
+        notes=named.notes,
+        request_note=requests.note,
+        on_gpu=on_gpu,
+        token_output=(profile.tokens.output_tensor if profile else None) or "",
+        sequence_length=sequence_length,
+    )
+
+
+def _compared_candidates(
+    source: ModelSource, fields: Mapping[str, tuple[FieldValue, ...]]
+) -> tuple[Candidate, Candidate]:
+    """Return the model's own configuration, and the same with default dynamic batching if Triton allows it."""
+    baseline = configured_candidate(source, fields)
     dynamic_batching = baseline
     if source.is_stateful:
         pass  # Triton allows no dynamic batching next to the sequence batcher
@@ -139,27 +170,7 @@ def prepare_task(
         dynamic_batching = replace(baseline, dynamic_batching=True)
     elif baseline.dynamic_batching:
         dynamic_batching = replace(baseline, max_queue_delay_us=0, preferred_batch_sizes=())
-    baseline, dynamic_batching = (with_default_queue(own, space.fields) for own in (baseline, dynamic_batching))
-    return Task(
-        source,
-        problem,
-        baseline,
-        dynamic_batching,
-        requests.input_data,
-        requests.shapes,
-        Tolerance(profile.tolerance.relative, profile.tolerance.absolute) if profile else DEFAULT_TOLERANCE,
-        score,
-        requests.unbounded,
-        {
-            name: prepare_requests(NO_OPTIONS, source.composing[name], batching, cache_folder())
-            for name in source.concurrent
-        },
-        named.notes,
-        requests.note,
-        on_gpu,
-        (profile.tokens.output_tensor if profile else None) or "",
-        sequence_length,
-    )
+    return with_default_queue(baseline, fields), with_default_queue(dynamic_batching, fields)
 
 
 def _queue(source: ModelSource) -> Fields:
@@ -226,107 +237,6 @@ def _check_instances(space: SearchSpace, source: ModelSource, options: RunOption
         counts = [int(value) for value in values]
         if problem := too_many_instances(counts, source, options, on_gpu=on_gpu):
             raise ParameterError(path, problem)
-
-
-def _check(named: NamedModel, score: ScoreSection | None, options: RunOptions) -> None:
-    source, batch = named.source, named.batch
-    if score is None and (options.min_score is not None or "score" in options.objectives):
-        flag = "--min-score" if options.min_score is not None else "--objective score"
-        raise BadInputError(
-            f"{flag}: labelled data are missing; write a profile with a score: section (see docs/output-check.md)"
-        )
-    if batch.largest > max(source.config.max_batch_size, 1):
-        raise _size_fault(
-            named,
-            options,
-            f"{batch.largest} is above the model's max_batch_size {source.config.max_batch_size}; lower it, or raise "
-            "max_batch_size in config.pbtxt",
-        )
-    if batch.fixed is None and options.load != "rate":
-        raise _size_fault(
-            named,
-            options,
-            f"{one_line(str(batch))} is a mix of up to {batch.largest} samples per request, but perf_analyzer sends "
-            "requests of one size: give one size, or send at a rate (--load rate; for a sweep --request-rate)",
-        )
-    if source.concurrent and options.load == "rate":
-        raise BadInputError("--load rate sends to one model only: leave out the concurrent models, or --load rate")
-
-
-def _size_fault(named: NamedModel, options: RunOptions, problem: str) -> BadInputError:
-    """Return an error about the samples of a request, with the option or the line of the profile that gives them.
-
-    ``problem`` begins with the wrong value.
-    """
-    if named.profile and not options.request_batch_size:
-        return named.profile.fault("request", "batch_size", problem=problem)
-    return BadInputError(f"--request-batch-size {problem}")
-
-
-def check_server_processes(source: ModelSource, options: RunOptions, problem: Problem) -> None:
-    """Raise an error if the model or the options do not allow the server processes of the space.
-
-    It is a ParameterError if they do not allow several at all, or a BadInputError that names the option.
-    """
-    if problem.space.most_server_processes == 1:
-        return
-    if options.target == "remote":
-        targets = " or ".join(CAN_RESTART)
-        raise ParameterError(
-            SERVER_PROCESSES,
-            f"tune does not start the server at {options.url}, and starts no other; leave it out, or tune on "
-            f"--target {targets}",
-        )
-    if source.is_stateful:
-        name = one_line(source.name)
-        raise ParameterError(
-            SERVER_PROCESSES,
-            f"{name} is stateful, and all requests of a sequence have to reach the same server; leave it out",
-        )
-    _check_client_options(source, options, problem.why_own_client)
-
-
-def _check_client_options(source: ModelSource, options: RunOptions, why: str) -> None:
-    """Raise BadInputError for options that tune's own client does not support; ``why`` says why it measures."""
-    if options.target == "remote":
-        if server_address(options.url).protocol != "grpc":
-            raise BadInputError(f"--url {options.url}: {why} over gRPC only; give the gRPC port")
-    elif options.protocol != "grpc":
-        raise BadInputError(f"--protocol {options.protocol}: {why} over gRPC only; use --protocol grpc")
-    if options.shared_memory == "cuda":
-        raise BadInputError(f"--shared-memory cuda: {why} with system memory only; give --shared-memory system")
-    if options.perf_analyzer_image is not None:
-        raise BadInputError(f"--perf-analyzer-image: {why}; leave it out")
-    if source.kind is ModelKind.BATCHED and source.concurrent:
-        raise BadInputError(f"--concurrent-models: {why} for one model only; leave the others out")
-
-
-def _check_own_client(named: NamedModel, options: RunOptions, problem: Problem) -> None:
-    """Raise BadInputError for options that do not fit a model or a goal that only tune's own client measures."""
-    source, name, profile = named.source, one_line(named.source.name), named.profile
-    is_batched, why = source.kind is ModelKind.BATCHED, problem.why_own_client
-    if is_batched and not why:
-        return
-    if not is_batched:
-        why = f"{name} {'is stateful' if source.is_stateful else 'streams'}, and tune's own client measures it"
-    _check_client_options(source, options, why)
-    if is_batched:
-        return
-    if options.model_warmup:
-        because = "its requests belong to no sequence" if source.is_stateful else "its requests ask for no tokens"
-        raise BadInputError(f"--model-warmup: {why}; {because}, so leave it out")
-    if profile and profile.score is not None:
-        raise profile.fault("score", problem=f"{why}; scores are those of single responses, so leave the section out")
-    if source.is_stateful and options.max_error_percent:
-        because = "a failed request makes the rest of its sequence void, and the sequence batcher refuses none"
-        raise BadInputError(f"--max-error-rate: {why}; {because}, so leave it out")
-    if source.is_stateful and named.batch.largest > 1:
-        because = f"{name} is stateful, and Triton takes one sample a request; write 1"
-        raise _size_fault(named, options, f"{named.batch.largest}: {because}")
-    if source.is_stateful and options.load == "rate":
-        raise BadInputError(
-            f"--load rate: {name} is stateful and is measured in a closed loop; use --load concurrency"
-        )
 
 
 def _priorities(

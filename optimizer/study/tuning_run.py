@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,7 +35,7 @@ from optimizer.core.timing import CONFIRM_SHARE, Stopwatch, spent_seconds
 from optimizer.core.trial import Trial
 from optimizer.machine.conditions import speed_note
 from optimizer.machine.gpu_readings import throttle_note
-from optimizer.machine.hardware import Hardware
+from optimizer.machine.hardware import Fingerprint, Hardware
 from optimizer.measure.load_client.judgement import lateness_note
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions
@@ -167,12 +167,7 @@ def _run(
     report: bool,
 ) -> RunResult:
     options = environment.options
-    if resumed is None:
-        RunFolder.check(options.out)
-    if options.storage is not None:
-        from optimizer.store.optuna_study import check_storage
-
-        check_storage(options.storage)
+    _check_folders(options, resumed)
     task = environment.prepare_task()
     fingerprint = cluster.prepare_workers(task) if cluster else environment.fingerprint(task)
     if resumed is not None:
@@ -180,27 +175,14 @@ def _run(
         if confirm_seconds is not None:
             resumed.refuse_other_bounds(list(map(str, task.problem.sla)))
     transfer, transfer_notes = load_warm_start(options, task, resumed)
-    folder = resumed or RunFolder.create(options.out, task.source.name)
+    folder, only_confirms = resumed or RunFolder.create(options.out, task.source.name), confirm_share == 1
     with folder.locked():
         problem = task.problem
         table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
         spent = spent_seconds(table.read())
         before = resumed.read_info() if resumed and resumed.info.exists() else {}
-        planned, only_confirms = before.get("confirmation_plan"), confirm_share == 1
-        reason = why_perf_analyzer(options, task)
-        notes = [*environment.notes(task), reason and ConfirmedByPerfAnalyzer(reason.value), *transfer_notes]
-        record = RunRecord(
-            folder,
-            environment,
-            task,
-            fingerprint,
-            present([*notes, *read_lasting(before.get("lasting_notes"))]),
-            before.get("search_ended") if only_confirms else None,
-            reason,
-            versions=current_versions(before),
-            planned=dict(planned) if isinstance(planned, dict) else {},
-            earlier_times=before.get("times"),
-        )
+        record = _make_record(folder, environment, task, fingerprint, before, only_confirms=only_confirms)
+        record = record.with_notes([*transfer_notes, *read_lasting(before.get("lasting_notes"))])
         record.write("running", None)
         result = None
         try:
@@ -241,6 +223,41 @@ def _run(
         command_line(options),
         document,
         continued_by,
+    )
+
+
+def _check_folders(options: RunOptions, resumed: RunFolder | None) -> None:
+    """Raise a TuneError if the results folder or the storage cannot be written, before anything is measured."""
+    if resumed is None:
+        RunFolder.check(options.out)
+    if options.storage is not None:
+        from optimizer.store.optuna_study import check_storage
+
+        check_storage(options.storage)
+
+
+def _make_record(
+    folder: RunFolder,
+    environment: Environment,
+    task: Task,
+    fingerprint: Fingerprint,
+    before: Mapping[str, Any],
+    *,
+    only_confirms: bool,
+) -> RunRecord:
+    """Return the record of a run, which continues ``before``, the run.json of its earlier sessions (empty if new)."""
+    reason, planned = why_perf_analyzer(environment.options, task), before.get("confirmation_plan")
+    return RunRecord(
+        folder,
+        environment,
+        task,
+        fingerprint,
+        present([*environment.notes(task), reason and ConfirmedByPerfAnalyzer(reason.value)]),
+        before.get("search_ended") if only_confirms else None,
+        reason,
+        versions=current_versions(before),
+        planned=dict(planned) if isinstance(planned, dict) else {},
+        earlier_times=before.get("times"),
     )
 
 

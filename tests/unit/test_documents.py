@@ -43,6 +43,11 @@ def readme_commands() -> list[str]:
     return [line for block in blocks(README, "sh", "bash") for line in block.commands if line.startswith("tune ")]
 
 
+def defines(file: Path, name: str) -> bool:
+    """Return whether a source file defines the function, class or variable ``name``."""
+    return re.search(rf"^ *(def|class) {name}\b|^{name}\b.* = ", file.read_text(), re.MULTILINE) is not None
+
+
 def page_name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
@@ -56,6 +61,19 @@ def test_each_link_of_the_page_leads_to_a_file_and_a_heading(page: Path) -> None
         target = page.parent / name if name else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", ROOT / "docs/architecture.md"], ids=page_name)
+def test_each_source_file_that_the_page_names_exists_with_the_name_in_it(page: Path) -> None:
+    text = page.read_text()
+    files = [
+        name for name in re.findall(r"`((?:optimizer|objectives|tests)/[\w/.]+\.py)`", text) if "NAME" not in name
+    ]
+    assert len(files) > 5
+    assert [name for name in files if not (ROOT / name).is_file()] == []
+    named = re.findall(r"`(\w+)` (?:in|of) `((?:optimizer|objectives)/[\w/]+\.py)`", text)
+    assert len(named) > 5
+    assert [(name, file) for name, file in named if not defines(ROOT / file, name)] == []
 
 
 @pytest.mark.parametrize("page", [*PAGES_WITH_COMMANDS, ROOT / "CONTRIBUTING.md"], ids=page_name)

@@ -15,7 +15,6 @@ from optimizer.core.trial import Confirmation, Trial
 from optimizer.measure.measurer import ProgressObserver, TrialStore
 from optimizer.results.confirmation_state import ConfirmationPlan
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.candidate_measurer import CrashRetry
 from optimizer.study.distributed.messages import (
     ConfirmationEnded,
     ConfirmationPlanned,
@@ -32,6 +31,7 @@ from optimizer.study.distributed.messages import (
 from optimizer.study.distributed.worker import REFERENCES
 from optimizer.study.distributed.worker_pool import WorkerEvent, WorkerGroup, WorkerHandle, WorkerLost, WorkerReady
 from optimizer.study.scheduler import Scheduler
+from optimizer.study.trial_runner import CrashRetry
 
 FILE = "running.txt"
 

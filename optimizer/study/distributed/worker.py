@@ -26,7 +26,6 @@ from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import usable_cpus
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.candidate_measurer import TrialRunner
 from optimizer.study.confirmation import Confirmer, model_fitter
 from optimizer.study.distributed import resources
 from optimizer.study.distributed.messages import (
@@ -42,6 +41,7 @@ from optimizer.study.distributed.messages import (
     unpack,
 )
 from optimizer.study.environment import Environment
+from optimizer.study.trial_runner import TrialRunner
 
 PARENT_POLL_SECONDS = 1.0
 

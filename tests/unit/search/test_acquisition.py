@@ -1,4 +1,4 @@
-"""The value of the measurements so far, and expected improvements over it."""
+"""The value of the measurements so far, expected improvements over it, and the expected time of a trial."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from objectives.metrics import METRICS
+from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
+from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Trial
 from optimizer.search.acquisition import (
     Posterior,
+    TrialCosts,
     confirmed_value,
     expected_improvement,
     probability_within_bounds,
@@ -124,3 +126,42 @@ def test_a_load_whose_requests_are_late_improves_the_throughput_and_not_the_good
     assert low > 0.05 > 0.01 > high
     plain = Posterior(cells.mean, cells.deviation, cells.log_loads)
     assert np.argmax(expected_improvement(plain, bounds_s, math.log(900.0))) == 1
+
+
+# -- the time of a trial -------------------------------------------------------------------------------------------
+
+
+def trial(number: int, instances: int, deploy_seconds: float | None, *measure_seconds: float | None) -> Trial:
+    measured = tuple(
+        (LoadPoint(1, 2**place), Measurement(100.0, measure_seconds=seconds))
+        for place, seconds in enumerate(measure_seconds)
+    )
+    return Trial(number, Candidate(8, True, instance_count=instances), measured, deploy_seconds=deploy_seconds)
+
+
+TRIALS = [trial(0, 1, 2.0, 0.5, 0.5), trial(1, 4, 8.0, 1.0), trial(2, 1, 3.0, 0.6, 0.4, 0.5)]
+
+
+def test_the_deployment_is_that_of_the_closest_number_of_instances() -> None:
+    costs = TrialCosts(TRIALS)
+    assert costs.seconds(Candidate(16, instance_count=1)) == pytest.approx(2.5 + 1.0)
+    assert costs.seconds(Candidate(16, instance_count=6)) == pytest.approx(8.0 + 1.0)
+
+
+def test_the_instances_of_all_server_processes_count() -> None:
+    assert TrialCosts(TRIALS).seconds(Candidate(16, instance_count=2, fields=((SERVER_PROCESSES, 2),))) == (
+        pytest.approx(8.0 + 1.0)
+    )
+
+
+def test_an_average_trial_has_the_relative_time_one() -> None:
+    costs = TrialCosts(TRIALS)
+    relative = [costs.relative(one.candidate) for one in TRIALS]
+    assert sum(relative) / len(relative) == pytest.approx(1.0)
+    assert relative[1] > 2 * relative[0]
+
+
+@pytest.mark.parametrize("trials", [[], [trial(0, 1, None, None)]])
+def test_without_times_all_trials_take_the_same_time(trials: list[Trial]) -> None:
+    costs = TrialCosts(trials)
+    assert {costs.relative(Candidate(8, instance_count=count)) for count in (1, 2, 8)} == {1.0}

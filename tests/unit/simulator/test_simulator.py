@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from optimizer.core.files import file_lock
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate
-from optimizer.simulator.event_loop import REFUSED_PAUSE, _partition, _preempted_ns, compiled, compiled_once
+from optimizer.simulator.compilation import compiled, compiled_once
+from optimizer.simulator.event_loop import REFUSED_PAUSE, _partition, _preempted_ns
 from optimizer.simulator.scenario import (
     REJECTED,
     RING_LENGTH,

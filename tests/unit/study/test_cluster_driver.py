@@ -17,7 +17,6 @@ from optimizer.results.watchers import QuietWatcher
 from optimizer.search import make_searcher
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.candidate_measurer import MAX_CRASHES
 from optimizer.study.distributed.driver import ClusterConfirmer, Driver, EventRecorder, UnfinishedTrials
 from optimizer.study.distributed.messages import (
     ClusterJob,
@@ -31,6 +30,7 @@ from optimizer.study.distributed.messages import (
 from optimizer.study.distributed.resources import ClusterNode
 from optimizer.study.distributed.worker_pool import WorkerEvent, WorkerHandle, WorkerLost
 from optimizer.study.scheduler import Scheduler
+from optimizer.study.trial_runner import MAX_CRASHES
 from tests.conftest import known_server
 
 BASELINE = Candidate(64)

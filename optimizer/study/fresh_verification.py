@@ -19,9 +19,9 @@ from optimizer.results.confirmation_plan import COMPARED_SERVERS
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.candidate_measurer import take_reference
 from optimizer.study.confirmation import Confirmer
 from optimizer.study.environment import Environment, ObserverFactory
+from optimizer.study.trial_runner import take_reference
 
 TIME_FACTOR = 2.0  # budget of a verification over its expected time
 

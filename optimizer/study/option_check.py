@@ -1,0 +1,214 @@
+"""Checks whether the options of a run fit its model: requests, trace, priorities, load client, shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from optimizer.config.model_config_proto import ModelConfig
+from optimizer.config.model_source import ModelSource
+from optimizer.config.queue_policy import PRIORITY_LEVELS
+from optimizer.config.search_space import ModelKind, Problem
+from optimizer.core.errors import BadInputError, ParameterError
+from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.safe_text import one_line
+from optimizer.core.trial import SERVER_PROCESSES, FieldValue
+from optimizer.deploy.target_factory import CAN_RESTART
+from optimizer.measure.load_client.request_trace import PRIORITY, SIZE, RecordedKinds
+from optimizer.model.profile_schema import ScoreSection
+from optimizer.options.addresses import server_address
+from optimizer.options.run_options import RunOptions
+from optimizer.study.model_finder import NamedModel
+
+Fields: TypeAlias = Mapping[str, tuple[FieldValue, ...]]  # choices of the settings that config.pbtxt does not fix
+
+
+def check_requests(named: NamedModel, score: ScoreSection | None, options: RunOptions) -> None:
+    """Raise BadInputError if the goals or the requests of ``options`` do not fit the model or its profile."""
+    source, batch = named.source, named.batch
+    if score is None and (options.min_score is not None or "score" in options.objectives):
+        flag = "--min-score" if options.min_score is not None else "--objective score"
+        raise BadInputError(
+            f"{flag}: labelled data are missing; write a profile with a score: section (see docs/output-check.md)"
+        )
+    if batch.largest > max(source.config.max_batch_size, 1):
+        raise _size_fault(
+            named,
+            options,
+            f"{batch.largest} is above the model's max_batch_size {source.config.max_batch_size}; lower it, or raise "
+            "max_batch_size in config.pbtxt",
+        )
+    if batch.fixed is None and options.load != "rate":
+        raise _size_fault(
+            named,
+            options,
+            f"{one_line(str(batch))} is a mix of up to {batch.largest} samples per request, but perf_analyzer sends "
+            "requests of one size: give one size, or send at a rate (--load rate; for a sweep --request-rate)",
+        )
+    if source.concurrent and options.load == "rate":
+        raise BadInputError("--load rate sends to one model only: leave out the concurrent models, or --load rate")
+
+
+def _size_fault(named: NamedModel, options: RunOptions, problem: str) -> BadInputError:
+    """Return an error about the samples of a request, with the option or the line of the profile that gives them.
+
+    ``problem`` begins with the wrong value.
+    """
+    if named.profile and not options.request_batch_size:
+        return named.profile.fault("request", "batch_size", problem=problem)
+    return BadInputError(f"--request-batch-size {problem}")
+
+
+def check_server_processes(source: ModelSource, options: RunOptions, problem: Problem) -> None:
+    """Raise an error if the model or the options do not allow the server processes of the space.
+
+    It is a ParameterError if they do not allow several at all, or a BadInputError that names the option.
+    """
+    if problem.space.most_server_processes == 1:
+        return
+    if options.target == "remote":
+        targets = " or ".join(CAN_RESTART)
+        raise ParameterError(
+            SERVER_PROCESSES,
+            f"tune does not start the server at {options.url}, and starts no other; leave it out, or tune on "
+            f"--target {targets}",
+        )
+    if source.is_stateful:
+        name = one_line(source.name)
+        raise ParameterError(
+            SERVER_PROCESSES,
+            f"{name} is stateful, and all requests of a sequence have to reach the same server; leave it out",
+        )
+    _check_client_options(source, options, problem.why_own_client)
+
+
+def _check_client_options(source: ModelSource, options: RunOptions, why: str) -> None:
+    """Raise BadInputError for options that tune's own client does not support; ``why`` says why it measures."""
+    if options.target == "remote":
+        if server_address(options.url).protocol != "grpc":
+            raise BadInputError(f"--url {options.url}: {why} over gRPC only; give the gRPC port")
+    elif options.protocol != "grpc":
+        raise BadInputError(f"--protocol {options.protocol}: {why} over gRPC only; use --protocol grpc")
+    if options.shared_memory == "cuda":
+        raise BadInputError(f"--shared-memory cuda: {why} with system memory only; give --shared-memory system")
+    if options.perf_analyzer_image is not None:
+        raise BadInputError(f"--perf-analyzer-image: {why}; leave it out")
+    if source.kind is ModelKind.BATCHED and source.concurrent:
+        raise BadInputError(f"--concurrent-models: {why} for one model only; leave the others out")
+
+
+def check_own_client(named: NamedModel, options: RunOptions, problem: Problem) -> None:
+    """Raise BadInputError for options that do not fit a model or a goal that only tune's own client measures."""
+    source, name, profile = named.source, one_line(named.source.name), named.profile
+    is_batched, why = source.kind is ModelKind.BATCHED, problem.why_own_client
+    if is_batched and not why:
+        return
+    if not is_batched:
+        why = f"{name} {'is stateful' if source.is_stateful else 'streams'}, and tune's own client measures it"
+    _check_client_options(source, options, why)
+    if is_batched:
+        return
+    if options.model_warmup:
+        because = "its requests belong to no sequence" if source.is_stateful else "its requests ask for no tokens"
+        raise BadInputError(f"--model-warmup: {why}; {because}, so leave it out")
+    if profile and profile.score is not None:
+        raise profile.fault("score", problem=f"{why}; scores are those of single responses, so leave the section out")
+    if source.is_stateful and options.max_error_percent:
+        because = "a failed request makes the rest of its sequence void, and the sequence batcher refuses none"
+        raise BadInputError(f"--max-error-rate: {why}; {because}, so leave it out")
+    if source.is_stateful and named.batch.largest > 1:
+        because = f"{name} is stateful, and Triton takes one sample a request; write 1"
+        raise _size_fault(named, options, f"{named.batch.largest}: {because}")
+    if source.is_stateful and options.load == "rate":
+        raise BadInputError(
+            f"--load rate: {name} is stateful and is measured in a closed loop; use --load concurrency"
+        )
+
+
+def check_recorded_kinds(file: str, kinds: RecordedKinds, source: ModelSource, fields: Fields) -> None:
+    """Raise BadInputError if a request of the trace ``file`` does not fit the model.
+
+    Triton gives a request whose priority the model lacks the default priority, without an error. A priority has to be
+    a level of every configuration that has levels. Those without levels treat all requests alike.
+    """
+    name = one_line(source.name)
+    if source.is_streaming or source.is_stateful:
+        raise BadInputError(
+            f"{file}: {name} {'is stateful' if source.is_stateful else 'streams'}, and a trace has only its times; "
+            f"leave the columns {SIZE} and {PRIORITY} out"
+        )
+    largest = max(source.config.max_batch_size, 1)
+    levels = fewest_levels(source, fields)
+    for (size, priority), line in zip(kinds.kinds, kinds.first_lines, strict=True):
+        if size > largest:
+            raise BadInputError(
+                f"{file}:{line}: {SIZE} {size} is above the max_batch_size {largest} of {name}; send such requests "
+                "in parts, or raise max_batch_size in config.pbtxt"
+            )
+        if priority > levels:
+            raise BadInputError(
+                f"{file}:{line}: {PRIORITY} {priority}: {_described(name, levels)}; raise {PRIORITY_LEVELS} in "
+                f"config.pbtxt, or leave the column {PRIORITY} out"
+            )
+
+
+def fewest_levels(source: ModelSource, fields: Fields) -> int:
+    """Return the fewest priority levels of the configurations that have any; 0 if none has.
+
+    An ensemble passes the priority of a request on to its steps, so the levels are those of the steps.
+    """
+    levels: list[int] = []
+    for name, config in _prioritized(source, source.name).items():
+        path = PRIORITY_LEVELS if name == source.tuned_model else f"{name}/{PRIORITY_LEVELS}"
+        levels += map(int, fields.get(path, (config.dynamic_batching.priority_levels,)))
+    return min(filter(None, levels), default=0)
+
+
+def _prioritized(source: ModelSource, name: str) -> dict[str, ModelConfig]:
+    """Return the configurations of the models that get the priority of a request to the model ``name``."""
+    config = source.models[name]
+    steps = [_prioritized(source, step.model_name) for step in config.ensemble_scheduling.step]
+    return {own: used for step in steps for own, used in step.items()} if steps else {name: config}
+
+
+def priorities_fault(priorities: SizeDistribution, source: ModelSource, fields: Fields) -> str:
+    """Return why the model cannot serve the ``priorities`` of a load; an empty text if it can."""
+    name, levels = one_line(source.name), fewest_levels(source, fields)
+    if source.is_streaming or source.is_stateful:
+        return f"{name} {'is stateful' if source.is_stateful else 'streams'}; leave the priorities out"
+    if priorities.largest > levels:
+        return (
+            f"{priorities.largest}: {_described(name, levels)}; raise {PRIORITY_LEVELS} in config.pbtxt, or set "
+            "priority_levels in the space of a profile (in a sweep: with --config)"
+        )
+    return ""
+
+
+def _described(name: str, levels: int) -> str:
+    return f"{name} has the levels 1 to {levels}" if levels else f"{name} has no priority levels"
+
+
+def check_shared_memory(options: RunOptions, source: ModelSource, *, on_gpu: bool) -> None:
+    """Raise BadInputError if the load on ``source`` cannot use the shared memory of ``options``."""
+    if options.shared_memory == "none":
+        return
+    name = one_line(source.name)
+    if source.is_streaming:
+        problem = f"{name} streams, and tune's own client receives its responses in messages; leave it out"
+    elif source.is_stateful:
+        problem = f"{name} is stateful, and tune's own client sends its sequences in messages; leave it out"
+    elif source.concurrent:
+        problem = "several models get load at the same time, and perf_analyzer unregisters all regions; leave it out"
+    elif options.shared_memory == "system" and options.load != "rate" and (tensor := _unnameable(source)):
+        problem = f"perf_analyzer names memory after tensors, and {tensor!r} is no name of a file; use --load rate"
+    elif options.shared_memory == "cuda" and not on_gpu:
+        problem = f"{name} is served on the CPU; use --shared-memory system"
+    else:
+        return
+    raise BadInputError(f"--shared-memory {options.shared_memory}: {problem}")
+
+
+def _unnameable(source: ModelSource) -> str:
+    """Return a tensor of the model whose name has a slash; empty if there is none."""
+    tensors = (*source.config.input, *source.config.output)
+    return next((one_line(tensor.name, 60) for tensor in tensors if "/" in tensor.name), "")
