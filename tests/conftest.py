@@ -17,7 +17,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 
-ORDER = {"stack": 0, "contract": 1, "cli": 2, "study": 3}  # of folders; the others come after these
+pytest_plugins = ["tests.background_files"]
 ALONE = "alone"
 
 
@@ -47,18 +47,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests marked long unless ``--long`` is given, and put those that take longest first.
+    """Deselect the tests marked long unless ``--long`` is given, and put those marked alone that take longest first.
 
-    pytest-xdist hands out files in this order, so that no long file begins when the others have ended. Of all tests,
-    those that wait for servers take longest. Of the tests marked alone, those in files with few of them do. Exclusive
-    files come before all others: later they would wait for one.
+    pytest-xdist hands out files in this order, so that no long file begins when the others have ended. Files with few
+    tests marked alone take longest. Exclusive files come before all others: later they would wait for one.
     """
     if _runs_tests_alone(config):
         alone = [item for item in items if item.get_closest_marker(ALONE)]
         exclusive, count = {item.path for item in alone if _is_exclusive(item)}, Counter(item.path for item in alone)
         items.sort(key=lambda item: (item.path not in exclusive, count[item.path]))
-    else:
-        items.sort(key=lambda item: ORDER.get(item.path.parent.name, len(ORDER)))
     if config.getoption("--long"):
         return
     long = [item for item in items if item.get_closest_marker("long")]

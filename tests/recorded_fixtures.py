@@ -21,7 +21,7 @@ from optimizer.core.files import write_atomically
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.store.trials_table import TrialsTable
 from tests import recorded_run
-from tests.command_fixtures import FORKS, Ended, playing_in
+from tests.command_fixtures import FORKS, Ended, Playground, playing_in
 from tests.conftest import known_server, measurement
 
 LOADS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64)
@@ -30,9 +30,10 @@ SPACE = SearchSpace(max_batch_size=(1, 4, 64), max_queue_delay_us=("off", 0, 100
 
 @dataclass(frozen=True)
 class RecordedRuns:
-    """The ``table`` that runs use, and ``undisturbed``, the rows of a run that nothing disturbed."""
+    """The ``table`` and the method ``search`` of runs, and the rows of one that nothing disturbed."""
 
     table: Path
+    search: str
     undisturbed: list[dict[str, str]]
     recommended: dict[str, object]
 
@@ -46,13 +47,25 @@ class RecordedRuns:
 
 @pytest.fixture(scope="session")
 def recorded_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedRuns]:
+    """Runs of the default search method, whose next decision depends on all measurements in the study."""
     with playing_in(tmp_path_factory.mktemp("recorded")) as playground:
-        table, folder = playground.root / "recorded.csv", playground.here / "run"
-        record(table)
-        folder.mkdir()
-        ended = start(folder, table).finish()
-        assert ended.code == 0, ended.stderr
-        yield RecordedRuns(table, rows(folder), recommended(folder))
+        yield undisturbed_run(playground, "simulated")
+
+
+@pytest.fixture(scope="session")
+def quick_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedRuns]:
+    """Runs of a search method that needs no time, for faults of a disk or database during the first trial."""
+    with playing_in(tmp_path_factory.mktemp("quick")) as playground:
+        yield undisturbed_run(playground, "random")
+
+
+def undisturbed_run(playground: Playground, search: str) -> RecordedRuns:
+    table, folder = playground.root / "recorded.csv", playground.here / "run"
+    record(table)
+    folder.mkdir()
+    ended = start(folder, RecordedRuns(table, search, [], {})).finish()
+    assert ended.code == 0, ended.stderr
+    return RecordedRuns(table, search, rows(folder), recommended(folder))
 
 
 def record(path: Path, space: SearchSpace = SPACE, loads: Sequence[int] = LOADS) -> None:
@@ -101,9 +114,10 @@ class RecordedProcess:
         return Ended(self.process.exitcode, "", stderr, self.pid)
 
 
-def start(folder: Path, table: Path, storage: str | None = None) -> RecordedProcess:
+def start(folder: Path, runs: RecordedRuns, storage: str | None = None) -> RecordedProcess:
     """Start a process that begins or resumes the run in ``folder``."""
-    return started(recorded_run.main, [str(table), str(folder), *([storage] if storage else [])], folder.parent)
+    words = [str(runs.table), str(folder), runs.search, *([storage] if storage else [])]
+    return started(recorded_run.main, words, folder.parent)
 
 
 def started(main: Callable[[list[str]], NoReturn], words: list[str], place: Path) -> RecordedProcess:

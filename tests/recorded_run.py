@@ -1,6 +1,6 @@
 """A run on a recorded table as a process: stored and resumed as ``tune`` does, but without a server.
 
-    python -m tests.recorded_run TABLE FOLDER [STORAGE]
+    python -m tests.recorded_run TABLE FOLDER SEARCH [STORAGE]
 
 Each recorded measurement takes MEASURE_SECONDS, so that a test can stop the run in the middle of one, or hold it with
 ``wait_while_held``. Database statements are repeated for RETRY_SECONDS only, so that tests of a database that is gone
@@ -89,14 +89,14 @@ class Unwatched:
     def trial_finished(self, *_: object) -> None: ...
 
 
-def run(table: Path, folder: Path, storage: str | None = None) -> None:
+def run(table: Path, folder: Path, search: str, storage: str | None = None) -> None:
     """Start or resume the run in ``folder``; at the end its recommendation is in the file RESULT."""
     recording = read_recording(table)
     problem = recorded_problem(recording, {"p95": BOUND_MS})
     kept = RunFolder(folder)
     with kept.locked():
         trials_table = TrialsTable(kept.trials, problem.model, problem.space.fields)
-        searcher = make_searcher("simulated", problem, 0, storage or str(kept.study), kept.study_name)
+        searcher = make_searcher(search, problem, 0, storage or str(kept.study), kept.study_name)
         measuring = Measurer(SlowLoad(recording.server, folder), recording.server, trials_table, Unwatched())
         budget = Budget(math.inf)
         compared = baselines(problem.space)
@@ -136,9 +136,9 @@ def ending_as_tune(work: Callable[[], None]) -> NoReturn:
 
 
 def main(words: Sequence[str]) -> NoReturn:
-    table, folder, *storage = words
+    table, folder, search, *storage = words
     optuna_storage.RETRY_SECONDS = RETRY_SECONDS
-    ending_as_tune(lambda: run(Path(table), Path(folder), *storage))
+    ending_as_tune(lambda: run(Path(table), Path(folder), search, *storage))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def test_a_run_killed_at_20_random_moments_gives_the_same_result(
     for place, seconds in moments(recorded_runs, KILLS):
         before = rows(folder)
         hold(folder, min(place + AHEAD, len(recorded_runs.undisturbed) - 1))  # it cannot end before it is killed
-        process = start(folder, recorded_runs.table)
+        process = start(folder, recorded_runs)
         wait_for_rows(folder, place)
         time.sleep(seconds)
         process.kill()
@@ -55,7 +55,7 @@ def test_a_run_killed_at_20_random_moments_gives_the_same_result(
         assert after[: len(before)] == before
         assert after == recorded_runs.undisturbed[: len(after)]
     release(folder)
-    ended = start(folder, recorded_runs.table).finish()
+    ended = start(folder, recorded_runs).finish()
     assert (ended.code, ended.stderr) == (0, "")
     recorded_runs.assert_complete(folder)
 
@@ -72,7 +72,7 @@ def test_a_run_interrupted_at_random_moments_gives_the_same_result(
         # a row more than there are, so that it is at work, and listens; two rows are left for each further signal
         count = min(max(place, len(rows(folder)) + 1), len(recorded_runs.undisturbed) - 2 * left)
         hold(folder, count + 1)
-        process = start(folder, recorded_runs.table)
+        process = start(folder, recorded_runs)
         wait_for_rows(folder, count)
         time.sleep(seconds)
         os.kill(process.pid, signum)
@@ -80,7 +80,7 @@ def test_a_run_interrupted_at_random_moments_gives_the_same_result(
         assert (ended.code, ended.stderr) == (130, "")
         assert rows(folder) == recorded_runs.undisturbed[: len(rows(folder))]
     release(folder)
-    assert start(folder, recorded_runs.table).finish().code == 0
+    assert start(folder, recorded_runs).finish().code == 0
     recorded_runs.assert_complete(folder)
 
 
@@ -90,10 +90,10 @@ def test_a_second_run_in_the_same_folder_is_refused(playground: Playground, reco
     folder.mkdir()
     other.mkdir()
     hold(folder, 1)
-    first = start(folder, recorded_runs.table)
+    first = start(folder, recorded_runs)
     assert eventually(lambda: is_held(folder), START_SECONDS)
-    beside = start(other, recorded_runs.table)  # in a folder of its own nobody is in its way
-    ended = start(folder, recorded_runs.table).finish()
+    beside = start(other, recorded_runs)  # in a folder of its own nobody is in its way
+    ended = start(folder, recorded_runs).finish()
     assert ended.code == 3
     (complaint,) = ended.complaints
     assert complaint.startswith(f"tune: {folder}: process {first.pid} on ")
@@ -110,11 +110,11 @@ def test_the_lock_of_a_killed_run_does_not_block_the_next_run(
     folder = playground.here / "run"
     folder.mkdir()
     hold(folder, 1)
-    process = start(folder, recorded_runs.table)
+    process = start(folder, recorded_runs)
     wait_for_rows(folder, 1)
     process.kill()
     process.finish()
     assert (folder / ".lock").exists()
     release(folder)
-    assert start(folder, recorded_runs.table).finish().code == 0
+    assert start(folder, recorded_runs).finish().code == 0
     recorded_runs.assert_complete(folder)

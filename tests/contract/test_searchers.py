@@ -41,7 +41,7 @@ SLA = Sla.from_bounds({"p95": 20.0})
 WIDE = SearchSpace((1, 2, 4, 8, 16), ("off", 0, 100, 500), ("none", "max/2,max"), (1, 2, 3), {THREADS: (1, 2, 4)})
 MIDDLE = SearchSpace((1, 2, 4, 8, 16), ("off", 0, 500), instance_count=(1, 2), fields={THREADS: (1, 2)})
 SMALL = SearchSpace((1, 4), ("off", 0, 100), ("none", "max/2"), (1, 2))  # most combinations are invalid or alike
-FEW = SearchSpace((1, 4, 16, 64), ("off", 0, 100))  # a slow method exhausts these seven in seconds
+FEW = SearchSpace((1, 4), ("off", 0, 100, 200, 500, 1000))  # a slow method exhausts these six in seconds
 
 
 def problem_of(space: SearchSpace, *objectives: str) -> Problem:
@@ -332,8 +332,9 @@ class TestSimulated(SearcherContract):
 
     def test_a_search_on_a_drifting_machine_ends_near_the_best(self) -> None:
         """The speed changes by a factor of 1.5 after every second trial, which the speed probe shows."""
-        problem = replace(problem_of(self.large), cpu_count=2)
-        within = [measured(c) for c in self.large.candidates() if SLA.is_met(measured(c))]
+        space = replace(self.large, fields={})  # these have no influence here
+        problem = replace(problem_of(space), cpu_count=2)
+        within = [measured(c) for c in space.candidates() if SLA.is_met(measured(c))]
         best = max(m.throughput_infer_per_sec or 0 for m in within)
         assert (measured(drifting_search(problem)).throughput_infer_per_sec or 0) >= 0.9 * best
 
@@ -397,7 +398,7 @@ class TestSimulatedContinuousBatching(SmokeContract):
 
     forecasts = True
     deployments = MAX_DEPLOYMENTS
-    many = 5
+    many = 3  # the simulation of each token takes long
     small = FEW
     large = MIDDLE
 

@@ -12,7 +12,7 @@ from tests.repositories import write_sleeper
 from tests.stack.test_main_job import write_steady
 
 SUITE = """\
-budget: 30s
+budget: 20s
 defaults: {options: {max-trials: 1}}
 entries:
   - {model: steady.yaml, sla: {p95: 500ms}}
@@ -38,7 +38,7 @@ def test_a_failed_entry_does_not_stop_the_batch(tune: Tune, playground: Playgrou
     measured = (run.parent / "trials.csv").read_bytes()
 
     write_sleeper(playground.here / "late", milliseconds=8)
-    again = tune("batch", "suite.yaml", "--resume", folder, "--budget", "20s", "--json")
+    again = tune("batch", "suite.yaml", "--resume", folder, "--budget", "15s", "--json")
     resumed = batch(again)
     verdicts = [entry["verdict"] for entry in resumed["entries"]]
     assert again.code == max(EXIT_CODES[verdict] for verdict in verdicts), again.stderr

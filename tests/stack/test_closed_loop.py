@@ -271,22 +271,29 @@ def test_perf_analyzer_agrees_unless_it_sends_another_load(
     sla, space = Sla.from_bounds({"p95": 150.0}), SearchSpace(max_batch_size=(8,))
     problem = Problem("sleeper", space, 1, 64, sla=sla, client_shares_cpus=True)
     perf_analyzer = replace(perf_analyzer, input_data="random")
-    trials = []
-    for name, other in (("same", perf_analyzer), ("more", MoreLoad(perf_analyzer))):
-        table = TrialsTable(tmp_path / f"{name}.csv", "sleeper", {})
-        measurer = Measurer(
-            generator, ProcessTelemetry(), table, QuietWatcher(), cross_checking=other, disturbance_limit=1.0
+    trials = {"same": Trial(0, ALONE), "more": Trial(0, ALONE)}
+    measurers = {
+        name: Measurer(
+            generator,
+            ProcessTelemetry(),
+            TrialsTable(tmp_path / f"{name}.csv", "sleeper", {}),
+            QuietWatcher(),
+            cross_checking=other,
+            disturbance_limit=1.0,
         )
-        trial = Trial(0, ALONE)
-        for server in range(1, COMPARED_SERVERS + 1):
-            with sleeper.deploy_fresh(ALONE) as endpoint:
+        for name, other in (("same", perf_analyzer), ("more", MoreLoad(perf_analyzer)))
+    }
+    for server in range(1, COMPARED_SERVERS + 1):
+        with sleeper.deploy_fresh(ALONE) as endpoint:
+            for name, measurer in measurers.items():
                 measurer.warm_up(endpoint, load, confirming=True)
-                trial = measurer.confirm(trial, endpoint, load, server, seconds, count, error)
-                trial = measurer.cross_check(trial, endpoint, load, server, seconds * 3, error)
-        (stored,) = table.read()
-        assert stored.cross_checks == trial.cross_checks
-        trials.append(stored)
-    agreed, differed = (load_agreement(trial, load, problem) for trial in trials)
+                trial = measurer.confirm(trials[name], endpoint, load, server, seconds, count, error)
+                trials[name] = measurer.cross_check(trial, endpoint, load, server, seconds * 3, error)
+    for name, measurer in measurers.items():
+        (stored,) = measurer.table.read()
+        assert stored.cross_checks == trials[name].cross_checks
+        trials[name] = stored
+    agreed, differed = (load_agreement(trials[name], load, problem) for name in ("same", "more"))
     assert agreed is not None
     assert (agreed.pairs, agreed.contradiction) == (COMPARED_SERVERS, "")
     assert all(0.5 < ratio.ratio < 2 for ratio in agreed.ratios), "six times the load is far outside"

@@ -15,9 +15,10 @@ def test_explain_measures_the_recommendation_of_a_run(
     called_tune: Tune, playground: Playground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_memory_measurement, "ROUNDS", 4)
+    monkeypatch.setattr(shared_memory_measurement, "SECONDS", 0.3)
     write_wide(playground.here / "models")
-    study = ("--budget", "30s", "--max-trials", "1", "--no-confirmation", "--no-report")
-    assert called_tune("--log", "none", *study, "models/wide").code in FINISHED
+    study = ("--budget", "30s", "--max-trials", "1", "--measurement-interval", "100ms", "--no-confirmation")
+    assert called_tune("--log", "none", "--no-report", *study, "models/wide").code in FINISHED
     ended = called_tune("explain", "--measure", "--json", "wide")
     assert (ended.code, ended.errors) == (0, [])
     effect = json.loads(ended.stdout)["shared_memory"]

@@ -81,7 +81,7 @@ def steady_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Run three configurations of the steady model."""
     with playing_in(tmp_path_factory.mktemp("found")) as playground:
         write_steady(playground.here)
-        arguments = ["--sla-p95", "500ms", "--budget", "60s", "--max-trials", "3", "--json", "steady.yaml"]
+        arguments = ["--sla-p95", "500ms", "--budget", "45s", "--max-trials", "3", "--json", "steady.yaml"]
         yield Run(playground, run_tune(playground, *arguments, REPORT))
 
 
@@ -245,7 +245,7 @@ def test_run_json_has_the_options_and_the_times(steady_run: Run) -> None:
 
 
 def test_run_json_has_the_command_that_reproduces_the_run(steady_run: Run) -> None:
-    command = "tune --sla-p95 500ms --budget 60s --max-trials 3 --seed 0 steady.yaml"
+    command = "tune --sla-p95 500ms --budget 45s --max-trials 3 --seed 0 steady.yaml"
     assert steady_run.info()["command"] == command
 
 

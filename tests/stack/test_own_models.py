@@ -36,6 +36,8 @@ def test_bare_file_with_external_weights_is_tuned_and_unchanged(playground: Play
         "--max-trials",
         "1",
         "--no-confirmation",
+        "--measurement-interval",
+        "100ms",
         "--json",
         "my export/net v2.onnx",
     ]

@@ -48,6 +48,8 @@ def test_bare_repository_is_tuned_and_unchanged(playground: Playground) -> None:
         "--max-trials",
         "1",
         "--no-confirmation",
+        "--measurement-interval",
+        "100ms",
         "--storage",
         "sqlite:///study.db",
     ]
@@ -65,10 +67,11 @@ def test_bare_repository_is_tuned_and_unchanged(playground: Playground) -> None:
 def test_model_folder_without_batches_is_tuned_and_unchanged(playground: Playground) -> None:
     folder = write_model(playground.here / "models", "m", UNBATCHED, doubler(dims=(16, 4)))
     before = bytes_of(playground.here / "models")
-    arguments = ["-v", "--sla-p95", "500ms", "--budget", "90s", "--max-trials", "1", "--no-confirmation"]
+    arguments = ["-v", "--sla-p95", "500ms", "--measurement-interval", "100ms", "--budget", "90s"]
+    arguments += ["--max-trials", "1", "--no-confirmation"]
     run = Run(playground, run_tune(playground, *arguments, folder.relative_to(playground.here)))
     assert_measured(run)
     assert bytes_of(playground.here / "models") == before
     assert {(row["max_batch_size"], row["dynamic_batching"]) for row in run.rows()} == {("0", "false")}
     assert run.info()["problem"]["space"]["max_batch_size"] == [0]
-    assert "tune --sla-p95 500ms --budget 90s --max-trials 1 --no-confirmation --seed 0 models/m" in run.ended.stdout
+    assert f"tune {' '.join(arguments[1:])} --seed 0 models/m" in run.ended.stdout

@@ -20,6 +20,7 @@ from tests.recorded_fixtures import (
     RecordedRuns,
     hold,
     is_held,
+    quick_runs,
     recorded_runs,
     release,
     rows,
@@ -27,7 +28,7 @@ from tests.recorded_fixtures import (
 )
 from tests.storage_fixtures import PostgreSQL, SmallDisk, postgresql, small_disk
 
-__all__ = ["postgresql", "recorded_runs", "small_disk"]
+__all__ = ["postgresql", "quick_runs", "recorded_runs", "small_disk"]
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 120.0
@@ -45,7 +46,7 @@ def folder(playground: Playground) -> Path:
 def begun(folder: Path, runs: RecordedRuns, storage: str | None = None) -> RecordedProcess:
     """Start a run and return it after its first measurement; the next one waits for ``release``."""
     hold(folder, 1)
-    process = start(folder, runs.table, storage)
+    process = start(folder, runs, storage)
     assert eventually(lambda: is_held(folder) or not process.is_running, START_SECONDS)
     return process
 
@@ -61,7 +62,7 @@ def only_line(ended: Ended, code: int) -> str:
 
 def on(disk: SmallDisk, runs: RecordedRuns) -> subprocess.Popen[str]:
     """Start or resume a run whose folder is on ``disk``."""
-    command = [*disk.under, sys.executable, "-m", "tests.recorded_run", runs.table, disk.mount]
+    command = [*disk.under, sys.executable, "-m", "tests.recorded_run", runs.table, disk.mount, runs.search]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
@@ -80,33 +81,33 @@ def ended(process: subprocess.Popen[str]) -> Ended:
 
 
 def test_a_full_disk_ends_the_run_which_continues_once_there_is_space(
-    small_disk: SmallDisk, recorded_runs: RecordedRuns
+    small_disk: SmallDisk, quick_runs: RecordedRuns
 ) -> None:
-    process = begun_on(small_disk, recorded_runs)
+    process = begun_on(small_disk, quick_runs)
     small_disk.fill()
     release(small_disk.mount)
     complaint = only_line(ended(process), code=3)
     measured = rows(small_disk.inside)
-    again = only_line(ended(on(small_disk, recorded_runs)), code=3)  # the disk is still full
+    again = only_line(ended(on(small_disk, quick_runs)), code=3)  # the disk is still full
     for line in (complaint, again):
         assert line.startswith("tune: ")
         assert str(small_disk.mount) in line
         assert ": No space left on device; " in line
         assert line.endswith("continue with `tune --resume`")
-    assert rows(small_disk.inside)[: len(measured)] == measured == recorded_runs.undisturbed[: len(measured)]
+    assert rows(small_disk.inside)[: len(measured)] == measured == quick_runs.undisturbed[: len(measured)]
     small_disk.free()
-    assert ended(on(small_disk, recorded_runs)).stderr == ""
-    recorded_runs.assert_complete(small_disk.inside)
+    assert ended(on(small_disk, quick_runs)).stderr == ""
+    quick_runs.assert_complete(small_disk.inside)
 
 
 @pytest.mark.parametrize("free_bytes", [0, 4096, 20480])
 def test_a_disk_that_is_full_from_the_start_is_named_with_its_fix(
-    free_bytes: int, small_disk: SmallDisk, recorded_runs: RecordedRuns
+    free_bytes: int, small_disk: SmallDisk, quick_runs: RecordedRuns
 ) -> None:
     small_disk.fill()
     filler = small_disk.inside / "filler"
     os.truncate(filler, filler.stat().st_size - free_bytes)
-    complaint = only_line(ended(on(small_disk, recorded_runs)), code=3)
+    complaint = only_line(ended(on(small_disk, quick_runs)), code=3)
     assert complaint.startswith("tune: ")
     assert str(small_disk.mount) in complaint
     assert ": No space left on device; free space there, " in complaint
@@ -114,30 +115,30 @@ def test_a_disk_that_is_full_from_the_start_is_named_with_its_fix(
 
 
 def test_a_disk_that_became_read_only_is_reported_and_unchanged(
-    small_disk: SmallDisk, recorded_runs: RecordedRuns
+    small_disk: SmallDisk, quick_runs: RecordedRuns
 ) -> None:
-    process = begun_on(small_disk, recorded_runs)
+    process = begun_on(small_disk, quick_runs)
     process.terminate()
     assert ended(process).code == 130
     release(small_disk.mount)
     before = {path: path.read_bytes() for path in small_disk.inside.iterdir()}
     small_disk.remount("ro")
-    complaint = only_line(ended(on(small_disk, recorded_runs)), code=3)
+    complaint = only_line(ended(on(small_disk, quick_runs)), code=3)
     assert complaint.startswith(f"tune: cannot write {small_disk.mount}/")
     assert "Read-only file system; make that file system writable" in complaint
     assert {path: path.read_bytes() for path in small_disk.inside.iterdir()} == before
     small_disk.remount("rw")
-    assert ended(on(small_disk, recorded_runs)).stderr == ""
-    recorded_runs.assert_complete(small_disk.inside)
+    assert ended(on(small_disk, quick_runs)).stderr == ""
+    quick_runs.assert_complete(small_disk.inside)
 
 
 # -- the study: its journal, SQLite -----------------------------------------------------------------------------
 
 
-def test_a_database_that_stays_locked_ends_the_run(folder: Path, recorded_runs: RecordedRuns) -> None:
+def test_a_database_that_stays_locked_ends_the_run(folder: Path, quick_runs: RecordedRuns) -> None:
     database = folder.with_name("study.db")
     storage = f"sqlite:///{database}?timeout=1"
-    process = begun(folder, recorded_runs, storage)
+    process = begun(folder, quick_runs, storage)
     with contextlib.closing(sqlite3.connect(database)) as other:
         other.execute("BEGIN EXCLUSIVE")
         release(folder)
@@ -146,8 +147,8 @@ def test_a_database_that_stays_locked_ends_the_run(folder: Path, recorded_runs: 
         f"tune: {storage}: the study cannot be stored: database is locked; "
         "fix that, then continue with `tune --resume`"
     )
-    assert start(folder, recorded_runs.table, storage).finish().stderr == ""
-    recorded_runs.assert_complete(folder)
+    assert start(folder, quick_runs, storage).finish().stderr == ""
+    quick_runs.assert_complete(folder)
 
 
 def test_a_truncated_database_is_filled_again_from_the_table(folder: Path, recorded_runs: RecordedRuns) -> None:
@@ -157,13 +158,13 @@ def test_a_truncated_database_is_filled_again_from_the_table(folder: Path, recor
     os.truncate(database, database.stat().st_size // 2)
     release(folder)
     complaint = only_line(process.finish(), code=3)
-    refused = only_line(start(folder, recorded_runs.table, storage).finish(), code=2)
+    refused = only_line(start(folder, recorded_runs, storage).finish(), code=2)
     assert complaint.startswith(f"tune: {storage}: the study cannot be stored: ")
     assert complaint.endswith("; fix that, then continue with `tune --resume`")
     assert refused.startswith(f"tune: {storage}: is not an intact study: ")
     assert refused.endswith("; move it away: a resumed run creates a new one")
     database.unlink()
-    assert start(folder, recorded_runs.table, storage).finish().stderr == ""
+    assert start(folder, recorded_runs, storage).finish().stderr == ""
     recorded_runs.assert_complete(folder)
 
 
@@ -174,7 +175,7 @@ def test_a_journal_truncated_during_a_run_is_repaired(folder: Path, recorded_run
     release(folder)
     complaint = only_line(process.finish(), code=3)
     assert complaint.startswith(f"tune: {journal}: the study cannot be stored: ")
-    assert start(folder, recorded_runs.table).finish().stderr == ""
+    assert start(folder, recorded_runs).finish().stderr == ""
     recorded_runs.assert_complete(folder)
 
 
@@ -185,37 +186,35 @@ def test_a_journal_truncated_between_two_runs_is_repaired(folder: Path, recorded
     journal = folder / "study.journal"
     os.truncate(journal, journal.stat().st_size * 2 // 3)
     release(folder)
-    assert start(folder, recorded_runs.table).finish().stderr == ""
+    assert start(folder, recorded_runs).finish().stderr == ""
     recorded_runs.assert_complete(folder)
 
 
 # -- the study: PostgreSQL --------------------------------------------------------------------------------------
 
 
-def test_a_lost_database_server_ends_the_run(
-    folder: Path, recorded_runs: RecordedRuns, postgresql: PostgreSQL
-) -> None:
+def test_a_lost_database_server_ends_the_run(folder: Path, quick_runs: RecordedRuns, postgresql: PostgreSQL) -> None:
     storage = postgresql.url(PASSWORD)
     shown = storage.replace(PASSWORD, "***")
-    process = begun(folder, recorded_runs, storage)
+    process = begun(folder, quick_runs, storage)
     postgresql.stop()
     release(folder)
     complaint = only_line(process.finish(), code=3)
-    refused = only_line(start(folder, recorded_runs.table, storage).finish(), code=2)
+    refused = only_line(start(folder, quick_runs, storage).finish(), code=2)
     postgresql.start()
     assert complaint.startswith(f"tune: {shown}: the study cannot be stored: ")
     assert complaint.endswith("fix that, then continue with `tune --resume`")
     assert refused.startswith(f"tune: {shown}: the study cannot be opened: ")
     assert "Connection refused" in refused
     assert PASSWORD not in complaint + refused
-    assert start(folder, recorded_runs.table, storage).finish().stderr == ""
-    recorded_runs.assert_complete(folder)
+    assert start(folder, quick_runs, storage).finish().stderr == ""
+    quick_runs.assert_complete(folder)
 
 
-def test_a_lost_connection_is_opened_again(folder: Path, recorded_runs: RecordedRuns, postgresql: PostgreSQL) -> None:
+def test_a_lost_connection_is_opened_again(folder: Path, quick_runs: RecordedRuns, postgresql: PostgreSQL) -> None:
     """A run continues after its connections are dropped at any moment."""
-    process = start(folder, recorded_runs.table, postgresql.url(PASSWORD))
+    process = start(folder, quick_runs, postgresql.url(PASSWORD))
     assert eventually(lambda: rows(folder) or not process.is_running, START_SECONDS)
     assert postgresql.drop_connections() > 0
     assert process.finish().stderr == ""
-    recorded_runs.assert_complete(folder)
+    quick_runs.assert_complete(folder)

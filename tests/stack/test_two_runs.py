@@ -21,7 +21,17 @@ from tests.storage_fixtures import SmallDisk, small_disk
 __all__ = ["small_disk", "steady"]
 
 END_SECONDS = 240.0
-SHORT = ("--sla-p95", "500ms", "--budget", "3m", "--max-trials", "1", "--no-confirmation")
+SHORT = (
+    "--sla-p95",
+    "500ms",
+    "--budget",
+    "3m",
+    "--max-trials",
+    "1",
+    "--no-confirmation",
+    "--measurement-interval",
+    "100ms",
+)
 
 
 def test_two_runs_at_once(steady: Playground) -> None:

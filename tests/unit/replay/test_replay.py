@@ -369,7 +369,7 @@ def test_a_search_to_the_end_has_no_regret(method: str, bound_ms: float) -> None
     assert run.until[0.05].measurements <= run.until[0.01].measurements <= run.effort.measurements
 
 
-@pytest.mark.parametrize("bound_ms", [2.0, 5.0, 10.0, 20.0])
+@pytest.mark.parametrize("bound_ms", [2.0, 20.0])
 def test_the_simulated_search_stops_by_itself_on_a_server_that_is_no_triton(bound_ms: float) -> None:
     """The table is a formula in which delays cost more than in a batcher, which the simulation does not model."""
     run = replayed(KNOWN, "simulated", bound_ms=bound_ms)
@@ -387,7 +387,7 @@ def test_few_loads_are_measured_but_by_grid_which_takes_all() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_seed_decides_everything(method: str) -> None:
-    first, again, other = (replayed(KNOWN, method, seed, trials=8) for seed in (3, 3, 4))
+    first, again, other = (replayed(KNOWN, method, seed, trials=5) for seed in (3, 3, 4))
     assert first == again
     assert first != other or method == "simulated", "which draws nothing but the simulations' noise"
 

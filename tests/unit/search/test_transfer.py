@@ -289,7 +289,7 @@ def test_the_simulated_search_needs_fewer_deployments() -> None:
     assert best is not None
     there = slower(recording.trials()[::3], 2.5)
     alone, warm = (
-        [replay(recording, problem, best, "simulated", seed, 30, one) for seed in range(3)] for one in (None, there)
+        [replay(recording, problem, best, "simulated", seed, 30, one) for seed in range(2)] for one in (None, there)
     )
     assert sum(one.effort.deployments for one in warm) <= 0.75 * sum(one.effort.deployments for one in alone)
     assert max(one.regret for one in warm) <= 0.01
