@@ -66,7 +66,7 @@ def test_measured_times_are_met(size: int) -> None:
 
 @pytest.mark.parametrize("tile", [5, 6, 7])
 def test_a_step_between_two_powers_of_two_is_met_where_it_was_measured(tile: int) -> None:
-    """Both sizes beside the step were measured; the larger one takes about twice as long."""
+    """The sizes on both sides of the step were measured. The larger one takes about twice as long."""
 
     def in_tiles(size: int) -> float:
         return 1e-4 + 1e-3 * math.ceil(size / tile)
