@@ -3,7 +3,9 @@
 The prior covers backends and devices: a batch may take the same time for any size or more than in proportion to it,
 with a bend at some size, and instances may share a device fully or not at all. Samples of the prior are conditioned
 on all measured batches by an ensemble smoother (Evensen and van Leeuwen 1996) with perturbed observations (Burgers,
-van Leeuwen and Evensen 1998).
+van Leeuwen and Evensen 1998). The times of some servers have steps, as when a GPU computes whole tiles. So one prior
+has smooth times and another one rough times. Their samples are mixed by the likelihood of the measured times
+(Bayesian model averaging, Hoeting et al. 1999).
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ from optimizer.simulator.scenario import Array
 
 MEMBERS = 300  # samples of the prior; covariances are estimated from them
 # Prior of the time of a batch of b requests, relative to one request: fixed + (1 - fixed) * b ** power, and from a
-# random size on another slope. BEND is the standard deviation of its logarithm, ROUGHNESS that of each doubling.
+# random size on another slope. BEND is the standard deviation of its logarithm.
 FIXED_SHARE = 0.8  # both parameters of a beta distribution
 POWER, POWER_SPREAD = 1.0, 0.15
-BENT_SHARE, BEND, ROUGHNESS = 0.5, 0.5, 0.05
+BENT_SHARE, BEND = 0.5, 0.5
+# Prior probability of each roughness. It is the standard deviation of the departure of the log time from this shape
+# with each doubling of the size. The larger one permits steps.
+ROUGHNESS = {0.05: 0.8, 0.4: 0.2}
 LEVEL_SPREAD = 3.0  # of the logarithm of the time of one request
 CONTENTION_SPREAD, EXPONENT_SPREAD, GAIN_SPREAD, SPINNING_SPREAD = 1.0, 0.5, 0.45, 0.4
 MOST_GAIN = 1.25  # more than 1, because threads also have more cache
@@ -45,23 +50,23 @@ NUGGET = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class _Ensemble:
-    """Samples of the log times [samples, knots] of batches of ``knots`` requests, and of the contention."""
+    """Samples of the log times [samples, sizes] of batches of 1, 2, ... requests, and of the contention."""
 
-    knots: Array
     log_seconds: Array
     contention: Array  # [samples, 6], as in _contention
 
     @classmethod
-    def of_prior(cls, largest: int, rng: np.random.Generator) -> _Ensemble:
-        knots = np.unique(np.append(2.0 ** np.arange(math.ceil(math.log2(largest)) if largest > 1 else 1), largest))
+    def of_prior(cls, largest: int, roughness: float, rng: np.random.Generator) -> _Ensemble:
+        sizes = np.arange(1, largest + 1, dtype=np.float64)
         columns = (MEMBERS, 1)
         fixed = rng.beta(FIXED_SHARE, FIXED_SHARE, columns)
         power = np.clip(rng.normal(POWER, POWER_SPREAD, columns), 0.3, 1.5)
         bend_at = largest ** rng.uniform(0, 1, columns)
         bent = (rng.uniform(size=columns) < BENT_SHARE) * np.expm1(rng.normal(0, BEND, columns))
-        growth = knots**power + bent * np.maximum(knots - bend_at, 0.0)
+        growth = sizes**power + bent * np.maximum(sizes - bend_at, 0.0)
         times = fixed + (1 - fixed) * np.maximum.accumulate(np.maximum(growth, 1e-3), axis=1)
-        rough = np.cumsum(rng.normal(0, ROUGHNESS, (MEMBERS, len(knots))), axis=1)
+        doublings = np.diff(np.log2(sizes), prepend=-1.0)  # since the previous size; the first varies all sizes
+        rough = np.cumsum(rng.normal(0, roughness * np.sqrt(doublings), (MEMBERS, largest)), axis=1)
         level = rng.normal(0, LEVEL_SPREAD, columns)
         usual = USUAL_CONTENTION
         contention = np.stack(
@@ -75,19 +80,20 @@ class _Ensemble:
             ],
             axis=1,
         )
-        return cls(knots, level + np.log(times) + rough, contention)
+        return cls(level + np.log(times) + rough, contention)
 
     @property
     def state(self) -> Array:
         return np.hstack([self.log_seconds, self.contention])
 
     def with_state(self, state: Array) -> _Ensemble:
-        return _Ensemble(self.knots, state[:, : len(self.knots)], state[:, len(self.knots) :])
+        count = self.log_seconds.shape[1]
+        return _Ensemble(state[:, :count], state[:, count:])
 
     def log_times(self, sizes: Array) -> Array:
-        """Return the log times [samples, sizes] of batches of ``sizes`` requests, between knots by interpolation."""
-        places, knots = np.log2(sizes), np.log2(self.knots)
-        return np.array([np.interp(places, knots, row) for row in self.log_seconds])
+        """Return the log times [samples, sizes] of batches of ``sizes`` requests, which may be fractions."""
+        known = np.log2(np.arange(1, self.log_seconds.shape[1] + 1))
+        return np.array([np.interp(np.log2(sizes), known, row) for row in self.log_seconds])
 
     def spread_out(self, most: Occupancy, count: int) -> list[int]:
         """Return ``count`` samples that are spread over the times of the largest batch at the occupancy ``most``.
@@ -152,15 +158,11 @@ def sample_service_times(
         count: At most MEMBERS.
         seed: Seed of the random numbers. The same statistics and seed give the same samples.
     """
-    rng = np.random.default_rng(seed)
-    step = problem.space.request_batch_size
-    measured = _measured_batches(groups, problem)
-    prior = _Ensemble.of_prior(max(1, largest // step), rng)
-    posterior = _conditioned(prior, measured, rng)
+    sizes = max(1, largest // problem.space.request_batch_size)
+    posterior = _posterior(_measured_batches(groups, problem), sizes, seed)
     most = max(problem.space.instance_count)
     chosen = posterior.spread_out(occupancy((most, next(iter(groups))[1]), most, problem), count)
-    sizes = np.arange(1, max(1, largest // step) + 1, dtype=np.float64)
-    shapes = np.exp(np.maximum.accumulate(posterior.log_times(sizes), axis=1))
+    shapes = np.exp(np.maximum.accumulate(posterior.log_seconds, axis=1))
     return [
         scaled_to_groups(shapes[member], groups, problem, _contention(posterior.contention[member]))
         for member in chosen
@@ -184,11 +186,32 @@ def _measured_batches(
     return _MeasuredBatches(np.maximum(of_sizes, 1.0), log_seconds, of_executions, list(occupancies), of_settings)
 
 
-def _conditioned(prior: _Ensemble, measured: _MeasuredBatches, rng: np.random.Generator) -> _Ensemble:
-    """Return the samples of ``prior`` after an update with perturbed observations."""
+def _posterior(measured: _MeasuredBatches, largest: int, seed: int) -> _Ensemble:
+    """Return samples of the posterior for batches of up to ``largest`` requests, a mixture over ROUGHNESS."""
+    states, log_weights = list[Array](), list[float]()
+    for roughness, probability in ROUGHNESS.items():
+        rng = np.random.default_rng(seed)  # the same for each roughness, so that they differ in nothing else
+        prior = _Ensemble.of_prior(largest, roughness, rng)
+        state, log_likelihood = _conditioned(prior, measured, rng)
+        states.append(state)
+        log_weights.append(math.log(probability) + log_likelihood)
+    weights = np.cumsum(np.exp(np.array(log_weights) - max(log_weights)))
+    places = rng.permutation((np.arange(MEMBERS) + 0.5) / MEMBERS)
+    chosen = np.searchsorted(weights / weights[-1], places)
+    return prior.with_state(np.array(states)[chosen, np.arange(MEMBERS)])
+
+
+def _conditioned(prior: _Ensemble, measured: _MeasuredBatches, rng: np.random.Generator) -> tuple[Array, float]:
+    """Return the state of the samples after an update with perturbed observations, and the prior's log likelihood.
+
+    The likelihood is that of a normal distribution, without a constant factor.
+    """
     state, predicted, noise = prior.state, measured.predicted(prior), measured.noise()
     states, predictions = state - state.mean(axis=0), predicted - predicted.mean(axis=0)
     covariance = predictions.T @ predictions / (MEMBERS - 1) + noise
     gain = np.linalg.solve(covariance, predictions.T @ states / (MEMBERS - 1))
     perturbations = rng.standard_normal(predicted.shape) @ np.linalg.cholesky(noise).T
-    return prior.with_state(state + (measured.log_seconds + perturbations - predicted) @ gain)
+    root = np.linalg.cholesky(covariance)
+    errors = np.linalg.solve(root, measured.log_seconds - predicted.mean(axis=0))
+    log_likelihood = float(-0.5 * errors @ errors - np.log(np.diag(root)).sum())
+    return state + (measured.log_seconds + perturbations - predicted) @ gain, log_likelihood

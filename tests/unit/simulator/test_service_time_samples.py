@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -61,6 +62,28 @@ def test_measured_times_are_met(size: int) -> None:
     times = seconds(samples({ALONE: [observed([1, 4, 16])]}), size)
     assert np.median(times) == pytest.approx(linear(size), rel=0.05)
     assert np.std(np.log(times)) < 0.1
+
+
+@pytest.mark.parametrize("tile", [5, 6, 7])
+def test_a_step_between_two_powers_of_two_is_met_where_it_was_measured(tile: int) -> None:
+    """The sizes on both sides of the step were measured. The larger one takes about twice as long."""
+
+    def in_tiles(size: int) -> float:
+        return 1e-4 + 1e-3 * math.ceil(size / tile)
+
+    result = samples({ALONE: [observed(range(1, 9), in_tiles)]})
+    for size in (tile, tile + 1):
+        assert np.median(seconds(result, size)) == pytest.approx(in_tiles(size), rel=0.12)
+
+
+def test_one_step_makes_unmeasured_sizes_more_uncertain() -> None:
+    def with_step(size: int) -> float:
+        return linear(size) * (2 if size > 6 else 1)
+
+    smooth, stepped = (
+        seconds(samples({ALONE: [observed([1, 2, 4, 6, 7, 8], times)]}), 16) for times in (linear, with_step)
+    )
+    assert np.std(np.log(stepped)) > 1.5 * np.std(np.log(smooth))
 
 
 def test_times_never_decrease_with_the_batch_size() -> None:
