@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from optimizer.results.recommendation import Outcome
 
 RUNNERS_UP = 2
+TOO_SHORT = "the time ended before its first fresh server was measured; give a longer --budget"
 FOLDER, FILE = "verify", "verify.json"  # of each verification, in a folder of its own below that of the run
 MAX_BYTES = 1 << 20
 _TESTED = ("trial", "request_batch_size", "concurrency", "request_rate")  # keys that identify a tested point
@@ -76,7 +77,7 @@ def verify(trials: Sequence[Trial], candidates: Sequence[ConfirmationCandidate],
         own = confirmed.get((candidate.trial, candidate.load))
         if own is None:
             reason = next(trial.reason for trial in trials if trial.number == candidate.trial)
-            failed.append((candidate.candidate, reason))
+            failed.append((candidate.candidate, reason or TOO_SHORT))
         else:
             measured.append(own)
     if not measured or measured[0].point.trial != candidates[0].trial:

@@ -26,7 +26,7 @@ def problem() -> Problem:
     return drawn_problem()
 
 
-def verified(path: Path, problem: Problem, **server: object) -> Verification:
+def verified(path: Path, problem: Problem, budget_seconds: float = 600, **server: object) -> Verification:
     before = searched(Drawing(), LOADS)
     recommended = assess(before, problem, BASELINE, FAST).recommended
     assert recommended is not None
@@ -34,7 +34,7 @@ def verified(path: Path, problem: Problem, **server: object) -> Verification:
     assert [candidate.candidate for candidate in candidates] == [FASTER, FAST, BASELINE]
     now = Drawing(**server)  # type: ignore[arg-type]
     measuring = Measurer(now, now, TrialsTable(path / "trials.csv", "drawn", {}), QuietWatcher())
-    confirmer = Confirmer(problem, now, measuring, Budget(600), before)
+    confirmer = Confirmer(problem, now, measuring, Budget(budget_seconds), before)
     confirmer.verify(recommended, candidates)
     return verify(confirmer.trials, candidates, problem)
 
@@ -59,6 +59,13 @@ def test_a_runner_up_that_serves_more_breaks_the_ranking(problem: Problem, tmp_p
     assert verification.verdict_holds
     assert not verification.ranking_holds
     assert verification.reason == "trial 1 now serves more within the SLA"
+
+
+def test_a_budget_that_is_too_short_for_a_server_is_the_reason(problem: Problem, tmp_path: Path) -> None:
+    verification = verified(tmp_path, problem, budget_seconds=0)
+    assert not verification.measured
+    assert "could not be measured: the time ended before its first fresh server" in verification.reason
+    assert "give a longer --budget" in dict(verification.failed)[BASELINE]
 
 
 @pytest.mark.parametrize("broken", [FASTER, FAST])
