@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from objectives.metrics import METRICS
-from objectives.paired_ratio import paired_ratio
-from objectives.verdict import ThroughputRatio
+from objectives.verdict import ConfidenceInterval, ThroughputRatio
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import one_line, read_bytes
@@ -87,6 +89,20 @@ class SharedMemoryEffect:
             f"{effect}, {with_it} instead of {without} with {self.concurrency:g} requests in flight, measured in "
             f"{formatting.count(len(self.pairs), 'round')} on one server{where}"
         )
+
+
+def paired_ratio(pairs: Sequence[tuple[float, float]], confidence: float) -> ThroughputRatio:
+    """Return the mean ratio of the second to the first throughput of each pair, with its confidence interval.
+
+    The interval is that of Student's t on the mean of the log ratios. A pair is measured within seconds, so a slow
+    change of the machine's speed affects both. ``confidence`` is that of each end. At least two pairs are needed.
+    """
+    from scipy import special
+
+    logs = np.log([second / first for first, second in pairs])
+    mean, error = float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    margin = float(special.stdtrit(len(logs) - 1, confidence)) * error
+    return ThroughputRatio(math.exp(mean), ConfidenceInterval(math.exp(mean - margin), math.exp(mean + margin)))
 
 
 def write_effect(folder: Path, effect: SharedMemoryEffect) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from objectives.paired_ratio import paired_ratio
+from optimizer.results.shared_memory_effect import paired_ratio
 
 
 def test_the_ratio_is_that_of_the_pairs() -> None:
