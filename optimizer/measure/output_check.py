@@ -24,6 +24,7 @@ from optimizer.measure.output_comparison import (
     ModelOutputs,
     OutputDifference,
     Tolerance,
+    concatenate,
     find_difference,
     mean_magnitudes,
     read_outputs,
@@ -316,6 +317,19 @@ class BaselineOutputCheck:
         in_time = CHECK_SECONDS / max(reference.seconds_alone, 1e-6)
         in_memory = MAX_BYTES / max(map(len, reference.requests))
         return max(MIN_IN_FLIGHT, min(wanted, int(min(in_time, in_memory)), MAX_IN_FLIGHT))
+
+
+class StreamedOutputCheck(BaselineOutputCheck):
+    """Compares the concatenated responses to each request with those of the unbatched baseline.
+
+    So it does not matter how the outputs are distributed over the responses.
+    """
+
+    def _infer(
+        self, endpoint: Endpoint, messages: Sequence[bytes], *, in_flight: int, timeout_seconds: float
+    ) -> list[bytes]:
+        streamed = inference.stream(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
+        return [concatenate(responses) for responses in streamed]
 
 
 class CombinedOutputCheck:

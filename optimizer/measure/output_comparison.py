@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from optimizer.core.errors import DeploymentError
+
 Array: TypeAlias = npt.NDArray[Any]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -82,6 +84,40 @@ def read_outputs(serialized: bytes) -> ModelOutputs:
     response = ModelInferResponse.FromString(serialized)
     arrays = decode_outputs(response)
     return {output.name: OutputTensor(output.datatype, arrays[output.name]) for output in response.outputs}
+
+
+def concatenate(responses: Sequence[bytes]) -> bytes:
+    """Return one serialized ModelInferResponse with the contents of all ``responses``, in their order.
+
+    Each output has one dimension: the number of its elements. No responses give a response without outputs. Raises
+    DeploymentError if a response is invalid or the type of an output changes.
+    """
+    from google.protobuf.message import DecodeError
+    from tritonclient.grpc.service_pb2 import ModelInferResponse
+
+    types: dict[str, str] = {}
+    elements: dict[str, int] = {}
+    contents: dict[str, list[bytes]] = {}
+    for serialized in responses:
+        try:
+            response = ModelInferResponse.FromString(serialized)
+        except DecodeError as error:
+            raise DeploymentError("the server sent a response that is no ModelInferResponse") from error
+        outputs, raws = response.outputs, response.raw_output_contents
+        if len(outputs) != len(raws):
+            raise DeploymentError(f"a response has {len(outputs)} outputs, but the contents of {len(raws)}")
+        for output, raw in zip(outputs, raws, strict=True):
+            if types.setdefault(output.name, output.datatype) != output.datatype:
+                raise DeploymentError(
+                    f"output {output.name} is {types[output.name]} in one response and {output.datatype} in another"
+                )
+            elements[output.name] = elements.get(output.name, 0) + int(np.prod(output.shape))
+            contents.setdefault(output.name, []).append(raw)
+    joined = ModelInferResponse()
+    for name, datatype in types.items():
+        joined.outputs.add(name=name, datatype=datatype, shape=[elements[name]])
+        joined.raw_output_contents.append(b"".join(contents[name]))
+    return bytes(joined.SerializeToString())
 
 
 def mean_magnitudes(responses: Sequence[ModelOutputs]) -> dict[str, float]:

@@ -43,10 +43,14 @@ from optimizer.machine.hardware import Fingerprint, Hardware, make_fingerprint
 from optimizer.machine.nvml import VISIBLE_DEVICES
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.measurer import Measurer, ProgressObserver, TrialStore
-from optimizer.measure.output_check import BaselineOutputCheck, CombinedOutputCheck, NoOutputCheck
+from optimizer.measure.output_check import (
+    BaselineOutputCheck,
+    CombinedOutputCheck,
+    NoOutputCheck,
+    StreamedOutputCheck,
+)
 from optimizer.measure.score import read_scorer
-from optimizer.measure.sequence_check import SequenceOutputCheck
-from optimizer.measure.streamed_output_check import StreamedOutputCheck
+from optimizer.measure.sequence_output_check import SequenceOutputCheck
 from optimizer.model.default_space import explain_cpu_serving, has_gpu_choice
 from optimizer.model.repository import backend_of, is_ensemble
 from optimizer.model.requests import Requests

@@ -21,7 +21,7 @@ from optimizer.measure.load_client.judgement import FEWEST_STREAMED
 from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_client.streaming_client import StreamingClient
-from optimizer.measure.streamed_output_check import StreamedOutputCheck
+from optimizer.measure.output_check import StreamedOutputCheck
 from optimizer.model.repository import read_repository_model
 from tests.repositories import write_streamer
 from tests.stack.test_open_loop import counted, once_loaded, tell_server

@@ -23,7 +23,7 @@ from optimizer.measure.load_client.sequences import (
     step_parameters,
 )
 from optimizer.measure.output_check import TIMEOUT_SECONDS, ReferenceOutputs
-from optimizer.measure.sequence_check import MIN_IN_FLIGHT, SequenceOutputCheck
+from optimizer.measure.sequence_output_check import MIN_IN_FLIGHT, SequenceOutputCheck
 
 REQUEST = ModelInferRequest(model_name="m", raw_input_contents=[b"1234"])
 
