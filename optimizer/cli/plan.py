@@ -150,6 +150,23 @@ def build_parser() -> Parser:
         metavar="MODEL|RUN",
         help="A model, whose newest run is used, folders of runs, or latest, the newest run",
     )
+    _add_question(parser)
+    parser.add_options(SLA_OPTIONS)
+    _add_traffic(parser)
+    _add_autoscaler(parser)
+    results = parser.add_argument_group(OUTPUT)
+    results.add_argument(
+        "--gpu-hour-cost",
+        action="append",
+        metavar="[NAME=]COST",
+        help="Price of a GPU (of a machine without one) per hour; NAME: part of the hardware's name; repeatable",
+    )
+    add_results(results)
+    results.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
+    return parser
+
+
+def _add_question(parser: Parser) -> None:
     question = parser.add_argument_group("Question")
     question.add_argument(
         "--rate", metavar="RATE", help="Rate to sustain: 40000/s (inferences) or 500req/s (requests)"
@@ -163,7 +180,9 @@ def build_parser() -> Parser:
         metavar="COST",
         help="Hourly cost; computes the rate that it sustains, or with --rate the latency bound",
     )
-    parser.add_options(SLA_OPTIONS)
+
+
+def _add_traffic(parser: Parser) -> None:
     traffic = parser.add_argument_group("Traffic")
     traffic.add_argument(
         "--traffic", choices=TRAFFIC, help="Distribution of the requests over time (default: poisson)"
@@ -177,6 +196,9 @@ def build_parser() -> Parser:
     traffic.add_argument(
         "--balancer", choices=BALANCERS, default=BALANCERS[0], help=f"Load balancer (default: {BALANCERS[0]})"
     )
+
+
+def _add_autoscaler(parser: Parser) -> None:
     autoscaler = parser.add_argument_group("Autoscaler")
     autoscaler.add_argument(
         "--min-replicas",
@@ -208,16 +230,6 @@ def build_parser() -> Parser:
         metavar="TIME",
         help="Time until a new replica serves requests (default: the measured deployment and one readiness probe)",
     )
-    results = parser.add_argument_group(OUTPUT)
-    results.add_argument(
-        "--gpu-hour-cost",
-        action="append",
-        metavar="[NAME=]COST",
-        help="Price of a GPU (of a machine without one) per hour; NAME: part of the hardware's name; repeatable",
-    )
-    add_results(results)
-    results.add_argument("--json", action="store_true", help="Print one JSON document on standard output")
-    return parser
 
 
 def _autoscaler(arguments: Namespace) -> Autoscaler | None:
