@@ -18,7 +18,7 @@ from optimizer.results.formatting import plain_table, print_line, print_table
 
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
-    from optimizer.core.trial import Candidate
+    from optimizer.core.trial import Candidate, Point
     from optimizer.results.recommendation import Outcome
 
 MOST_FRONT_ROWS = 10
@@ -66,16 +66,10 @@ def print_outcome(
                 print_wrapped(console, label, text)
             print_line(console)
     elif outcome.closest is not None:
-        figures = formatting.performance(outcome.closest, problem.sla.judged_latency)
-        print_wrapped(console, "closest", f"{figures} (trial {outcome.closest.trial})")
-        print_wrapped(console, "", formatting.configuration(outcome.closest.candidate))
-        print_line(console)
+        _print_closest(console, outcome.closest, problem)
     if verbose:
         _print_details(console, outcome, problem, facts, hardware)
-    if shown := [note for note in notes if verbose or not isinstance(note, DETAILS)]:
-        for note in shown:
-            print_wrapped(console, "note", str(note))
-        print_line(console)
+    _print_notes(console, notes, verbose=verbose)
     if verbose:
         print_unwrapped(console, "results", str(results_dir))
     for label, path in (("config", config_path), ("report", report_path)):
@@ -114,6 +108,21 @@ def _print_answer(console: Console, outcome: Outcome, problem: Problem) -> None:
     if cause := summary.cause(outcome):
         print_wrapped(console, "cause", cause)
     print_line(console)
+
+
+def _print_closest(console: Console, closest: Point, problem: Problem) -> None:
+    figures = formatting.performance(closest, problem.sla.judged_latency)
+    print_wrapped(console, "closest", f"{figures} (trial {closest.trial})")
+    print_wrapped(console, "", formatting.configuration(closest.candidate))
+    print_line(console)
+
+
+def _print_notes(console: Console, notes: Sequence[Note], *, verbose: bool) -> None:
+    shown = [note for note in notes if verbose or not isinstance(note, DETAILS)]
+    for note in shown:
+        print_wrapped(console, "note", str(note))
+    if shown:
+        print_line(console)
 
 
 def _print_change(console: Console, outcome: Outcome, baseline: Candidate, recommended: Candidate) -> None:
