@@ -6,7 +6,6 @@ from optimizer.config.model_config_proto import DataType, ModelConfig
 
 VLLM = "vllm"
 TENSORRT_LLM = "tensorrtllm"
-REPORTS_METRICS = "REPORT_CUSTOM_METRICS"  # parameter of config.pbtxt with which the vLLM backend exports metrics
 KV_CACHE_SHARE = "kv_cache_free_gpu_mem_fraction"  # parameter of TensorRT-LLM, also with its Python runtime
 
 
