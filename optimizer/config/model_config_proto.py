@@ -1,4 +1,4 @@
-"""Triton's protobuf messages of a model configuration, without importing gRPC.
+"""Triton's protobuf messages of a model configuration, without importing gRPC: all modules import them from here.
 
 The generated module is part of the package ``tritonclient.grpc``, whose own import takes as long as that of all other
 modules of a short command. It is loaded from its file under its own name, so the package uses the same module later.
@@ -31,6 +31,24 @@ def _load() -> None:
 
 _load()
 
-from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup  # noqa: E402
+from tritonclient.grpc.model_config_pb2 import (  # noqa: E402
+    TYPE_STRING,
+    TYPE_UINT64,
+    DataType,
+    ModelConfig,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelOutput,
+    ModelSequenceBatching,
+)
 
-__all__ = ["DataType", "ModelConfig", "ModelInstanceGroup"]
+__all__ = [
+    "TYPE_STRING",
+    "TYPE_UINT64",
+    "DataType",
+    "ModelConfig",
+    "ModelInput",
+    "ModelInstanceGroup",
+    "ModelOutput",
+    "ModelSequenceBatching",
+]

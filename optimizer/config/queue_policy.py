@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
-
 from optimizer.config import field_path
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import ParameterError
 from optimizer.core.trial import Candidate, FieldValue
 

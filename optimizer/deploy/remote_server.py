@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 from google.protobuf import json_format
-from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import model_config
 from optimizer.config.llm_backends import has_llm_engine
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, LoadRefused, ServerFault
 from optimizer.core.files import file_lock, write_atomically
 from optimizer.core.interfaces import Connection

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
-
 from optimizer.config import gpu_placement, model_config, model_json
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, ServedModels, served_models
 from optimizer.core import interrupts
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault, TuneError

@@ -17,8 +17,9 @@ from optimizer.measure import server_health
 from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, send_all
 
 if TYPE_CHECKING:
-    from tritonclient.grpc.model_config_pb2 import ModelConfig
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse, ModelStatistics
+
+    from optimizer.config.model_config_proto import ModelConfig
 
 
 _UNBOUNDED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))

@@ -11,7 +11,6 @@ from gevent.hub import Hub
 from gevent.ssl import create_default_context
 from geventhttpclient.response import HTTPParseError
 from google.protobuf import json_format
-from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.grpc.service_pb2 import (
     ModelInferRequest,
     ModelInferResponse,
@@ -25,6 +24,7 @@ from tritonclient.utils import (
     triton_to_np_dtype,
 )
 
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.interfaces import Connection
 from optimizer.measure import server_health
 from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, send_all

@@ -11,8 +11,9 @@ from optimizer.core.interfaces import Connection
 from optimizer.measure.server_health import shorten
 
 if TYPE_CHECKING:
-    from tritonclient.grpc.model_config_pb2 import ModelConfig
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse, ModelStatistics
+
+    from optimizer.config.model_config_proto import ModelConfig
 
 
 CALL_SECONDS = 10.0

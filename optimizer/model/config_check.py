@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
-
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import format_value, one_line
 

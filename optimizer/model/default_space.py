@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
-
 from optimizer.config import execution, model_config
 from optimizer.config.llm_backends import has_llm_engine
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import INSTANCE_COUNT, MAX_QUEUE_DELAY, ModelSource
 from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS, check_queue_fields, is_queue_field
 from optimizer.config.search_space import OFF, SearchSpace

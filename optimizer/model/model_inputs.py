@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
-
 from optimizer.config import model_config
+from optimizer.config.model_config_proto import DataType, ModelConfig
 from optimizer.core.safe_text import one_line
 from optimizer.model.builders import describe
 from optimizer.model.builders.builder import TensorSpec

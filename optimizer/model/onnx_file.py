@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
-
 from optimizer.config import model_config
+from optimizer.config.model_config_proto import DataType, ModelConfig, ModelInput, ModelOutput
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import format_value, one_line

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from pydantic import BaseModel, Field, PrivateAttr, StringConstraints, ValidationError
-from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import field_path
 from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field
 from optimizer.config.execution import is_accelerator_field
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS
 from optimizer.config.search_space import SearchSpace
 from optimizer.core import yaml_lines

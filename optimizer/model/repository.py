@@ -11,10 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tritonclient.grpc.model_config_pb2 import TYPE_STRING, ModelConfig, ModelSequenceBatching
-
 from optimizer.config import field_path, model_config
 from optimizer.config.llm_backends import VLLM, complete_vllm
+from optimizer.config.model_config_proto import TYPE_STRING, ModelConfig, ModelSequenceBatching
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import check_shell_word, format_value, is_folder, one_line

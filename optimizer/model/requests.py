@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
+from optimizer.config.model_config_proto import DataType, ModelConfig
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import file_lock, write_atomically, write_error
 from optimizer.core.notes import SamplesLeftOut

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
-
 from optimizer.config.batching import (
     SEQUENCE_PREFERRED,
     SLOT_UTILIZATION,
@@ -14,6 +12,7 @@ from optimizer.config.batching import (
     is_sequence_field,
     preferred_text,
 )
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.search_space import OFF
 from optimizer.core.errors import ParameterError
 from optimizer.core.safe_text import one_line

@@ -6,11 +6,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
-
 from objectives.metrics import Measurement
 from optimizer.config import field_path
 from optimizer.config.batching import behaviour, normalize, resolve_policy
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import CombinationsLeftOut

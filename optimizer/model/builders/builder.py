@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from google.protobuf import text_format
 from pydantic import BaseModel, ConfigDict, Field
-from tritonclient.grpc import model_config_pb2 as pb
 
 from optimizer.config import model_config
+from optimizer.config.model_config_proto import DataType, ModelConfig, ModelInstanceGroup
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import file_lock
@@ -104,7 +104,7 @@ class Builder:
     settings: type[BuilderSettings]
     interface: Callable[[Any], Interface]
     write: Callable[[Any, Draft], ModelFacts]
-    configs: Callable[[int, InstanceKind], Sequence[pb.ModelConfig]] | None = None
+    configs: Callable[[int, InstanceKind], Sequence[ModelConfig]] | None = None
 
     def parse(self, values: Mapping[str, object]) -> BuilderSettings:
         """Return the validated settings. Raises pydantic's ValidationError."""
@@ -112,30 +112,30 @@ class Builder:
 
     def model_configs(
         self, settings: BuilderSettings, max_batch_size: int, kind: InstanceKind
-    ) -> Sequence[pb.ModelConfig]:
+    ) -> Sequence[ModelConfig]:
         """Return the configuration of each model in the builder's repository."""
         if self.configs is not None:
             return self.configs(max_batch_size, kind)
         return [onnx_config(self.name, self.interface(settings), max_batch_size, kind)]
 
 
-def onnx_config(name: str, interface: Interface, max_batch_size: int, kind: InstanceKind) -> pb.ModelConfig:
+def onnx_config(name: str, interface: Interface, max_batch_size: int, kind: InstanceKind) -> ModelConfig:
     """Return the configuration of an ONNX model with one instance (one per GPU for KIND_GPU), without batching."""
-    config = pb.ModelConfig(name=name, platform="onnxruntime_onnx", max_batch_size=max_batch_size)
+    config = ModelConfig(name=name, platform="onnxruntime_onnx", max_batch_size=max_batch_size)
     return with_instance(with_tensors(config, interface), kind)
 
 
-def with_tensors(config: pb.ModelConfig, interface: Interface) -> pb.ModelConfig:
+def with_tensors(config: ModelConfig, interface: Interface) -> ModelConfig:
     """Add inputs and outputs to ``config`` and return it."""
     for tensors, fields in ((interface.inputs, config.input), (interface.outputs, config.output)):
         for tensor in tensors:
-            fields.add(name=tensor.name, data_type=pb.DataType.Value(f"TYPE_{tensor.dtype}"), dims=tensor.dims)
+            fields.add(name=tensor.name, data_type=DataType.Value(f"TYPE_{tensor.dtype}"), dims=tensor.dims)
     return config
 
 
-def with_instance(config: pb.ModelConfig, kind: InstanceKind) -> pb.ModelConfig:
+def with_instance(config: ModelConfig, kind: InstanceKind) -> ModelConfig:
     """Add one instance of this kind to ``config`` and return it."""
-    config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.Kind.Value(kind))
+    config.instance_group.add(count=1, kind=ModelInstanceGroup.Kind.Value(kind))
     return config
 
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
-from tritonclient.grpc import model_config_pb2 as pb
 
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.model.builders import builder as triton
 from optimizer.model.builders.bert import Encoder, EncoderShape
 from optimizer.model.builders.builder import (
@@ -127,14 +127,14 @@ def _write_onnx(version: Path, rng: np.random.Generator) -> int:
     return graph.parameters
 
 
-def _ensemble_configs(max_batch_size: int, kind: InstanceKind) -> Sequence[pb.ModelConfig]:
-    ensemble = pb.ModelConfig(name=ENSEMBLE, platform="ensemble", max_batch_size=max_batch_size)
+def _ensemble_configs(max_batch_size: int, kind: InstanceKind) -> Sequence[ModelConfig]:
+    ensemble = ModelConfig(name=ENSEMBLE, platform="ensemble", max_batch_size=max_batch_size)
     steps = ensemble.ensemble_scheduling.step
     for model, inputs, outputs in ((TOKENIZER, [TEXT.name], INPUT_NAMES), (CLASSIFIER, INPUT_NAMES, [OUTPUT.name])):
         # a tensor has the same name in the ensemble as in its models
         same_inputs, same_outputs = ({name: name for name in names} for names in (inputs, outputs))
         steps.add(model_name=model, model_version=-1, input_map=same_inputs, output_map=same_outputs)
-    tokenizer = pb.ModelConfig(name=TOKENIZER, backend="python", max_batch_size=max_batch_size)
+    tokenizer = ModelConfig(name=TOKENIZER, backend="python", max_batch_size=max_batch_size)
     return [
         triton.with_tensors(ensemble, Interface((TEXT,), (OUTPUT,))),
         triton.with_instance(triton.with_tensors(tokenizer, Interface((TEXT,), TOKENS)), "KIND_CPU"),

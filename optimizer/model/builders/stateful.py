@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 from pydantic import Field
-from tritonclient.grpc import model_config_pb2 as pb
 
+from optimizer.config.model_config_proto import TYPE_UINT64, ModelConfig, ModelSequenceBatching
 from optimizer.model.builders import builder as triton
 from optimizer.model.builders.builder import (
     Builder,
@@ -103,31 +103,29 @@ def draw_gru(hidden: int, rng: np.random.Generator) -> Graph:
     return graph
 
 
-def _sequence_config(name: str, interface: Interface, max_batch_size: int, kind: InstanceKind) -> pb.ModelConfig:
+def _sequence_config(name: str, interface: Interface, max_batch_size: int, kind: InstanceKind) -> ModelConfig:
     """Return the configuration of a Python model that gets the control inputs START, END, READY and CORRID."""
-    config = pb.ModelConfig(name=name, backend="python", max_batch_size=max_batch_size)
+    config = ModelConfig(name=name, backend="python", max_batch_size=max_batch_size)
     batching = config.sequence_batching
     batching.max_sequence_idle_microseconds = IDLE_MICROSECONDS
-    control = pb.ModelSequenceBatching.Control
+    control = ModelSequenceBatching.Control
     for signal in ("START", "END", "READY"):
         flag = batching.control_input.add(name=signal).control.add(
             kind=control.Kind.Value(f"CONTROL_SEQUENCE_{signal}")
         )
         flag.int32_false_true.extend([0, 1])
-    batching.control_input.add(name="CORRID").control.add(
-        kind=control.CONTROL_SEQUENCE_CORRID, data_type=pb.TYPE_UINT64
-    )
+    batching.control_input.add(name="CORRID").control.add(kind=control.CONTROL_SEQUENCE_CORRID, data_type=TYPE_UINT64)
     return triton.with_instance(triton.with_tensors(config, interface), kind)
 
 
-def accumulator_configs(max_batch_size: int, kind: InstanceKind) -> Sequence[pb.ModelConfig]:
+def accumulator_configs(max_batch_size: int, kind: InstanceKind) -> Sequence[ModelConfig]:
     """Return the configuration with the strategy ``oldest``; the model computes on a CPU."""
     config = _sequence_config(ACCUMULATOR, SUM_INTERFACE, max_batch_size, "KIND_CPU")
     config.sequence_batching.oldest.max_candidate_sequences = CANDIDATE_SEQUENCES
     return [config]
 
 
-def gru_configs(max_batch_size: int, kind: InstanceKind) -> Sequence[pb.ModelConfig]:
+def gru_configs(max_batch_size: int, kind: InstanceKind) -> Sequence[ModelConfig]:
     """Return the configuration with the strategy ``direct``; the model computes on a CPU."""
     config = _sequence_config(GRU, GRU_INTERFACE, max_batch_size, "KIND_CPU")
     config.sequence_batching.direct.SetInParent()

@@ -28,8 +28,8 @@ from pathlib import Path
 
 import numpy as np
 from pydantic import Field, model_validator
-from tritonclient.grpc import model_config_pb2 as pb
 
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.model.builders import builder as triton
 from optimizer.model.builders.builder import (
     Builder,
@@ -266,9 +266,9 @@ def interface(_: TinyGptSettings) -> Interface:
     )
 
 
-def _configs(max_batch_size: int, _: InstanceKind) -> Sequence[pb.ModelConfig]:
+def _configs(max_batch_size: int, _: InstanceKind) -> Sequence[ModelConfig]:
     """Return the configuration; the instances run on the CPU, because the cache is in the memory of the process."""
-    config = pb.ModelConfig(name=NAME, backend="python", max_batch_size=max_batch_size)
+    config = ModelConfig(name=NAME, backend="python", max_batch_size=max_batch_size)
     triton.with_instance(triton.with_tensors(config, interface(TinyGptSettings())), "KIND_CPU")
     config.input[0].allow_ragged_batch = True  # prompts of different lengths share a batch
     config.model_transaction_policy.decoupled = True

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
-from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import field_path
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import INSTANCE_COUNT, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, PREFERRED_BATCH_SIZE
 from optimizer.core.errors import ParameterError
 from optimizer.core.safe_text import format_value

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
-
 from objectives.metrics import METRICS, Measurement
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.notes import Note
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial

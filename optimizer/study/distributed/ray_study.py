@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
-
+from optimizer.config.model_config_proto import ModelInstanceGroup
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.interrupts import SIGNALS
 from optimizer.core.notes import ShareOfNode

@@ -430,6 +430,7 @@ def test_configurations_are_read_without_importing_grpc() -> None:
     code = (
         "import sys\n"
         "from optimizer.config import model_config\n"
+        "import optimizer.cli.models, optimizer.cli.report, optimizer.study.task\n"
         "config = model_config.ModelConfig(name='m')\n"
         "assert not {'grpc', 'tritonclient.grpc'} & sys.modules.keys()\n"
         "from tritonclient.grpc import model_config_pb2, service_pb2\n"
