@@ -158,13 +158,12 @@ class ModelLoader:
         changed = [name for name in contents if self._loaded.get(name) != contents[name]]
         for name in changed:
             self._folder.write_files(name, files[name])
-        if as_written:
-            for name in changed:
+            if as_written:
                 self._folder.write_config(name, configs[name])
-            if not self._loaded and configs[wanted.model].HasField("ensemble_scheduling"):
-                changed = [wanted.model]  # loading an ensemble loads its steps, too
+        if as_written:
+            changed = self._unload_ensembles(changed, configs, client)
         for name in changed:
-            if name in self._loaded and (files[name] or self._fills_gpu(name, configs)):
+            if name in self._loaded and (files[name] or self._fills_gpu(configs[name])):
                 self._unload(name, client)
             self._loaded.pop(name, None)
             config = None if as_written else model_config.to_override_json(configs[name])
@@ -173,16 +172,35 @@ class ModelLoader:
         self._loaded = contents
         return self._check(wanted, client)
 
-    def _fills_gpu(self, name: str, configs: Mapping[str, ModelConfig]) -> bool:
+    def _unload_ensembles(
+        self, changed: list[str], configs: Mapping[str, ModelConfig], client: InferenceServerClient
+    ) -> list[str]:
+        """Unload the ensembles with their steps if one of these is in ``changed`` and one may use a GPU's memory.
+
+        Return the models to load. Triton loads an ensemble together with all of its steps, also those that have not
+        changed, and each is loaded before its old copy ends.
+        """
+        steps = {step.model_name for config in configs.values() for step in config.ensemble_scheduling.step}
+        ensembles = {name for name, config in configs.items() if config.HasField("ensemble_scheduling")}
+        connected = [name for name in configs if name in steps | ensembles]
+        if any(name in changed for name in connected) and any(self._fills_gpu(configs[name]) for name in connected):
+            for name in reversed(connected):  # a step of a loaded ensemble cannot be unloaded
+                if name in self._loaded:
+                    self._unload(name, client)
+        if any(name in self._loaded for name in connected):
+            return changed
+        self._loaded |= dict.fromkeys(steps, ("", {}))  # some are loaded even if another step is refused
+        wanted = {*changed, *ensembles} - steps
+        return [name for name in configs if name in wanted]
+
+    def _fills_gpu(self, config: ModelConfig) -> bool:
         """Return whether a model has to be unloaded before it is loaded again, because it may use a GPU's memory.
 
         Triton loads the new model first, and ends the processes of the old one up to seconds after that. So a GPU
         would have to hold both, and the memory of the old one would count as that of the new one. New processes also
-        have no errors of CUDA that make all further calls fail. A step of a loaded ensemble cannot be unloaded.
+        have no errors of CUDA that make all further calls fail.
         """
-        config = configs[name]
-        is_alone = self._gpus and len(configs) == 1
-        return has_llm_engine(config) or (is_alone and gpu_placement.used_gpus([config]) != ())
+        return has_llm_engine(config) or (self._gpus and gpu_placement.used_gpus([config]) != ())
 
     def _load(self, client: InferenceServerClient, name: str, config: str | None) -> None:
         from tritonclient.utils import InferenceServerException

@@ -7,6 +7,7 @@ The instances have the kind KIND_MODEL, with which a Python model places itself 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,8 @@ from optimizer.core.errors import LoadRefused
 from optimizer.core.trial import Candidate
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from tests.repositories import SLEEPER_CONFIG, stored, write_sleeper
+from optimizer.model.repository import read_source
+from tests.repositories import ENSEMBLE_CONFIG, SLEEPER_CONFIG, stored, write_python_model, write_sleeper
 
 MODEL = """\
 import fcntl
@@ -37,6 +39,7 @@ class TritonPythonModel:
         return []
 """
 ONE = Candidate(8)
+DELAY = "first/max_queue_delay_microseconds"
 
 
 @pytest.fixture
@@ -79,3 +82,55 @@ def test_all_instances_are_new(tmp_path: Path) -> None:
                 instances = {process.pid for process in processes if "stub" in process.name()}
             assert len(instances - seen) == len(instances) == count
             seen |= instances
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Iterator[EmbeddedTarget]:
+    """Serve an ensemble of ``first`` and ``second``; each has a memory of its own."""
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    models = tmp_path / "models"
+    for step in ("first", "second"):
+        folder = write_python_model(models, step, MODEL)
+        folder.joinpath("config.pbtxt").write_text(SLEEPER_CONFIG.replace("KIND_CPU", "KIND_MODEL"))
+    models.joinpath("chain", "1").mkdir(parents=True)
+    models.joinpath("chain", "config.pbtxt").write_text(ENSEMBLE_CONFIG)
+    source = read_source(stored(models), "chain", batcher="second")
+    with contextlib.closing(EmbeddedTarget(source, log=tmp_path / "log", say=print)) as it:
+        yield it
+
+
+def loads_and_unloads(log: Path) -> list[str]:
+    """Return the loads and unloads in a server's log, such as ``loading first`` and ``unloaded first``, in order."""
+    pattern = r"\b(loading|unloaded)(?:: | ')(\w+)(?::1\"|' version 1\")"
+    return [f"{what} {model}" for what, model in re.findall(pattern, log.read_text())]
+
+
+def test_steps_are_unloaded_before_their_ensemble_is_loaded(chain: EmbeddedTarget) -> None:
+    """Triton loads an ensemble with all of its steps, also those that have not changed."""
+    seen = 0
+    for candidate in (ONE, Candidate(4), Candidate(4, fields=((DELAY, 100),))):
+        with chain.deploy(candidate) as endpoint:
+            assert endpoint.gpus is None  # they may be on a GPU
+        events = loads_and_unloads(chain.log)
+        unloads, loads = events[seen:-3], events[-3:]
+        assert unloads == (["unloaded chain", "unloaded second", "unloaded first"] if seen else [])
+        assert sorted(loads[:2]) == ["loading first", "loading second"]  # at the same time
+        assert loads[2] == "loading chain"
+        seen = len(events)
+    with chain.deploy(candidate):
+        pass
+    assert len(loads_and_unloads(chain.log)) == seen, "an unchanged ensemble stays"
+
+
+def test_after_a_refused_step_the_next_candidate_has_the_whole_memory(chain: EmbeddedTarget) -> None:
+    for refused, reason in (
+        (Candidate(8, True, preferred_batch_sizes=(16,)), "not available or ambiguous: second"),
+        (Candidate(8, fields=(("first/instance_group_count", 2),)), "CUDA out of memory"),
+    ):
+        with pytest.raises(LoadRefused, match=reason), chain.deploy(refused):
+            pass
+        with chain.deploy(ONE):
+            pass
+    failed = re.findall(r"failed to load '(\w+)' version", chain.log.read_text())
+    assert failed == ["first"], "only the one with two instances"
