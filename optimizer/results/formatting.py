@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
@@ -353,6 +355,23 @@ def change_lines(before: Candidate, after: Candidate) -> list[str]:
     """Return the lines of config.pbtxt that change, a removed one as ``- max_batch_size: 256``."""
     old, new = ([line for line in triton_lines(own) if line != NO_BATCHING] for own in (before, after))
     return [f"{line[:2]}{one_line(line[2:])}" for line in difflib.ndiff(old, new) if line.startswith(("-", "+"))]
+
+
+def wrap_change(line: str, width: int) -> list[str]:
+    """Return a line of ``change_lines`` as indented lines of at most ``width`` characters.
+
+    A string is not broken, because Triton reads none that goes over two lines, and a word is not broken either.
+    """
+    space = "\0"  # of a string; the lines have no such character
+    kept = re.sub(r'"(?:\\.|[^"\\])*"', lambda string: string[0].replace(" ", space), line)
+    parts = textwrap.wrap(
+        f"  {kept}",
+        width,
+        subsequent_indent=f"  {line[0]}     ",  # each part can be copied without its sign
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [part.replace(space, " ") for part in parts]
 
 
 def _proto_lines(fields: Sequence[tuple[str, FieldValue]], *, inside_batcher: bool = False) -> list[str]:

@@ -129,16 +129,8 @@ def _print_change(console: Console, outcome: Outcome, baseline: Candidate, recom
     lines = formatting.change_lines(baseline, recommended)
     print_line(console, "Change in config.pbtxt:" if lines else summary.no_change(outcome))
     for line in lines:
-        sign = line[0]
-        parts = textwrap.wrap(
-            f"  {line}",
-            console.width,
-            subsequent_indent=f"  {sign}     ",  # each part can be copied without its sign
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for part in parts:
-            print_line(console, part, "green" if sign == "+" else "red")
+        for part in formatting.wrap_change(line, console.width):
+            print_line(console, part, "green" if line.startswith("+") else "red")
     print_line(console)
 
 

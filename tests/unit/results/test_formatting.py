@@ -76,6 +76,16 @@ class TestWords:
         config = text_format.Parse("\n".join(lines), ModelConfig())
         assert config.dynamic_batching.priority_queue_policy[2].default_timeout_microseconds == 25000
 
+    def test_a_string_of_a_long_change_is_not_broken(self) -> None:
+        text = 'level "O3" for all of the layers'
+        after = Candidate(8, fields=(("parameters.compiler_options.string_value", text),))
+        (line,) = formatting.change_lines(Candidate(8), after)
+        assert formatting.wrap_change(line, 50) == [
+            '  + parameters { key: "compiler_options" value {',
+            "  +     string_value:",
+            r'  +     "level \"O3\" for all of the layers" } }',
+        ]
+
     def test_a_queue_without_limits_is_no_change(self) -> None:
         fields = (
             ("dynamic_batching.default_queue_policy.max_queue_size", 0),
