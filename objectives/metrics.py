@@ -343,7 +343,11 @@ def _joules_per_1000_inferences(m: Measurement) -> float | None:
 
 def four_digits(value: float) -> str:
     """Return ``value`` with four significant digits and without an exponent: ``11,890``, ``21.4``, ``0.002``."""
-    return f"{float(f'{value:.4g}'):,.15g}"
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = 3 - math.floor(math.log10(abs(value)))
+    text = f"{round(value, decimals):,.{max(0, decimals)}f}"
+    return text.rstrip("0").rstrip(".") if decimals > 0 else text
 
 
 class MetricTable(dict[str, Metric]):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
+
+from objectives.metrics import four_digits
 
 
 class Note(ABC):
@@ -21,8 +23,8 @@ class Note(ABC):
 
 
 def present(notes: Iterable[Note | None]) -> tuple[Note, ...]:
-    """Return the notes that are not None."""
-    return tuple(note for note in notes if note is not None)
+    """Return the notes that are not None, each once."""
+    return tuple(dict.fromkeys(note for note in notes if note is not None))
 
 
 def _count(number: int, noun: str) -> str:
@@ -258,10 +260,11 @@ class LateRequests(Note):
     worst_p99_ms: float
 
     def __str__(self) -> str:
+        worst = f"{four_digits(self.worst_p99_ms)} ms"
         return (
             f"the load generator sent {self.share:.2%} of the requests more than {self.late_ms:g} ms late (the "
-            f"highest p99 of the lateness in a measurement was {self.worst_p99_ms:.3g} ms); latency counts from the "
-            "planned time, so it includes the lateness"
+            f"highest p99 of the lateness in a measurement was {worst}); latency counts from the planned time, so it "
+            "includes the lateness"
         )
 
 
@@ -541,6 +544,36 @@ DETAILS = (
     SearchConverged,
     WarmStarted,
 )
+
+# these say how a session measured or searched, which only it knows: the run keeps them when another one continues it
+LASTING = (
+    ServedOnCpu,
+    WarmStarted,
+    OtherModelTransferred,
+    TransferLeftOut,
+    FewerCpusThanRayCounts,
+    CpusUsedByOthers,
+)
+
+
+def lasting_documents(notes: Iterable[Note]) -> list[dict[str, object]]:
+    """Return those of ``notes`` that last for run.json: the name of the class as ``note``, and its fields."""
+    return [{"note": type(note).__name__, **asdict(note)} for note in notes if isinstance(note, LASTING)]
+
+
+def read_lasting(documents: object) -> tuple[Note, ...]:
+    """Return the notes that ``lasting_documents`` wrote. Anything else in ``documents`` is left out."""
+    classes = {own.__name__: own for own in LASTING}
+    notes = list[Note]()
+    for document in documents if isinstance(documents, list) else ():
+        try:
+            fields = dict(document)
+            note = classes[fields.pop("note")](**fields)
+            str(note), hash(note)
+        except (TypeError, ValueError, KeyError):
+            continue
+        notes.append(note)
+    return tuple(notes)
 
 
 def _cpus(cpus: str) -> str:

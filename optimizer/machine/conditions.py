@@ -269,25 +269,22 @@ class SpeedProbe:
 class SpeedLog:
     """Probes of the machine's speed, taken beside the idle server before and after each measurement.
 
-    ``seconds`` runs one probe and returns its time; ``probes`` are the times so far.
+    ``seconds`` runs one probe and returns its time.
     """
 
     seconds: Callable[[], float] = field(default_factory=lambda: SpeedProbe().seconds)
-    probes: list[float] = field(default_factory=list)
 
     def probe(self) -> float:
         """Return the seconds of the faster of two probes, so that a short disturbance does not count."""
-        self.probes.append(min(self.seconds() for _ in range(2)))
-        return self.probes[-1]
+        return min(self.seconds() for _ in range(2))
 
-    def variation(self) -> float:
-        """Return the slowest probe divided by the fastest; 1.0 for fewer than two probes."""
-        return max(self.probes) / min(self.probes) if self.probes else 1.0
 
-    def note(self) -> SpeedVaried | None:
-        """Return a note; None if the speed varied by less than the limit."""
-        variation = self.variation()
-        return None if variation < SPEED_VARIATION_LIMIT else SpeedVaried(variation)
+def speed_note(measured: Iterable[Measurement]) -> SpeedVaried | None:
+    """Return a note on the speed of the machine during all measurements; None if it varied by less than the limit."""
+    probes_ms = [each.speed_probe_ms for each in measured if each.speed_probe_ms]
+    if not probes_ms or max(probes_ms) < SPEED_VARIATION_LIMIT * min(probes_ms):
+        return None
+    return SpeedVaried(max(probes_ms) / min(probes_ms))
 
 
 def _work(arrays: tuple[FloatArray, FloatArray]) -> None:

@@ -79,9 +79,9 @@ class Measurer:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """Notes for the user on the measurements so far."""
+        """Notes for the user on the deployments so far."""
         on_cpu = ServedOnCpu("the server sees no GPU") if self._fell_back_to_cpu else None
-        return present([on_cpu, self.output_check.note, self.speed.note() if self.speed else None])
+        return present([on_cpu, self.output_check.note])
 
     def check_deployment(self, endpoint: Endpoint) -> None:
         """Compare the outputs with the baseline's, compute the score of the deployment and probe the speed.

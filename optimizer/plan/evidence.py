@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -19,13 +18,12 @@ from objectives.sla import Sla
 from objectives.verdict import pool_measurements
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points
 from optimizer.measure.load_client import arrivals
 from optimizer.measure.load_client.arrivals import Arrivals
 from optimizer.results import summary
 from optimizer.results.confirmation_plan import START_SECONDS
-from optimizer.results.finished_run import FinishedRun, unfinished
+from optimizer.results.finished_run import FinishedRun, resume_command
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.simulator.fitted_parameters import execution_settings
 
@@ -310,18 +308,11 @@ def _planned_for_hardware(hardware: str, runs: Sequence[FinishedRun], latencies:
             latencies,
             outcome.verdict,
             summary.undecided_cause(outcome),
-            _next_command(newest, outcome),
+            resume_command(newest) or summary.next_command(outcome, newest.folder.path),
             *_durations(next(trial for trial in newest.trials if trial.number == point.trial)),
         )
         for point in _points(newest, latencies)
     ]
-
-
-def _next_command(run: FinishedRun, outcome: Outcome) -> str:
-    """Return the command that continues ``run`` if it was cut off, else the one that continues an UNDECIDED test."""
-    if unfinished(run) and run.status != "left":  # another worker ends the study that it left
-        return f"tune --resume {shlex.quote(one_line(str(run.folder.path)))}"
-    return summary.next_command(outcome, run.folder.path)
 
 
 def _durations(trial: Trial) -> tuple[float, float]:

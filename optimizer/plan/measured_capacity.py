@@ -28,8 +28,9 @@ from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point
+from optimizer.results import summary
 from optimizer.results.confirmation_plan import Confirmed, windows_of
-from optimizer.results.finished_run import FinishedRun
+from optimizer.results.finished_run import FinishedRun, resume_command
 
 Array = npt.NDArray[np.float64]
 LONGEST_TEXT = 80  # of a value in run.json, which may come from anywhere
@@ -173,9 +174,10 @@ def measured_capacity(run: FinishedRun) -> MeasuredCapacity:
     confirmed, size = run.outcome and run.outcome.confirmed, run.problem.request_batch_size
     throughput = confirmed and confirmed.point.throughput_infer_per_sec
     if not confirmed or not throughput or not 0 < confirmed.throughput.low <= confirmed.throughput.high < math.inf:
+        command = resume_command(run) or summary.verify_command(run.folder.path)
         raise BadInputError(
             f"{run.folder.path}: its recommendation has no measurement on fresh servers, which a plan for a model "
-            f"that streams or keeps state needs; continue its test with `tune verify {run.folder.path}`"
+            f"that streams or keeps state needs; `{command}` makes it"
         )
     low, top = confirmed.throughput.low, confirmed.throughput.high
     middle = min(max(throughput, low), top)  # the interval leaves out disturbed windows, which may be slower

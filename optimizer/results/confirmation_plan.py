@@ -18,7 +18,7 @@ import numpy as np
 from objectives.agreement import Agreement, ServerPair, compare_load_generators
 from objectives.confidence import FloatArray, ServerSpread, Verdict, next_look
 from objectives.load_sequence import MARGIN, OTHER_MARGIN
-from objectives.metrics import METRICS, TIMINGS, Measurement, Timing
+from objectives.metrics import METRICS, TIMINGS, Measurement, Timing, four_digits
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from objectives.verdict import (
@@ -570,7 +570,8 @@ def _rise(own: Sequence[Confirmation], sla: Sla) -> str:
     for timing in TIMINGS:
         rise_ms = _rise_ms(own, timing)
         if rise_ms > MOST_RISE * min(sla.bounds_ms(timing), default=math.inf):
-            return f"the {timing.subject} rose by {rise_ms:.3g} ms on each server: the rate may exceed the capacity"
+            rose = f"the {timing.subject} rose by {four_digits(rise_ms)} ms on each server"
+            return f"{rose}: the rate may exceed the capacity"
     return ""
 
 

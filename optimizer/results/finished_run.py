@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -103,6 +104,12 @@ def unfinished(run: FinishedRun) -> str:
     reason = one_line(str(run.info.get("reason", "")), LONGEST_REASON)
     state = _UNFINISHED_STATES.get(run.status, f"has the status {one_line(run.status, LONGEST_REASON)}")
     return f"the run {state}{f' ({reason})' if reason else ''}"
+
+
+def resume_command(run: FinishedRun) -> str:
+    """Return the command that continues a run that was cut off; empty if it ended, or if other workers end it."""
+    is_cut_off = unfinished(run) and run.status != "left"
+    return f"tune --resume {shlex.quote(one_line(str(run.folder.path)))}" if is_cut_off else ""
 
 
 def remark(run: FinishedRun) -> str:

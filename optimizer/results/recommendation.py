@@ -13,6 +13,7 @@ from objectives.verdict import ConfidenceInterval, ThroughputRatio
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points, latest_points
 from optimizer.machine.conditions import describe_disturbance
+from optimizer.results import formatting
 from optimizer.results.confirmation_plan import Confirmed, compare_throughput, judge_confirmations, meets_sla
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
@@ -257,8 +258,8 @@ def _holds_back(
     value = metric.value(closest.measurement)
     if value is None:
         return f"{worst.metric} cannot be measured on this machine"
-    measured = f"{value:.4g} {metric.unit}".rstrip()
-    return f"{worst.metric} is {measured}, but the SLA asks for {worst}"
+    measured = f"{formatting.metric_label(worst.metric)} is {formatting.quantity(metric, value)}"
+    return f"{measured}, but the SLA asks for {formatting.bound(worst)}"
 
 
 def _latency_reason(

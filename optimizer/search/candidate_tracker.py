@@ -17,6 +17,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Trial
+from optimizer.measure.server_health import lacks_gpu_memory
+from optimizer.search.feasibility import beyond_gpu_memory
 from optimizer.search.optuna_encoding import (
     CANDIDATE,
     REASON,
@@ -25,6 +27,7 @@ from optimizer.search.optuna_encoding import (
     TrialScore,
     candidate_from_json,
     candidate_to_json,
+    finished_trials,
     score_trial,
     trial_attributes,
 )
@@ -105,11 +108,14 @@ class CandidateTracker:
         return [candidate for candidate in self._times_abandoned() if candidate not in tried]
 
     def tried(self) -> set[Candidate]:
-        """Return the candidates that are finished, running on a living worker, or given up."""
+        """Return the candidates that are finished, running on a living worker, or given up.
+
+        Those that do not fit into the memory of a GPU, as another one has shown, are given up without a trial.
+        """
         known = {self._tried_by(trial) for trial in self.study.get_trials(deepcopy=False)}
         candidates = {candidate for candidate in known if candidate is not None}
         given_up = {candidate for candidate, times in self._times_abandoned().items() if times >= MAX_ABANDONED}
-        return candidates | self._observed.keys() | self._started.keys() | given_up
+        return candidates | self._observed.keys() | self._started.keys() | given_up | self._beyond_gpu_memory()
 
     def repeatable(self, trials: Sequence[Trial]) -> set[Candidate]:
         """Return the candidates of ``trials`` that another deployment can tell more about.
@@ -287,6 +293,13 @@ class CandidateTracker:
             else:
                 is_tried = True
         return is_tried
+
+    def _beyond_gpu_memory(self) -> set[Candidate]:
+        """Return the candidates that need at least as much GPU memory as one that failed for lack of it."""
+        failed = self.study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+        if not any(lacks_gpu_memory(str(trial.user_attrs.get(REASON, ""))) for trial in failed):
+            return set()
+        return beyond_gpu_memory(finished_trials(self.study), self._space.candidates())
 
     def _times_abandoned(self) -> Counter[Candidate]:
         """Return how often workers died while trying each candidate, if there are many workers."""

@@ -1,12 +1,13 @@
 """The probability that a configuration can be deployed and meets the bounds that are not simulated.
 
 A server may crash, run out of memory, or reject a configuration. Configurations that share a setting with one that
-failed are likely to fail too, so after two failures of such a family the search leaves it.
+failed are likely to fail too, so after two failures of such a family the search leaves it. If a GPU has too little
+memory for a configuration, one failure suffices for those that need at least as much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import Candidate, Trial
+from optimizer.measure.server_health import lacks_gpu_memory
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.scenario import Array
 
@@ -81,3 +83,28 @@ def _likelihood(broken: Family | None, outcomes: Sequence[tuple[Candidate, bool]
         works = BROKEN_WORKS if broken and _belongs(candidate, broken) else 1 - SOUND_FAILS
         likely *= works if ok else 1 - works
     return likely
+
+
+def beyond_gpu_memory(trials: Sequence[Trial], candidates: Iterable[Candidate]) -> set[Candidate]:
+    """Return the ``candidates`` that need at least as much GPU memory as one that failed for lack of it.
+
+    They have at least its instances and its max_batch_size, and the same other settings except those of the batcher.
+    A failure does not count if such a candidate was served: then something else held the memory at that time.
+    """
+    lacking = [trial.candidate for trial in trials if trial.status == "failed" and lacks_gpu_memory(trial.reason)]
+    if not lacking:
+        return set()
+    served = [
+        trial.candidate
+        for trial in trials
+        if any(measured.throughput_infer_per_sec is not None for _, measured in trial.measurements)
+    ]
+    lacking = [failed for failed in lacking if not any(_needs_as_much(other, failed) for other in served)]
+    return {other for other in candidates if any(_needs_as_much(other, failed) for failed in lacking)}
+
+
+def _needs_as_much(candidate: Candidate, other: Candidate) -> bool:
+    """Return whether ``candidate`` needs at least the memory of ``other``; False if that is unknown."""
+    (instances, settings), (least, same) = execution_settings(candidate), execution_settings(other)
+    is_as_large = instances >= least and candidate.max_batch_size >= other.max_batch_size
+    return is_as_large and settings == same and candidate.dynamic_batching >= other.dynamic_batching

@@ -6,7 +6,7 @@ import contextlib
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +16,7 @@ from optimizer.config import model_config
 from optimizer.config.model_source import served_models
 from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import TuneError
-from optimizer.core.notes import Note
+from optimizer.core.notes import Note, lasting_documents, present
 from optimizer.core.process import COMMAND_LOG
 from optimizer.core.timing import with_earlier_times
 from optimizer.core.token_lengths import TokenRequests
@@ -92,6 +92,7 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "versions": "Versions of Python, tritune, its main dependencies, tritonserver, perf_analyzer (or the ID of its "
     "image) if it measured or checked, and onnxruntime-openvino if a configuration names it.",
     "notes": "Notes for people; the facts in them are also keys of their own.",
+    "lasting_notes": "Those notes that remain when another session continues the run: class (`note`) and fields.",
     "machine": "Load averages, CPUs, quota, frequencies and thermal throttling, `at_start` and `when_written`.",
     "commands": "File with the commands of all processes that the run started.",
     "times": "Seconds by kind of work, of all sessions of the run together:",
@@ -202,6 +203,10 @@ class RunRecord:
     planned: dict[str, Any] = field(default_factory=dict)
     earlier_times: object = None
 
+    def with_notes(self, notes: Iterable[Note | None]) -> RunRecord:
+        """Return the record with those of ``notes`` too that are not None and that it lacks."""
+        return replace(self, notes=present([*self.notes, *notes]))
+
     @contextlib.contextmanager
     def adding_version(self, server: HasServerVersion) -> Iterator[None]:
         """Record the version of ``server`` when the context ends, whatever ends it."""
@@ -278,6 +283,7 @@ class RunRecord:
                 "confirmation_plan": self.planned or None,
                 "versions": self._all_versions(),
                 "notes": [*self.task.notes, *map(str, self.notes)],
+                "lasting_notes": lasting_documents(self.notes),
                 "machine": {"at_start": self.at_start, "when_written": machine_conditions()},
                 "commands": f"logs/{COMMAND_LOG}",
                 "times": self._times(),

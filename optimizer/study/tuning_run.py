@@ -28,10 +28,12 @@ from optimizer.core.notes import (
     SearchConverged,
     SettingsUnread,
     present,
+    read_lasting,
 )
 from optimizer.core.safe_text import one_line
 from optimizer.core.timing import CONFIRM_SHARE, Stopwatch, spent_seconds
 from optimizer.core.trial import Trial
+from optimizer.machine.conditions import speed_note
 from optimizer.machine.gpu_readings import throttle_note
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.judgement import lateness_note
@@ -186,12 +188,13 @@ def _run(
         before = resumed.read_info() if resumed and resumed.info.exists() else {}
         planned, only_confirms = before.get("confirmation_plan"), confirm_share == 1
         reason = why_perf_analyzer(options, task)
+        notes = [*environment.notes(task), reason and ConfirmedByPerfAnalyzer(reason.value), *transfer_notes]
         record = RunRecord(
             folder,
             environment,
             task,
             fingerprint,
-            present([*environment.notes(task), reason and ConfirmedByPerfAnalyzer(reason.value), *transfer_notes]),
+            present([*notes, *read_lasting(before.get("lasting_notes"))]),
             before.get("search_ended") if only_confirms else None,
             reason,
             versions=current_versions(before),
@@ -209,7 +212,7 @@ def _run(
             trials = result.trials
             if not (only_confirms and record.search_ended):
                 record = replace(record, search_ended=result.search_ended)
-            record = replace(record, notes=record.notes + _notes(result, record, confirm_seconds))
+            record = record.with_notes(_notes(result, record, confirm_seconds))
         except KeyboardInterrupt:
             interrupts.acknowledge()
             record = record if only_confirms else replace(record, search_ended="interrupted")
@@ -220,7 +223,7 @@ def _run(
                 record.write("failed", outcome, reason=str(error))
             raise
         outcome = assess(trials, task.problem, task.baseline, task.dynamic_batching)
-        record = replace(record, notes=record.notes + present(_notes_on_outcome(outcome, task, options)))
+        record = record.with_notes([*_notes_on_measurements(trials), *_notes_on_outcome(outcome, task, options)])
         continued_by = result.continued_by if result else ""
         status: RunStatus = "found" if outcome.recommended else "none"
         if result is None:
@@ -239,6 +242,17 @@ def _run(
         document,
         continued_by,
     )
+
+
+def _notes_on_measurements(trials: Sequence[Trial]) -> list[Note | None]:
+    """Return notes for the user on the measurements of all sessions of a run."""
+    measurements = [measurement for trial in trials for _, measurement in trial.measurements]
+    measurements += [again.measurement for trial in trials for again in trial.confirmations]
+    return [
+        throttle_note([measurement.gpu_throttling for measurement in measurements]),
+        lateness_note(measurements),
+        speed_note(measurements),
+    ]
 
 
 def _notes_on_outcome(outcome: Outcome, task: Task, options: RunOptions) -> list[Note | None]:
@@ -287,18 +301,14 @@ def _refusals_note(trials: Sequence[Trial], record: RunRecord) -> Note | None:
     return RefusalsSimulated(refusals.compared, refusals.agreed, refusals.is_trusted) if refusals.compared else None
 
 
-def _notes(result: StudyResult, record: RunRecord, confirm_seconds: float | None) -> tuple[Note, ...]:
-    """Return notes for the user on the measurements of a study, and on the rest of a confirmation that continues."""
-    measurements = [measurement for trial in result.trials for _, measurement in trial.measurements]
-    measurements += [again.measurement for trial in result.trials for again in trial.confirmations]
+def _notes(result: StudyResult, record: RunRecord, confirm_seconds: float | None) -> list[Note | None]:
+    """Return notes for the user on the end of a study, and on the rest of a confirmation that continues."""
     notes = [
         *result.notes,
-        throttle_note([measurement.gpu_throttling for measurement in measurements]),
-        lateness_note(measurements),
         _refusals_note(result.trials, record),
         SearchConverged(SMALLEST_GAIN) if record.search_ended == "converged" else None,
     ]
     if confirm_seconds is not None and (plan := record.confirmation_plan()) is not None:
         look = next_look_of(plan, result.trials, record.task.problem)
         notes.append(NextVerdictNeeds(look.servers, look.seconds) if look else ConfirmationComplete())
-    return present(notes)
+    return notes

@@ -10,6 +10,7 @@ from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
 from optimizer.core.notes import Note, present
 from optimizer.core.timing import Budget, Stopwatch
+from optimizer.machine.conditions import speed_note
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.judgement import lateness_note
 from optimizer.options.run_options import RunOptions
@@ -77,8 +78,8 @@ def verify(
             confirmer = Confirmer(problem, target, measurer, budget, fresh)
             confirmer.verify(before.recommended, planned)
     verified = verification.verify(confirmer.trials, planned, problem)
-    late = lateness_note(window.measurement for trial in confirmer.trials for window in trial.confirmations)
-    shown = present([environment.remote_note(), *measurer.notes, late])
+    windows = [window.measurement for trial in confirmer.trials for window in trial.confirmations]
+    shown = present([environment.remote_note(), *measurer.notes, lateness_note(windows), speed_note(windows)])
     document = verification.document(verified, before, str(folder.path), shown)
     summary.write_json(folder.path / verification.FILE, document)
     return VerifyResult(verified, before, problem, environment.hardware, folder, shown)

@@ -23,7 +23,7 @@ def test_a_warm_start_reads_another_run_and_a_resume_on_another_machine_is_refus
     assert warm.code in FINISHED, warm.complaints
     (run_folder,) = (playground.here / "results").glob("*/*")
     info, their_info = (json.loads((folder / "run.json").read_text()) for folder in (run_folder, there))
-    assert [note for note in info["notes"] if note.startswith("warm start: ")], info["notes"]
+    (started,) = (note for note in info["notes"] if note.startswith("warm start: "))
     assert f"--warm-start {there}" in info["command"]
     assert info["fingerprint"] == their_info["fingerprint"]
     assert info["fingerprint"]["server"] == info["versions"]["tritonserver"]
@@ -38,6 +38,12 @@ def test_a_warm_start_reads_another_run_and_a_resume_on_another_machine_is_refus
     (line,) = refused.complaints
     assert "moved: was measured with another device, server or perf_analyzer (cpu count " in line
     assert "begin a new run (--warm-start moved learns from that one)" in line
+
+    shutil.rmtree(there)
+    assert tune("--resume", run_folder).code in FINISHED
+    notes = json.loads((run_folder / "run.json").read_text())["notes"]
+    assert notes.count(started) == 1, "it still says how the run began"
+    assert sum(note.startswith("continued without the warm start: ") for note in notes) == 1
 
 
 def rows(folder: Path) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from objectives.latency_sketch import count_over, sketch_latencies
-from objectives.metrics import LATENCY, QUANTILES, TIMINGS, Measurement, Timing
+from objectives.metrics import LATENCY, QUANTILES, TIMINGS, Measurement, Timing, four_digits
 from objectives.response_times import median_request
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
@@ -520,7 +520,7 @@ def _check_verdict(requests: SentRequests, on_time: SentRequests, load: LoadPoin
 def _late(requests: SentRequests, load: LoadPoint) -> str:
     return (
         f"at {load.request_rate:,.6g} requests/s {requests.late_share():.1%} were sent more than {LATE_MS:g} ms "
-        f"late, by up to {requests.late_by_ms.max():.4g} ms"
+        f"late, by up to {four_digits(float(requests.late_by_ms.max()))} ms"
     )
 
 
@@ -529,7 +529,8 @@ def _lateness_in_p95(requests: SentRequests, on_time: SentRequests, spread_limit
     p95_ms, at_best_ms = (_quantile(each.latencies_ms, 0.95) for each in (requests, on_time))
     if p95_ms - at_best_ms <= spread_limit * at_best_ms or math.isinf(spread_limit):
         return ""
-    return f"unstable: p95 {p95_ms:.4g} ms, of which late sending may be {p95_ms - at_best_ms:.4g} ms"
+    late_ms = four_digits(p95_ms - at_best_ms)
+    return f"unstable: p95 {four_digits(p95_ms)} ms, of which late sending may be {late_ms} ms"
 
 
 def _disagreement(

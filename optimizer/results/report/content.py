@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_folder, one_line, read_bytes, resolve_inside
 from optimizer.measure.load_client.judgement import lateness_note
 from optimizer.results import formatting, summary
-from optimizer.results.finished_run import FinishedRun, remark
+from optimizer.results.finished_run import FinishedRun, remark, resume_command
 from optimizer.results.forecast_accuracy import ForecastChecks, check_forecasts
 from optimizer.results.recommendation import Outcome
 from optimizer.results.report import tables
@@ -180,9 +179,8 @@ def _next_step(run: FinishedRun, outcome: Outcome) -> NextStep | None:
     """Return what to do next; None if other workers continue the study of the run."""
     if run.status in ("found", "none"):
         return summary.next_step(outcome, run.folder.path, _command(run))
-    if run.status == "left":
-        return None
-    return NextStep("continue the run", f"tune --resume {shlex.quote(one_line(str(run.folder.path)))}")
+    command = resume_command(run)
+    return NextStep("continue the run", command) if command else None
 
 
 def _command(run: FinishedRun) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import pytest
 
 from optimizer.core import notes
-from optimizer.core.notes import Note
+from optimizer.core.notes import LASTING, Note, lasting_documents, present, read_lasting
 
 EXAMPLES: tuple[Note, ...] = (
     notes.SeparateCpus("0-2", "3"),
@@ -72,3 +73,33 @@ def test_one_configuration_that_was_left_out_is_singular() -> None:
     assert str(notes.TransferLeftOut(2, "measurement", "r")) == (
         "2 measurements of r were left out: other request batch sizes"
     )
+
+
+def test_notes_that_last_come_back_from_a_record_as_they_were() -> None:
+    record = json.loads(json.dumps(lasting_documents(EXAMPLES)))
+    assert read_lasting(record) == tuple(note for note in EXAMPLES if isinstance(note, LASTING))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        None,
+        {},
+        [3],
+        [{}],
+        [{"note": "SearchConverged", "smallest_gain": 0.02}],
+        [{"note": ["ServedOnCpu"]}],
+        [{"note": "ServedOnCpu", "cause": "unknown"}],
+        [{"note": "ServedOnCpu", "cause": {}}],
+        [{"note": "WarmStarted", "configurations": "many", "study": "a run", "machine": ""}],
+        [{"note": "WarmStarted", "configurations": 3, "study": ["a run"], "machine": ""}],
+        [{"note": "CpusUsedByOthers", "host": "node1", "port": 3}],
+    ],
+)
+def test_what_is_no_note_that_lasts_is_left_out(record: object) -> None:
+    assert read_lasting(record) == ()
+
+
+def test_a_note_of_an_earlier_session_that_occurs_again_is_shown_once() -> None:
+    note, other = notes.ServedOnCpu("the server sees no GPU"), notes.WarmStarted(12, "an earlier run", "")
+    assert present([note, None, other, *read_lasting(lasting_documents([note]))]) == (note, other)

@@ -25,6 +25,7 @@ from optimizer.machine.conditions import (
     SpeedProbe,
     describe_disturbance,
     process_tree,
+    speed_note,
     tree_by_children,
     tree_by_parents,
     tree_memory_bytes,
@@ -183,27 +184,22 @@ def test_a_disturbance_is_described_with_its_share() -> None:
 # -- speed probe ------------------------------------------------------------------------------------------------
 
 
+def test_a_short_disturbance_of_a_probe_does_not_count() -> None:
+    probes = iter([0.040, 0.900])
+    assert SpeedLog(probes.__next__).probe() == 0.040
+
+
 @pytest.mark.parametrize(
-    ("seconds", "note"),
+    ("probes_ms", "note"),
     [
-        ([0.040, 0.040], None),
-        ([0.040, 0.040, 0.048, 0.047], None),
-        ([0.040, 0.041, 0.040, 0.900], None),  # a short disturbance
-        ([0.064, 0.070, 0.040, 0.040], SpeedVaried(0.064 / 0.040)),
+        ([], None),
+        ([None, 40.0], None),
+        ([40.0, 47.0, None], None),
+        ([64.0, 40.0, 50.0], SpeedVaried(1.6)),
     ],
 )
-def test_a_note_says_that_the_speed_varied(seconds: list[float], note: SpeedVaried | None) -> None:
-    probes = iter(seconds)
-    log = SpeedLog(probes.__next__)
-    for _ in range(len(seconds) // 2):
-        log.probe()
-    assert log.note() == note
-
-
-def test_without_probes_the_speed_has_not_varied() -> None:
-    log = SpeedLog(lambda: 1.0)
-    assert log.variation() == 1.0
-    assert log.note() is None
+def test_a_note_says_that_the_speed_varied(probes_ms: list[float | None], note: SpeedVaried | None) -> None:
+    assert speed_note(Measurement(speed_probe_ms=probe_ms) for probe_ms in probes_ms) == note
 
 
 def test_a_probe_works_on_every_cpu() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectives.metrics import METRICS, Measurement
+from objectives.metrics import METRICS, Measurement, four_digits
 from objectives.sla import Constraint, Sla, parse_bytes, parse_duration_ms, parse_rate
 
 NEVER = [
@@ -158,3 +158,15 @@ def test_an_sla_is_read_as_it_is_written() -> None:
 def test_a_bound_reads_as_one_would_say_it() -> None:
     assert str(Constraint("latency-p95", 20)) == "p95 <= 20 ms"
     assert str(Constraint("throughput", 4000)) == "throughput >= 4000 infer/s"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (11_890.4, "11,890"), (99_999.0, "100,000"), (21.4, "21.4"), (1.23456, "1.235"), (9.99996, "10"),
+        (0.002, "0.002"), (5e-5, "0.00005"), (-12_345.0, "-12,340"),
+        (1.5e16, "15,000,000,000,000,000"), (0.0, "0"), (math.inf, "inf"),
+    ],
+)  # fmt: skip
+def test_four_digits_have_no_exponent(value: float, text: str) -> None:
+    assert four_digits(value) == text

@@ -327,11 +327,15 @@ def test_runs_that_cannot_be_planned_from(streaming: Path, tmp_path: Path) -> No
     unconfirmed = edited(streaming, "unconfirmed")
     searched = [lines[0], *(line for line in lines[1:] if not line.split(",")[confirmation])]
     (unconfirmed / "trials.csv").write_text("\n".join(searched) + "\n")
+    cut_off = edited(unconfirmed, "cut_off")
+    info = json.loads((cut_off / "run.json").read_text())
+    (cut_off / "run.json").write_text(json.dumps({**info, "status": "interrupted"}))
     averages = edited(streaming, "averages", constraints=["ttft-avg <= 200 ms"])
     damaged = edited(streaming, "damaged", tokens={"prompt": {"smallest": 1}})
     simulated = Path("tests/data/dlrm/sample").resolve()
     for runs, message in (
-        ([unconfirmed], "its recommendation has no measurement on fresh servers"),
+        ([unconfirmed], f"no measurement on fresh servers.* `tune verify {unconfirmed} --budget 3m` makes it"),
+        ([cut_off], f"no measurement on fresh servers.* `tune --resume {cut_off}` makes it"),
         ([averages], "permits no share of the requests"),
         ([damaged], "problem.tokens"),
         ([streaming, simulated], "is no run of a model that streams or keeps state, but another run is"),

@@ -141,3 +141,10 @@ def test_windows_that_do_not_count_are_not_in_the_shown_figures() -> None:
     assert outcome.recommended.measurement.stable
     assert outcome.recommended.measurement.latency_p95_ms == 10.0
     assert outcome.recommended in outcome.front
+
+
+def test_a_missed_throughput_is_given_without_an_exponent() -> None:
+    trial = Trial(0, BASELINE, ((LoadPoint(1, 16), window(11_890.0, 10.0, 2000)),))
+    problem = replace(PROBLEM, sla=Sla.from_bounds({"throughput": 20_000.0}))
+    outcome = assess([trial], problem, BASELINE, PLAIN)
+    assert outcome.holds_back == "throughput is 11,890 infer/s, but the SLA asks for throughput >= 20,000 infer/s"

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.core.notes import HighestConcurrency
+from objectives.metrics import Measurement
+from optimizer.core.notes import HighestConcurrency, SpeedVaried
+from optimizer.core.trial import Confirmation, LoadPoint, Trial
 from optimizer.results.recommendation import assess
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.run_record import RunRecord, current_versions
-from optimizer.study.tuning_run import _highest_concurrency
+from optimizer.study.tuning_run import _highest_concurrency, _notes_on_measurements
 from tests.drawn_server import BASELINE, FAST, FASTER, Drawing, drawn_problem, searched
 
 
@@ -29,6 +31,13 @@ def test_a_load_that_only_the_profile_limits_is_noted(
     assert outcome.recommended is not None
     assert outcome.recommended.load.concurrency == concurrency
     assert _highest_concurrency(outcome, problem) == noted
+
+
+def test_the_speed_is_compared_over_all_sessions() -> None:
+    load = LoadPoint(1, 4)
+    first, second = Measurement(100.0, speed_probe_ms=20.0), Measurement(60.0, speed_probe_ms=32.0)
+    trial = Trial(0, FAST, ((load, first),), confirmations=(Confirmation(1, load, second, 0.01),))
+    assert SpeedVaried(1.6) in _notes_on_measurements([trial])
 
 
 @dataclass
