@@ -50,13 +50,14 @@ OFF = "off"
 _LARGEST = 2**31 - 1
 MOST_SERVER_PROCESSES = 64
 _WAITING = (OLDEST_DELAY, DIRECT_DELAY, SLOT_UTILIZATION)  # how long the sequence batcher waits for more requests
-# ModelConfig fields that are dimensions of their own
-_OWN = (
-    "max_batch_size",
-    "dynamic_batching",
-    "dynamic_batching.max_queue_delay_microseconds",
-    "dynamic_batching.preferred_batch_size",
-)
+# ModelConfig fields that are dimensions of their own -> their keys in a profile and their options of ``tune sweep``
+_OWN = {
+    "max_batch_size": ("max_batch_size", "--max-batch-size"),
+    "dynamic_batching": ("max_queue_delay_microseconds", "--max-queue-delay"),
+    "dynamic_batching.max_queue_delay_microseconds": ("max_queue_delay_microseconds", "--max-queue-delay"),
+    "dynamic_batching.preferred_batch_size": ("preferred_batch_size", "--preferred-batch-size"),
+}
+_COUNT = ("instance_group_count", "--instance-count")
 
 
 class ModelKind(Enum):
@@ -328,8 +329,9 @@ def _delay(value: object) -> int:
 
 
 def _field(path: str, values: Any) -> tuple[FieldValue, ...]:
-    if path in _OWN or (path.startswith("instance_group") and path.endswith(".count")):
-        raise ParameterError(path, "is a setting of its own; use its name in the space (instance_count, …)")
+    is_count = path.startswith("instance_group") and path.endswith(".count")
+    if own := _COUNT if is_count else _OWN.get(path):
+        raise ParameterError(path, f"write space.{own[0]} in a profile, or {own[1]} of `tune sweep`, in place of it")
     for value in values:
         if not isinstance(value, (str, int, float)) or value != value:
             raise ParameterError(path, f"{value!r} is not a text, a number or true/false")

@@ -128,6 +128,7 @@ def build_space(
     least = batch.largest  # a smaller max_batch_size would refuse requests
     largest = source.tuned_config.max_batch_size
     fields = {**_other_models(source, hardware), **section.fields()}
+    _check_backend(section, backend_of(source.tuned_config))
     if section == SpaceSection() and not hardware.gpus and backend_of(source.tuned_config) == "onnxruntime":
         fields |= _execution_fields(source, hardware, embedded=embedded)
     check_sequence_fields(section, source.tuned_config, fields)
@@ -211,6 +212,16 @@ def space_keys(space: SearchSpace) -> dict[str, Any]:
         elif path != VARIANT:  # it follows from the variants of the model section
             keys.setdefault("config", {})[path] = [*values]
     return keys
+
+
+def _check_backend(section: SpaceSection, backend: str) -> None:
+    """Raise ParameterError if the section sets threads of ONNX Runtime for a model of another backend.
+
+    Its other settings are checked with ``check_execution``, because other backends read some of them.
+    """
+    for path in section.onnxruntime.fields() if backend not in ("", execution.BACKEND) else ():
+        if path.startswith("parameters."):
+            raise ParameterError(path, f"only ONNX models have it, and the backend is {backend}; leave it out")
 
 
 def _other_models(source: ModelSource, hardware: Hardware) -> dict[str, tuple[FieldValue, ...]]:

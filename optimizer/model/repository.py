@@ -102,6 +102,9 @@ def read_repository_model(
         raise BadInputError(f"{show_path(repository)}: no such model repository")
     folder = repository / name
     if not is_folder(folder):
+        if _is_model(repository):
+            problem = "this is the folder of a model, not a repository; give the folder above it"
+            raise BadInputError(f"{show_path(repository)}: {problem}")
         has = list_models(repository) or "none"
         raise BadInputError(f"{show_path(repository)}: no model {format_value(name)} there; it has {has}")
     versions = _versions(folder)
@@ -402,6 +405,10 @@ def _gather(
 def _batcher(top: ModelSource, parts: dict[str, ModelSource], wanted: str | None) -> str:
     able = {name: part for name, part in parts.items() if not is_ensemble(part.config)}
     if wanted is not None and wanted != top.name and wanted not in able:
+        if not able:
+            raise BadInputError(
+                f"model.batcher: {top.name} calls no other model, so the space is about itself; leave the key out"
+            )
         raise BadInputError(
             f"model.batcher: {format_value(wanted)} is not a model of {top.name}, which has {', '.join(able)}"
         )

@@ -176,12 +176,7 @@ def headline(plan: CapacityPlan, answer: FleetPlan) -> str:
     if answer.carries is None:
         if answer.replicas == 0 and plan.question.rate is None and answer.rate == 0:
             return f"{source.model}: the budget is too small for one replica of {source.hardware}"
-        alone = (
-            f": its latency is {formatting.number(answer.unloaded_ms)} ms at almost no load"
-            if answer.unloaded_ms
-            else ""
-        )
-        return f"{source.model}: no number of replicas meets {goal} safely{alone}"
+        return f"{source.model}: no number of replicas meets {goal} safely{_alone(answer)}"
     if not answer.feasible:
         return f"{source.model}: {have} meet {goal} safely at no rate"
     if plan.question.rate is None:
@@ -194,9 +189,19 @@ def headline(plan: CapacityPlan, answer: FleetPlan) -> str:
     return f"{source.model}: {have} serve {rate} within {latency} <= {formatting.number(safe_ms)} ms"
 
 
+def _alone(answer: FleetPlan) -> str:
+    """Return the latency at almost no load as the reason why no number of replicas is enough; empty if unknown."""
+    if not answer.unloaded_ms:
+        return ""
+    latency_ms, sla = formatting.number(answer.unloaded_ms), answer.source.sla
+    if answer.unloaded_ms <= sla.latency_bound_ms(sla.judged_latency):
+        return f": {latency_ms} ms is expected at almost no load, but the measured deployments differ too much"
+    return f": its latency is {latency_ms} ms at almost no load"
+
+
 def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> None:
     source, question = answer.source, plan.question
-    is_undecided = answer.feasible and source.verdict is Verdict.UNDECIDED
+    is_undecided = source.verdict is Verdict.UNDECIDED
     style = formatting.VERDICT_STYLES[Verdict.UNDECIDED] if is_undecided else "bold"
     console.print(headline(plan, answer), style=style, highlight=False, markup=False)
     if is_undecided:

@@ -12,6 +12,7 @@ from objectives.sla import Sla
 from objectives.verdict import ConfidenceInterval, ThroughputRatio
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points, latest_points
+from optimizer.machine.conditions import describe_disturbance
 from optimizer.results import formatting
 from optimizer.results.confirmation_plan import Confirmed, compare_throughput, judge_confirmations, meets_sla
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
@@ -251,7 +252,8 @@ def _holds_back(
     if worst.violation(closest.measurement) <= 0:
         return f"no measurement that meets the SLA was stable: {closest.measurement.reason}"
     if METRICS[worst.metric].timing:
-        return _latency_reason(trials, confirmed, worst.metric, worst.bound)
+        reason = _latency_reason(trials, confirmed, worst.metric, worst.bound)
+        return "; ".join(filter(None, (reason, describe_disturbance(closest.measurement))))
     metric = METRICS[worst.metric]
     value = metric.value(closest.measurement)
     if value is None:

@@ -18,7 +18,7 @@ from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
 from objectives.metrics import LATENCY, METRICS, QUANTILES, STATISTICS, TIMINGS, Measurement
 from objectives.sequential import LOOKS
-from objectives.sla import Sla
+from objectives.sla import Constraint, Sla
 from objectives.verdict import SlaVerdict, estimand, needed_requests
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
@@ -200,6 +200,24 @@ def _is_disturbed(confirmed: Confirmed | None) -> bool:
     return confirmed.judged.counts_disturbed or bool(describe_disturbance(confirmed.point.measurement))
 
 
+def _may_fail_by_disturbance(measurement: Measurement, sla: Sla) -> bool:
+    """Return whether ``measurement`` could meet all bounds if other processes or machines had taken no CPU time.
+
+    Each latency is then at best that part of itself in which the CPUs were free for the server.
+    """
+    if not describe_disturbance(measurement):
+        return False
+    free_share = 1 - (measurement.other_cpu_share or 0.0)
+
+    def may_meet(bound: Constraint) -> bool:
+        value = METRICS[bound.metric].value(measurement)
+        return bound.violation(measurement) <= 0 or (
+            METRICS[bound.metric].timing is not None and value is not None and free_share * value <= bound.bound
+        )
+
+    return all(may_meet(bound) for bound in sla)
+
+
 def _only_baseline_measured(outcome: Outcome) -> bool:
     """Return whether the run ended before the search, so that its recommendation says nothing of other settings."""
     return outcome.trials == 1 and outcome.recommended is outcome.baseline and "dynamic_batching" in outcome.untried
@@ -254,6 +272,8 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
         return NextStep(f"{first}continue the test", verify_command(folder))
     if outcome.closest is not None:
         if outcome.sla.is_met(outcome.closest.measurement):  # but it was not stable
+            return NextStep("stop other programs on this machine, then run again", reproduce)
+        if _may_fail_by_disturbance(outcome.closest.measurement, outcome.sla):
             return NextStep("stop other programs on this machine, then run again", reproduce)
         return NextStep("see what would help, or relax the bound", f"tune explain {run}")
     if outcome.recommended is None:

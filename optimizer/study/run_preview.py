@@ -33,6 +33,7 @@ from optimizer.study.searcher_factory import load_warm_start
 from optimizer.study.task import Task
 
 DYNAMIC_BATCHING = ("max_queue_delay_us", "preferred_batch_sizes")  # parameters that a stateful model does not have
+CHOICES_WIDTH = 24  # columns of a terminal that are left for the choices next to a long name
 PROPOSALS = 2  # further ones of tpe depend on the measurements
 SERVER_MB = 90  # of the download
 REASONS = {
@@ -198,12 +199,18 @@ def print_preview(console: Console, shown: RunPreview) -> None:
     formatting.print_line(console)
     formatting.print_line(console, f"space: {formatting.count(len(problem.space), 'configuration')}")
     choices = formatting.plain_table("parameter", "choices")
-    choices.columns[0].overflow = "fold"  # names can be copied
     hidden = DYNAMIC_BATCHING if problem.space.is_stateful else ()
-    for name, values in problem.space.parameters().items():
-        if name in hidden:
-            continue
-        choices.add_row(Text(one_line(name)), Text(one_line(", ".join(map(_choice, values)))))
+    shown_choices = {
+        one_line(name): one_line(", ".join(map(_choice, values)))
+        for name, values in problem.space.parameters().items()
+        if name not in hidden
+    }
+    names = choices.columns[0]
+    names.overflow = "fold"
+    # A name that is broken over two lines cannot be copied, so the choices are broken first.
+    names.width = min(max(map(len, shown_choices)), max(console.width - CHOICES_WIDTH, 1))
+    for name, values in shown_choices.items():
+        choices.add_row(Text(name), Text(values))
     formatting.print_table(console, choices)
     formatting.print_line(console)
     formatting.print_line(console, "tried first:")

@@ -707,6 +707,8 @@ def test_a_missing_model_is_reported_with_the_models_of_the_repository(
     assert_says(ended, ("this is a model repository with bare, first; give --model-repository FOLDER and one",))
     ended = tune_without_server(called_tune, playground, "--model-repository", "models/notes", "first")
     assert_says(ended, ("models/notes: no model 'first' there; it has none",))
+    ended = tune_without_server(called_tune, playground, "--model-repository", "models/first", "first")
+    assert_says(ended, ("models/first: this is the folder of a model, not a repository; give the folder above it",))
 
 
 @pytest.mark.parametrize("name", ["../m", "/m", "a/b", ".", ".."])

@@ -160,3 +160,10 @@ def test_the_sequences_of_a_stateful_model_are_shown(dry_run: Tune, playground: 
     shown = dry_run("--sla-p95", "50ms", "--json", "--model-repository", "models", "sums")
     load = json.loads(shown.stdout)["load"]
     assert (load["generator"], load["confirmation_generator"]) == ("tune", "tune")
+
+
+def test_long_names_of_parameters_stay_on_one_line_and_no_choice_is_lost(dry_run: Tune) -> None:
+    shown = dry_run("--sla-p95", "50ms", "net.onnx")
+    names = [line.split()[0] for line in shown.stdout.splitlines() if line.startswith("parameters.")]
+    assert "parameters.intra_op_thread_count.string_value" in names
+    assert "off, 0, 100, 500, 1000, 2000, 5000" in " ".join(shown.stdout.split())

@@ -294,3 +294,11 @@ def test_the_derived_space_has_what_the_machine_suggests(
     of_backend = {name: tuple(value) for name, value in keys.get("onnxruntime", {}).items()}
     assert derived(SpaceSection.model_validate({**lists, "onnxruntime": of_backend})) == space
     assert of_backend.get("allow_spinning", (True, False)) == (True, False)
+
+
+@pytest.mark.parametrize("setting", ["intra_op_thread_count", "inter_op_thread_count", "execution_mode"])
+def test_threads_of_onnx_runtime_are_refused_for_another_backend(setting: str) -> None:
+    section = SpaceSection.model_validate({"onnxruntime": {setting: (1,)}})
+    source = ModelSource(Path("models"), "m", ModelConfig(name="m", backend="python", max_batch_size=8))
+    with pytest.raises(ParameterError, match="only ONNX models have it, and the backend is python; leave it out"):
+        build_space(section, source, parse_size_distribution("1"), Hardware((), "a CPU", 2, 2**33))

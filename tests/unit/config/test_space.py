@@ -46,8 +46,11 @@ def test_parameters_are_the_choices_by_name() -> None:
         ({"max_queue_delay_us": ("on",)}, "max_queue_delay_us: 'on' is neither"),
         ({"preferred_batch_sizes": ("half",)}, "preferred_batch_sizes: 'half' is no policy"),
         ({"instance_count": (0,)}, "instance_count: 0 is not a whole number from 1"),
-        ({"fields": {"max_batch_size": (1,)}}, "max_batch_size: is a setting of its own"),
-        ({"fields": {"instance_group.0.count": (1,)}}, "instance_group.0.count: is a setting of its own"),
+        ({"fields": {"max_batch_size": (1,)}}, "max_batch_size: write space.max_batch_size in a profile"),
+        (
+            {"fields": {"instance_group.0.count": (1,)}},
+            "instance_group.0.count: write space.instance_group_count",
+        ),
         ({"fields": {"default_model_filename": ("m", "$(x)")}}, "default_model_filename: .*shell"),
         ({"fields": {"m/default_model_filename": ("a b",)}}, "m/default_model_filename: .*shell"),
         ({"fields": {ENVIRONMENT: ("/x/$(y)",)}}, f"{ENVIRONMENT}: .*shell"),

@@ -71,6 +71,12 @@ def test_missing_step_of_an_ensemble_is_named(tmp_path: Path) -> None:
         read_source(stored(tmp_path), "chain")
 
 
+def test_a_batcher_of_a_model_without_steps_is_refused(tmp_path: Path) -> None:
+    write_ensemble(tmp_path, milliseconds=5)
+    with pytest.raises(BadInputError, match=r"^model\.batcher: first calls no other model, .*; leave the key out$"):
+        read_source(stored(tmp_path), "first", batcher="second")
+
+
 def test_an_ensemble_that_calls_itself_is_refused(tmp_path: Path) -> None:
     config = write_ensemble(tmp_path, milliseconds=5) / "config.pbtxt"
     config.write_text(config.read_text().replace('"second"', '"chain"'))

@@ -349,8 +349,8 @@ FAULTS = [
     ),
     (
         MODEL + "space:\n  max_batch_size: [8]\n  config:\n    max_batch_size: [8]",
-        "p.yaml:5: space.config.max_batch_size: is a setting of its own; use its name in the "
-        "space (instance_count, …)",
+        "p.yaml:5: space.config.max_batch_size: write space.max_batch_size in a profile, or --max-batch-size of "
+        "`tune sweep`, in place of it",
     ),
     (
         MODEL + "space: {config: {a: [[1]]}}",

@@ -7,17 +7,20 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from optimizer.cli.plan import main
+from optimizer.cli.plan import main, read_plan_arguments
 from optimizer.core.errors import BadInputError
 from optimizer.emit.kubernetes import target_load
 from optimizer.emit.production import ProductionSettings, read_repository
 from optimizer.emit.recommended import read_recommendation
+from optimizer.plan.capacity_plan import plan
+from optimizer.plan.plan_report import headline
 from optimizer.plan.traffic import read_trace
 from optimizer.results.finished_run import read_run
 
@@ -193,6 +196,16 @@ def test_the_emitted_autoscaler_is_tested_on_a_day(run: Path, capsys: pytest.Cap
 def test_no_number_of_replicas_is_exit_1(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run), "--rate", "1000/s", "--sla-p95", "1ms"]) == 1
     assert "no number of replicas meets p95 <= 1 ms safely: its latency is" in capsys.readouterr().out
+
+
+def test_a_latency_within_the_bound_is_not_given_as_the_reason_for_missing_it(run: Path) -> None:
+    question = read_plan_arguments([str(run), "--rate", "1000/s"]).question
+    found = plan(question, [read_run(run)])
+    unsafe = replace(found.answers[0], count=None, replicas=0, at_rate=None, unloaded_ms=5.0)
+    assert headline(found, unsafe).endswith(
+        "safely: 5.00 ms is expected at almost no load, but the measured deployments differ too much"
+    )
+    assert headline(found, replace(unsafe, unloaded_ms=500.0)).endswith("its latency is 500 ms at almost no load")
 
 
 def test_an_undecided_run_is_exit_4(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

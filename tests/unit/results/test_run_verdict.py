@@ -244,3 +244,21 @@ def test_the_verdict_of_a_recorded_run_depends_on_its_confirmation_and_bounds() 
     assert assess(searched, replace(run.problem, sla=Sla()), *compared).verdict is Verdict.PASS
     tight = replace(run.problem, sla=Sla.from_bounds({"p95": 0.1}))
     assert assess(run.trials, tight, *compared).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(("p95_ms", "reruns"), [(60.0, True), (200.0, False)])
+def test_a_missed_bound_names_the_other_programs_and_repeats_the_run_if_they_may_be_the_cause(
+    p95_ms: float, reruns: bool
+) -> None:
+    slowed = replace(measurement(30.0, p95_ms), other_cpu_share=0.8)
+    result = assess([Trial(0, BASELINE, ((LoadPoint(1, concurrency=1), slowed),))], known_problem(), BASELINE, PLAIN)
+    assert result.verdict is Verdict.FAIL
+    assert result.holds_back == (
+        f"a single inference takes {p95_ms:.0f} ms; other processes or machines took 80 % of the CPUs while this was "
+        "measured"
+    )
+    step = summary.next_step(result, "run", "tune known")
+    if reruns:
+        assert step == summary.NextStep("stop other programs on this machine, then run again", "tune known")
+    else:
+        assert step.command == "tune explain run"
