@@ -49,6 +49,7 @@ BATCHER_PREFIX = "dynamic_batching."  # of the fields of the dynamic batcher
 NO_BATCHING = "# no dynamic_batching"
 VERDICT_STYLES = {Verdict.PASS: "bold green", Verdict.UNDECIDED: "bold yellow", Verdict.FAIL: "bold red"}
 MOST_DECIMALS, RATIO_DECIMALS = 6, 2
+COARSEST = 0.05  # share by which rounding may change the lower end of a wide interval
 ONE_DIGIT_FROM = 3.55  # first digits of an uncertainty that is written with one digit; smaller ones have two
 NEGLIGIBLE = 1e-5  # a narrower relative width of an interval comes from rounding errors
 MOST_SKEW = 4.0  # largest ratio of the distances to the ends of an interval that ± stands for
@@ -161,11 +162,17 @@ def interval(metric: Metric, bounds: ConfidenceInterval) -> str:
 
 
 def _ends(low: float, high: float, most_decimals: int = MOST_DECIMALS) -> str:
-    """Return ``7,110 to 7,310``, with the digits that half of the width allows."""
+    """Return ``7,110 to 7,310``, with the digits that half of the width allows.
+
+    The lower end has more digits if these would change it much: ``2.7 to 15`` instead of ``3 to 15``.
+    """
     if not NEGLIGIBLE * high < high - low < math.inf:
         return f"{number(low)} to {number(high)}"
     decimals = min(_decimals((high - low) / 2), most_decimals)
-    return f"{_rounded(low, decimals)} to {_rounded(high, decimals)}"
+    below = decimals
+    while below < most_decimals and abs(round(low, below) - low) > COARSEST * low:
+        below += 1
+    return f"{_rounded(low, below)} to {_rounded(high, decimals)}"
 
 
 def factor(ratio: ThroughputRatio) -> str:

@@ -140,6 +140,7 @@ class TestWords:
         throughput = METRICS["throughput"]
         assert formatting.interval(throughput, ConfidenceInterval(14424.8, 17680.3)) == "14,400 to 17,700 infer/s"
         assert formatting.interval(throughput, ConfidenceInterval(-5.0, 17680.3)) == "0 to 18,000 infer/s"
+        assert formatting.interval(throughput, ConfidenceInterval(2.7, 15.0)) == "2.7 to 15 infer/s"
         assert formatting.interval(throughput, ConfidenceInterval(14424.8, math.inf)) == "at least 14,400 infer/s"
 
     def test_the_change_of_a_configuration_has_no_other_lines(self) -> None:
