@@ -199,11 +199,8 @@ def _why_no_ratio(side: ComparedRun) -> str:
     """Return why the throughput of a run has no usable confirmation; empty if it has one."""
     if side.confirmed is None:
         return f"{side.label} was not measured on fresh servers"
-    judged, pooled = side.confirmed.judged, side.confirmed.point.measurement
-    if judged.counts_disturbed or not pooled.stable:
-        windows = f"{100 * judged.disturbed_share:.0f} % of its windows" if judged.counts_disturbed else pooled.reason
-        return f"the confirmation of {side.label} was disturbed ({windows or 'its windows disagree'})"
-    return ""
+    disturbance = side.confirmed.disturbance
+    return f"the confirmation of {side.label} was disturbed ({disturbance})" if disturbance else ""
 
 
 def _ratio(a: ComparedRun, b: ComparedRun, confidence: float, *, is_same_machine: bool) -> ThroughputRatio | None:

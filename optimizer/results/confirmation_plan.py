@@ -121,6 +121,14 @@ class Confirmed:
         """Return the confidence interval of ``metric``; None if it was not estimated."""
         return {**self.streamed, "throughput": self.throughput, self.latency: self.latency_ms}.get(metric)
 
+    @property
+    def disturbance(self) -> str:
+        """Why its values are not comparable with those of another run; empty if the machine was not disturbed."""
+        if self.judged.counts_disturbed:
+            return f"{100 * self.judged.disturbed_share:.0f} % of its windows were disturbed"
+        pooled = self.point.measurement
+        return "" if pooled.stable else pooled.reason or "its windows disagree"
+
 
 @dataclass(frozen=True, slots=True)
 class LoadLadder:

@@ -182,8 +182,8 @@ def _estimate(metric: Metric, point: Point | None, confirmed: Confirmed | None) 
         return None
     if confirmed is None:
         return Estimate(metric.name, value, unsure="not measured again on fresh servers")
-    if not confirmed.point.measurement.stable:  # the machine was busy: the windows disagree
-        return Estimate(metric.name, value, unsure=confirmed.judged.reason or confirmed.point.measurement.reason)
+    if confirmed.disturbance:
+        return Estimate(metric.name, value, unsure=confirmed.disturbance)
     interval = confirmed.interval(metric.name)
     if interval is None or interval.is_unknown or not math.isfinite(interval.high):
         return Estimate(metric.name, value, unsure=f"the interval of {metric.name} is not known")

@@ -168,7 +168,7 @@ def test_a_disturbed_confirmation_gives_no_ratio(a: Path, tmp_path: Path) -> Non
         table.append(Trial(0, CANDIDATE), CLOSED, disturbed, server, 0.01)
     comparison = compared(a, b)
     assert comparison.ratio is None
-    assert comparison.no_ratio == "the confirmation of B was disturbed (100 % of its windows)"
+    assert comparison.no_ratio == "the confirmation of B was disturbed (100 % of its windows were disturbed)"
 
 
 def test_without_bounds_a_run_that_was_not_confirmed_has_no_ratio(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_confirmation_that_was_disturbed_gives_no_interval(tmp_path: Path, fol
     figure = describe_entry(entry, read_run(folder.path / entry.folder)).figure
     assert figure is not None
     assert (figure.low, figure.high) == (None, None)
-    assert "others took 40 % of the CPUs" in figure.unsure
+    assert figure.unsure == "100 % of its windows were disturbed"
 
 
 def test_the_minimums_come_first_and_the_confirmations_last(tmp_path: Path, folder: BatchFolder) -> None:
