@@ -61,7 +61,7 @@ def fault_lines(
         if detail["type"] == "extra_forbidden":
             problem = _unknown_key(node.keys, known(detail["loc"][:-1], node.keys[:-1]), section_of(node.keys))
         else:
-            problem = _problem(detail)
+            problem = _problem(detail, node.keys)
         lines.append(str(located_error(file, node.line, node.keys, problem)))
     return lines
 
@@ -85,7 +85,7 @@ def _similar(word: str, known: Collection[str]) -> str:
     return f"did you mean {nearest[0]}?" if nearest else ""
 
 
-def _problem(detail: ErrorDetails) -> str:
+def _problem(detail: ErrorDetails, keys: Sequence[str]) -> str:
     kind, value, bounds = detail["type"], detail["input"], detail.get("ctx", {})
     shown = format_value(value)
     match kind:
@@ -116,7 +116,10 @@ def _problem(detail: ErrorDetails) -> str:
         case "string_too_long":
             return f"is longer than {bounds['max_length']} characters"
         case "model_type" | "dict_type":
-            return f"{shown} is not a mapping; leave the key out or fill it"
+            if value is None:
+                return f"{shown} is not a mapping; leave the key out or fill it"
+            example = EXAMPLES.get(keys[-1]) if keys else None
+            return f"{shown} is not a mapping of keys to values{f', such as {example}' if example else ''}"
         case _:
             return f"{shown}: {detail['msg']}"
 
@@ -127,6 +130,7 @@ INT32_MAX: Final = 2**31 - 1  # ModelConfig's max_batch_size, preferred_batch_si
 MAX_TERMS: Final = 32  # limit of the terms of a preferred-size policy
 MAX_INPUT_DATA_BYTES: Final = 1 << 30  # perf_analyzer reads the file at every start, at about 20 MB/s
 NUMBER, MIX = "<number>", "<mix>"  # the two types of request size, as pydantic names them in error locations
+EXAMPLES: Final = {"model": "{repository: ./models, name: my_model}", "sla": "{p95: 20ms}"}  # for errors
 SCORES: Final = ("accuracy", "auc")  # the metrics of ``optimizer.measure.score`` that need no file
 
 

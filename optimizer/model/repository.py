@@ -103,7 +103,8 @@ def read_repository_model(
     folder = repository / name
     if not is_folder(folder):
         if _is_model(repository):
-            problem = "this is the folder of a model, not a repository; give the folder above it"
+            parent = show_path(repository.absolute().parent)
+            problem = f"is the folder of a model; give the repository, which contains that folder: {parent}"
             raise BadInputError(f"{show_path(repository)}: {problem}")
         has = list_models(repository) or "none"
         raise BadInputError(f"{show_path(repository)}: no model {format_value(name)} there; it has {has}")

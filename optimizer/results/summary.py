@@ -117,7 +117,7 @@ def no_change(outcome: Outcome) -> str:
     """Return the sentence in place of the changes, if the current configuration is recommended."""
     if outcome.trials == 1:
         return "No change: no other configuration was measured."
-    return "No change: the current configuration is the best one."
+    return "No change: the current configuration is recommended."
 
 
 def headline(outcome: Outcome, problem: Problem) -> str:

@@ -708,7 +708,7 @@ def test_a_missing_model_is_reported_with_the_models_of_the_repository(
     ended = tune_without_server(called_tune, playground, "--model-repository", "models/notes", "first")
     assert_says(ended, ("models/notes: no model 'first' there; it has none",))
     ended = tune_without_server(called_tune, playground, "--model-repository", "models/first", "first")
-    assert_says(ended, ("models/first: this is the folder of a model, not a repository; give the folder above it",))
+    assert_says(ended, ("models/first: is the folder of a model; give the repository, which contains that folder: ",))
 
 
 @pytest.mark.parametrize("name", ["../m", "/m", "a/b", ".", ".."])

@@ -146,7 +146,8 @@ class BatchRunner:
             reason = f"a fault of tune itself: {type(error).__name__}: {redact(str(error))}"
         entry = self._entry_after(index, status, self.clock() - started, confirmed=confirm_share > 0)
         if status == "failed":
-            entry = replace(entry, state="failed", figure=None, reason=one_line(reason, MAX_REASON_LENGTH))
+            reason = one_line(reason, MAX_REASON_LENGTH)
+            entry = replace(entry, state="failed", figure=None, reason=reason, headline="", verdict="")
             self.say(f"{entry.label}: failed: {entry.reason}")
         self._states.pop(index, None)
         self._update_entry(index, entry)

@@ -116,3 +116,5 @@ def test_a_folder_without_a_run_is_reported_with_the_command_that_lists_runs(
         "tune: run empty: no run.json there nor in results/empty, and results has no run of such a model; give a "
         "run's folder, a model or latest (`tune runs` lists runs)\n",
     )
+    assert report.main(["results/empty"]) == 2
+    assert "run results/empty: no run.json there, and results has no run" in capsys.readouterr().err

@@ -178,6 +178,14 @@ def test_variants_with_other_inputs_are_refused(tmp_path: Path) -> None:
             read_source(stored(tmp_path), "four", variants=[other])
 
 
+def test_a_models_own_folder_in_place_of_its_repository_is_refused_with_the_repository(tmp_path: Path) -> None:
+    write_model(tmp_path, "four", CONFIG, doubler())
+    with pytest.raises(BadInputError) as caught:
+        read_source(stored(tmp_path / "four"), "four")
+    message = "is the folder of a model; give the repository, which contains that folder: "
+    assert str(caught.value).startswith(f"{tmp_path / 'four'}: {message}{tmp_path}")
+
+
 def test_flags_that_name_other_models_need_a_repository_and_go_before_the_profile(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"--variants x: mlp is not in a repository; put the models into one"):
         prepare_task(RunOptions("mlp", variants=("x",)), LAPTOP, print)

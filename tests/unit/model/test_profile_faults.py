@@ -130,7 +130,10 @@ FAULTS = [
         "p.yaml:2: gpu.batch_size: unknown key at this level; batch_size belongs in the section gpu.request",
     ),
     # the model
-    ("model: mlp", "p.yaml:1: model: 'mlp' is not a mapping; leave the key out or fill it"),
+    (
+        "model: mlp",
+        "p.yaml:1: model: 'mlp' is not a mapping of keys to values, such as {repository: ./models, name: my_model}",
+    ),
     ("model:\n", "p.yaml:1: model: null is not a mapping; leave the key out or fill it"),
     ("model: {}", "p.yaml:1: model: give either builder (and settings), or onnx, or repository and name"),
     (
@@ -264,7 +267,7 @@ FAULTS = [
         MODEL + "sla: {p95: [20ms]}",
         "p.yaml:2: sla.p95: ['20ms'] is not a time; write one such as 20ms, 0.02s or 500us",
     ),
-    (MODEL + "sla: 20ms", "p.yaml:2: sla: '20ms' is not a mapping; leave the key out or fill it"),
+    (MODEL + "sla: 20ms", "p.yaml:2: sla: '20ms' is not a mapping of keys to values, such as {p95: 20ms}"),
     # request and load
     (MODEL + "request: {batch_size: 0}", "p.yaml:2: request.batch_size: 0 is not at least 1"),
     (

@@ -239,7 +239,7 @@ class TestText:
         result = replace(outcome(study()[:1]), trials=2)
         assert result.recommended is result.baseline
         text = printed(result)
-        assert "No change: the current configuration is the best one." in text
+        assert "No change: the current configuration is recommended." in text
         assert "+ " not in text
         step = summary.next_step(replace(result, sla=Sla()), "r", "tune dlrm")
         assert (step.advice.split(",")[0], step.command) == ("keep the current configuration", "tune explain r")

@@ -174,6 +174,17 @@ def test_a_failing_entry_does_not_stop_others(tmp_path: Path, folder: BatchFolde
     assert exit_code(batch) == 3
 
 
+class FailAfterMeasuring(SampleRuns):
+    def __call__(self, options: RunOptions, folder: RunFolder, confirm_share: float) -> str:
+        super().__call__(options, folder, confirm_share)
+        raise ServerFault("the server is gone")
+
+
+def test_an_entry_that_fails_after_measuring_has_no_verdict(tmp_path: Path, folder: BatchFolder) -> None:
+    (entry,) = run(suite_of(tmp_path, "a"), FailAfterMeasuring(), folder).entries
+    assert (entry.state, entry.trials > 0, entry.verdict, entry.headline) == ("failed", True, "", "")
+
+
 def test_a_resume_repeats_failed_entries_only(tmp_path: Path, folder: BatchFolder) -> None:
     suite = suite_of(tmp_path, "a", "b")
     before = run(suite, SampleRuns({"b": BadInputError("no model b")}), folder)
