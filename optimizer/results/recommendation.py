@@ -116,7 +116,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
     def compared(candidate: Candidate) -> Point | None:
         if recommended is not None and recommended.candidate == candidate:
             return recommended
-        return _comparison(candidate, points, confirmed, problem)
+        return _comparison(candidate, points, confirmed, problem, speed)
 
     def gain_over(other: Point | None) -> ThroughputRatio | None:
         if recommended is not None and other is recommended:
@@ -188,16 +188,23 @@ def _without_selection(points: Sequence[Point], confirmed: Sequence[Confirmed]) 
 
 
 def _comparison(
-    candidate: Candidate, points: Sequence[Point], confirmed: Sequence[Confirmed], problem: Problem
+    candidate: Candidate,
+    points: Sequence[Point],
+    confirmed: Sequence[Confirmed],
+    problem: Problem,
+    speed: SpeedCorrection,
 ) -> Point | None:
-    """Return ``candidate`` at the load at which the recommendation is compared with it, see ``Outcome``."""
+    """Return ``candidate`` at the load at which the recommendation is compared with it, see ``Outcome``.
+
+    Of a candidate that only the search measured, a disturbed point counts as in the choice of the recommendation.
+    """
     again = [entry for entry in confirmed if entry.point.candidate == candidate]
     met = [entry.point for entry in again if meets_sla(entry, problem)]
     searched = [point for point in points if point.candidate == candidate]
     return (
         max(met, key=lambda point: point.load, default=None)
         or problem.sla.closest_point([entry.point for entry in again])
-        or _best(searched, problem)
+        or speed.best_point(searched, problem.best_point)
         or _best(searched, problem, unstable=True)
     )
 

@@ -148,3 +148,16 @@ def test_a_missed_throughput_is_given_without_an_exponent() -> None:
     problem = replace(PROBLEM, sla=Sla.from_bounds({"throughput": 20_000.0}))
     outcome = assess([trial], problem, BASELINE, PLAIN)
     assert outcome.holds_back == "throughput is 11,890 infer/s, but the SLA asks for throughput >= 20,000 infer/s"
+
+
+def test_a_disturbed_point_of_the_baseline_counts_as_in_the_choice_of_the_recommendation() -> None:
+    """Otherwise the baseline would be shown at a far lower load, and the gain would be several times too large."""
+    low, high = window(890.0, 4.9, 2000), replace(window(4600.0, 15.9, 2000, stable=False), other_cpu_share=0.4)
+    best = window(5000.0, 15.0, 2000)
+    trials = [
+        Trial(0, BASELINE, ((LoadPoint(1, 4), low), (LoadPoint(1, 29), high))),
+        Trial(1, PLAIN, ((LoadPoint(1, 29), best),)),
+    ]
+    outcome = assess(trials, PROBLEM, BASELINE, PLAIN)
+    assert outcome.baseline is not None
+    assert outcome.baseline.load.concurrency == 29
