@@ -87,8 +87,8 @@ class PlainWatcher(QuietWatcher):
         shown, met = summary.best_load(trial, self._problem)
         if shown is None:
             return "no figures"
-        if met:
-            return self._point_figures(shown)
+        if met:  # a disturbed measurement has less weight, so another trial may be the best one
+            return self._point_figures(shown) + ("" if shown.measurement.stable else ", disturbed")
         missed = "its windows disagree" if self._problem.sla.is_met(shown.measurement) else "misses the bound"
         return f"{self._point_figures(shown)}, {missed}"
 

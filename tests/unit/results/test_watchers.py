@@ -133,7 +133,7 @@ class TestPlain:
         with PlainWatcher(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as watcher:
             watcher.trial_finished(trial, best)
         assert "no dynamic batching: 4,000 infer/s" in text.getvalue()
-        assert "best so far: trial 0, 4,000 infer/s" in text.getvalue()
+        assert ", disturbed; best so far: trial 0, 4,000 infer/s" in text.getvalue()
         assert "misses the bound" not in text.getvalue()
 
     def test_each_line_has_the_figures_of_its_trial(self, run: FinishedRun) -> None:
