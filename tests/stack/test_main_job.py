@@ -396,7 +396,7 @@ def test_a_missed_sla_shows_the_closest_configuration_and_the_reason(playground:
     assert result["speedup"] is None
     assert result["closest"]["concurrency"] == 1
     milliseconds = result["closest"]["latency_p95_ms"]
-    assert result["holds_back"] == f"a single inference takes {milliseconds:.3g} ms"
+    assert result["holds_back"].startswith(f"a single inference takes {milliseconds:.3g} ms")  # may name disturbances
     assert milliseconds > 8
     assert f"{milliseconds:.3g} ms" in run.ended.stdout
     assert "http" in info["command"]

@@ -166,7 +166,7 @@ def test_combinations_without_effect_are_measured_once() -> None:
         ("--instance-count 0 m", "--instance-count 0: write whole numbers from 1"),
         ("--config nothing m", "--config nothing: write the path of a field and its values"),
         ("--config no.such=1 m", "no field 'no'"),
-        ("--config max_batch_size=1 m", "use its name in the space"),
+        ("--config max_batch_size=1 m", "--config max_batch_size: write space.max_batch_size"),
         ("--config optimization.graph.level=high m", "'high' does not fit; it takes a whole number"),
         ("--repeat 0 m", "--repeat 0: write a whole number from 1 to 100"),
         ("--sla-p95 5ms m", "--sla-p95: `tune sweep` measures only the listed cells"),
