@@ -293,7 +293,7 @@ class SpeedVaried(Note):
 
 @dataclass(frozen=True, slots=True)
 class DisturbedWindowsCounted(Note):
-    """Other programs disturbed so many windows of the confirmation, a share of 0 to 1, that all of them count."""
+    """Other programs disturbed this share (0 to 1) of the windows of the confirmation, and all windows count."""
 
     disturbed_share: float
 
