@@ -8,9 +8,8 @@ fresh servers of it and of three others until the time is over. Servers differ i
 in speed, and the machine may change its speed by a factor of 1.5 every 20 to 60 s. The speed probe before and after
 each load sees these steps, with noise, but not the differences between windows. Other programs may disturb a share of
 the time, in bursts of 1 to 8 s. A window is up to 1.5 times slower then, and it is marked as disturbed if they took
-more than the usual share of the CPUs. Latencies are lognormal and come in
-bursts: as many requests as are in flight have one latency. perf_analyzer's measurement on each tested server takes
-time, but never contradicts.
+more than the usual share of the CPUs. Latencies are lognormal and come in bursts: as many requests as are in flight
+have one latency. perf_analyzer's measurement on each tested server takes time, but never contradicts.
 
 A PASS is false if the expected share of requests over the bound on a fresh server, under the machine states of the
 windows of this configuration at this load that count, is above 5 %. The best safe throughput is the highest of all
@@ -70,7 +69,7 @@ CONFIRMATION_SECONDS = 110.0  # of the default budget of 180 s
 AUTOCORRELATION = 0.6  # of the speed of neighboring windows
 EPOCH_SECONDS, EPOCH_FACTOR = (20.0, 60.0), 1.5
 BURST_SECONDS, BURST_FACTOR = (1.0, 8.0), 1.5  # of other programs; the slowness of a window that they fill
-BURST_LIMIT = 0.3  # share of a window that other programs fill when it counts as disturbed: a third of the CPUs x 0.3
+BURST_LIMIT = 0.3  # a window counts as disturbed if other programs fill more than this share of it
 CROSS_CHECK_SECONDS = CROSS_CHECK_START_SECONDS + CROSS_CHECK_WINDOWS * SHORTEST_SECONDS  # of perf_analyzer
 TESTED_SERVER_SECONDS = START_SECONDS + WINDOWS * SHORTEST_SECONDS + CROSS_CHECK_SECONDS
 PROBE_NOISE = 0.03  # of the speed probe
@@ -124,7 +123,7 @@ class Configuration:
 
 @dataclass
 class Server:
-    """What was measured on one server.
+    """The measurement of one server.
 
     Attributes:
         latencies: Logs of latencies, shape [windows, effective requests].

@@ -23,7 +23,7 @@ from objectives.confidence import mean_bounds, next_look, pool_server_spread
 from objectives.metrics import LATENCY, METRICS, Measurement, four_digits
 from objectives.sequential import look_error
 from objectives.sla import Sla
-from objectives.verdict import ConfidenceInterval, pooled_quantile_ms
+from objectives.verdict import ConfidenceInterval, is_disturbed, pooled_quantile_ms
 
 ALLOWED_DIFFERENCE = 0.05  # of the log of the ratio; a smaller difference does not change a decision
 FEWEST_PAIRS = 2
@@ -158,7 +158,7 @@ def compare_load_generators(
 
 def _usable(pair: ServerPair) -> ServerPair | None:
     """Return the pair with its undisturbed windows; None if one side has no undisturbed value."""
-    windows = [window for window in pair.windows if window.stable or window.overloaded]
+    windows = [window for window in pair.windows if not is_disturbed(window)]
     is_usable = windows and pair.other.stable and pair.other.throughput_infer_per_sec
     return ServerPair(windows, pair.other) if is_usable else None
 

@@ -173,7 +173,7 @@ ESTIMAND = (
     "expected share of requests over the bound on a fresh server of this configuration, under the mix of machine "
     "states observed during its confirmation"
 )
-MOST_EXCLUDED = 0.2  # share of the windows; without more of them, the rest does not represent the machine
+MOST_EXCLUDED = 0.2  # share of the windows; if more were left out, the rest would not represent the machine
 LARGEST_LOG = 700.0  # the exponential of more is not a floating-point number
 
 
@@ -227,23 +227,25 @@ class SequentialTest:
 
 
 def is_disturbed(window: Measurement) -> bool:
-    """Return whether the machine was disturbed in ``window``, which is not stable for no fault of the server."""
+    """Return whether ``window`` is not stable for another reason than an overloaded server."""
     return not (window.stable or window.overloaded)
 
 
-def counted_windows(
-    servers: Sequence[Sequence[Window]], is_disturbed: Callable[[Window], bool]
-) -> list[list[Window]]:
+def counted_windows(servers: Sequence[Sequence[Window]], disturbed: Callable[[Window], bool]) -> list[list[Window]]:
     """Return the windows of each server that count for a verdict, without servers that have none.
 
     Disturbed windows do not count if they are few. If more than ``MOST_EXCLUDED`` of all windows were disturbed, all
     of them count. The verdict is about the disturbed machine then, and errs on the safe side for a quiet one. The
     share of disturbed windows depends on no latency.
+
+    Args:
+        servers: The windows of each server, such as measurements.
+        disturbed: Returns whether a window was disturbed: ``is_disturbed`` for measurements.
     """
-    disturbed = [is_disturbed(window) for own in servers for window in own]
-    if sum(disturbed) > MOST_EXCLUDED * len(disturbed):
+    flags = [disturbed(window) for own in servers for window in own]
+    if sum(flags) > MOST_EXCLUDED * len(flags):
         return [list(own) for own in servers if own]
-    kept = [[window for window in own if not is_disturbed(window)] for own in servers]
+    kept = [[window for window in own if not disturbed(window)] for own in servers]
     return [own for own in kept if own]
 
 

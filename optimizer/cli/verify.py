@@ -157,5 +157,5 @@ def main(words: list[str]) -> int:
         from rich.console import Console
 
         run = str(arguments.run.path)
-        print_verification(Console(), result.verified, result.before, result.problem, folder, result.notes, run)
+        print_verification(Console(), result.verified, result.before, result.problem, run, folder, result.notes)
     return 0 if result.verified.holds else 1

@@ -180,7 +180,7 @@ def measured_capacity(run: FinishedRun) -> MeasuredCapacity:
             f"that streams or keeps state needs; `{command}` makes it"
         )
     low, top = confirmed.throughput.low, confirmed.throughput.high
-    middle = min(max(throughput, low), top)  # the interval leaves out disturbed windows, which may be slower
+    middle = min(max(throughput, low), top)  # a median of windows may lie outside the interval of their mean
     interval = ConfidenceInterval(low / size, top / size)
     load = confirmed.point.load
     safe = likely = high = load.request_rate

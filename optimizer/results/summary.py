@@ -87,7 +87,7 @@ KEYS: Final = {  # of ``document``
     "confirmation.estimand": "What is estimated, in words.",
     "confirmation.slow_share": "Interval of the share of requests over the bound.",
     "confirmation.disturbed_share": "Share of the windows in which other programs disturbed the machine; "
-    "they do not count unless it is above 0.2.",
+    "they count only if it is above 0.2.",
     "confirmation.error": "Error probability of the test.",
     "confirmation.throughput_infer_per_sec": "Interval of the throughput.",
     "confirmation.latency": "Name of the bounded latency.",

@@ -152,9 +152,9 @@ def print_verification(
     verification: Verification,
     before: Outcome,
     problem: Problem,
+    run: str,
     results_dir: str,
     notes: Sequence[Note] = (),
-    run: str = "",
 ) -> None:
     """Print whether the recommendation of ``run`` holds, the metrics before and now, ``notes`` and the next step."""
 
@@ -183,7 +183,7 @@ def print_verification(
     for note in notes:
         say(f"note: {note}", "yellow")
     say(f"results {results_dir}")
-    if verification.verdict_holds and run:
+    if verification.verdict_holds:
         say(f"next    deploy it: tune emit {shlex.quote(one_line(run))}")
 
 

@@ -80,6 +80,6 @@ def test_the_next_step_after_a_test_that_passed_is_to_deploy(slow: bool, problem
     verification = verified(tmp_path, problem, slow={FASTER: (1.6,)} if slow else {})
     before = assess(searched(Drawing(), LOADS), problem, BASELINE, FAST)
     text = io.StringIO()
-    print_verification(Console(file=text, width=80), verification, before, problem, "r/1/verify/2", run="r/1")
+    print_verification(Console(file=text, width=80), verification, before, problem, "r/1", "r/1/verify/2")
     assert ("next    deploy it: tune emit r/1" in text.getvalue()) is not slow
     assert f"the recommendation {'does not hold' if slow else 'holds'}" in text.getvalue()
