@@ -42,7 +42,7 @@ STREAMED_TIMINGS = tuple(timing for timing in TIMINGS if timing.needs_streaming)
 _SHOWN_TIMES = {timing: [timing.metric(name) for name in QUANTILES] for timing in TIMINGS}
 _ALWAYS_SHOWN = {"throughput", *_SHOWN_TIMES[LATENCY]}
 _STREAMED_SHOWN = {OUTPUT, *(name for timing in STREAMED_TIMINGS for name in _SHOWN_TIMES[timing])}
-VERIFY_BUDGET = "3m"  # of the command that is proposed for an UNDECIDED run
+VERIFY_BUDGET = "3m"  # of the proposed command that continues the tests
 SMALLEST_PERCENT = 1e-4  # a smaller share is shown as 0
 
 
@@ -218,6 +218,18 @@ def _may_fail_by_disturbance(measurement: Measurement, sla: Sla) -> bool:
     return all(may_meet(bound) for bound in sla)
 
 
+def _served_more(outcome: Outcome) -> str:
+    """Return the name of a compared configuration that served measurably more than the recommendation; else nothing.
+
+    The test of the recommendation may have ended at a low load, because one of its servers was slow.
+    """
+    gains = {
+        "the current configuration": outcome.gain,
+        "dynamic_batching {}": outcome.gain_over_dynamic_batching,
+    }
+    return next((name for name, gain in gains.items() if gain is not None and gain.interval.high < 1), "")
+
+
 def _only_baseline_measured(outcome: Outcome) -> bool:
     """Return whether the run ended before the search, so that its recommendation says nothing of other settings."""
     return outcome.trials == 1 and outcome.recommended is outcome.baseline and "dynamic_batching" in outcome.untried
@@ -259,7 +271,7 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
         outcome: The outcome of the run.
         folder: The folder of the run.
         reproduce: The command that repeats the run.
-        is_complete: Whether no further server can change an UNDECIDED verdict.
+        is_complete: Whether no further server can change a verdict.
     """
     run = shlex.quote(one_line(str(folder)))
     if outcome.verdict is Verdict.UNDECIDED:
@@ -278,6 +290,11 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
         return NextStep("see what would help, or relax the bound", f"tune explain {run}")
     if outcome.recommended is None:
         return NextStep(f"remove the cause (see {run}/logs), then run again", reproduce)
+    if (name := _served_more(outcome)) and not is_complete:
+        advice = (
+            f"{name} served more, but no test has confirmed that it meets the SLA at that load; continue the tests"
+        )
+        return NextStep(advice, verify_command(folder))
     if outcome.recommended is outcome.baseline:
         return NextStep("keep the current configuration, and see what limits it", f"tune explain {run}")
     files = [path for path in (Path(folder) / "best").rglob("*") if path.is_file()]

@@ -13,7 +13,7 @@ from objectives.confidence import Verdict
 from objectives.latency_sketch import sketch_latencies
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
-from objectives.verdict import ConfidenceInterval
+from objectives.verdict import ConfidenceInterval, ThroughputRatio
 from optimizer.cli.main import INTERRUPTED
 from optimizer.cli.run import exit_code
 from optimizer.config.search_space import Problem
@@ -196,6 +196,21 @@ def test_the_proposed_command_has_a_folder_for_several_files(files: list[str], c
         path.touch()
     step = summary.next_step(outcome(*[10.0] * LOOKS[0]), tmp_path, "tune known")
     assert step.command == command.format(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "is_complete", "command"),
+    [(0.8, False, "tune verify r --budget 3m"), (0.8, True, "tune emit r"), (0.95, False, "tune emit r")],
+    ids=["served more", "served more, and nothing is left to test", "served as much"],
+)
+def test_a_compared_configuration_that_served_more_is_tested_next(
+    ratio: float, is_complete: bool, command: str
+) -> None:
+    interval = ConfidenceInterval(ratio - 0.1, ratio + 0.1)
+    result = replace(outcome(*[10.0] * LOOKS[0]), gain_over_dynamic_batching=ThroughputRatio(ratio, interval))
+    step = summary.next_step(result, "r", "tune known", is_complete=is_complete)
+    assert step.command == command
+    assert step.advice.startswith("dynamic_batching {} served more") == (command == "tune verify r --budget 3m")
 
 
 def test_a_model_without_a_batch_dimension_is_not_compared_with_dynamic_batching() -> None:
