@@ -432,9 +432,16 @@ def load_agreement(trial: Trial, load: LoadPoint, problem: Problem) -> Agreement
     return compare_load_generators(pairs, problem.sla, 1 - problem.confidence, shares_cpus=problem.client_shares_cpus)
 
 
-def confirmed_windows(trials: Sequence[Trial]) -> list[list[list[Measurement]]]:
-    """Return the windows that count by fresh server, of each candidate and load that was confirmed."""
-    return [counted_windows(server_windows(trial, load), is_disturbed) for trial, load in _confirmed_loads(trials)]
+def confirmed_windows(trials: Sequence[Trial], *, disturbed: bool = False) -> list[list[list[Measurement]]]:
+    """Return the windows by fresh server, of each candidate and load that was confirmed.
+
+    They are those that count if ``disturbed``, otherwise only those in which the machine was not disturbed.
+    """
+    groups = [server_windows(trial, load) for trial, load in _confirmed_loads(trials)]
+    if disturbed:
+        return [counted_windows(servers, is_disturbed) for servers in groups]
+    kept = [[[window for window in own if not is_disturbed(window)] for own in servers] for servers in groups]
+    return [[own for own in servers if own] for servers in kept]
 
 
 def windows_of(confirmed: Confirmed, trials: Sequence[Trial]) -> list[list[Measurement]]:
@@ -443,9 +450,19 @@ def windows_of(confirmed: Confirmed, trials: Sequence[Trial]) -> list[list[Measu
     return counted_windows(server_windows(trial, confirmed.point.load), is_disturbed)
 
 
-def confirmed_spreads(trials: Sequence[Trial], problem: Problem) -> dict[str, ServerSpread]:
-    """Return the variance between servers by metric, pooled over all candidates and loads that were confirmed."""
-    return server_spreads(confirmed_windows(trials), problem.sla)
+def confirmed_spreads(
+    trials: Sequence[Trial], problem: Problem, counted: Sequence[Sequence[Measurement]]
+) -> dict[str, ServerSpread]:
+    """Return the variance between servers by metric, pooled over all candidates and loads that were confirmed.
+
+    It is that of the conditions of ``counted``, the windows of one candidate and load that count. A disturbance makes
+    servers differ more, so disturbed windows of the others count only if one of these was disturbed as well.
+    """
+    return server_spreads(confirmed_windows(trials, disturbed=_has_disturbed(counted)), problem.sla)
+
+
+def _has_disturbed(counted: Sequence[Sequence[Measurement]]) -> bool:
+    return any(is_disturbed(window) for own in counted for window in own)
 
 
 def judge_load(
@@ -489,7 +506,10 @@ def judge_confirmations(trials: Sequence[Trial], problem: Problem) -> list[Confi
 
     A candidate that was measured for comparison only is UNDECIDED.
     """
-    spreads = confirmed_spreads(trials, problem)
+    spreads = {
+        disturbed: server_spreads(confirmed_windows(trials, disturbed=disturbed), problem.sla)
+        for disturbed in (False, True)
+    }
     return [_judge_confirmation(trial, load, problem, spreads) for trial, load in _confirmed_loads(trials)]
 
 
@@ -500,19 +520,21 @@ def compare_throughput(
 
     It is None if one of them served nothing.
     """
-    spread = confirmed_spreads(trials, problem)["throughput"]
-    return throughput_ratio(windows_of(ours, trials), windows_of(theirs, trials), spread, problem.confidence)
+    windows = windows_of(ours, trials), windows_of(theirs, trials)
+    spread = confirmed_spreads(trials, problem, [*windows[0], *windows[1]])["throughput"]
+    return throughput_ratio(*windows, spread, problem.confidence)
 
 
 def _judge_confirmation(
-    trial: Trial, load: LoadPoint, problem: Problem, spreads: Mapping[str, ServerSpread]
+    trial: Trial, load: LoadPoint, problem: Problem, spreads_by_disturbance: Mapping[bool, Mapping[str, ServerSpread]]
 ) -> Confirmed:
     servers = server_windows(trial, load)
+    counted = counted_windows(servers, is_disturbed)
+    spreads = spreads_by_disturbance[_has_disturbed(counted)]
     error = max(again.error for again in trial.confirmations if again.load == load)
     judged = judge_load(trial, load, problem, spreads, error or 1 - problem.confidence)
     if not error:
         judged = replace(judged, verdict=Verdict.UNDECIDED, reason=COMPARED)
-    counted = counted_windows(servers, is_disturbed)
     pooled = pool_measurements([window for own in counted for window in own])
     if judged.verdict is Verdict.PASS:  # disturbed windows may count, and then they are no reason to doubt it
         pooled = replace(pooled, stable=True, reason="")

@@ -24,7 +24,7 @@ from objectives.load_sequence import (
     choose_candidate,
 )
 from objectives.sequential import LOOKS
-from objectives.verdict import pool_measurements
+from objectives.verdict import counted_windows, is_disturbed, pool_measurements
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
@@ -198,8 +198,10 @@ class CandidateTests:
 
     def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
         """Return the verdict on this load."""
-        spreads = confirmed_spreads(self.trials, self.problem)
-        judged = judge_load(self.trial, self.ladder.loads[load], self.problem, spreads, error, most_servers)
+        place = self.ladder.loads[load]
+        counted = counted_windows(server_windows(self.trial, place), is_disturbed)
+        spreads = confirmed_spreads(self.trials, self.problem, counted)
+        judged = judge_load(self.trial, place, self.problem, spreads, error, most_servers)
         return LoadJudgement(judged.verdict, judged.is_promising, judged.excess)
 
     def is_worth_testing(self, load: int) -> bool:

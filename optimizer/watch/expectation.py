@@ -274,7 +274,7 @@ def expectation(run: FinishedRun) -> Expectation:
     point, confirmed = outcome.recommended, outcome.confirmed
     servers = windows_of(confirmed, run.trials) if confirmed else []
     windows = [] if is_pipeline(run) else servers or [[point.measurement]]
-    spread = confirmed_spreads(run.trials, run.problem)["throughput"]
+    spread = confirmed_spreads(run.trials, run.problem, servers)["throughput"]
     size = run.problem.request_batch_size
     served_by, why_not = _fitted_replica(run)
     counted = [window for own in servers for window in own]

@@ -19,6 +19,7 @@ from optimizer.cli.run import exit_code
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
 from optimizer.results import summary
+from optimizer.results.confirmation_plan import judge_confirmations
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import Outcome, assess
 from tests.conftest import known_problem, measurement
@@ -196,6 +197,28 @@ def test_the_proposed_command_has_a_folder_for_several_files(files: list[str], c
         path.touch()
     step = summary.next_step(outcome(*[10.0] * LOOKS[0]), tmp_path, "tune known")
     assert step.command == command.format(tmp_path)
+
+
+def test_a_disturbance_of_another_configuration_widens_no_interval() -> None:
+    """Servers differ more while other programs run, but not those that were measured at other times."""
+
+    def tested(candidate: Candidate, number: int, servers_ms: list[float], *, stable: bool) -> Trial:
+        confirmations = tuple(
+            Confirmation(server, LOAD, measurement(1000.0, p95_ms * noise, stable=stable), ERROR)
+            for server, p95_ms in enumerate(servers_ms, start=1)
+            for noise in (0.98, 1.0, 1.02)
+        )
+        return Trial(number, candidate, ((LOAD, measurement(1000.0, 15.0)),), confirmations=confirmations)
+
+    best = tested(BEST, 0, [16.0, 16.2, 15.9, 16.1], stable=True)
+    others = [tested(PLAIN, 1, [12.0, 40.0, 15.0, 60.0], stable=stable) for stable in (False, True)]
+    alone, disturbed, varied = (
+        judge_confirmations([best, *other], known_problem())[0] for other in ([], others[:1], others[1:])
+    )
+    assert disturbed.latency_ms == alone.latency_ms
+    assert disturbed.judged.verdict is Verdict.PASS
+    assert varied.latency_ms.high > disturbed.latency_ms.high
+    assert varied.judged.verdict is Verdict.UNDECIDED
 
 
 @pytest.mark.parametrize(
