@@ -25,7 +25,7 @@ from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.replay.engine import recorded_problem
 from optimizer.results.recommendation import assess
-from optimizer.results.summary import entry
+from optimizer.results.result_document import entry
 from optimizer.results.watchers import QuietWatcher
 from optimizer.search import make_searcher_on
 from optimizer.store.optuna_storage import RetryPolicy

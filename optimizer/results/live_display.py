@@ -18,8 +18,8 @@ from objectives import pareto
 from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
-from optimizer.results import formatting, summary
-from optimizer.results.recommendation import front_metrics
+from optimizer.results import formatting
+from optimizer.results.recommendation import best_load, front_metrics
 
 if TYPE_CHECKING:
     from optimizer.core.timing import Budget
@@ -266,7 +266,7 @@ class LiveWatcher:
         if trial.status == "failed":
             name = Text.assemble(("failed: ", "red"), " ".join(trial.reason.split()))
             return str(trial.number), name, "–", "–", loads
-        shown, met = summary.best_load(trial, self._problem)
+        shown, met = best_load(trial, self._problem)
         if shown is None:
             return str(trial.number), name, "–", "–", loads
         figures = [metric.value(shown.measurement) for metric in (self._throughput, METRICS[self._latency])]

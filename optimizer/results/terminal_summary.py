@@ -13,8 +13,9 @@ from rich.text import Text
 
 from optimizer.core.notes import DETAILS, ConfirmationComplete, Note
 from optimizer.core.safe_text import one_line
-from optimizer.results import formatting, summary
+from optimizer.results import formatting, outcome_tables, summary
 from optimizer.results.formatting import plain_table, print_line, print_table
+from optimizer.results.point_values import figures, priority_lines
 
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
@@ -61,7 +62,7 @@ def print_outcome(
     if outcome.recommended is not None:
         _print_change(console, outcome, baseline, outcome.recommended.candidate)
         _print_comparisons(console, outcome, problem)
-        if not verbose and (lines := summary.priority_lines(outcome.recommended.measurement)):  # else in the details
+        if not verbose and (lines := priority_lines(outcome.recommended.measurement)):  # else in the details
             for label, text in lines:
                 print_wrapped(console, label, text)
             print_line(console)
@@ -135,7 +136,7 @@ def _print_change(console: Console, outcome: Outcome, baseline: Candidate, recom
 
 
 def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> None:
-    headers, rows = summary.comparison_headers(outcome, problem), summary.comparisons(outcome, problem)
+    headers, rows = outcome_tables.comparison_headers(outcome, problem), outcome_tables.comparisons(outcome, problem)
     if len(headers) > MOST_COLUMNS:  # more metrics than fit side by side: one row for each
         headers, *rows = zip((name.removeprefix(">") for name in headers), *rows, strict=True)
     table = plain_table(*headers)
@@ -152,7 +153,7 @@ def _print_details(
 ) -> None:
     point = outcome.recommended or outcome.closest
     if point is not None:
-        for label, text in (*summary.figures(outcome, point, problem), *summary.verdict_lines(outcome)):
+        for label, text in (*figures(outcome, point, problem), *summary.verdict_lines(outcome)):
             print_wrapped(console, label, text)
         print_line(console)
     _print_front(console, outcome)
@@ -169,15 +170,16 @@ def _print_details(
 def _print_front(console: Console, outcome: Outcome) -> None:
     if not outcome.front:
         return
-    title = summary.front_title(outcome)
+    title = outcome_tables.front_title(outcome)
     print_line(console, f"Pareto front: {title[0].lower()}{title[1:]}", "bold")
-    table = plain_table(*summary.front_headers(outcome))
-    for *figures, configuration in summary.front_rows(outcome, summary.shown_front(outcome, MOST_FRONT_ROWS)):
-        table.add_row(*figures, Text(configuration, overflow="fold"))
+    table = plain_table(*outcome_tables.front_headers(outcome))
+    shown = outcome_tables.shown_front(outcome, MOST_FRONT_ROWS)
+    for *values, configuration in outcome_tables.front_rows(outcome, shown):
+        table.add_row(*values, Text(configuration, overflow="fold"))
     print_table(console, table)
     if len(outcome.front) > MOST_FRONT_ROWS:
         print_line(console, f"{len(outcome.front) - MOST_FRONT_ROWS:,} more in pareto.csv", "dim")
-    if remark := summary.front_remark(outcome):
+    if remark := outcome_tables.front_remark(outcome):
         print_line(console, textwrap.fill(remark, console.width))
     print_line(console)
 

@@ -11,9 +11,9 @@ from rich.text import Text
 from objectives.verdict import pool_measurements
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point
-from optimizer.results import formatting, summary
+from optimizer.results import formatting
 from optimizer.results.live_display import LiveWatcher
-from optimizer.results.recommendation import front_metrics
+from optimizer.results.recommendation import best_load, front_metrics
 
 if TYPE_CHECKING:
     from objectives.metrics import Measurement
@@ -84,7 +84,7 @@ class PlainWatcher(QuietWatcher):
             self._servers[trial.number] = last.server
             windows = [window.measurement for window in trial.confirmations if window.server == last.server]
             return self._point_figures(Point(trial.number, trial.candidate, last.load, pool_measurements(windows)))
-        shown, met = summary.best_load(trial, self._problem)
+        shown, met = best_load(trial, self._problem)
         if shown is None:
             return "no figures"
         if met:  # a disturbed measurement has less weight, so another trial may be the best one
