@@ -42,7 +42,7 @@ def tune(model: str | Path | None = None, **keywords: Unpack[RunKeywords]) -> Ru
     from rich.console import Console
 
     from optimizer.options.option_reader import parse_values
-    from optimizer.results.watchers import make_watcher
+    from optimizer.results.progress_observers import make_observer
     from optimizer.study.run_request import read_run_request
     from optimizer.study.tuning_run import tune as run
 
@@ -60,7 +60,7 @@ def tune(model: str | Path | None = None, **keywords: Unpack[RunKeywords]) -> Ru
         request.options,
         request.resumed,
         say,
-        lambda problem, budget, hardware: make_watcher(log, terminal, problem, budget, str(hardware)),
+        lambda problem, budget, hardware: make_observer(log, terminal, problem, budget, str(hardware)),
         report="no-report" not in parsed,
     )
     return load_run(result.folder.path)

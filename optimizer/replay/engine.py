@@ -188,7 +188,7 @@ def _lower_loads(recording: Recording, point: Point) -> list[LoadPoint]:
 
 @dataclass
 class _Meter:
-    """A watcher that counts the cost of a search until ``best`` is reached and until it ends.
+    """A progress observer that counts the cost of a search until ``best`` is reached and until it ends.
 
     ``best`` is the objective's best value in infer/s. ``best_by_deployment`` is the recommendation's value if the
     search had ended after each deployment. It is that of the recorded measurement, whatever noise was added to it.

@@ -136,7 +136,7 @@ OTHER_LINES = 11  # lines of the display without finished trials and plot
 LEAST_ROWS, MOST_PLOT = 4, 16  # minimum of finished trials next to a plot; maximum of lines of the plot
 
 
-class LiveWatcher:
+class LiveObserver:
     """A display that disappears when it ends. ``started`` is the start of the command by ``time.monotonic()``.
 
     A thread redraws it only once a second, because drawing takes CPU time from the measurements.
@@ -168,7 +168,7 @@ class LiveWatcher:
             redirect_stdout=False,
         )
 
-    def __enter__(self) -> LiveWatcher:
+    def __enter__(self) -> LiveObserver:
         self._live.start(refresh=True)
         return self
 

@@ -40,7 +40,7 @@ from optimizer.measure.perf_output import read_statistics
 from optimizer.model.repository import read_repository_model
 from optimizer.options.values import usable_cpus
 from optimizer.results.finished_run import read_run
-from optimizer.results.watchers import QuietWatcher
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
 from optimizer.watch.expectation import check_server_count, expectation
 from optimizer.watch.fit_check import judge
@@ -340,6 +340,6 @@ def test_instances_without_a_kind_are_on_the_cpu_if_the_server_sees_no_gpu(mlp: 
         pass
     assert (usage.gpu_utilization, usage.gpu_memory_bytes) == (None, None)
     client, table = ClosedLoopGenerator(log=tmp_path / "client.log"), TrialsTable(tmp_path / "trials.csv", "mlp", {})
-    measurer = Measurer(client, telemetry, table, QuietWatcher())
+    measurer = Measurer(client, telemetry, table, QuietObserver())
     measurer.check_deployment(endpoint)
     assert ServedOnCpu("the server sees no GPU") in measurer.notes

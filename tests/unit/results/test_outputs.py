@@ -27,12 +27,12 @@ from optimizer.measure.measurer import ProgressObserver
 from optimizer.options.run_options import RunOptions
 from optimizer.results import outcome_tables, result_document, summary
 from optimizer.results.finished_run import FinishedRun
-from optimizer.results.live_display import LiveWatcher
+from optimizer.results.live_display import LiveObserver
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.results.report import tables
 from optimizer.results.report.write import write
 from optimizer.results.terminal_summary import print_best_so_far
-from optimizer.results.watchers import QuietWatcher
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from tests.shown_outcomes import (
@@ -642,43 +642,43 @@ class TestVerdict:
         assert lower or result.recommended.candidate != failed.candidate
 
 
-def replay(watcher: ProgressObserver, trials: Sequence[Trial]) -> None:
+def replay(observer: ProgressObserver, trials: Sequence[Trial]) -> None:
     done: list[Trial] = []
     for each in trials:
-        watcher.trial_started(each.number, each.candidate, "baseline" if each.number == 0 else "search")
+        observer.trial_started(each.number, each.candidate, "baseline" if each.number == 0 else "search")
         for load, measurement in each.measurements:
-            watcher.measured(each.number, load, measurement)
+            observer.measured(each.number, load, measurement)
         done.append(each)
-        watcher.trial_finished(each, outcome(done).recommended)
+        observer.trial_finished(each, outcome(done).recommended)
     again = replace(trials[2], measurements=trials[2].measurements[-1:])
-    watcher.trial_started(2, again.candidate, "confirm")
-    watcher.measured(2, *again.measurements[0])
-    watcher.trial_finished(again, outcome(done).recommended)
+    observer.trial_started(2, again.candidate, "confirm")
+    observer.measured(2, *again.measurements[0])
+    observer.trial_finished(again, outcome(done).recommended)
 
 
-class TestWatchers:
+class TestProgressObservers:
     def test_quiet_prints_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with QuietWatcher() as watcher:
-            replay(watcher, study())
+        with QuietObserver() as observer:
+            replay(observer, study())
         assert capsys.readouterr() == ("", "")
 
     @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (20, 5), (1, 1)])
     def test_a_whole_study(self, width: int, height: int) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=width, height=height)
-        with LiveWatcher(
+        with LiveObserver(
             console, problem(), Budget(240.0, 30, clock=lambda: 0.0), time.monotonic(), "some CPU"
-        ) as watcher:
-            replay(watcher, study())
+        ) as observer:
+            replay(observer, study())
         assert text.getvalue().rstrip("\n").count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") == 1
 
     def test_the_current_trial_is_shown(self) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
-        with LiveWatcher(
+        with LiveObserver(
             console, problem(), Budget(240.0, 30, clock=lambda: 0.0), time.monotonic(), "some CPU"
-        ) as watcher:
-            replay(watcher, study())
+        ) as observer:
+            replay(observer, study())
         last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
         lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines()
         assert max(map(len, lines)) <= 80
@@ -692,13 +692,13 @@ class TestWatchers:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
         first, second, third, *_ = study()
-        with LiveWatcher(console, problem(), Budget(240.0), time.monotonic()) as watcher:
-            watcher.trial_started(0, first.candidate, "baseline")
-            watcher.trial_started(1, second.candidate, "dynamic_batching")
-            watcher.trial_started(2, third.candidate, "search")
-            watcher.measured(0, *first.measurements[0])
-            watcher.trial_finished(second, None)
-            watcher.measured(0, *first.measurements[1])
+        with LiveObserver(console, problem(), Budget(240.0), time.monotonic()) as observer:
+            observer.trial_started(0, first.candidate, "baseline")
+            observer.trial_started(1, second.candidate, "dynamic_batching")
+            observer.trial_started(2, third.candidate, "search")
+            observer.measured(0, *first.measurements[0])
+            observer.trial_finished(second, None)
+            observer.measured(0, *first.measurements[1])
         last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
         lines = [line for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines() if "batch 128 ·" in line]
         assert len(lines) == 1
@@ -709,7 +709,7 @@ class TestWatchers:
     def test_an_interruption_restores_the_cursor(self) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=24)
-        watcher = LiveWatcher(console, problem(), Budget(240.0), time.monotonic())
-        with pytest.raises(KeyboardInterrupt), watcher:
+        observer = LiveObserver(console, problem(), Budget(240.0), time.monotonic())
+        with pytest.raises(KeyboardInterrupt), observer:
             raise KeyboardInterrupt
         assert text.getvalue().rfind("\x1b[?25h") > text.getvalue().rfind("\x1b[?25l")
