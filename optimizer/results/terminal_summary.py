@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,27 +28,11 @@ MOST_COLUMNS = 5  # of the comparisons: more are one row each
 _LABEL_WIDTH = 14
 
 
-def print_outcome(
-    console: Console,
-    outcome: Outcome,
-    problem: Problem,
-    *,
-    baseline: Candidate,
-    hardware: str,
-    notes: Sequence[Note],
-    facts: Mapping[str, object],
-    results_dir: Path,
-    command: str,
-    config_path: Path | None,
-    report_path: Path | None,
-    verbose: bool = False,
-) -> None:
-    """Print the answer of a finished run: verdict, change to make, comparisons, files and the next step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDetails:
+    """What the terminal shows of a finished run in addition to its outcome.
 
-    Args:
-        console: The console to print on.
-        outcome: The outcome of the run.
-        problem: The problem of the run.
+    Attributes:
         baseline: The current configuration, to which the change is made.
         hardware: The machine.
         notes: The notes of the run; without ``verbose`` those that are details are left out.
@@ -56,11 +41,28 @@ def print_outcome(
         command: The command that reproduces the run.
         config_path: The recommended configuration; None if there is none.
         report_path: The report page; None if none was written.
-        verbose: Print all metrics, the Pareto front, model, hardware and the extent of the search too.
+    """
+
+    baseline: Candidate
+    hardware: str = ""
+    notes: Sequence[Note] = ()
+    facts: Mapping[str, object] = field(default_factory=dict)
+    results_dir: Path
+    command: str = ""
+    config_path: Path | None = None
+    report_path: Path | None = None
+
+
+def print_outcome(
+    console: Console, outcome: Outcome, problem: Problem, run: RunDetails, *, verbose: bool = False
+) -> None:
+    """Print the answer of a finished run: verdict, change to make, comparisons, files and the next step.
+
+    With ``verbose``, print all metrics, the Pareto front, model, hardware and the extent of the search too.
     """
     _print_answer(console, outcome, problem)
     if outcome.recommended is not None:
-        _print_change(console, outcome, baseline, outcome.recommended.candidate)
+        _print_change(console, outcome, run.baseline, outcome.recommended.candidate)
         _print_comparisons(console, outcome, problem)
         if not verbose and (lines := priority_lines(outcome.recommended.measurement)):  # else in the details
             for label, text in lines:
@@ -69,17 +71,17 @@ def print_outcome(
     elif outcome.closest is not None:
         _print_closest(console, outcome.closest, problem)
     if verbose:
-        _print_details(console, outcome, problem, facts, hardware)
-    _print_notes(console, notes, verbose=verbose)
+        _print_details(console, outcome, problem, run)
+    _print_notes(console, run.notes, verbose=verbose)
     if verbose:
-        print_unwrapped(console, "results", str(results_dir))
-    for label, path in (("config", config_path), ("report", report_path)):
+        print_unwrapped(console, "results", str(run.results_dir))
+    for label, path in (("config", run.config_path), ("report", run.report_path)):
         if path is not None:
             print_unwrapped(console, label, str(path))
     if verbose:
-        print_unwrapped(console, "reproduce", command)
-    is_complete = any(isinstance(note, ConfirmationComplete) for note in notes)
-    step = summary.next_step(outcome, results_dir, command, is_complete=is_complete)
+        print_unwrapped(console, "reproduce", run.command)
+    is_complete = any(isinstance(note, ConfirmationComplete) for note in run.notes)
+    step = summary.next_step(outcome, run.results_dir, run.command, is_complete=is_complete)
     print_wrapped(console, "next", f"{step.advice}:")
     print_unwrapped(console, "", step.command)
 
@@ -148,19 +150,17 @@ def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> 
     print_line(console)
 
 
-def _print_details(
-    console: Console, outcome: Outcome, problem: Problem, facts: Mapping[str, object], hardware: str
-) -> None:
+def _print_details(console: Console, outcome: Outcome, problem: Problem, run: RunDetails) -> None:
     point = outcome.recommended or outcome.closest
     if point is not None:
         for label, text in (*figures(outcome, point, problem), *summary.verdict_lines(outcome)):
             print_wrapped(console, label, text)
         print_line(console)
     _print_front(console, outcome)
-    if facts:
-        print_wrapped(console, "model", formatting.facts_line(facts))
-    if hardware:
-        print_wrapped(console, "hardware", hardware)
+    if run.facts:
+        print_wrapped(console, "model", formatting.facts_line(run.facts))
+    if run.hardware:
+        print_wrapped(console, "hardware", run.hardware)
     tried = [formatting.count(outcome.trials, "configuration"), formatting.count(outcome.measurements, "measurement")]
     if outcome.confirmations:
         tried.append(f"{outcome.confirmations:,} more on fresh servers")

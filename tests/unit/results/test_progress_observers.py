@@ -21,7 +21,7 @@ from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.results.live_display import BLANK, BOUND, FRONT, LiveObserver, scatter
 from optimizer.results.progress_observers import PlainObserver, QuietObserver
 from optimizer.results.recommendation import assess
-from optimizer.results.terminal_summary import print_outcome
+from optimizer.results.terminal_summary import RunDetails, print_outcome
 from optimizer.simulator.speed_correction import SpeedCorrection
 
 SAMPLE = Path("tests/data/dlrm/sample")
@@ -218,20 +218,8 @@ class TestColours:
 
 def print_answer(console: Console, run: FinishedRun) -> None:
     assert run.outcome is not None
-    folder = run.folder.path
-    print_outcome(
-        console,
-        run.outcome,
-        run.problem,
-        baseline=run.baseline,
-        hardware="",
-        notes=(),
-        facts={},
-        results_dir=folder,
-        command="",
-        config_path=None,
-        report_path=None,
-    )
+    details = RunDetails(baseline=run.baseline, results_dir=run.folder.path)
+    print_outcome(console, run.outcome, run.problem, details)
 
 
 def places(canvas: list[str], mark: str) -> list[tuple[int, int]]:
