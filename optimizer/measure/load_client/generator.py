@@ -26,6 +26,7 @@ from optimizer.measure.load_client.judgement import (
     CLOSED_LOOP_LEAD_IN_SECONDS,
     LEAD_IN_SECONDS,
     NoAnswersError,
+    PlannedLoad,
     Sizes,
     judge_closed_loop,
     judge_open_loop,
@@ -84,15 +85,17 @@ class OpenLoopGenerator(LoadClientGenerator):
         def judge(record: SendRecord, sizes: Sizes, priorities: Sizes) -> list[Measurement]:
             return judge_open_loop(
                 record,
-                load,
-                seconds,
+                PlannedLoad(
+                    load,
+                    seconds,
+                    sizes,
+                    token_output=self.token_output,
+                    lead_in_seconds=lead_in_seconds,
+                    priorities=priorities,
+                ),
                 self.sla,
                 spread_limit,
                 parts,
-                sizes,
-                self.token_output,
-                lead_in_seconds,
-                priorities,
             )
 
         planned_ns = self._plan(load, seconds, int(seeds[0]))
@@ -154,7 +157,11 @@ class ClosedLoopGenerator(LoadClientGenerator):
     ) -> list[Measurement]:
         def judge(record: SendRecord, sizes: Sizes, priorities: Sizes) -> list[Measurement]:
             return judge_closed_loop(
-                record, load, seconds, self.sla, spread_limit, parts, sizes, self.token_output, priorities
+                record,
+                PlannedLoad(load, seconds, sizes, token_output=self.token_output, priorities=priorities),
+                self.sla,
+                spread_limit,
+                parts,
             )
 
         while True:
