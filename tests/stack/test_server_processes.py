@@ -25,7 +25,7 @@ from optimizer.core.notes import ServedOnCpu
 from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.server_processes import ServerProcesses
+from optimizer.deploy.several_servers_target import ServerProcesses
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.nvml import Gpu
