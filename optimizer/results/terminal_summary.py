@@ -30,7 +30,7 @@ _LABEL_WIDTH = 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDetails:
-    """What the terminal shows of a finished run in addition to its outcome.
+    """The facts of a finished run that the terminal shows in addition to its outcome.
 
     Attributes:
         baseline: The current configuration, to which the change is made.
