@@ -22,7 +22,7 @@ from optimizer.core.errors import TuneError
 from optimizer.core.trial import Point, Trial
 from optimizer.machine import hardware
 from optimizer.options.run_options import RunOptions
-from optimizer.results.watchers import QuietWatcher
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.study.tuning_run import tune
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -40,7 +40,7 @@ space:
 """
 
 
-class Clock(QuietWatcher):
+class Clock(QuietObserver):
     """The time from the readiness of the first worker to the end of the last trial."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ from optimizer.core.trial import Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import DiscardingRecord, recorded_problem
 from optimizer.results.finished_run import read_run
-from optimizer.results.watchers import QuietWatcher
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.search.candidate_selector import fit_surrogate
 from optimizer.store.recording import Recording, baselines, read_recording
@@ -169,7 +169,7 @@ def search(recording: Recording, problem: Problem, seed: int) -> list[Trial]:
         problem=problem,
         searcher=make_searcher("simulated", problem, seed),
         target=server,
-        measurer=Measurer(server, server, DiscardingRecord(), QuietWatcher()),
+        measurer=Measurer(server, server, DiscardingRecord(), QuietObserver()),
         budget=Budget(math.inf, MAX_TRIALS),
     )
     return tuner.run(baselines(problem.space))

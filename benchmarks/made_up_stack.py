@@ -26,7 +26,7 @@ class EightLoadsSpace(SearchSpace):
 
 @dataclass
 class SimulatedStack:
-    """Target, load generator, telemetry and watcher of a simulated server that is always ready."""
+    """Target, load generator, telemetry and progress observer of a simulated server that is always ready."""
 
     server: SimulatedServer
     _known: dict[tuple[Candidate, int], Measurement] = field(default_factory=dict)

@@ -35,7 +35,7 @@ from objectives.metrics import Measurement
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.server_processes import ServerProcesses
+from optimizer.deploy.several_servers_target import ServerProcesses
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import usable_cpus

@@ -38,7 +38,7 @@ from optimizer.machine import hardware
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import ReplayResult, Spread, recorded_problem, replay
 from optimizer.results import formatting
-from optimizer.results.watchers import QuietWatcher
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.store.recording import Recording, baselines, read_recording
 from optimizer.store.trials_table import TrialsTable
@@ -174,7 +174,7 @@ def _write_run(recording: Recording, share: float, path: Path) -> None:
     """Write the measurements of a search on the other machine, under a bound that the same share of rows meets."""
     problem = recorded_problem(recording, {"p95": bound_ms(recording, share)})
     table = TrialsTable(path, recording.name, problem.space.fields, cpu_count=problem.cpu_count)
-    measuring = Measurer(recording.server, recording.server, table, QuietWatcher())
+    measuring = Measurer(recording.server, recording.server, table, QuietObserver())
     searcher = make_searcher("simulated", problem)
     Tuner(problem, searcher, recording.server, measuring, Budget(math.inf)).run(baselines(problem.space))
 

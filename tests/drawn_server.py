@@ -19,7 +19,7 @@ from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
-from optimizer.results.watchers import QuietWatcher
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.confirmation import Confirmer
 
@@ -120,7 +120,7 @@ def confirm(
     for trial in trials:
         for load, measurement in trial.measurements:
             table.append(trial, load, measurement)
-    measuring = Measurer(server, server, table, QuietWatcher(), speed=speed)
+    measuring = Measurer(server, server, table, QuietObserver(), speed=speed)
     confirmed = Confirmer(problem, server, measuring, Budget(seconds), table.read()).run(COMPARISONS)
     assert table.read() == confirmed, "all of it is in the table"
     return confirmed

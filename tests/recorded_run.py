@@ -30,7 +30,7 @@ from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import recorded_problem
 from optimizer.results.confirmation_state import ConfirmationPlan, plan_document, read_plan_document
 from optimizer.results.recommendation import assess
-from optimizer.results.summary import entry
+from optimizer.results.result_document import entry
 from optimizer.search import make_searcher
 from optimizer.store import optuna_storage
 from optimizer.store.recording import RecordedServer, baselines, read_recording

@@ -24,9 +24,9 @@ from optimizer.core.trial import LoadPoint
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.replay.engine import recorded_problem
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
-from optimizer.results.summary import entry
-from optimizer.results.watchers import QuietWatcher
+from optimizer.results.result_document import entry
 from optimizer.search import make_searcher_on
 from optimizer.store.optuna_storage import RetryPolicy
 from optimizer.store.optuna_study import StudySharing
@@ -88,7 +88,7 @@ def run(worker: WorkerSettings, table: Path, folder: RunFolder, storage: str, st
     with folder.locked():
         trials_table = TrialsTable(folder.trials, problem.model, problem.space.fields)
         load = SlowLoad(recording.server, SLOW_SECONDS, folder.path)
-        measurer = Measurer(load, recording.server, trials_table, QuietWatcher())
+        measurer = Measurer(load, recording.server, trials_table, QuietObserver())
         budget = Budget(worker.budget_seconds, confirm_share=0.5)
         retry = RetryPolicy(
             time.monotonic() + worker.budget_seconds, say, str(folder.trials), longest_pause_seconds=1.0

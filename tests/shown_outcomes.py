@@ -16,7 +16,7 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.notes import RemoteServerUsed, SearchConverged
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
 from optimizer.results.recommendation import Outcome, assess
-from optimizer.results.terminal_summary import print_outcome
+from optimizer.results.terminal_summary import RunDetails, print_outcome
 
 THREADS = "parameters.intra_op_thread_count.string_value"
 BASELINE = Candidate(64, fields=((THREADS, "2"),))
@@ -72,7 +72,9 @@ def outcome(trials: Sequence[Trial] | None = None, sla_ms: float = 20.0) -> Outc
     return assess(study() if trials is None else trials, problem(sla_ms), BASELINE, PLAIN)
 
 
-def printed(result: Outcome, searched: Problem | None = None, *, width: int = 80, **more: Any) -> str:
+def printed(
+    result: Outcome, searched: Problem | None = None, *, width: int = 80, verbose: bool = False, **more: Any
+) -> str:
     text = io.StringIO()
     arguments: dict[str, Any] = {
         "baseline": BASELINE,
@@ -84,7 +86,8 @@ def printed(result: Outcome, searched: Problem | None = None, *, width: int = 80
         "config_path": Path("results/dlrm/1/best/config.pbtxt"),
         "report_path": Path("results/dlrm/1/report.html"),
     }
-    print_outcome(Console(file=text, width=width), result, searched or problem(), **{**arguments, **more})
+    details = RunDetails(**{**arguments, **more})
+    print_outcome(Console(file=text, width=width), result, searched or problem(), details, verbose=verbose)
     return text.getvalue()
 
 

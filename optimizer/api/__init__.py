@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from optimizer.api.keywords import RunKeywords
 from optimizer.core.safe_text import read_bytes
-from optimizer.results import formatting, summary
+from optimizer.results import formatting, point_values, result_document, summary
 from optimizer.results.finished_run import FinishedRun, read_run
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def tune(model: str | Path | None = None, **keywords: Unpack[RunKeywords]) -> Ru
     from rich.console import Console
 
     from optimizer.options.option_reader import parse_values
-    from optimizer.results.watchers import make_watcher
+    from optimizer.results.progress_observers import make_observer
     from optimizer.study.run_request import read_run_request
     from optimizer.study.tuning_run import tune as run
 
@@ -60,7 +60,7 @@ def tune(model: str | Path | None = None, **keywords: Unpack[RunKeywords]) -> Ru
         request.options,
         request.resumed,
         say,
-        lambda problem, budget, hardware: make_watcher(log, terminal, problem, budget, str(hardware)),
+        lambda problem, budget, hardware: make_observer(log, terminal, problem, budget, str(hardware)),
         report="no-report" not in parsed,
     )
     return load_run(result.folder.path)
@@ -133,7 +133,7 @@ class Run:
         of throughput and latency, the interval of the share of slow requests, the numbers of servers and windows.
         """
         confirmed = self.outcome.confirmed if self.outcome else None
-        return summary.confirmation(confirmed) if confirmed else None
+        return result_document.confirmation(confirmed) if confirmed else None
 
     @property
     def config_pbtxt(self) -> str | None:
@@ -223,5 +223,5 @@ class Run:
 
     def _metrics(self, point: Point) -> list[tuple[str, str]]:
         assert self.outcome is not None, "there is a point"
-        rows = summary.figures(self.outcome, point, self.finished.problem)
+        rows = point_values.figures(self.outcome, point, self.finished.problem)
         return [*rows, *summary.verdict_lines(self.outcome)]

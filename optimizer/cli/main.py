@@ -44,11 +44,11 @@ def terminal() -> Console:
 
 
 def progress_on(console: Console, log: str | None = None) -> tuple[Callable[[str], None], ObserverFactory]:
-    """Return two functions that show progress on ``console``: one prints a line, the other makes a watcher.
+    """Return two functions that show progress on ``console``: one prints a line, the other makes a progress observer.
 
     ``log`` is one of ``LOGS``; None selects the live display on a terminal, and a line for each trial otherwise.
     """
-    from optimizer.results.watchers import make_watcher
+    from optimizer.results.progress_observers import make_observer
 
     kind = log or ("live" if console.is_terminal else "plain")
 
@@ -56,7 +56,7 @@ def progress_on(console: Console, log: str | None = None) -> tuple[Callable[[str
         if kind != "none":
             console.print(one_line(line), highlight=False, markup=False, soft_wrap=True)
 
-    return say, lambda problem, budget, hardware: make_watcher(kind, console, problem, budget, str(hardware))
+    return say, lambda problem, budget, hardware: make_observer(kind, console, problem, budget, str(hardware))
 
 
 # errors of the dynamic loader, of Python and of protobuf

@@ -184,15 +184,12 @@ def _print(result: RunResult, *, as_json: bool, verbose: bool) -> None:
         return
     from rich.console import Console
 
-    from optimizer.results.terminal_summary import print_best_so_far, print_outcome
+    from optimizer.results.terminal_summary import RunDetails, print_best_so_far, print_outcome
 
     if result.status == "interrupted":
         print_best_so_far(Console(), result.outcome, result.task.problem, results_dir=result.folder.path)
         return
-    print_outcome(
-        Console(),
-        result.outcome,
-        result.task.problem,
+    details = RunDetails(
         baseline=result.task.baseline,
         hardware=str(result.hardware),
         notes=result.notes,
@@ -201,5 +198,5 @@ def _print(result: RunResult, *, as_json: bool, verbose: bool) -> None:
         command=result.command,
         config_path=result.folder.best_config if result.outcome.recommended else None,
         report_path=result.folder.report if is_file(result.folder.report) else None,
-        verbose=verbose,
     )
+    print_outcome(Console(), result.outcome, result.task.problem, details, verbose=verbose)

@@ -150,10 +150,25 @@ def check_execution(
     ``on_gpu`` is whether a GPU serves it; None is unknown. ``embedded`` is whether tune's own backend does.
     ``backend`` is empty if it is unknown.
     """
+    _check_backend(fields, backend)
+    _check_device(fields, on_gpu=on_gpu)
+    if not embedded:
+        _check_read_by_triton(fields, config)
+    _check_plan_graphs(fields, backend, on_gpu=on_gpu)
+    _check_parameters(fields, config)
+    _check_threads(fields, config)
+
+
+def _check_backend(fields: Mapping[str, Iterable[FieldValue]], backend: str) -> None:
+    """Raise ParameterError if a setting is one of ONNX models, and the backend is another one."""
     for path in fields if backend not in ("", BACKEND) else ():
         of_graph = path == GRAPH_LEVEL or path.startswith(GPU_ACCELERATOR)
         if (of_graph and backend not in _READ_GRAPH_SETTINGS) or path == SPINNING or path.startswith(CPU_ACCELERATOR):
             raise ParameterError(path, f"only ONNX models have it, and the backend is {backend}; leave it out")
+
+
+def _check_device(fields: Mapping[str, Iterable[FieldValue]], *, on_gpu: bool | None) -> None:
+    """Raise ParameterError if an accelerator does not compute on the device of the model."""
     gpu_paths = [path for path in fields if path.startswith(GPU_ACCELERATOR)]
     if gpu_paths and on_gpu is False and set(fields[gpu_paths[0]]) != {NO_ACCELERATOR}:
         raise ParameterError(gpu_paths[0], "needs a GPU, and this model is served on the CPU; leave it out")
@@ -162,12 +177,20 @@ def check_execution(
             f"{CPU_ACCELERATOR}.name",
             "openvino computes on the CPU, and this model is served on a GPU; leave it out, or write kind: KIND_CPU",
         )
-    if SPINNING in fields and not embedded:
+
+
+def _check_read_by_triton(fields: Mapping[str, Iterable[FieldValue]], config: ModelConfig) -> None:
+    """Raise ParameterError if only tune's own backend reads a setting."""
+    if SPINNING in fields:
         raise ParameterError(SPINNING, _UNREAD)
-    if INTRA_OP_THREADS in fields and not embedded and _always_openvino(fields, config):
+    if INTRA_OP_THREADS in fields and _always_openvino(fields, config):
         raise ParameterError(INTRA_OP_THREADS, f"has no effect with openvino: {_UNREAD}")
-    if not embedded and (unread := [path for path in fields if path.startswith(f"{CPU_ACCELERATOR}.parameters.")]):
+    if unread := [path for path in fields if path.startswith(f"{CPU_ACCELERATOR}.parameters.")]:
         raise ParameterError(unread[0], _UNREAD)
+
+
+def _check_plan_graphs(fields: Mapping[str, Iterable[FieldValue]], backend: str, *, on_gpu: bool | None) -> None:
+    """Raise ParameterError if the setting of CUDA graphs is not one of a TensorRT plan on a GPU."""
     if PLAN_CUDA_GRAPHS in fields and backend != "tensorrt":
         raise ParameterError(
             PLAN_CUDA_GRAPHS,
@@ -176,6 +199,10 @@ def check_execution(
         )
     if PLAN_CUDA_GRAPHS in fields and on_gpu is False:
         raise ParameterError(PLAN_CUDA_GRAPHS, "needs a GPU, and this model is served on the CPU; leave it out")
+
+
+def _check_parameters(fields: Mapping[str, Iterable[FieldValue]], config: ModelConfig) -> None:
+    """Raise ParameterError if parameters of an accelerator have no accelerator."""
     own = config.optimization.execution_accelerators
     for accelerator, existing in (
         (GPU_ACCELERATOR, own.gpu_execution_accelerator),
@@ -189,7 +216,6 @@ def check_execution(
             )
         if parameters and set(fields.get(f"{accelerator}.name", ())) == {NO_ACCELERATOR}:
             raise ParameterError(parameters[0], "has no effect without an accelerator; leave it out")
-    _check_threads(fields, config)
 
 
 def _always_openvino(fields: Mapping[str, Iterable[FieldValue]], config: ModelConfig) -> bool:

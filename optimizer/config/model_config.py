@@ -135,10 +135,17 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
     """
     config = copy(base)
     config.max_batch_size = candidate.max_batch_size
-    scheduler = base.WhichOneof("scheduling_choice")
+    _set_batching(config, candidate)
+    _set_fields(config, candidate)
+    _set_instances(config, candidate)
+    return config
+
+
+def _set_batching(config: ModelConfig, candidate: Candidate) -> None:
     if candidate.dynamic_batching:
+        scheduler = config.WhichOneof("scheduling_choice")
         if scheduler not in (None, "dynamic_batching"):
-            raise BadInputError(f'{base.name}: has {scheduler}, which excludes dynamic batching; tune it "off"')
+            raise BadInputError(f'{config.name}: has {scheduler}, which excludes dynamic batching; tune it "off"')
         batching = config.dynamic_batching
         batching.SetInParent()
         batching.max_queue_delay_microseconds = candidate.max_queue_delay_us
@@ -146,6 +153,9 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
             batching.preferred_batch_size[:] = candidate.preferred_batch_sizes
     else:
         config.ClearField("dynamic_batching")
+
+
+def _set_fields(config: ModelConfig, candidate: Candidate) -> None:
     absent = execution.absent_accelerators(dict(candidate.fields))
     for path, value in candidate.proto_fields:
         if path.startswith(absent):
@@ -154,9 +164,12 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
             config.sequence_batching.oldest.preferred_batch_size[:] = _preferred_sizes(value, candidate)
         elif candidate.dynamic_batching or not is_batcher_field(path):
             field_path.set_value(config, path, value)
+
+
+def _set_instances(config: ModelConfig, candidate: Candidate) -> None:
     if set(_counts(config)) != {candidate.instance_count}:
-        if scheduler == "ensemble_scheduling":
-            raise BadInputError(f"{base.name}: an ensemble has no instances; tune the models that it calls")
+        if config.WhichOneof("scheduling_choice") == "ensemble_scheduling":
+            raise BadInputError(f"{config.name}: an ensemble has no instances; tune the models that it calls")
         if not config.instance_group:
             config.instance_group.add()
         for group in config.instance_group:
@@ -164,7 +177,6 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
                 group.count = candidate.instance_count
     if candidate.instance_gpus is not None:
         gpu_placement.set_gpus(config, candidate.instance_count, gpu_placement.parse(candidate.instance_gpus))
-    return config
 
 
 def has_fixed_shapes(config: ModelConfig) -> bool:

@@ -21,7 +21,7 @@ from optimizer.deploy.docker_container import ALL_GPUS, NO_GPUS, read_gpus
 from optimizer.deploy.embedded_target import Installation, embedded_installation
 from optimizer.deploy.managed_target import ManagedTarget
 from optimizer.deploy.remote_server import is_loopback
-from optimizer.deploy.server_processes import ServerProcesses
+from optimizer.deploy.several_servers_target import ServerProcesses
 from optimizer.machine import gpu_telemetry, nvml
 from optimizer.machine.nvml import VISIBLE_DEVICES, Gpu, filter_visible
 from optimizer.options import server_options

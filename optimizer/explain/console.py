@@ -14,7 +14,7 @@ from objectives.sla import Constraint
 from optimizer.explain.bottleneck import BottleneckKind
 from optimizer.explain.explanation import Explanation, RunnerUp, Simulation
 from optimizer.explain.forecaster import Forecast, Gain
-from optimizer.results import formatting, summary
+from optimizer.results import formatting, outcome_tables, summary
 from optimizer.results.formatting import plain_table, print_table
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
 
@@ -247,7 +247,7 @@ def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator
     if runner_up.missed:
         yield f"{verdict}: {runner_up.missed}."
     elif runner_up.interval.high < 0 and explanation.run.outcome is not None:
-        why = summary.why_not_recommended(explanation.run.outcome, runner_up.point)
+        why = outcome_tables.why_not_recommended(explanation.run.outcome, runner_up.point)
         yield f"{verdict}. It is not recommended, because {why}."
     else:
         yield f"{verdict}. The recommendation serves more."

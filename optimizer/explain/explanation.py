@@ -24,7 +24,7 @@ from optimizer.explain.bottleneck import (
 from optimizer.explain.forecaster import Forecast, Forecaster, Gain, OtherSla, Remedy, other_slas
 from optimizer.explain.predicted_changes import SurrogateForecaster, predicted_remedies, single_changes
 from optimizer.explain.simulated_changes import FP16_FACTOR, SimulatedForecaster, remedies
-from optimizer.results import formatting, summary
+from optimizer.results import formatting, result_document
 from optimizer.results.confirmation_plan import Confirmed, compare_throughput, finalists, meets_sla
 from optimizer.results.finished_run import FinishedRun, remark
 from optimizer.results.forecast_accuracy import (
@@ -271,7 +271,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "status": explanation.run.status,
         "verdict": explanation.run.outcome.verdict.value if explanation.run.outcome else None,
         "recommended": explanation.recommended,
-        "subject": summary.entry(explanation.subject.point),
+        "subject": result_document.entry(explanation.subject.point),
         "holds_back": explanation.holds_back or None,
         "bound_by": explanation.bottleneck.kind,
         "reasons": list(explanation.bottleneck.reasons),
@@ -280,7 +280,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "copied_share_of_compute": explanation.subject.copied_share,
         "binding": {
             "constraint": str(bound.constraint) if bound.constraint else None,
-            "beyond": summary.entry(bound.beyond) if bound.beyond else None,
+            "beyond": result_document.entry(bound.beyond) if bound.beyond else None,
             "gain": bound.gain,
             "used_share": bound.used,
         },
@@ -360,8 +360,8 @@ def _gain(gain: Gain | None) -> dict[str, Any]:
 
 def _runner_up_document(runner_up: RunnerUp) -> dict[str, Any]:
     return {
-        **summary.entry(runner_up.point),
-        "confirmation": summary.confirmation(runner_up.confirmed) if runner_up.confirmed else None,
+        **result_document.entry(runner_up.point),
+        "confirmation": result_document.confirmation(runner_up.confirmed) if runner_up.confirmed else None,
         "less_throughput": runner_up.less,
         "less_throughput_interval": [_finite(runner_up.interval.low), _finite(runner_up.interval.high)],
         "missed": runner_up.missed or None,

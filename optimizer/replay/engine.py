@@ -22,7 +22,7 @@ from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.noise import Noise, NoisyServer
-from optimizer.results import formatting, summary
+from optimizer.results import formatting, result_document
 from optimizer.results.formatting import print_line
 from optimizer.search import make_searcher
 from optimizer.search.transfer import TransferredStudy
@@ -188,7 +188,7 @@ def _lower_loads(recording: Recording, point: Point) -> list[LoadPoint]:
 
 @dataclass
 class _Meter:
-    """A watcher that counts the cost of a search until ``best`` is reached and until it ends.
+    """A progress observer that counts the cost of a search until ``best`` is reached and until it ends.
 
     ``best`` is the objective's best value in infer/s. ``best_by_deployment`` is the recommendation's value if the
     search had ended after each deployment. It is that of the recorded measurement, whatever noise was added to it.
@@ -341,7 +341,8 @@ def _entry(row: RecordedRow | None) -> dict[str, object] | None:
     """Return a row as the document of a run shows it, with the line of the table instead of the trial's number."""
     if row is None:
         return None
-    return {name: value for name, value in summary.entry(row.point).items() if name != "trial"} | {"line": row.line}
+    values = result_document.entry(row.point)
+    return {name: value for name, value in values.items() if name != "trial"} | {"line": row.line}
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:

@@ -13,7 +13,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Point
 from optimizer.machine.hardware import Fingerprint, Hardware, parse_fingerprint
-from optimizer.results import formatting, summary
+from optimizer.results import formatting, result_document, summary
 from optimizer.results.confirmation_plan import Confirmed, confirmed_windows, windows_of
 from optimizer.results.finished_run import FinishedRun, unfinished
 from optimizer.results.recommendation import Outcome
@@ -382,9 +382,9 @@ def _run_document(side: ComparedRun) -> dict[str, Any]:
         "next_command": side.next_command or None,
         "model": side.run.problem.model,
         "sla": list(map(str, outcome.sla)),
-        "recommended": summary.entry(side.recommended),
-        "confirmation": summary.confirmation(side.confirmed) if side.confirmed else None,
-        "baseline": summary.entry(baseline) if baseline else None,
+        "recommended": result_document.entry(side.recommended),
+        "confirmation": result_document.confirmation(side.confirmed) if side.confirmed else None,
+        "baseline": result_document.entry(baseline) if baseline else None,
         "speedup": outcome.speedup,
         "speedup_interval": list(outcome.gain.bounds) if outcome.gain else None,
     }

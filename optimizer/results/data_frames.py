@@ -12,7 +12,7 @@ import pandas as pd
 from objectives.metrics import TIMINGS, Measurement
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import CROSS_CHECKING, SETTING_COLUMNS, LoadPoint, Trial
-from optimizer.results import summary
+from optimizer.results import result_document
 from optimizer.results.confirmation_plan import Confirmed
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome
@@ -85,7 +85,7 @@ def of_confirmed(confirmed: Sequence[Confirmed]) -> pd.DataFrame:
 
 
 def _confirmed_row(confirmed: Confirmed) -> Row:
-    document = summary.confirmation(confirmed)
+    document = result_document.confirmation(confirmed)
     low_high = {
         f"{name}_{end}": bounds[place]
         for name in ("throughput_infer_per_sec", "latency_ms")

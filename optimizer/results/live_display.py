@@ -18,8 +18,8 @@ from objectives import pareto
 from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
-from optimizer.results import formatting, summary
-from optimizer.results.recommendation import front_metrics
+from optimizer.results import formatting
+from optimizer.results.recommendation import best_load, front_metrics
 
 if TYPE_CHECKING:
     from optimizer.core.timing import Budget
@@ -136,7 +136,7 @@ OTHER_LINES = 11  # lines of the display without finished trials and plot
 LEAST_ROWS, MOST_PLOT = 4, 16  # minimum of finished trials next to a plot; maximum of lines of the plot
 
 
-class LiveWatcher:
+class LiveObserver:
     """A display that disappears when it ends. ``started`` is the start of the command by ``time.monotonic()``.
 
     A thread redraws it only once a second, because drawing takes CPU time from the measurements.
@@ -168,7 +168,7 @@ class LiveWatcher:
             redirect_stdout=False,
         )
 
-    def __enter__(self) -> LiveWatcher:
+    def __enter__(self) -> LiveObserver:
         self._live.start(refresh=True)
         return self
 
@@ -266,7 +266,7 @@ class LiveWatcher:
         if trial.status == "failed":
             name = Text.assemble(("failed: ", "red"), " ".join(trial.reason.split()))
             return str(trial.number), name, "–", "–", loads
-        shown, met = summary.best_load(trial, self._problem)
+        shown, met = best_load(trial, self._problem)
         if shown is None:
             return str(trial.number), name, "–", "–", loads
         figures = [metric.value(shown.measurement) for metric in (self._throughput, METRICS[self._latency])]

@@ -292,3 +292,13 @@ def _latency_reason(
 
 def _ms(value: float) -> str:
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
+def best_load(trial: Trial, problem: Problem) -> tuple[Point | None, bool]:
+    """Return the trial's best point and True; if none meets the SLA, the closest point and False.
+
+    As in the search, a measurement whose windows disagree counts if other processes disturbed it.
+    """
+    measured = latest_points([trial])
+    best = SpeedCorrection().best_point(measured, problem.best_point)
+    return best or problem.sla.closest_point(measured), best is not None

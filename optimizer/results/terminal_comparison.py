@@ -11,7 +11,7 @@ from rich.text import Text
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point, short_path
 from optimizer.results import comparison as words
-from optimizer.results import formatting, summary
+from optimizer.results import formatting, point_values
 from optimizer.results.comparison import Aspect, ComparedRun, Comparison
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.recommendation import Outcome
@@ -66,8 +66,8 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
     yield "model", side.run.problem.model
     yield "bound", formatting.bounds(outcome.sla) or NONE
     searched = "" if confirmed else ", in the search"
-    yield "throughput", summary.estimate(outcome, point, "throughput") + searched
-    yield "output", summary.estimate(outcome, point, formatting.OUTPUT_THROUGHPUT)
+    yield "throughput", point_values.estimate(outcome, point, "throughput") + searched
+    yield "output", point_values.estimate(outcome, point, formatting.OUTPUT_THROUGHPUT)
     bounded = [bound.metric for bound in outcome.sla.latencies] if point.measurement.is_streamed else []
     yield "latency", _latency_text(outcome, point, latency)
     others = (_latency_text(outcome, point, name) for name in bounded if name != latency)
@@ -90,12 +90,12 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
         yield "baseline", "not measured"
     else:
         missed = "" if outcome.sla.is_met(baseline.measurement) else ", misses the bound"
-        yield "baseline", summary.estimate(outcome, baseline, "throughput") + missed
+        yield "baseline", point_values.estimate(outcome, baseline, "throughput") + missed
     yield "gain over it", "the same" if baseline is point else formatting.gain(outcome.gain)
 
 
 def _latency_text(outcome: Outcome, point: Point, metric: str) -> str:
-    return f"{formatting.short_metric(metric)} {summary.estimate(outcome, point, metric)}"
+    return f"{formatting.short_metric(metric)} {point_values.estimate(outcome, point, metric)}"
 
 
 def _aspect_text(aspect: Aspect) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,9 @@ from rich.text import Text
 
 from optimizer.core.notes import DETAILS, ConfirmationComplete, Note
 from optimizer.core.safe_text import one_line
-from optimizer.results import formatting, summary
+from optimizer.results import formatting, outcome_tables, summary
 from optimizer.results.formatting import plain_table, print_line, print_table
+from optimizer.results.point_values import figures, priority_lines
 
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
@@ -26,27 +28,11 @@ MOST_COLUMNS = 5  # of the comparisons: more are one row each
 _LABEL_WIDTH = 14
 
 
-def print_outcome(
-    console: Console,
-    outcome: Outcome,
-    problem: Problem,
-    *,
-    baseline: Candidate,
-    hardware: str,
-    notes: Sequence[Note],
-    facts: Mapping[str, object],
-    results_dir: Path,
-    command: str,
-    config_path: Path | None,
-    report_path: Path | None,
-    verbose: bool = False,
-) -> None:
-    """Print the answer of a finished run: verdict, change to make, comparisons, files and the next step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDetails:
+    """The facts of a finished run that the terminal shows in addition to its outcome.
 
-    Args:
-        console: The console to print on.
-        outcome: The outcome of the run.
-        problem: The problem of the run.
+    Attributes:
         baseline: The current configuration, to which the change is made.
         hardware: The machine.
         notes: The notes of the run; without ``verbose`` those that are details are left out.
@@ -55,30 +41,47 @@ def print_outcome(
         command: The command that reproduces the run.
         config_path: The recommended configuration; None if there is none.
         report_path: The report page; None if none was written.
-        verbose: Print all metrics, the Pareto front, model, hardware and the extent of the search too.
+    """
+
+    baseline: Candidate
+    hardware: str = ""
+    notes: Sequence[Note] = ()
+    facts: Mapping[str, object] = field(default_factory=dict)
+    results_dir: Path
+    command: str = ""
+    config_path: Path | None = None
+    report_path: Path | None = None
+
+
+def print_outcome(
+    console: Console, outcome: Outcome, problem: Problem, run: RunDetails, *, verbose: bool = False
+) -> None:
+    """Print the answer of a finished run: verdict, change to make, comparisons, files and the next step.
+
+    With ``verbose``, print all metrics, the Pareto front, model, hardware and the extent of the search too.
     """
     _print_answer(console, outcome, problem)
     if outcome.recommended is not None:
-        _print_change(console, outcome, baseline, outcome.recommended.candidate)
+        _print_change(console, outcome, run.baseline, outcome.recommended.candidate)
         _print_comparisons(console, outcome, problem)
-        if not verbose and (lines := summary.priority_lines(outcome.recommended.measurement)):  # else in the details
+        if not verbose and (lines := priority_lines(outcome.recommended.measurement)):  # else in the details
             for label, text in lines:
                 print_wrapped(console, label, text)
             print_line(console)
     elif outcome.closest is not None:
         _print_closest(console, outcome.closest, problem)
     if verbose:
-        _print_details(console, outcome, problem, facts, hardware)
-    _print_notes(console, notes, verbose=verbose)
+        _print_details(console, outcome, problem, run)
+    _print_notes(console, run.notes, verbose=verbose)
     if verbose:
-        print_unwrapped(console, "results", str(results_dir))
-    for label, path in (("config", config_path), ("report", report_path)):
+        print_unwrapped(console, "results", str(run.results_dir))
+    for label, path in (("config", run.config_path), ("report", run.report_path)):
         if path is not None:
             print_unwrapped(console, label, str(path))
     if verbose:
-        print_unwrapped(console, "reproduce", command)
-    is_complete = any(isinstance(note, ConfirmationComplete) for note in notes)
-    step = summary.next_step(outcome, results_dir, command, is_complete=is_complete)
+        print_unwrapped(console, "reproduce", run.command)
+    is_complete = any(isinstance(note, ConfirmationComplete) for note in run.notes)
+    step = summary.next_step(outcome, run.results_dir, run.command, is_complete=is_complete)
     print_wrapped(console, "next", f"{step.advice}:")
     print_unwrapped(console, "", step.command)
 
@@ -135,7 +138,7 @@ def _print_change(console: Console, outcome: Outcome, baseline: Candidate, recom
 
 
 def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> None:
-    headers, rows = summary.comparison_headers(outcome, problem), summary.comparisons(outcome, problem)
+    headers, rows = outcome_tables.comparison_headers(outcome, problem), outcome_tables.comparisons(outcome, problem)
     if len(headers) > MOST_COLUMNS:  # more metrics than fit side by side: one row for each
         headers, *rows = zip((name.removeprefix(">") for name in headers), *rows, strict=True)
     table = plain_table(*headers)
@@ -147,19 +150,17 @@ def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> 
     print_line(console)
 
 
-def _print_details(
-    console: Console, outcome: Outcome, problem: Problem, facts: Mapping[str, object], hardware: str
-) -> None:
+def _print_details(console: Console, outcome: Outcome, problem: Problem, run: RunDetails) -> None:
     point = outcome.recommended or outcome.closest
     if point is not None:
-        for label, text in (*summary.figures(outcome, point, problem), *summary.verdict_lines(outcome)):
+        for label, text in (*figures(outcome, point, problem), *summary.verdict_lines(outcome)):
             print_wrapped(console, label, text)
         print_line(console)
     _print_front(console, outcome)
-    if facts:
-        print_wrapped(console, "model", formatting.facts_line(facts))
-    if hardware:
-        print_wrapped(console, "hardware", hardware)
+    if run.facts:
+        print_wrapped(console, "model", formatting.facts_line(run.facts))
+    if run.hardware:
+        print_wrapped(console, "hardware", run.hardware)
     tried = [formatting.count(outcome.trials, "configuration"), formatting.count(outcome.measurements, "measurement")]
     if outcome.confirmations:
         tried.append(f"{outcome.confirmations:,} more on fresh servers")
@@ -169,15 +170,16 @@ def _print_details(
 def _print_front(console: Console, outcome: Outcome) -> None:
     if not outcome.front:
         return
-    title = summary.front_title(outcome)
+    title = outcome_tables.front_title(outcome)
     print_line(console, f"Pareto front: {title[0].lower()}{title[1:]}", "bold")
-    table = plain_table(*summary.front_headers(outcome))
-    for *figures, configuration in summary.front_rows(outcome, summary.shown_front(outcome, MOST_FRONT_ROWS)):
-        table.add_row(*figures, Text(configuration, overflow="fold"))
+    table = plain_table(*outcome_tables.front_headers(outcome))
+    shown = outcome_tables.shown_front(outcome, MOST_FRONT_ROWS)
+    for *values, configuration in outcome_tables.front_rows(outcome, shown):
+        table.add_row(*values, Text(configuration, overflow="fold"))
     print_table(console, table)
     if len(outcome.front) > MOST_FRONT_ROWS:
         print_line(console, f"{len(outcome.front) - MOST_FRONT_ROWS:,} more in pareto.csv", "dim")
-    if remark := summary.front_remark(outcome):
+    if remark := outcome_tables.front_remark(outcome):
         print_line(console, textwrap.fill(remark, console.width))
     print_line(console)
 

@@ -16,7 +16,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note
 from optimizer.core.safe_text import is_file, one_line, read_bytes
 from optimizer.core.trial import Candidate, latest_points
-from optimizer.results import formatting, summary
+from optimizer.results import formatting, result_document, summary
 from optimizer.results.confirmation_plan import (
     ConfirmationCandidate,
     Confirmed,
@@ -106,9 +106,9 @@ def document(
         "verdict_holds": verification.verdict_holds,
         "ranking_holds": verification.ranking_holds,
         "reason": verification.reason or None,
-        "before": summary.entry(before.recommended) if before.recommended else None,
+        "before": result_document.entry(before.recommended) if before.recommended else None,
         "found": [
-            {**summary.entry(confirmed.point), "confirmation": summary.confirmation(confirmed)}
+            {**result_document.entry(confirmed.point), "confirmation": result_document.confirmation(confirmed)}
             for confirmed in verification.measured
         ],
         "failed": [
@@ -133,7 +133,7 @@ def passed_separately(run: RunFolder, point: Point) -> str:
     path = newest / FILE
     try:
         found: list[dict[str, Any]] = json.loads(read_bytes(path, MAX_BYTES, "remove it"))["found"]
-        wanted = summary.entry(point)
+        wanted = result_document.entry(point)
         if not found or any(found[0].get(name) != wanted[name] for name in _TESTED):
             return ""
         tested = found[0]["confirmation"]

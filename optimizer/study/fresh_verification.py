@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
+from optimizer.core.files import write_json
 from optimizer.core.notes import Note, present
 from optimizer.core.timing import Budget, Stopwatch
 from optimizer.machine.conditions import speed_note
@@ -81,5 +82,5 @@ def verify(
     windows = [window.measurement for trial in confirmer.trials for window in trial.confirmations]
     shown = present([environment.remote_note(), *measurer.notes, lateness_note(windows), speed_note(windows)])
     document = verification.document(verified, before, str(folder.path), shown)
-    summary.write_json(folder.path / verification.FILE, document)
+    write_json(folder.path / verification.FILE, document)
     return VerifyResult(verified, before, problem, environment.hardware, folder, shown)

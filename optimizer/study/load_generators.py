@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
+from objectives.sla import Sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import LoadGenerator
+from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS, Stopwatch
 from optimizer.deploy import docker_engine, runtime
 from optimizer.deploy.docker_container import SDK_COMMAND, PerfAnalyzerContainer
@@ -70,6 +73,29 @@ class LoadGenerators:
     reason: PerfAnalyzerReason | None = None
 
 
+class _Settings(TypedDict):
+    """The settings that perf_analyzer and the project's own client share."""
+
+    input_data: str
+    shapes: tuple[str, ...]
+    cpus: frozenset[int]
+    stopwatch: Stopwatch
+    window_ms: int
+    shared_memory: SharedMemory | None
+
+
+class _ClientSettings(_Settings):
+    """The settings of every load generator of the project's own client."""
+
+    log: Path
+    sla: Sla
+    seed: int
+    streams: bool
+    token_output: str
+    priorities: SizeDistribution | None
+    counts_failures: bool
+
+
 def make_load_generators(
     options: RunOptions,
     task: Task,
@@ -82,7 +108,7 @@ def make_load_generators(
     default_ms = RATE_WINDOW_MS if task.problem.open_loop else FIRST_WINDOW_MS
     if task.source.is_streaming:
         default_ms = STREAM_WINDOW_MS
-    common: dict[str, Any] = {
+    common: _Settings = {
         "input_data": task.input_data,
         "shapes": task.shapes,
         "cpus": cpus,
@@ -90,7 +116,8 @@ def make_load_generators(
         "window_ms": round(options.measurement_interval_ms or default_ms),
         "shared_memory": options.requested_shared_memory(),
     }
-    own = common | {
+    own: _ClientSettings = {
+        **common,
         "log": folder.perf_analyzer_log.with_name("open_loop.log" if task.problem.open_loop else "closed_loop.log"),
         "sla": task.problem.sla.latencies,
         "seed": options.seed,
@@ -166,7 +193,7 @@ def perf_analyzer_checks(options: RunOptions, task: Task) -> bool:
     return not (task.problem.open_loop or task.source.is_streaming or has_mix or would_collide)
 
 
-def _make_own_client(options: RunOptions, task: Task, own: dict[str, Any]) -> LoadClientGenerator:
+def _make_own_client(options: RunOptions, task: Task, own: _ClientSettings) -> LoadClientGenerator:
     if task.problem.open_loop:
         return OpenLoopGenerator(
             arrivals=parse_arrivals(options.arrivals), request_mix=task.problem.request_mix, **own
@@ -177,7 +204,7 @@ def _make_own_client(options: RunOptions, task: Task, own: dict[str, Any]) -> Lo
 
 
 def _make_perf_analyzer(
-    options: RunOptions, folder: RunFolder, say: Callable[[str], None], common: dict[str, Any]
+    options: RunOptions, folder: RunFolder, say: Callable[[str], None], common: _Settings
 ) -> PerfAnalyzer:
     installed, image = runtime.ensure(say), options.perf_analyzer_image
     return PerfAnalyzer(

@@ -28,7 +28,7 @@ from optimizer.machine.hardware import Fingerprint
 from optimizer.options import server_options
 from optimizer.options.addresses import redact, redact_header, redact_words
 from optimizer.options.command_line import command_line
-from optimizer.results import summary
+from optimizer.results import result_document, summary
 from optimizer.results.confirmation_state import ConfirmationPlan, plan_document, read_plan_document
 from optimizer.results.finished_run import FinishedRun, candidate_document
 from optimizer.results.recommendation import Outcome
@@ -116,7 +116,7 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "result.model": "Name of the model, and facts about it.",
     "result.hardware": "Hardware in words.",
     "result.notes": "Notes for people.",
-    **{f"result.{key}": text for key, text in summary.KEYS.items()},
+    **{f"result.{key}": text for key, text in result_document.KEYS.items()},
 }
 
 
@@ -239,7 +239,7 @@ class RunRecord:
         document: dict[str, Any] = {}
         if outcome is not None:
             next_command = summary.next_command(outcome, self.folder.path) if status == "found" else ""
-            document = summary.document(
+            document = result_document.document(
                 outcome,
                 wall_seconds=self._times()["wall_seconds"] or 0.0,
                 results_dir=str(self.folder.path),
@@ -306,7 +306,7 @@ class RunRecord:
         return {**self.versions, **added}
 
     def _write_derived(self, outcome: Outcome) -> None:
-        summary.write_pareto_csv(self.folder.pareto, outcome)
+        result_document.write_pareto_csv(self.folder.pareto, outcome)
         if outcome.recommended:
             self.folder.write_best(*self._configs(outcome.recommended.candidate))
             self.folder.write_baseline(*self._configs(self.task.baseline))

@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.text import Text
 
 from objectives.metrics import ITL, METRICS, TTFT, Measurement
+from optimizer.core import files
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import DisturbedCells, Note, UnstableCells, present
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.machine.conditions import describe_disturbance
 from optimizer.measure.load_client.judgement import lateness_note
-from optimizer.results import formatting, summary
+from optimizer.results import formatting, result_document
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.report.tables import STAGES
 from optimizer.store.run_folder import SWEEP_FILE, RunFolder
@@ -33,7 +34,7 @@ def entry(cell: SweepCell) -> dict[str, Any]:
     """Return the entry of one cell, with the names of trials.csv; unknown values are None."""
     point = Point(cell.number, cell.candidate, cell.load, cell.measurement)
     return {
-        **summary.entry(point),
+        **result_document.entry(point),
         **{stage: getattr(cell.measurement, stage) for stage in STAGES},
         "measurements": cell.measured,
         "reason": cell.measurement.reason,
@@ -69,7 +70,7 @@ def notes(cells: Sequence[SweepCell]) -> tuple[Note, ...]:
 
 def write(folder: RunFolder, document: Mapping[str, object]) -> None:
     """Write ``document`` to sweep.json. Raises EnvironmentFault if the disk refuses it."""
-    summary.write_json(folder.path / FILE, document)
+    files.write_json(folder.path / FILE, document)
 
 
 def read_words(path: Path) -> tuple[list[str], object]:
@@ -91,7 +92,7 @@ def read_words(path: Path) -> tuple[list[str], object]:
 def write_csv(path: Path, cells: Sequence[SweepCell]) -> None:
     """Write one row for each cell. Raises EnvironmentFault if the disk refuses it."""
     rows = [entry(cell) for cell in cells]
-    summary.write_csv(path, list(dict.fromkeys(name for row in rows for name in row)), rows)
+    files.write_csv(path, list(dict.fromkeys(name for row in rows for name in row)), rows)
 
 
 STAGE_NAMES = (

@@ -19,7 +19,7 @@ from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.interfaces import Endpoint, Target
-from optimizer.core.notes import ServedOnCpu, present
+from optimizer.core.notes import CombinationsLeftOut, ServedOnCpu, present
 from optimizer.core.signature import sign
 from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import VARIANT, Candidate, FieldValue, LoadPoint, Trial
@@ -221,39 +221,17 @@ def sweep(
 def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count: int) -> tuple[SweepPlan, Task]:
     """Return the plan, and the task with the swept fields as its only parameters. Raises BadInputError."""
     choices = request.choices
-    own = model_config.candidate_of(task.source.tuned_config, choices.fields)
-    if too_many := too_many_instances(choices.instance_count, task.source, options, on_gpu=task.on_gpu):
-        raise BadInputError(f"--instance-count: {too_many}")
-    without_variants, left_out = configurations(own, choices)
-    candidates = _add_variants(without_variants, task.source)
-    for path, value in dict.fromkeys(field for candidate in candidates for field in candidate.fields):
-        if path in choices.fields and (missing := gpu_placement.missing_gpu(path, value, gpu_count)):
-            raise BadInputError(f"--config {path}: {missing}")
-    for candidate in candidates:
-        try:
-            served_models(task.source, candidate)
-        except ValueError as error:
-            raise BadInputError(f"--config {error}") from None
+    candidates, left_out = _configurations(task, request, options, gpu_count)
     sizes = request.request_batch_size or (task.problem.request_batch_size,)
     if task.sequence_length is not None and max(sizes) > 1:
         raise BadInputError(
             f"--request-batch-size {max(sizes)}: {task.source.name} is stateful, and Triton takes one sample in a "
             "request"
         )
-    try:
-        check_sequence_fields(SpaceSection(), task.source.tuned_config, choices.fields)
-        check_queue_fields(task.source.tuned_config, choices.fields)
-        check_settings(choices.fields, task.source, options, on_gpu=task.on_gpu)
-    except ValueError as error:
-        raise BadInputError(f"--config {error}") from None
-    loads = tuple(
-        [LoadPoint(size, concurrency) for size in sizes for concurrency in request.concurrency]
-        + [LoadPoint(size, request_rate=rate) for size in sizes for rate in request.request_rate]
-    )
     if request.request_batch_size and trace_sizes(options) is not None:
         raise sizes_given_twice(request.request_batch_size[0], options)
     mix = None if request.request_batch_size else task.problem.request_mix
-    plan = SweepPlan(candidates, loads, request.repeat, mix.largest if mix else 0, left_out)
+    plan = SweepPlan(candidates, _loads(request, sizes), request.repeat, mix.largest if mix else 0, left_out)
     largest = max(candidate.max_batch_size for candidate in candidates)
     if not len(plan):
         smallest = mix.largest if mix else min(sizes)
@@ -272,6 +250,41 @@ def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count
     except ParameterError as error:
         raise BadInputError(f"--config {error}") from None
     return plan, replace(task, problem=problem, input_data=requests.input_data, request_note=requests.note)
+
+
+def _configurations(
+    task: Task, request: SweepRequest, options: RunOptions, gpu_count: int
+) -> tuple[tuple[Candidate, ...], CombinationsLeftOut | None]:
+    """Return the configurations to measure, and a note on those that are left out. Raises BadInputError."""
+    choices = request.choices
+    own = model_config.candidate_of(task.source.tuned_config, choices.fields)
+    if too_many := too_many_instances(choices.instance_count, task.source, options, on_gpu=task.on_gpu):
+        raise BadInputError(f"--instance-count: {too_many}")
+    without_variants, left_out = configurations(own, choices)
+    candidates = _add_variants(without_variants, task.source)
+    for path, value in dict.fromkeys(field for candidate in candidates for field in candidate.fields):
+        if path in choices.fields and (missing := gpu_placement.missing_gpu(path, value, gpu_count)):
+            raise BadInputError(f"--config {path}: {missing}")
+    for candidate in candidates:
+        try:
+            served_models(task.source, candidate)
+        except ValueError as error:
+            raise BadInputError(f"--config {error}") from None
+    try:
+        check_sequence_fields(SpaceSection(), task.source.tuned_config, choices.fields)
+        check_queue_fields(task.source.tuned_config, choices.fields)
+        check_settings(choices.fields, task.source, options, on_gpu=task.on_gpu)
+    except ValueError as error:
+        raise BadInputError(f"--config {error}") from None
+    return candidates, left_out
+
+
+def _loads(request: SweepRequest, sizes: Sequence[int]) -> tuple[LoadPoint, ...]:
+    """Return each load of each request size."""
+    return tuple(
+        [LoadPoint(size, concurrency) for size in sizes for concurrency in request.concurrency]
+        + [LoadPoint(size, request_rate=rate) for size in sizes for rate in request.request_rate]
+    )
 
 
 def _add_variants(candidates: tuple[Candidate, ...], source: ModelSource) -> tuple[Candidate, ...]:

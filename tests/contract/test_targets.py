@@ -29,7 +29,7 @@ from optimizer.deploy.docker_target import DockerTarget
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.remote_target import RemoteTarget
-from optimizer.deploy.server_processes import ServerProcesses
+from optimizer.deploy.several_servers_target import ServerProcesses
 from optimizer.deploy.target_factory import TargetModule
 from optimizer.measure.inference import open_client
 from optimizer.options.run_options import TARGETS, RunOptions, TargetName

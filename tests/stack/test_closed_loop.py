@@ -38,7 +38,7 @@ from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.perf_output import silent_server
 from optimizer.model.repository import read_repository_model
 from optimizer.results.confirmation_plan import load_agreement
-from optimizer.results.watchers import QuietWatcher
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
 from tests.command_fixtures import eventually
 from tests.repositories import write_sleeper
@@ -277,7 +277,7 @@ def test_perf_analyzer_agrees_unless_it_sends_another_load(
             generator,
             ProcessTelemetry(),
             TrialsTable(tmp_path / f"{name}.csv", "sleeper", {}),
-            QuietWatcher(),
+            QuietObserver(),
             cross_checking=other,
             disturbance_limit=1.0,
         )

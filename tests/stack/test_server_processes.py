@@ -25,7 +25,7 @@ from optimizer.core.notes import ServedOnCpu
 from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.server_processes import ServerProcesses
+from optimizer.deploy.several_servers_target import ServerProcesses
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.nvml import Gpu
@@ -40,7 +40,7 @@ from optimizer.measure.perf_output import read_statistics
 from optimizer.model.repository import read_repository_model
 from optimizer.options.values import usable_cpus
 from optimizer.results.finished_run import read_run
-from optimizer.results.watchers import QuietWatcher
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
 from optimizer.watch.expectation import check_server_count, expectation
 from optimizer.watch.fit_check import judge
@@ -340,6 +340,6 @@ def test_instances_without_a_kind_are_on_the_cpu_if_the_server_sees_no_gpu(mlp: 
         pass
     assert (usage.gpu_utilization, usage.gpu_memory_bytes) == (None, None)
     client, table = ClosedLoopGenerator(log=tmp_path / "client.log"), TrialsTable(tmp_path / "trials.csv", "mlp", {})
-    measurer = Measurer(client, telemetry, table, QuietWatcher())
+    measurer = Measurer(client, telemetry, table, QuietObserver())
     measurer.check_deployment(endpoint)
     assert ServedOnCpu("the server sees no GPU") in measurer.notes

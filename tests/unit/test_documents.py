@@ -16,7 +16,7 @@ from rich.console import Console
 from optimizer.cli.run import read_run_arguments
 from optimizer.core.notes import OwnBackend, SearchConverged, SharedMachine, SpeedVaried
 from optimizer.results.finished_run import read_run
-from optimizer.results.terminal_summary import print_outcome
+from optimizer.results.terminal_summary import RunDetails, print_outcome
 from tests.documents import PAGES_WITH_COMMANDS, README, ROOT, SHELLS, blocks, prose
 
 READING = ROOT / "docs/reading-results.md"
@@ -114,10 +114,7 @@ def printed_result(*, verbose: bool) -> list[str]:
     run, text = read_run(ROOT / "results/dlrm/sample"), io.StringIO()
     assert run.outcome is not None
     folder = Path(run.info["result"]["results_dir"])
-    print_outcome(
-        Console(file=text, width=80),
-        run.outcome,
-        run.problem,
+    details = RunDetails(
         baseline=run.baseline,
         hardware=run.info["result"]["hardware"],
         notes=(OwnBackend("onnxruntime"), SharedMachine(2, 2), SpeedVaried(2.0), SearchConverged(0.02)),
@@ -126,8 +123,8 @@ def printed_result(*, verbose: bool) -> list[str]:
         command=run.info["command"],
         config_path=folder / "best/config.pbtxt",
         report_path=folder / "report.html",
-        verbose=verbose,
     )
+    print_outcome(Console(file=text, width=80), run.outcome, run.problem, details, verbose=verbose)
     return text.getvalue().splitlines()
 
 

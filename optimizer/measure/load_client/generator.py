@@ -26,11 +26,12 @@ from optimizer.measure.load_client.judgement import (
     CLOSED_LOOP_LEAD_IN_SECONDS,
     LEAD_IN_SECONDS,
     NoAnswersError,
+    PlannedLoad,
     Sizes,
     judge_closed_loop,
     judge_open_loop,
 )
-from optimizer.measure.load_client.launcher import WARM_UP_SECONDS, LoadClientGenerator, RequestKinds
+from optimizer.measure.load_client.launcher import WARM_UP_SECONDS, LoadClientGenerator, RequestKinds, Schedule
 from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS, SendRecord
 from optimizer.measure.load_client.request_trace import RecordedKinds
 from optimizer.model.input_data import count_entries
@@ -84,15 +85,17 @@ class OpenLoopGenerator(LoadClientGenerator):
         def judge(record: SendRecord, sizes: Sizes, priorities: Sizes) -> list[Measurement]:
             return judge_open_loop(
                 record,
-                load,
-                seconds,
+                PlannedLoad(
+                    load,
+                    seconds,
+                    sizes,
+                    token_output=self.token_output,
+                    lead_in_seconds=lead_in_seconds,
+                    priorities=priorities,
+                ),
                 self.sla,
                 spread_limit,
                 parts,
-                sizes,
-                self.token_output,
-                lead_in_seconds,
-                priorities,
             )
 
         planned_ns = self._plan(load, seconds, int(seeds[0]))
@@ -100,16 +103,14 @@ class OpenLoopGenerator(LoadClientGenerator):
         if self._recorded_kinds:
             assert isinstance(self.arrivals, RecordedArrivals)
             numbers = self.arrivals.kinds_of(len(planned_ns), int(seeds[0]))
-        return self._launch(
-            endpoint,
-            load,
-            judge,
-            seconds,
-            lead_in_ns + planned_ns,
+        schedule = Schedule(
+            seconds=seconds,
+            planned_ns=lead_in_ns + planned_ns,
             lead_in_requests=len(lead_in_ns),
             period_seconds=period_seconds,
             kinds=numbers,
         )
+        return self._launch(endpoint, load, judge, schedule)
 
     @property
     def _recorded_kinds(self) -> RecordedKinds | None:
@@ -154,19 +155,21 @@ class ClosedLoopGenerator(LoadClientGenerator):
     ) -> list[Measurement]:
         def judge(record: SendRecord, sizes: Sizes, priorities: Sizes) -> list[Measurement]:
             return judge_closed_loop(
-                record, load, seconds, self.sla, spread_limit, parts, sizes, self.token_output, priorities
+                record,
+                PlannedLoad(load, seconds, sizes, token_output=self.token_output, priorities=priorities),
+                self.sla,
+                spread_limit,
+                parts,
             )
 
         while True:
             try:
-                return self._launch(
-                    endpoint,
-                    load,
-                    judge,
-                    seconds if self.streams else seconds + CLOSED_LOOP_LEAD_IN_SECONDS,
+                schedule = Schedule(
+                    seconds=seconds if self.streams else seconds + CLOSED_LOOP_LEAD_IN_SECONDS,
                     concurrency=round(load.concurrency),
                     parts=parts,
                 )
+                return self._launch(endpoint, load, judge, schedule)
             except NoAnswersError as error:
                 if self.streams:  # it has waited as long as it may, and a server that sends no responses hangs
                     raise MeasurementError(

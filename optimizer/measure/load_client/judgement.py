@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -186,40 +186,51 @@ class SentRequests:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedLoad:
+    """The load that a client was to send.
+
+    Attributes:
+        load: The load.
+        seconds: The time for which requests were planned. In an open loop it includes the lead-in.
+        sizes: The samples of the requests, in turn.
+        token_output: Output whose elements are tokens, see ``responses``.
+        priorities: The priorities of the requests, in turn.
+        lead_in_seconds: The first part of the time of an open loop, which does not count.
+    """
+
+    load: LoadPoint
+    seconds: float
+    sizes: Sizes = field(default_factory=lambda: ONE_SAMPLE)
+    token_output: str = ""
+    priorities: Sizes = field(default_factory=lambda: ALIKE)
+    lead_in_seconds: float = LEAD_IN_SECONDS
+
+
 def judge_open_loop(
-    record: SendRecord,
-    load: LoadPoint,
-    seconds: float,
-    sla: Sla,
-    spread_limit: float,
-    parts: int = 1,
-    sizes: Sizes = ONE_SAMPLE,
-    token_output: str = "",
-    lead_in_seconds: float = LEAD_IN_SECONDS,
-    priorities: Sizes = ALIKE,
+    record: SendRecord, planned: PlannedLoad, sla: Sla, spread_limit: float, parts: int = 1
 ) -> list[Measurement]:
     """Return the measurements of ``parts`` equal parts of the time; a single one if the server was overloaded.
 
-    Requests were planned for ``seconds``, of which ``lead_in_seconds`` do not count. ``sla`` has the latency bounds;
-    ``sizes`` are the samples of the requests, in turn. A measurement is not stable if the server was overloaded, or
-    if thirds of the time disagree by more than ``spread_limit`` and are not all on one side of the tightest bound.
-    These thirds are judged without lateness, since they show whether the server is in a steady state.
-    ``token_output`` is explained in ``responses``. ``priorities`` are those of the requests, in turn. The
-    measurements of a server that was not overloaded have the requests of each.
+    ``sla`` has the latency bounds. A measurement is not stable if the server was overloaded, or if thirds of the
+    time disagree by more than ``spread_limit`` and are not all on one side of the tightest bound. These thirds are
+    judged without lateness, since they show whether the server is in a steady state. The measurements of a server
+    that was not overloaded have the requests of each priority.
 
     A model that streams may be overloaded before any request has ended. Its capacity in requests per second is then
     estimated from the first responses.
 
     Raises MeasurementError if a request failed or none was answered, LateError if late requests void the measurement.
     """
+    load = planned.load
     if record.error:
         raise MeasurementError(
             f"a request failed at {load.request_rate:,.6g} requests/s: {without_traceback(record.error)}"
         )
-    every, every_size = record, sizes
-    record, sizes, failed = split_failures(record, sizes)
-    streamed = StreamedRequests.decode(record.responses, token_output) if record.responses else None
-    requests = SentRequests.of(record, seconds, sizes, streamed, lead_in_seconds)
+    every = record
+    record, sizes, failed = split_failures(record, planned.sizes)
+    streamed = StreamedRequests.decode(record.responses, planned.token_output) if record.responses else None
+    requests = SentRequests.of(record, planned.seconds, sizes, streamed, planned.lead_in_seconds)
 
     def with_failures(measurements: list[Measurement]) -> list[Measurement]:
         begin_ns, end_ns = 1e9 * requests.begin_seconds, 1e9 * requests.end_seconds
@@ -232,7 +243,9 @@ def judge_open_loop(
         waited = f"{record.ended_ns / 1e9:.1f} s at {load.request_rate:,.6g} requests/s"
         raise MeasurementError(f"no request was answered within {waited}")
     if not len(requests.planned_seconds):
-        raise MeasurementError(f"no request was due within {seconds:.3g} s at {load.request_rate:,.6g} requests/s")
+        raise MeasurementError(
+            f"no request was due within {planned.seconds:.3g} s at {load.request_rate:,.6g} requests/s"
+        )
     _check_kept_up(record, requests, load)
     samples_rate = load.request_rate * load.request_batch_size
     if record.overload:
@@ -257,21 +270,13 @@ def judge_open_loop(
         [_measurement(part, part.sizes[part.answered], span_seconds, sla, reason) for part in requests.parts(parts)]
     )
     times_ns, span_ns = every.planned_ns, (1e9 * requests.begin_seconds, 1e9 * requests.end_seconds)
-    return with_priorities(measurements, every, every_size, priorities, times_ns, *span_ns)
+    return with_priorities(measurements, every, planned.sizes, planned.priorities, times_ns, *span_ns)
 
 
 def judge_closed_loop(
-    record: SendRecord,
-    load: LoadPoint,
-    seconds: float,
-    sla: Sla,
-    spread_limit: float,
-    parts: int = 1,
-    sizes: Sizes = ONE_SAMPLE,
-    token_output: str = "",
-    priorities: Sizes = ALIKE,
+    record: SendRecord, planned: PlannedLoad, sla: Sla, spread_limit: float, parts: int = 1
 ) -> list[Measurement]:
-    """Return the measurements of ``parts`` equal parts of the ``seconds`` after the lead-in.
+    """Return the measurements of ``parts`` equal parts of the planned ``seconds``, which begin after the lead-in.
 
     There are fewer and longer parts if the model streams and one of the parts would have less than FEWEST_STREAMED
     requests. A request belongs to the part in which it was answered, and its latency counts from the actual send. If
@@ -285,11 +290,12 @@ def judge_closed_loop(
 
     Raises MeasurementError if a request failed, NoAnswersError if none was answered.
     """
+    load = planned.load
     if record.error:
         raise MeasurementError(f"a request failed at {load}: {without_traceback(record.error)}")
-    every, every_size = record, sizes
-    record, sizes, failed = split_failures(record, sizes)
-    requests = AnsweredRequests.of(record, seconds, sizes, token_output)
+    every = record
+    record, sizes, failed = split_failures(record, planned.sizes)
+    requests = AnsweredRequests.of(record, planned.seconds, sizes, planned.token_output)
     if failed:
         failed.check_some_served(len(requests.latencies_ms), load)
     streams = requests.streamed is not None
@@ -318,7 +324,7 @@ def judge_closed_loop(
         measurements = failed.added_to(measurements, failed_ns, requests.begin_ns, requests.end_ns)
         times_ns[request_kinds(every) != SERVED] = failed_ns
     span_ns = requests.begin_ns, requests.end_ns
-    return with_priorities(measurements, every, every_size, priorities, times_ns, *span_ns)
+    return with_priorities(measurements, every, planned.sizes, planned.priorities, times_ns, *span_ns)
 
 
 @dataclass(frozen=True, slots=True)

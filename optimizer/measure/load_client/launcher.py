@@ -99,6 +99,29 @@ class Messages:
         return first[numbers] + place % counts[numbers]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Schedule:
+    """When the client sends requests: at planned times, or as long as fewer than ``concurrency`` are in flight.
+
+    Attributes:
+        seconds: Duration of the load.
+        planned_ns: The planned times of an open loop, those of the lead-in of a model that streams first.
+        concurrency: Requests in flight in a closed loop; 0 in an open loop.
+        lead_in_requests: Number of planned times that belong to the lead-in of a model that streams.
+        parts: Number of measurements into which the time is divided.
+        period_seconds: The planned times repeat after this time; 0 if they do not.
+        kinds: Numbers of the kinds of the requests in a trace; IN_TURN without one.
+    """
+
+    seconds: float
+    planned_ns: Sequence[int] = ()
+    concurrency: int = 0
+    lead_in_requests: int = 0
+    parts: int = 1
+    period_seconds: float = 0.0
+    kinds: npt.NDArray[np.int64] = field(default_factory=lambda: IN_TURN)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadClientGenerator:
     """Sends requests to an endpoint over gRPC, with one client process per measurement; subclasses plan the load.
@@ -201,20 +224,10 @@ class LoadClientGenerator:
         endpoint: Endpoint,
         load: LoadPoint,
         judge: Judge,
-        seconds: float,
-        planned_ns: Sequence[int] = (),
-        concurrency: int = 0,
-        *,
-        lead_in_requests: int = 0,
-        parts: int = 1,
-        period_seconds: float = 0.0,
-        kinds: npt.NDArray[np.int64] = IN_TURN,
+        schedule: Schedule,
     ) -> list[Measurement]:
-        """Apply a load for ``seconds`` and return what ``judge`` makes of the record, the samples and the priorities.
-
-        ``kinds`` are the numbers of the kinds of the requests in a trace; IN_TURN without one. The other arguments
-        are those of SendPlan and StreamPlan.
-        """
+        """Apply a load by ``schedule`` and return what ``judge`` makes of the record, samples and priorities."""
+        kinds, concurrency = schedule.kinds, schedule.concurrency
         messages = self._messages_for(endpoint, load)
         if self.priorities is not None and not len(kinds):
             drawn = self.priorities.draw(DRAWN_PRIORITIES, np.random.default_rng(self.seed))
@@ -223,23 +236,23 @@ class LoadClientGenerator:
         before = self._statistics(endpoint)
         stream = StreamPlan(
             first_response_bound_ms=min(self.sla.bounds_ms(TTFT), default=0.0),
-            fewest_requests=concurrency and max(3 * concurrency, FEWEST_STREAMED * max(parts, MIN_WINDOWS)),
-            longest_seconds=max(seconds, MIN_WINDOWS * MAX_WINDOW_MS / 1000),
-            lead_in_requests=lead_in_requests,
+            fewest_requests=concurrency and max(3 * concurrency, FEWEST_STREAMED * max(schedule.parts, MIN_WINDOWS)),
+            longest_seconds=max(schedule.seconds, MIN_WINDOWS * MAX_WINDOW_MS / 1000),
+            lead_in_requests=schedule.lead_in_requests,
         )
         plan = SendPlan(
             endpoint.connection.address,
             self.sla.latency_bound_ms(default=0.0),
             concurrency=concurrency,
-            seconds=seconds,
-            period_seconds=period_seconds,
+            seconds=schedule.seconds,
+            period_seconds=schedule.period_seconds,
             stream=stream if self.streams else None,
             sequence_lengths=self._sequence_lengths(),
             counts_failures=self.counts_failures,
             other_addresses=tuple(server.connection.address for server in endpoint.replicas),
         )
         with self._sending(endpoint, messages, concurrency) as sent:
-            record, client_seconds = self._run_client(endpoint, plan, sent, planned_ns, order.tolist())
+            record, client_seconds = self._run_client(endpoint, plan, sent, schedule.planned_ns, order.tolist())
         if (record.overload or record.error) and (silent := silent_server(endpoint)):
             raise ServerCrashed(f"{without_traceback(record.error) or record.overload}; {silent} no longer answers")
         fatal = next(filter(model_died, (record.error, *(record.failures or ()))), "")

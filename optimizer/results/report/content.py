@@ -12,7 +12,7 @@ from optimizer.config.model_config import MAX_BYTES
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_folder, one_line, read_bytes, resolve_inside
 from optimizer.measure.load_client.judgement import lateness_note
-from optimizer.results import formatting, summary
+from optimizer.results import formatting, outcome_tables, point_values, summary
 from optimizer.results.finished_run import FinishedRun, remark, resume_command
 from optimizer.results.forecast_accuracy import ForecastChecks, check_forecasts
 from optimizer.results.recommendation import Outcome
@@ -132,7 +132,7 @@ def report_section(run: FinishedRun) -> ReportSection:
     best_loads = tables.best_loads(run)
     samples = parameter_samples(run, best_loads)
     neighbours = one_step_off(run, samples)
-    figures = summary.figures(outcome, shown, problem) if shown else []
+    figures = point_values.figures(outcome, shown, problem) if shown else []
     return ReportSection(
         name=tables.name(run),
         answer=summary.answer(outcome, problem),
@@ -140,15 +140,17 @@ def report_section(run: FinishedRun) -> ReportSection:
         headline=summary.headline(outcome, problem),
         recommends=recommends,
         remark=remark(run),
-        throughput=summary.estimate(outcome, shown, "throughput") if shown and recommends else "none meets the SLA",
+        throughput=point_values.estimate(outcome, shown, "throughput")
+        if shown and recommends
+        else "none meets the SLA",
         gain=formatting.gain(outcome.gain) if outcome.baseline and recommends else "",
         verdict=outcome.verdict.value,
         next_step=_next_step(run, outcome),
         configuration="\n".join(formatting.triton_lines(shown.candidate)) if shown else "",
         figures=[*figures, *summary.verdict_lines(outcome)],
         comparisons=ReportTable(
-            summary.comparison_headers(outcome, problem),
-            summary.comparisons(outcome, problem) if recommends else [],
+            outcome_tables.comparison_headers(outcome, problem),
+            outcome_tables.comparisons(outcome, problem) if recommends else [],
             f"Each at its highest load that met the SLA. {summary.evidence(outcome)}",
             best=0,
         ),
@@ -156,8 +158,8 @@ def report_section(run: FinishedRun) -> ReportSection:
         no_change=summary.no_change(outcome),
         configs=recommended_configs(run),
         front=tables.front(outcome),
-        front_remark=summary.front_remark(outcome),
-        front_title=summary.front_title(outcome),
+        front_remark=outcome_tables.front_remark(outcome),
+        front_title=outcome_tables.front_title(outcome),
         streaming=tables.streaming(run),
         stages=tables.stages(run),
         forecasts=check_forecasts(run.trials),

@@ -11,9 +11,9 @@ from objectives.confidence import Verdict
 from objectives.metrics import METRICS, Metric
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
-from optimizer.results import formatting, summary
+from optimizer.results import formatting, outcome_tables, point_values
 from optimizer.results.finished_run import FinishedRun
-from optimizer.results.recommendation import Outcome
+from optimizer.results.recommendation import Outcome, best_load
 from optimizer.results.report.parameter_effects import Neighbour, label
 from optimizer.simulator.speed_correction import SpeedCorrection
 
@@ -64,8 +64,8 @@ def compared(run: FinishedRun) -> dict[str, Candidate]:
 
 
 def best_loads(run: FinishedRun) -> list[tuple[Trial, Point | None, bool]]:
-    """Return each trial with ``summary.best_load``."""
-    return [(trial, *summary.best_load(trial, run.problem)) for trial in run.trials]
+    """Return each trial with ``best_load``."""
+    return [(trial, *best_load(trial, run.problem)) for trial in run.trials]
 
 
 def at_loads(run: FinishedRun, candidate: Candidate) -> list[Point]:
@@ -76,7 +76,7 @@ def at_loads(run: FinishedRun, candidate: Candidate) -> list[Point]:
     assert run.outcome is not None, "the run has measurements"
     points = {point.load: point for point in run.outcome.points if point.candidate == candidate}
     measured = [p for _, p in sorted(points.items()) if p.measurement.throughput_infer_per_sec is not None]
-    return list(summary.evenly_spread(measured, MOST_LOADS))
+    return list(outcome_tables.evenly_spread(measured, MOST_LOADS))
 
 
 def stages_ms(point: Point) -> list[float] | None:
@@ -188,13 +188,13 @@ class ReportTable:
 
 def front(outcome: Outcome) -> ReportTable:
     """Return the Pareto front."""
-    kept = summary.shown_front(outcome, MOST_FRONT)
+    kept = outcome_tables.shown_front(outcome, MOST_FRONT)
     caption = "No other point has more throughput at less latency; measured on fresh servers, or in the search only"
     if len(kept) < len(outcome.front):
         caption += f"; {len(kept)} of {len(outcome.front):,}"
     best = next((i for i, point in enumerate(kept) if point is outcome.recommended), None)
-    headers = summary.front_headers(outcome)
-    rows = summary.front_rows(outcome, kept)
+    headers = outcome_tables.front_headers(outcome)
+    rows = outcome_tables.front_rows(outcome, kept)
     reasons = [_why_not_taken(point, outcome) for point in kept]
     if any(reasons):
         headers = (*headers, "why not recommended")
@@ -207,7 +207,7 @@ def _why_not_taken(point: Point, outcome: Outcome) -> str:
     best = outcome.recommended
     if best is None or point.throughput_infer_per_sec <= best.throughput_infer_per_sec:
         return ""
-    return summary.why_not_recommended(outcome, point)
+    return outcome_tables.why_not_recommended(outcome, point)
 
 
 def stages(run: FinishedRun) -> ReportTable:
@@ -231,7 +231,7 @@ def streaming(run: FinishedRun) -> ReportTable:
             if point.measurement.is_streamed:
                 values = (METRICS[metric].value(point.measurement) for metric in STREAMED)
                 rows.append((role, formatting.load(point.load), *map(formatting.number, values)))
-    headers = ("configuration", ">load", *(f">{summary.header(metric)}" for metric in STREAMED))
+    headers = ("configuration", ">load", *(f">{point_values.header(metric)}" for metric in STREAMED))
     return ReportTable(headers, rows, "Output, and times of the requests whose responses are streamed")
 
 
@@ -336,7 +336,7 @@ def trials(run: FinishedRun, outcome: Outcome) -> ReportTable:
         ">trial",
         "configuration (batch: max_batch_size)",
         ">infer/s",
-        *(f">{summary.header(metric)}" for metric in (*counted, bounded)),
+        *(f">{point_values.header(metric)}" for metric in (*counted, bounded)),
         ">load",
         ">loads",
     )

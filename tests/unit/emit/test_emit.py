@@ -17,11 +17,12 @@ from objectives.sequential import LOOKS
 from optimizer.cli import emit
 from optimizer.cli.emit import FORMATS
 from optimizer.core.errors import BadInputError
+from optimizer.core.files import write_json
 from optimizer.core.trial import SERVER_CPUS, SERVER_PROCESSES, Confirmation, Trial
 from optimizer.emit import kubernetes
 from optimizer.emit.production import name_of, to_yaml
 from optimizer.options.run_options import RunOptions
-from optimizer.results import summary, verification
+from optimizer.results import verification
 from optimizer.results.finished_run import read_run
 from optimizer.results.verification import verification_candidates
 from tests.conftest import measurement
@@ -426,7 +427,7 @@ def verify_separately(run: Path, name: str, p95_ms: float, trial: int = 0) -> No
     verified = verification.verify(trials, candidates, finished.problem)
     folder = run / verification.FOLDER / name
     folder.mkdir(parents=True)
-    summary.write_json(folder / verification.FILE, verification.document(verified, finished.outcome, str(folder)))
+    write_json(folder / verification.FILE, verification.document(verified, finished.outcome, str(folder)))
 
 
 def test_an_undecided_run_that_passed_its_newest_separate_test_is_emitted(tmp_path: Path) -> None:

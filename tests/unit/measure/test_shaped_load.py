@@ -19,7 +19,7 @@ from optimizer.core.timing import MAX_SPREAD
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
 from optimizer.measure.load_client.generator import OpenLoopGenerator
-from optimizer.measure.load_client.judgement import judge_open_loop
+from optimizer.measure.load_client.judgement import PlannedLoad, judge_open_loop
 from optimizer.measure.load_client.launcher import Messages
 from optimizer.measure.load_client.plan import SendPlan, SendRecord
 from optimizer.measure.load_client.request_trace import RecordedKinds
@@ -141,7 +141,9 @@ def judged(text: str, lead_in: float, seconds: float, rate: float = 3000.0, seed
         free = answered[i] = max(free, arrival) + 0.0002
     planned_ns, answered_ns = ((1e9 * times).astype(np.int64) for times in (planned, answered))
     record = SendRecord(planned_ns, planned_ns, answered_ns, int(answered_ns.max()) + 1)
-    (measured,) = judge_open_loop(record, load, lead_in + seconds, Sla(), MAX_SPREAD, lead_in_seconds=lead_in)
+    (measured,) = judge_open_loop(
+        record, PlannedLoad(load, lead_in + seconds, lead_in_seconds=lead_in), Sla(), MAX_SPREAD
+    )
     return measured
 
 

@@ -34,7 +34,7 @@ from optimizer.replay.engine import (
     replay,
 )
 from optimizer.replay.noise import Noise
-from optimizer.results.watchers import QuietWatcher
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import installed_methods, make_searcher
 from optimizer.store import trials_reader
 from optimizer.store.recording import DEPLOY_SECONDS, RecordedServer, Recording, read_recording
@@ -532,7 +532,7 @@ def test_the_trials_of_a_run_are_a_table(tmp_path: Path, problem: Problem, known
         problem=problem,
         searcher=make_searcher("grid", problem),
         target=server,
-        measurer=Measurer(server, server, TrialsTable(path, "known", space.fields), QuietWatcher()),
+        measurer=Measurer(server, server, TrialsTable(path, "known", space.fields), QuietObserver()),
         budget=Budget(600),
     ).run([("baseline", Candidate(1, fields=((threads, "1"),)))])
     assert len(trials) == len(space)

@@ -18,7 +18,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point
-from optimizer.results import summary
+from optimizer.results import outcome_tables
 from optimizer.results.confirmation_plan import (
     COMPARED_LOADS,
     WINDOWS,
@@ -134,7 +134,7 @@ def test_a_comparison_that_misses_the_sla_on_fresh_servers_has_no_gain(problem: 
     assert outcome.gain is None
     assert outcome.baseline is not None
     assert outcome.baseline.load.concurrency == 6
-    rows = {name: cells for name, *cells in summary.comparisons(outcome, problem)}
+    rows = {name: cells for name, *cells in outcome_tables.comparisons(outcome, problem)}
     assert rows["current (baseline)"][-1] == f"not confirmed, misses p95 <= {BOUND_MS:g} ms on fresh servers"
 
 

@@ -39,9 +39,9 @@ from optimizer.results.confirmation_plan import (
     judge_confirmations,
     rival_ladder,
 )
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
 from optimizer.results.summary import undecided_cause
-from optimizer.results.watchers import QuietWatcher
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.confirmation import Confirmer
 from tests.drawn_server import (
@@ -130,16 +130,16 @@ def test_a_higher_load_that_serves_no_more_is_not_tested(problem: Problem, tmp_p
 
 
 def test_the_best_so_far_is_shown_during_confirmation(problem: Problem, tmp_path: Path) -> None:
-    class Seeing(QuietWatcher):
+    class Seeing(QuietObserver):
         seen: list[Point | None] = []  # noqa: RUF012
 
         def trial_finished(self, trial: Trial, best: Point | None) -> None:
             self.seen.append(best)
 
-    server, watcher = Drawing(), Seeing()
-    measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), watcher)
+    server, observer = Drawing(), Seeing()
+    measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), observer)
     Confirmer(problem, server, measuring, Budget(600), searched(server, LOADS)).run(COMPARISONS)
-    assert {point.candidate if point else None for point in watcher.seen} == {FASTER}
+    assert {point.candidate if point else None for point in observer.seen} == {FASTER}
 
 
 def test_the_runner_up_is_tested_if_no_load_of_the_best_candidate_passes(problem: Problem, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ class Biased(Drawing):
 
 def cross_checked(perf_analyzer: Biased, server: Drawing, problem: Problem, path: Path) -> list[Trial]:
     table = TrialsTable(path / "trials.csv", "drawn", {})
-    measuring = Measurer(server, server, table, QuietWatcher(), cross_checking=perf_analyzer)
+    measuring = Measurer(server, server, table, QuietObserver(), cross_checking=perf_analyzer)
     trials = Confirmer(problem, server, measuring, Budget(600), searched(server, LOADS)).run(COMPARISONS)
     assert [t.cross_checks for t in table.read()] == [t.cross_checks for t in trials if t.confirmations]
     return trials
@@ -516,7 +516,7 @@ def test_an_interrupted_confirmation_is_continued(problem: Problem, tmp_path: Pa
 
     cut, server = Interrupting(), Drawing()
     table = TrialsTable(tmp_path / "trials.csv", "drawn", {})
-    measuring = Measurer(cut, cut, table, QuietWatcher())
+    measuring = Measurer(cut, cut, table, QuietObserver())
     confirmer = Confirmer(problem, cut, measuring, Budget(600), searched(cut, LOADS))
     for trial in confirmer.trials:
         for load, measurement in trial.measurements:
@@ -524,7 +524,7 @@ def test_an_interrupted_confirmation_is_continued(problem: Problem, tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         confirmer.run(COMPARISONS)
     assert sum(len(trial.confirmations) for trial in table.read()) == 4 * WINDOWS
-    measuring = Measurer(server, server, table, QuietWatcher())
+    measuring = Measurer(server, server, table, QuietObserver())
     trials = Confirmer(problem, server, measuring, Budget(600), table.read(), plan=confirmer.plan).run(COMPARISONS)
     compared = [own for own in judge_confirmations(trials, problem) if not own.error]
     assert {own.point.candidate for own in compared} == {FAST, BASELINE}
@@ -560,7 +560,7 @@ def test_the_test_begins_even_if_the_time_is_too_short_for_a_verdict(problem: Pr
     planned = confirmation_candidate(Point(2, FASTER, *measured[2].measurements[0]), LoadPoint(1, 8), None)
     before, seconds = len(server.deployed), replace(planned, windows=FEWER_WINDOWS).server_seconds
     budget = Budget((LOOKS[0] - 1) * seconds, clock=lambda: seconds * (len(server.deployed) - before))
-    measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietWatcher())
+    measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
     trials = Confirmer(problem, server, measuring, budget, measured).run(COMPARISONS)
     assert server.deployed[before:] == (LOOKS[0] - 1) * [FASTER]
     outcome = assess(trials, problem, BASELINE, FAST)

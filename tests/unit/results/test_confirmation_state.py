@@ -29,7 +29,7 @@ from optimizer.results.confirmation_state import (
     plan_document,
     read_plan_document,
 )
-from optimizer.results.watchers import QuietWatcher
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.confirmation import Confirmer
 from tests.drawn_server import BASELINE, BOUND_MS, FAST, FASTER, LOADS, SERVED, Drawing, drawn_problem, searched
@@ -84,7 +84,7 @@ class Sessions:
     def run(self, seconds: float = 6000, servers: int = 1000) -> list[Trial]:
         """Continue for ``seconds``, or until a crash after ``servers``."""
         self.server.left = servers
-        measuring = Measurer(self.server, self.server, self.table, QuietWatcher())
+        measuring = Measurer(self.server, self.server, self.table, QuietObserver())
         budget = Budget(seconds, clock=lambda: self.server.seconds)
         confirmer = Confirmer(self.problem, self.server, measuring, budget, self.table.read())
         confirmer.plan, confirmer.record = self.plan, self.record

@@ -19,19 +19,20 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import EnvironmentFault
+from optimizer.core.files import write_json
 from optimizer.core.notes import ConfirmationComplete, OutputsNotCompared
 from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.measure.measurer import ProgressObserver
 from optimizer.options.run_options import RunOptions
-from optimizer.results import summary
+from optimizer.results import outcome_tables, result_document, summary
 from optimizer.results.finished_run import FinishedRun
-from optimizer.results.live_display import LiveWatcher
+from optimizer.results.live_display import LiveObserver
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.results.report import tables
 from optimizer.results.report.write import write
 from optimizer.results.terminal_summary import print_best_so_far
-from optimizer.results.watchers import QuietWatcher
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from tests.shown_outcomes import (
@@ -57,7 +58,7 @@ class TestEntry:
     def test_it_has_settings_load_and_figures(self) -> None:
         best = outcome().recommended
         assert best is not None
-        entry = summary.entry(best)
+        entry = result_document.entry(best)
         assert list(entry)[:7] == [
             "max_batch_size",
             "dynamic_batching",
@@ -78,7 +79,7 @@ class TestEntry:
     def test_the_point_can_be_rebuilt(self) -> None:
         best = outcome().recommended
         assert best is not None
-        entry: dict[str, Any] = json.loads(json.dumps(summary.entry(best)))
+        entry: dict[str, Any] = json.loads(json.dumps(result_document.entry(best)))
         own = ("max_batch_size", "dynamic_batching", "max_queue_delay_us", "instance_count")
         candidate = Candidate(
             **{name: entry[name] for name in own},
@@ -91,7 +92,7 @@ class TestEntry:
 
     def test_unknown_values_are_null(self) -> None:
         point = Point(0, BASELINE, LoadPoint(16, 1), Measurement(float("nan"), float("inf")))
-        entry = summary.entry(point)
+        entry = result_document.entry(point)
         json.dumps(entry, allow_nan=False)
         unknown = {name for name, value in entry.items() if value is None}
         assert {"throughput_infer_per_sec", "latency_avg_ms", "gpu_memory_bytes"} <= unknown
@@ -99,7 +100,7 @@ class TestEntry:
 
 class TestDocument:
     def test_keys_and_counts(self) -> None:
-        document = summary.document(outcome(), wall_seconds=12.34567, results_dir="r", extra={"seed": 0})
+        document = result_document.document(outcome(), wall_seconds=12.34567, results_dir="r", extra={"seed": 0})
         assert list(document) == [
             "verdict",
             "undecided_cause",
@@ -131,7 +132,7 @@ class TestDocument:
         json.dumps(document, allow_nan=False)
 
     def test_gains_have_intervals(self) -> None:
-        document = summary.document(outcome(compared()), wall_seconds=1, results_dir="r")
+        document = result_document.document(outcome(compared()), wall_seconds=1, results_dir="r")
         assert document["speedup"] == pytest.approx(4, rel=0.02)
         for name, truth in {"speedup": 4.0, "speedup_over_dynamic_batching": 1.0}.items():
             interval = document[f"{name}_interval"]
@@ -139,7 +140,7 @@ class TestDocument:
             assert 0.8 * truth < interval[0] < truth < interval[1] < 1.25 * truth
 
     def test_nothing_found(self) -> None:
-        document = summary.document(outcome(sla_ms=1.0), wall_seconds=1, results_dir="r")
+        document = result_document.document(outcome(sla_ms=1.0), wall_seconds=1, results_dir="r")
         for name in ("recommended", "baseline", "dynamic_batching", "speedup"):
             assert document[name] is None
         assert isinstance(document["closest"], dict)
@@ -147,7 +148,7 @@ class TestDocument:
 
     def test_a_baseline_without_a_load_that_meets_the_bound(self) -> None:
         slow = [trial(0, BASELINE, (1, measured(10, 400.0))), *study()[1:]]
-        document = summary.document(outcome(slow), wall_seconds=1, results_dir="r")
+        document = result_document.document(outcome(slow), wall_seconds=1, results_dir="r")
         assert document["baseline"] is None
         assert document["speedup"] is None
 
@@ -155,11 +156,11 @@ class TestDocument:
 class TestFiles:
     def test_pareto_csv_has_the_columns_of_trials_csv(self, tmp_path: Path) -> None:
         path = tmp_path / "pareto.csv"
-        summary.write_pareto_csv(path, outcome(study()[:3]))
+        result_document.write_pareto_csv(path, outcome(study()[:3]))
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
         known = TrialsTable(tmp_path / "trials.csv", "dlrm", {THREADS: ("1", "2")}).columns
-        assert set(rows[0]) - {summary.ENERGY, "confirmed"} <= set(known)
+        assert set(rows[0]) - {result_document.ENERGY, "confirmed"} <= set(known)
         assert {row["confirmed"] for row in rows} == {"false"}
         assert {"instance_count", "concurrency", "throughput_infer_per_sec"} <= set(rows[0])
         assert [row["trial"] for row in rows] == ["2", "2", "0"]
@@ -171,29 +172,29 @@ class TestFiles:
 
     def test_pareto_csv_marks_what_fresh_servers_measured(self, tmp_path: Path) -> None:
         path, result = tmp_path / "pareto.csv", outcome(compared())
-        summary.write_pareto_csv(path, result)
+        result_document.write_pareto_csv(path, result)
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
         fresh = [point for point in result.front if result.confirmation_of(point)]
         assert len(rows) > [row["confirmed"] for row in rows].count("true") == len(fresh) > 0
 
     def test_an_empty_front_has_a_header(self, tmp_path: Path) -> None:
-        summary.write_pareto_csv(tmp_path / "pareto.csv", outcome([]))
+        result_document.write_pareto_csv(tmp_path / "pareto.csv", outcome([]))
         assert (tmp_path / "pareto.csv").read_text().startswith("trial,max_batch_size,")
 
     def test_a_file_is_replaced_atomically(self, tmp_path: Path) -> None:
         path = tmp_path / "run.json"
-        summary.write_json(path, {"a": 1})
+        write_json(path, {"a": 1})
         with pytest.raises(ValueError, match="JSON"):
-            summary.write_json(path, {"a": float("nan")})
+            write_json(path, {"a": float("nan")})
         assert json.loads(path.read_text()) == {"a": 1}
-        summary.write_json(path, {"b": "µ"})
+        write_json(path, {"b": "µ"})
         assert json.loads(path.read_text()) == {"b": "µ"}
         assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
 
     def test_a_missing_folder_is_an_environment_fault(self, tmp_path: Path) -> None:
         with pytest.raises(EnvironmentFault, match=r"cannot write .*gone"):
-            summary.write_json(tmp_path / "gone" / "too" / "run.json", {})
+            write_json(tmp_path / "gone" / "too" / "run.json", {})
 
 
 class TestText:
@@ -293,8 +294,8 @@ class TestText:
         assert re.search(r"^GPU memory +9.10 GB$", text, re.MULTILINE)
         assert re.search(r"^energy +25.3 J/1000 infer$", text, re.MULTILINE)
         assert re.search(r"^GPU +74 % busy · 312 W · SM 1,755 MHz · clocks lowered: power limit$", text, re.MULTILINE)
-        entry = summary.entry(Point(1, GOOD, LoadPoint(16, 12), best))
-        assert entry[summary.ENERGY] == pytest.approx(25.27, abs=0.01)
+        entry = result_document.entry(Point(1, GOOD, LoadPoint(16, 12), best))
+        assert entry[result_document.ENERGY] == pytest.approx(25.27, abs=0.01)
         assert (entry["gpu_sm_clock_mhz"], entry["gpu_throttling"]) == (1755.0, "power limit")
 
     def test_comparisons_have_intervals(self) -> None:
@@ -331,8 +332,8 @@ class TestText:
             "The recommendation is not on the front: trial 6 had 12,500 infer/s, p95 14.0 ms, concurrency 9, but "
             "only in the search" in text
         )
-        assert summary.front_remark(outcome(compared())) == ""
-        document = summary.document(result, wall_seconds=1, results_dir="r")
+        assert outcome_tables.front_remark(outcome(compared())) == ""
+        document = result_document.document(result, wall_seconds=1, results_dir="r")
         assert document["dominated_by"]["trial"] == 6  # type: ignore[index]
 
     def test_no_baseline(self) -> None:
@@ -585,7 +586,7 @@ class TestVerdict:
         text = " ".join(printed(result, verbose=True).split())
         assert "verdict PASS: the SLA is met at 99 % confidence (1" in text
         assert "; 32 measurements on 4 fresh servers) estimand expected share of requests over the bound" in text
-        document = summary.document(result, wall_seconds=1, results_dir="r")["confirmation"]
+        document = result_document.document(result, wall_seconds=1, results_dir="r")["confirmation"]
         assert isinstance(document, dict)
         assert document["verdict"] == "PASS"
         low, high = document["latency_ms"]
@@ -603,7 +604,7 @@ class TestVerdict:
         text = " ".join(printed(with_ratio(1.01), width=200, verbose=True).split())
         assert "cross-check perf_analyzer against tune's own client on the same 4 servers: throughput 1.0" in text
         assert "perf_analyzer measured" not in text
-        document: Any = summary.document(with_ratio(0.6), wall_seconds=1, results_dir="r")["confirmation"]
+        document: Any = result_document.document(with_ratio(0.6), wall_seconds=1, results_dir="r")["confirmation"]
         assert document["verdict"] == "UNDECIDED"
         compared = document["perf_analyzer"]
         assert (compared["servers"], compared["pairs"]) == (4, 4)
@@ -611,12 +612,12 @@ class TestVerdict:
         assert "% less p95 latency than tune's own client: 7.2 ms" in compared["disagreement"]
         assert compared["contradicts_pass"] is True
         assert document["reason"] == compared["disagreement"]
-        document = summary.document(with_ratio(1.8), wall_seconds=1, results_dir="r")["confirmation"]
+        document = result_document.document(with_ratio(1.8), wall_seconds=1, results_dir="r")["confirmation"]
         assert document["verdict"] == "UNDECIDED"
         assert document["reason"] == f"{document['perf_analyzer']['disagreement']} (allowed: 20)"
         assert document["perf_analyzer"]["contradicts_pass"] is True
         assert summary.undecided_cause(with_ratio(1.8)) == document["reason"]
-        document = summary.document(outcome(confirmed(12.0)), wall_seconds=1, results_dir="r")["confirmation"]
+        document = result_document.document(outcome(confirmed(12.0)), wall_seconds=1, results_dir="r")["confirmation"]
         assert document["perf_analyzer"] is None
         assert "cross-check" not in printed(outcome(confirmed(12.0)), verbose=True)
 
@@ -629,7 +630,7 @@ class TestVerdict:
         text = " ".join(printed(result, verbose=True).split())
         assert "verdict UNDECIDED: it was not tested on fresh servers" in text
         assert "estimand" not in text
-        assert summary.document(result, wall_seconds=1, results_dir="r")["confirmation"] is None
+        assert result_document.document(result, wall_seconds=1, results_dir="r")["confirmation"] is None
 
     def test_a_failed_candidate_is_not_recommended(self) -> None:
         trials = confirmed(30.0)
@@ -641,43 +642,43 @@ class TestVerdict:
         assert lower or result.recommended.candidate != failed.candidate
 
 
-def replay(watcher: ProgressObserver, trials: Sequence[Trial]) -> None:
+def replay(observer: ProgressObserver, trials: Sequence[Trial]) -> None:
     done: list[Trial] = []
     for each in trials:
-        watcher.trial_started(each.number, each.candidate, "baseline" if each.number == 0 else "search")
+        observer.trial_started(each.number, each.candidate, "baseline" if each.number == 0 else "search")
         for load, measurement in each.measurements:
-            watcher.measured(each.number, load, measurement)
+            observer.measured(each.number, load, measurement)
         done.append(each)
-        watcher.trial_finished(each, outcome(done).recommended)
+        observer.trial_finished(each, outcome(done).recommended)
     again = replace(trials[2], measurements=trials[2].measurements[-1:])
-    watcher.trial_started(2, again.candidate, "confirm")
-    watcher.measured(2, *again.measurements[0])
-    watcher.trial_finished(again, outcome(done).recommended)
+    observer.trial_started(2, again.candidate, "confirm")
+    observer.measured(2, *again.measurements[0])
+    observer.trial_finished(again, outcome(done).recommended)
 
 
-class TestWatchers:
+class TestProgressObservers:
     def test_quiet_prints_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with QuietWatcher() as watcher:
-            replay(watcher, study())
+        with QuietObserver() as observer:
+            replay(observer, study())
         assert capsys.readouterr() == ("", "")
 
     @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (20, 5), (1, 1)])
     def test_a_whole_study(self, width: int, height: int) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=width, height=height)
-        with LiveWatcher(
+        with LiveObserver(
             console, problem(), Budget(240.0, 30, clock=lambda: 0.0), time.monotonic(), "some CPU"
-        ) as watcher:
-            replay(watcher, study())
+        ) as observer:
+            replay(observer, study())
         assert text.getvalue().rstrip("\n").count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") == 1
 
     def test_the_current_trial_is_shown(self) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
-        with LiveWatcher(
+        with LiveObserver(
             console, problem(), Budget(240.0, 30, clock=lambda: 0.0), time.monotonic(), "some CPU"
-        ) as watcher:
-            replay(watcher, study())
+        ) as observer:
+            replay(observer, study())
         last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
         lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines()
         assert max(map(len, lines)) <= 80
@@ -691,13 +692,13 @@ class TestWatchers:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
         first, second, third, *_ = study()
-        with LiveWatcher(console, problem(), Budget(240.0), time.monotonic()) as watcher:
-            watcher.trial_started(0, first.candidate, "baseline")
-            watcher.trial_started(1, second.candidate, "dynamic_batching")
-            watcher.trial_started(2, third.candidate, "search")
-            watcher.measured(0, *first.measurements[0])
-            watcher.trial_finished(second, None)
-            watcher.measured(0, *first.measurements[1])
+        with LiveObserver(console, problem(), Budget(240.0), time.monotonic()) as observer:
+            observer.trial_started(0, first.candidate, "baseline")
+            observer.trial_started(1, second.candidate, "dynamic_batching")
+            observer.trial_started(2, third.candidate, "search")
+            observer.measured(0, *first.measurements[0])
+            observer.trial_finished(second, None)
+            observer.measured(0, *first.measurements[1])
         last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
         lines = [line for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines() if "batch 128 ·" in line]
         assert len(lines) == 1
@@ -708,7 +709,7 @@ class TestWatchers:
     def test_an_interruption_restores_the_cursor(self) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=24)
-        watcher = LiveWatcher(console, problem(), Budget(240.0), time.monotonic())
-        with pytest.raises(KeyboardInterrupt), watcher:
+        observer = LiveObserver(console, problem(), Budget(240.0), time.monotonic())
+        with pytest.raises(KeyboardInterrupt), observer:
             raise KeyboardInterrupt
         assert text.getvalue().rfind("\x1b[?25h") > text.getvalue().rfind("\x1b[?25l")

@@ -13,7 +13,7 @@ from objectives.pareto import dominates
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial, latest_points
-from optimizer.results import summary
+from optimizer.results import outcome_tables
 from optimizer.results.confirmation_plan import judge_confirmations, meets_sla
 from optimizer.results.recommendation import FRONT_METRICS, assess
 
@@ -73,7 +73,7 @@ def test_front_comparisons_and_recommendation_are_of_one_set_of_points(seed: int
     if best is None:
         assert outcome.holds_back
     else:
-        assert any(point is best for point in outcome.front) is (summary.front_remark(outcome) == "")
+        assert any(point is best for point in outcome.front) is (outcome_tables.front_remark(outcome) == "")
         assert outcome.dominated_by is None or dominates(outcome.dominated_by, best, FRONT_METRICS)
 
 
@@ -115,7 +115,7 @@ def test_a_recommendation_off_the_front_has_a_reason(error: float | None, served
     outcome = assess([passed, other], PROBLEM, BASELINE, PLAIN)
     assert outcome.recommended is not None
     assert outcome.recommended.trial == 0
-    remark = summary.front_remark(outcome)
+    remark = outcome_tables.front_remark(outcome)
     assert part in remark
     assert (outcome.recommended in outcome.front) is (remark == "")
 
@@ -129,7 +129,8 @@ def test_a_pass_is_off_the_front_if_the_search_saw_a_better_load() -> None:
     assert outcome.confirmed is not None
     assert outcome.confirmed.judged.verdict is Verdict.PASS
     assert [point.load.concurrency for point in outcome.front] == [15], "the confirmation replaces the search at 16"
-    assert "only in the search; this configuration was measured on fresh servers" in summary.front_remark(outcome)
+    remark = outcome_tables.front_remark(outcome)
+    assert "only in the search; this configuration was measured on fresh servers" in remark
 
 
 def test_windows_that_do_not_count_are_not_in_the_shown_figures() -> None:

@@ -18,7 +18,7 @@ from optimizer.cli.main import INTERRUPTED
 from optimizer.cli.run import exit_code
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
-from optimizer.results import summary
+from optimizer.results import outcome_tables, result_document, summary
 from optimizer.results.confirmation_plan import judge_confirmations
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import Outcome, assess
@@ -77,7 +77,7 @@ def test_verdict_and_exit_code(result: Outcome, verdict: Verdict, code: int) -> 
     assert result.verdict is verdict
     assert exit_code("found" if result.recommended else "none", result.verdict) == code
     assert bool(summary.undecided_cause(result)) is (verdict is Verdict.UNDECIDED)
-    document = summary.document(result, wall_seconds=1, results_dir="r")
+    document = result_document.document(result, wall_seconds=1, results_dir="r")
     assert document["verdict"] == verdict.value
 
 
@@ -172,7 +172,7 @@ def test_a_test_on_a_disturbed_machine_passes_if_all_windows_are_far_inside_the_
     assert result.confirmed is not None
     assert result.confirmed.judged.disturbed_share == 5 / 8
     assert result.recommended in result.front
-    assert "not stable" not in str(summary.document(result, wall_seconds=1, results_dir="r"))
+    assert "not stable" not in str(result_document.document(result, wall_seconds=1, results_dir="r"))
 
 
 @pytest.mark.parametrize("servers", [4, 13])
@@ -240,8 +240,11 @@ def test_a_model_without_a_batch_dimension_is_not_compared_with_dynamic_batching
     alone = Candidate(0)
     trials = [Trial(0, alone, ((LOAD, measurement(1000.0, 10.0)),))]
     result = assess(trials, known_problem(), alone, alone)
-    assert [row[0] for row in summary.comparisons(result, known_problem())] == ["recommended", "current (baseline)"]
-    document = summary.document(result, wall_seconds=1, results_dir="r")
+    assert [row[0] for row in outcome_tables.comparisons(result, known_problem())] == [
+        "recommended",
+        "current (baseline)",
+    ]
+    document = result_document.document(result, wall_seconds=1, results_dir="r")
     assert (document["dynamic_batching"], document["speedup_over_dynamic_batching"]) == (None, None)
 
 

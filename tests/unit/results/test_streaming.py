@@ -18,7 +18,7 @@ from optimizer.cli import compare, emit
 from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint
-from optimizer.results import data_frames, formatting, summary
+from optimizer.results import data_frames, formatting, result_document, summary
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import front_metrics
 from optimizer.results.report import streaming_plots, tables, write
@@ -148,7 +148,7 @@ def test_models_that_do_not_stream_have_no_such_plots(tmp_path: Path) -> None:
 def test_documents_and_frames_have_the_streamed_metrics(folder: Path) -> None:
     run = read_run(folder)
     assert run.outcome is not None
-    document = summary.document(run.outcome, wall_seconds=1.0, results_dir="x")
+    document = result_document.document(run.outcome, wall_seconds=1.0, results_dir="x")
     json.dumps(document, allow_nan=False)
     recommended, confirmation = document["recommended"], document["confirmation"]
     assert isinstance(recommended, dict)
@@ -160,7 +160,7 @@ def test_documents_and_frames_have_the_streamed_metrics(folder: Path) -> None:
     frame = data_frames.measurements([run])
     assert frame["ttft_p95_ms"].notna().all()
     assert str(frame["response_times_ms"].dtype) == "string"
-    assert not any("ttft" in name for name in summary.entry(shown_outcomes.outcome().points[0]))
+    assert not any("ttft" in name for name in result_document.entry(shown_outcomes.outcome().points[0]))
 
 
 def test_a_finished_run_has_the_kind_of_its_model(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from optimizer.config.search_space import Problem
 from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate
 from optimizer.measure.measurer import Measurer
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
 from optimizer.results.verification import Verification, print_verification, verification_candidates, verify
-from optimizer.results.watchers import QuietWatcher
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.confirmation import Confirmer
 from tests.drawn_server import BASELINE, FAST, FASTER, LOADS, Drawing, drawn_problem, searched
@@ -33,7 +33,7 @@ def verified(path: Path, problem: Problem, budget_seconds: float = 600, **server
     candidates = verification_candidates(recommended, before, problem)
     assert [candidate.candidate for candidate in candidates] == [FASTER, FAST, BASELINE]
     now = Drawing(**server)  # type: ignore[arg-type]
-    measuring = Measurer(now, now, TrialsTable(path / "trials.csv", "drawn", {}), QuietWatcher())
+    measuring = Measurer(now, now, TrialsTable(path / "trials.csv", "drawn", {}), QuietObserver())
     confirmer = Confirmer(problem, now, measuring, Budget(budget_seconds), before)
     confirmer.verify(recommended, candidates)
     return verify(confirmer.trials, candidates, problem)

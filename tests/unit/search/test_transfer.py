@@ -27,8 +27,8 @@ from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.replay.engine import recorded_problem, replay
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
-from optimizer.results.watchers import QuietWatcher
 from optimizer.search import make_searcher
 from optimizer.search.correction import Correction, Residuals, SourceResiduals
 from optimizer.search.optuna_samplers import MAX_TRANSFERRED
@@ -278,7 +278,7 @@ def tuned(
     server = RecordedServer(list(table))
     kept = TrialsTable(path / "trials.csv", problem.model, {})
     searcher = make_searcher(method, problem, 0, str(path / "study.journal"), "s", transferred=transferred)
-    measuring = Measurer(server, server, kept, QuietWatcher())
+    measuring = Measurer(server, server, kept, QuietObserver())
     return Tuner(problem, searcher, server, measuring, Budget(math.inf, trials)).run(baselines(problem.space))
 
 

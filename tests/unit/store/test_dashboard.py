@@ -18,7 +18,7 @@ import pytest
 from optimizer.core.timing import Budget
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import recorded_problem
-from optimizer.results.watchers import QuietWatcher
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.store.recording import baselines, read_recording
 from optimizer.store.run_folder import RunFolder
@@ -42,7 +42,7 @@ def kept(tmp_path: Path) -> RunFolder:
     problem = recorded_problem(recording, {"p95": 5.0})
     searcher = make_searcher("random", problem, 0, str(folder.study), folder.study_name)
     table = TrialsTable(folder.trials, problem.model, problem.space.fields)
-    measuring = Measurer(recording.server, recording.server, table, QuietWatcher())
+    measuring = Measurer(recording.server, recording.server, table, QuietObserver())
     Tuner(problem, searcher, recording.server, measuring, Budget(60.0, TRIALS)).run(baselines(problem.space))
     return folder
 

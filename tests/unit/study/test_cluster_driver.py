@@ -13,7 +13,7 @@ from optimizer.config.search_space import Problem
 from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.results.confirmation_state import ConfirmationPlan
-from optimizer.results.watchers import QuietWatcher
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
@@ -96,7 +96,7 @@ class DriverSetup:
         return Driver(workers, scheduler, self.recorder())
 
     def recorder(self) -> EventRecorder:
-        return EventRecorder(TrialsTable(self.folder.trials, "known", {}), QuietWatcher(), self.folder, print)
+        return EventRecorder(TrialsTable(self.folder.trials, "known", {}), QuietObserver(), self.folder, print)
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from optimizer.core.trial import Candidate, LoadPoint, Trial, latest_points
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
 from optimizer.results.confirmation_plan import finalists
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
-from optimizer.results.watchers import QuietWatcher
 from optimizer.search import make_searcher
 from optimizer.simulator.speed_correction import fit_speed_correction
 from optimizer.store.recording import RecordedServer
@@ -80,7 +80,7 @@ class UnstableServer(DriftingServer):
         yield ResourceUsage(other_cpu_share=self.share)
 
 
-class Roles(QuietWatcher):
+class Roles(QuietObserver):
     def __init__(self) -> None:
         super().__init__()
         self.roles: list[str] = []
@@ -99,17 +99,17 @@ def search(
     **budget: float,
 ) -> tuple[list[Trial], list[str]]:
     """Return the trials and their roles."""
-    watcher = Roles()
+    observer = Roles()
     measurer = Measurer(
         server,
         server,
         TrialsTable(path / "trials.csv", "known", {}),
-        watcher,
+        observer,
         speed=SpeedLog(server.probe) if probed else None,
     )
     searcher = make_searcher(method, problem, 0, str(path / "study.journal"), "known")
     tuner = Tuner(problem, searcher, server, measurer, Budget(**({"seconds": 600} | budget)))  # type: ignore[arg-type]
-    return tuner.run(COMPARISONS), watcher.roles
+    return tuner.run(COMPARISONS), observer.roles
 
 
 def chosen_throughput(trials: list[Trial], problem: Problem, table: list[Trial]) -> float:

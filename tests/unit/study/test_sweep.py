@@ -23,7 +23,7 @@ from optimizer.core.notes import ServedOnCpu
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.options.values import parse_rates, parse_whole_numbers
-from optimizer.results.watchers import QuietWatcher
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.recording import RecordedServer, read_recording
 from optimizer.store.run_folder import RunFolder
 from optimizer.study import sweep_output
@@ -319,7 +319,7 @@ class Server(RecordedServer):
 def sweep_on(server: Server, folder: Path, sweep_plan: SweepPlan) -> list[SweepCell]:
     tables = SweepTables(RunFolder(folder), "m", sweep_plan, {})
     with contextlib.suppress(KeyboardInterrupt):
-        Sweeper(sweep_plan, server, Measurer(server, server, tables, QuietWatcher())).run()
+        Sweeper(sweep_plan, server, Measurer(server, server, tables, QuietObserver())).run()
     return sweep_cells(sweep_plan, tables.read())
 
 
@@ -337,7 +337,7 @@ def test_a_note_says_that_the_cpu_served_in_place_of_the_gpu(tmp_path: Path) -> 
         server = ServerOnCpu(broken=broken)
         folder = RunFolder(tmp_path / str(broken))
         folder.path.mkdir()
-        measurer = Measurer(server, server, SweepTables(folder, "m", plan(), {}), QuietWatcher())
+        measurer = Measurer(server, server, SweepTables(folder, "m", plan(), {}), QuietObserver())
         Sweeper(plan(), server, measurer).run()
         assert measurer.notes == notes
 

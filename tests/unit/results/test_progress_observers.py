@@ -1,4 +1,4 @@
-"""Tests of the watchers of a run: text plot, live display, log lines and colors."""
+"""Tests of the progress observers of a run: text plot, live display, log lines and colors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from optimizer.core.trial import Confirmation, latest_points
 from optimizer.machine import hardware
 from optimizer.options.command_line import Parser
 from optimizer.results.finished_run import FinishedRun, read_run
-from optimizer.results.live_display import BLANK, BOUND, FRONT, LiveWatcher, scatter
+from optimizer.results.live_display import BLANK, BOUND, FRONT, LiveObserver, scatter
+from optimizer.results.progress_observers import PlainObserver, QuietObserver
 from optimizer.results.recommendation import assess
-from optimizer.results.terminal_summary import print_outcome
-from optimizer.results.watchers import PlainWatcher, QuietWatcher
+from optimizer.results.terminal_summary import RunDetails, print_outcome
 from optimizer.simulator.speed_correction import SpeedCorrection
 
 SAMPLE = Path("tests/data/dlrm/sample")
@@ -32,7 +32,7 @@ def run() -> FinishedRun:
     return read_run(SAMPLE)
 
 
-def shown(watching: LiveWatcher | PlainWatcher | QuietWatcher, run: FinishedRun) -> None:
+def shown(watching: LiveObserver | PlainObserver | QuietObserver, run: FinishedRun) -> None:
     done = []
     with watching:
         for trial in run.trials:
@@ -84,7 +84,7 @@ class TestLive:
     def test_the_front_is_drawn_and_nothing_overflows(self, run: FinishedRun, width: int, height: int) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=width, height=height, color_system=None)
-        shown(LiveWatcher(console, run.problem, Budget(240.0, clock=lambda: 0.0), time.monotonic(), "some CPU"), run)
+        shown(LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0), time.monotonic(), "some CPU"), run)
         last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
         lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines()
         assert len([line for line in lines if line.strip()]) < len(lines) <= height
@@ -96,7 +96,7 @@ class TestLive:
     def test_a_low_terminal_shows_the_table_without_the_plot(self, run: FinishedRun) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=12, color_system=None)
-        shown(LiveWatcher(console, run.problem, Budget(240.0, clock=lambda: 0.0), time.monotonic()), run)
+        shown(LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0), time.monotonic()), run)
         assert FRONT not in text.getvalue()
         assert "delay 5,000" in text.getvalue()
 
@@ -104,7 +104,7 @@ class TestLive:
 class TestPlain:
     def test_a_line_for_each_trial(self, run: FinishedRun) -> None:
         text = io.StringIO()
-        shown(PlainWatcher(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)), run)
+        shown(PlainObserver(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)), run)
         first, *lines = text.getvalue().splitlines()
         assert first.endswith("dlrm, p95 <= 20 ms")
         assert len(lines) == len(run.trials)
@@ -117,8 +117,8 @@ class TestPlain:
         text, trial = io.StringIO(), run.trials[0]
         (load, measured), *_ = trial.measurements
         unstable = replace(measured, latency_p95_ms=1.0, stable=False)
-        with PlainWatcher(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as watcher:
-            watcher.trial_finished(replace(trial, measurements=((load, unstable),)), None)
+        with PlainObserver(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as observer:
+            observer.trial_finished(replace(trial, measurements=((load, unstable),)), None)
         assert "its windows disagree" in text.getvalue()
         assert "misses the bound" not in text.getvalue()
 
@@ -130,19 +130,19 @@ class TestPlain:
         higher = replace(load, concurrency=load.concurrency + 1)
         trial = replace(trial, measurements=((load, quiet), (higher, disturbed)))
         best = SpeedCorrection().best_point(latest_points([trial]), run.problem.best_point)
-        with PlainWatcher(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as watcher:
-            watcher.trial_finished(trial, best)
+        with PlainObserver(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as observer:
+            observer.trial_finished(trial, best)
         assert "no dynamic batching: 4,000 infer/s" in text.getvalue()
         assert ", disturbed; best so far: trial 0, 4,000 infer/s" in text.getvalue()
         assert "misses the bound" not in text.getvalue()
 
     def test_each_line_has_the_figures_of_its_trial(self, run: FinishedRun) -> None:
         text, (first, second, *_) = io.StringIO(), run.trials
-        with PlainWatcher(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as watcher:
-            watcher.trial_started(0, first.candidate, "baseline")
-            watcher.trial_started(1, second.candidate, "dynamic_batching")
-            watcher.trial_finished(first, None)
-            watcher.trial_finished(second, None)
+        with PlainObserver(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as observer:
+            observer.trial_started(0, first.candidate, "baseline")
+            observer.trial_started(1, second.candidate, "dynamic_batching")
+            observer.trial_finished(first, None)
+            observer.trial_finished(second, None)
         lines = [line.partition("  ")[2] for line in text.getvalue().splitlines()[1:]]
         assert [line.partition(":")[0] for line in lines] == ["trial 0 (baseline)", "trial 1 (dynamic batching)"]
 
@@ -155,23 +155,23 @@ class TestPlain:
 
         windows = tuple(window(server, 1000.0 * server + 100.0 * i) for server in (1, 2) for i in range(3))
         confirmed = replace(trial, confirmations=windows, cross_checks=(window(2, 1500.0),))
-        with PlainWatcher(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as watcher:
-            watcher.trial_started(0, trial.candidate, "confirm")
+        with PlainObserver(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)) as observer:
+            observer.trial_started(0, trial.candidate, "confirm")
             for again in (*windows, *confirmed.cross_checks):
-                watcher.measured(0, load, again.measurement)
-            watcher.trial_finished(confirmed, None)
+                observer.measured(0, load, again.measurement)
+            observer.trial_finished(confirmed, None)
         assert "trial 0 (confirm): batch 256 · 1 instance · no dynamic batching: 2,100 infer/s" in text.getvalue()
 
-    def test_the_watcher_depends_on_flag_and_terminal(self, run: FinishedRun) -> None:
+    def test_the_observer_depends_on_flag_and_terminal(self, run: FinishedRun) -> None:
         def chosen(log: str | None, *, terminal: bool) -> type:
             console = Console(file=io.StringIO(), force_terminal=terminal)
             _, watch = progress_on(console, log)
             return type(watch(run.problem, Budget(1.0), hardware.detect()))
 
-        assert chosen(None, terminal=True) is LiveWatcher
-        assert chosen(None, terminal=False) is PlainWatcher
-        assert chosen("plain", terminal=True) is chosen("plain", terminal=False) is PlainWatcher
-        assert chosen("none", terminal=True) is QuietWatcher
+        assert chosen(None, terminal=True) is LiveObserver
+        assert chosen(None, terminal=False) is PlainObserver
+        assert chosen("plain", terminal=True) is chosen("plain", terminal=False) is PlainObserver
+        assert chosen("none", terminal=True) is QuietObserver
         assert read_run_arguments(["--log", "plain", "mlp"]).log == "plain"
 
     @pytest.mark.parametrize(("log", "printed"), [(None, True), ("plain", True), ("none", False)])
@@ -218,20 +218,8 @@ class TestColours:
 
 def print_answer(console: Console, run: FinishedRun) -> None:
     assert run.outcome is not None
-    folder = run.folder.path
-    print_outcome(
-        console,
-        run.outcome,
-        run.problem,
-        baseline=run.baseline,
-        hardware="",
-        notes=(),
-        facts={},
-        results_dir=folder,
-        command="",
-        config_path=None,
-        report_path=None,
-    )
+    details = RunDetails(baseline=run.baseline, results_dir=run.folder.path)
+    print_outcome(console, run.outcome, run.problem, details)
 
 
 def places(canvas: list[str], mark: str) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from optimizer.core.errors import DeploymentError, ServerCrashed, TuneError
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import SERVER_PROCESSES, Candidate
 from optimizer.deploy.managed_target import ManagedTarget
-from optimizer.deploy.server_processes import ServerProcesses
+from optimizer.deploy.several_servers_target import ServerProcesses
 
 
 @dataclass

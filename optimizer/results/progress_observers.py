@@ -1,4 +1,4 @@
-"""Watchers of a run's progress: none, one line per trial, or a live display."""
+"""Observers of the progress of a run: none, one line per trial, or a live display."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rich.text import Text
 from objectives.verdict import pool_measurements
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point
-from optimizer.results import formatting, summary
-from optimizer.results.live_display import LiveWatcher
-from optimizer.results.recommendation import front_metrics
+from optimizer.results import formatting
+from optimizer.results.live_display import LiveObserver
+from optimizer.results.recommendation import best_load, front_metrics
 
 if TYPE_CHECKING:
     from objectives.metrics import Measurement
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from optimizer.core.trial import Candidate, LoadPoint, Trial
 
 
-class QuietWatcher:
+class QuietObserver:
     """Prints nothing."""
 
-    def __enter__(self) -> QuietWatcher:
+    def __enter__(self) -> QuietObserver:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -41,7 +41,7 @@ class QuietWatcher:
         pass
 
 
-class PlainWatcher(QuietWatcher):
+class PlainObserver(QuietObserver):
     """Prints one unwrapped line per finished trial: elapsed time, configuration, metrics and time left.
 
     After a confirmation the metrics are those of all windows on that fresh server.
@@ -54,7 +54,7 @@ class PlainWatcher(QuietWatcher):
         self._roles: dict[int, str] = {}  # roles of running trials, by number
         self._servers: dict[int, int] = {}  # newest fresh server that was shown, by trial
 
-    def __enter__(self) -> PlainWatcher:
+    def __enter__(self) -> PlainObserver:
         self._print_line(f"{self._problem.model}, {formatting.bounds(self._problem.sla) or 'no bound'}")
         return self
 
@@ -84,7 +84,7 @@ class PlainWatcher(QuietWatcher):
             self._servers[trial.number] = last.server
             windows = [window.measurement for window in trial.confirmations if window.server == last.server]
             return self._point_figures(Point(trial.number, trial.candidate, last.load, pool_measurements(windows)))
-        shown, met = summary.best_load(trial, self._problem)
+        shown, met = best_load(trial, self._problem)
         if shown is None:
             return "no figures"
         if met:  # a disturbed measurement has less weight, so another trial may be the best one
@@ -102,10 +102,10 @@ class PlainWatcher(QuietWatcher):
         self._console.print(Text(one_line(f"{elapsed}  {line}")), soft_wrap=True)
 
 
-def make_watcher(
+def make_observer(
     log: str, terminal: Console, problem: Problem, budget: Budget, hardware: str
-) -> LiveWatcher | QuietWatcher:
-    """Return the watcher for ``log``, one of ``run_options.LOGS``."""
+) -> LiveObserver | QuietObserver:
+    """Return the observer for ``log``, one of ``run_options.LOGS``."""
     if log == "plain":
-        return PlainWatcher(terminal, problem, budget)
-    return LiveWatcher(terminal, problem, budget, hardware=hardware) if log == "live" else QuietWatcher()
+        return PlainObserver(terminal, problem, budget)
+    return LiveObserver(terminal, problem, budget, hardware=hardware) if log == "live" else QuietObserver()

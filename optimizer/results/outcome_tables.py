@@ -1,0 +1,138 @@
+"""The tables of an outcome: the comparison with the baselines, and the Pareto front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from objectives.metrics import METRICS
+from optimizer.results import formatting
+from optimizer.results.point_values import header, interval
+
+if TYPE_CHECKING:
+    from objectives.verdict import ThroughputRatio
+    from optimizer.config.search_space import Problem
+    from optimizer.core.trial import Point
+    from optimizer.results.recommendation import Outcome
+
+
+def _compared_metrics(outcome: Outcome, problem: Problem) -> list[str]:
+    """Return the metrics in ``comparisons``; for a model that streams, output tokens and all bounded latencies."""
+    goals = [*(metric.name for metric in problem.objectives), *(bound.metric for bound in problem.sla)]
+    counted = [name for name in ("goodput", "error-rate") if name in goals]
+    if not outcome.is_streamed:
+        return ["throughput", *counted, problem.sla.judged_latency]
+    bounded = [bound.metric for bound in problem.sla.latencies] or [problem.sla.judged_latency]
+    return ["throughput", *counted, formatting.OUTPUT_THROUGHPUT, *bounded]
+
+
+def comparison_headers(outcome: Outcome, problem: Problem) -> tuple[str, ...]:
+    """Return the headers of ``comparisons``; those of numbers begin with ``>``."""
+    metrics = _compared_metrics(outcome, problem)
+    return "configuration", *(f">{header(metric)}" for metric in metrics), ">load", "gain"
+
+
+def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
+    """Return the cells below ``comparison_headers`` of the recommendation, the baseline and plain dynamic batching.
+
+    Each is at its best load; the gain is that of the recommendation over it.
+    """
+    goal, metrics = formatting.bounds(problem.sla), _compared_metrics(outcome, problem)
+    missed = f"no measured load meets {goal}" if goal else "not measured"
+
+    def row(name: str, point: Point | None, gain: str, role: str = "") -> tuple[str, ...]:
+        if point is None:
+            why = "not reached before the run ended" if role in outcome.untried else missed
+            return name, *("–" for _ in metrics), "–", why
+        values = [
+            formatting.estimate(METRICS[metric].value(point.measurement), interval(outcome, point, metric))
+            for metric in metrics
+        ]
+        if not problem.sla.is_met(point.measurement):
+            gain = ", ".join(filter(None, (gain, f"misses {goal} on fresh servers")))
+        return name, *values, formatting.load(point.load), gain
+
+    def gain(point: Point | None, ratio: ThroughputRatio | None) -> str:
+        return "same" if point is outcome.recommended else formatting.gain(ratio)
+
+    rows = [
+        row("recommended", outcome.recommended, ""),
+        row("current (baseline)", outcome.baseline, gain(outcome.baseline, outcome.gain), "baseline"),
+    ]
+    if outcome.can_batch_dynamically:
+        dynamic = outcome.dynamic_batching
+        ratio = gain(dynamic, outcome.gain_over_dynamic_batching)
+        rows.append(row("dynamic_batching {}", dynamic, ratio, "dynamic_batching"))
+    return rows
+
+
+def front_title(outcome: Outcome) -> str:
+    """Return the axes of the Pareto front: ``Throughput against p95 latency``."""
+    throughput, latency = (metric.name for metric in outcome.front_metrics)
+    return f"{formatting.metric_label(throughput).capitalize()} against {formatting.latency_label(latency)}"
+
+
+def front_headers(outcome: Outcome) -> tuple[str, ...]:
+    """Return the headers of ``front_rows``; those of numbers begin with ``>``."""
+    figures = (f">{header(metric.name)}" for metric in outcome.front_metrics)
+    return *figures, ">load", "measured", ">trial", "configuration (batch: max_batch_size)"
+
+
+def front_rows(outcome: Outcome, points: Sequence[Point]) -> list[tuple[str, ...]]:
+    """Return the cells below ``front_headers`` of points of the Pareto front."""
+    return [
+        (
+            *(formatting.number(metric.value(point.measurement)) for metric in outcome.front_metrics),
+            formatting.load(point.load),
+            "fresh" if outcome.confirmation_of(point) else "search",
+            str(point.trial),
+            formatting.configuration(point.candidate),
+        )
+        for point in points
+    ]
+
+
+def shown_front(outcome: Outcome, most: int) -> list[Point]:
+    """Return at most ``most`` points, evenly spread over the Pareto front, with the recommendation if it is on it."""
+    shown = list(evenly_spread(outcome.front, most))
+    best = next((place for place, point in enumerate(outcome.front) if point is outcome.recommended), None)
+    if best is not None and not any(point is outcome.recommended for point in shown):
+        shown[round(best * (len(shown) - 1) / (len(outcome.front) - 1))] = outcome.front[best]
+    return shown
+
+
+def front_remark(outcome: Outcome) -> str:
+    """Return why the recommendation is not on the Pareto front; empty if it is on it or there is none."""
+    best, better = outcome.recommended, outcome.dominated_by
+    if best is None or any(point is best for point in outcome.front):
+        return ""
+    if better is None:
+        latency = formatting.latency_label(outcome.front_metrics[1].name)
+        return f"The recommendation is not on the front: it was disturbed, or its {latency} is unknown."
+    why = why_not_recommended(outcome, better)
+    seen = formatting.performance(better, outcome.front_metrics[1].name)
+    return f"The recommendation is not on the front: trial {better.trial} had {seen}, but {why}."
+
+
+def why_not_recommended(outcome: Outcome, point: Point) -> str:
+    """Return why ``point`` is not recommended although its throughput is higher, in a clause."""
+    confirmed = outcome.confirmation_of(point)
+    if confirmed is not None and confirmed.error:
+        reason = confirmed.judged.reason
+        return f"its test at this load ended {confirmed.judged.verdict.value}{f' ({reason})' if reason else ''}"
+    if confirmed is not None:
+        return "it was measured there for comparison only"
+    if missed := outcome.sla.missed(point.measurement):
+        return f"it misses {formatting.bounds(missed)}"
+    if not point.measurement.stable:
+        return "its windows disagreed"
+    if any(entry.point.candidate == point.candidate for entry in outcome.again):
+        return "only in the search; this configuration was measured on fresh servers at another load"
+    return "only in the search, which overestimates its best configurations"
+
+
+def evenly_spread(points: Sequence[Point], most: int) -> Sequence[Point]:
+    """Return at most ``most`` of ``points`` in even steps, including both ends."""
+    if len(points) <= most:
+        return points
+    return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]

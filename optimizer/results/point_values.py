@@ -1,0 +1,122 @@
+"""The values of a measured point as text: with units, confidence intervals and labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from objectives import priority_stats
+from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement
+from optimizer.results import formatting
+
+if TYPE_CHECKING:
+    from objectives.metrics import Timing
+    from objectives.verdict import ConfidenceInterval
+    from optimizer.config.search_space import Problem
+    from optimizer.core.trial import Point
+    from optimizer.results.recommendation import Outcome
+
+STREAMED_TIMINGS = tuple(timing for timing in TIMINGS if timing.needs_streaming)
+_SHOWN_TIMES = {timing: [timing.metric(name) for name in QUANTILES] for timing in TIMINGS}
+_ALWAYS_SHOWN = {"throughput", *_SHOWN_TIMES[LATENCY]}
+_STREAMED_SHOWN = {
+    formatting.OUTPUT_THROUGHPUT,
+    *(name for timing in STREAMED_TIMINGS for name in _SHOWN_TIMES[timing]),
+}
+
+
+def estimate(outcome: Outcome, point: Point, metric: str) -> str:
+    """Return a value at ``point`` with the digits that its interval allows: ``13,800 ± 400 infer/s``."""
+    measured = METRICS[metric]
+    value = measured.value(point.measurement)
+    if measured.unit == "bytes":
+        return formatting.quantity(measured, value)
+    return formatting.estimate(value, interval(outcome, point, metric), measured.unit)
+
+
+def interval(outcome: Outcome, point: Point, metric: str) -> ConfidenceInterval | None:
+    """Return the confidence interval of a value at ``point``; None if fresh servers give none."""
+    confirmed = outcome.confirmation_of(point)
+    return confirmed.interval(metric) if confirmed else None
+
+
+def figures(outcome: Outcome, point: Point, problem: Problem) -> list[tuple[str, str]]:
+    """Return (label, values with units) of a point, including unknown values of objectives and constraints."""
+    load, measurement = point.load, point.measurement
+    throughput = estimate(outcome, point, "throughput")
+    batch = load.request_batch_size
+    if batch > 1 and measurement.throughput_infer_per_sec is not None:
+        requests = formatting.approximate(measurement.throughput_infer_per_sec / batch)
+        size = f"{batch:,} samples each" if problem.request_mix is None else f"{batch:,.4g} samples on average"
+        throughput += f" = {requests} req/s of {size}"
+    served = f"concurrency {formatting.load(load)} (requests in flight)"
+    if load.request_rate:
+        served = f"{formatting.load(load)} ({formatting.sending(load.request_rate, problem.request_times)})"
+    if measurement.mean_batch_size is not None:
+        served += f", mean batch {formatting.number(measurement.mean_batch_size)} samples"
+    lines = [("throughput", throughput), *_time_lines(outcome, point), ("load", served)]
+    metrics = [*(metric.name for metric in problem.objectives), *(c.metric for c in problem.sla)]
+    metrics += [
+        name for name in ("goodput", memory_of(measurement), "energy") if METRICS[name].value(measurement) is not None
+    ]
+    shown = {*_ALWAYS_SHOWN, *_STREAMED_SHOWN} if measurement.is_streamed else _ALWAYS_SHOWN
+    rest = [name for name in dict.fromkeys(metrics) if name not in shown]
+    lines += [(formatting.metric_label(name), estimate(outcome, point, name)) for name in rest]
+    lines += [("failed", text)] if (text := failed_requests(measurement)) else []
+    lines += priority_lines(measurement)
+    gpu = formatting.gpu(measurement)
+    return [*lines, ("GPU", gpu)] if gpu else lines
+
+
+def _time_lines(outcome: Outcome, point: Point) -> list[tuple[str, str]]:
+    """Return (label, values) of the latency and, for a model that streams, of the output and the other times."""
+
+    def quantiles(timing: Timing) -> str:
+        values = (estimate(outcome, point, name) for name in _SHOWN_TIMES[timing])
+        return " · ".join(f"{name} {value}" for name, value in zip(QUANTILES, values, strict=True))
+
+    lines = [(formatting.TIMING_NAMES[LATENCY.name], quantiles(LATENCY))]
+    if point.measurement.is_streamed:
+        responses = f"{formatting.approximate(point.measurement.responses_per_sec)} responses/s"
+        lines.insert(0, ("output", f"{estimate(outcome, point, formatting.OUTPUT_THROUGHPUT)} in {responses}"))
+        lines += [(formatting.TIMING_NAMES[timing.name], quantiles(timing)) for timing in STREAMED_TIMINGS]
+    return lines
+
+
+def priority_lines(measurement: Measurement) -> list[tuple[str, str]]:
+    """Return (label, values with units) of each priority; an empty list for a load without priorities."""
+    lines = []
+    for own in priority_stats.from_text(measurement.by_priority):
+        quantiles = " · ".join(f"{name} {_milliseconds(own.latency_ms(level))}" for name, level in QUANTILES.items())
+        text = f"{formatting.approximate(own.throughput_infer_per_sec)} infer/s · {quantiles}"
+        if measurement.errors is not None:
+            total = formatting.count(own.served + own.errors, "request")
+            text += f" · {own.errors:,} of {total} failed ({own.rejected:,} rejected, {own.timed_out:,} timed out)"
+        lines.append((f"priority {own.priority or 'default'}", text))
+    return lines
+
+
+def _milliseconds(value: float | None) -> str:
+    return formatting.UNKNOWN if value is None else f"{formatting.number(value)} ms"
+
+
+def failed_requests(measurement: Measurement) -> str:
+    """Return ``2 of 1,000 requests (1 rejected, 1 timed out, 0 otherwise)``; empty if they were not counted."""
+    errors = measurement.errors
+    if errors is None:
+        return ""
+    total = formatting.count((measurement.requests or 0) + errors, "request")
+    return (
+        f"{errors:,} of {total} ({measurement.rejected_requests or 0:,} rejected, "
+        f"{measurement.timed_out_requests or 0:,} timed out, {measurement.failed_requests or 0:,} otherwise)"
+    )
+
+
+def memory_of(measurement: Measurement) -> str:
+    """Return the name of the memory metric: the GPU's if it was measured, otherwise the server's."""
+    return "memory" if measurement.gpu_memory_bytes is None else "gpu-memory"
+
+
+def header(metric: str) -> str:
+    """Return the header of a column with values of ``metric``: ``infer/s``, ``p95 ms`` or ``TTFT p95 ms``."""
+    unit, is_rate = METRICS[metric].unit, metric in ("throughput", formatting.OUTPUT_THROUGHPUT)
+    return unit if is_rate else f"{formatting.short_metric(metric)} {unit}"

@@ -1,0 +1,218 @@
+"""The result of a run as data: the keys of run.json, measured points with the names of trials.csv, pareto.csv."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from objectives import priority_stats
+from objectives.agreement import ALLOWED_DIFFERENCE, Agreement
+from objectives.metrics import LATENCY, METRICS, QUANTILES, STATISTICS, Measurement
+from objectives.verdict import estimand
+from optimizer.core.files import write_csv
+from optimizer.core.trial import SETTING_COLUMNS
+from optimizer.results.point_values import STREAMED_TIMINGS
+from optimizer.results.summary import undecided_cause
+
+if TYPE_CHECKING:
+    from objectives.verdict import ConfidenceInterval, ThroughputRatio
+    from optimizer.core.trial import Point
+    from optimizer.results.confirmation_plan import Confirmed
+    from optimizer.results.recommendation import Outcome
+
+_LOAD = ("request_batch_size", "concurrency", "request_rate")
+_MEASURED = (
+    *(
+        "throughput_infer_per_sec",
+        "goodput_infer_per_sec",
+        "latency_avg_ms",
+        "latency_p50_ms",
+        "latency_p90_ms",
+        "latency_p95_ms",
+    ),
+    *("latency_p99_ms", "mean_batch_size", "stable", "gpu_utilization", "gpu_memory_bytes", "gpu_power_watts"),
+    *("gpu_sm_clock_mhz", "gpu_memory_clock_mhz", "gpu_throttling", "server_memory_bytes", "other_cpu_share"),
+    *("kv_cache_utilization", "engine_tokens_per_sec", "engine_preemptions"),
+    *("score", "output_deviation", "rejected_requests", "timed_out_requests", "failed_requests"),
+)
+_STREAMED = (
+    *(timing.field_of(statistic) for timing in STREAMED_TIMINGS for statistic in STATISTICS),
+    *("responses_per_sec", "output_tokens_per_sec"),
+)
+ENERGY = "energy_joules_per_1000_infer"
+KEYS: Final = {  # of ``document``
+    "verdict": "PASS, FAIL or UNDECIDED.",
+    "undecided_cause": "Why the verdict is UNDECIDED; null for another one.",
+    "recommended": "The recommended point: its configuration, load and metrics with the names of trials.csv, "
+    "`energy_joules_per_1000_infer`, and `verdict` (null if it was not measured on fresh servers). "
+    "With several priorities, `priorities` has the requests, throughput and latency of each.",
+    "confirmation": "Test of the recommendation on fresh servers; null if there was none:",
+    "confirmation.verdict": "PASS, FAIL or UNDECIDED.",
+    "confirmation.confidence": "Confidence level.",
+    "confirmation.reason": "The deciding interval in words.",
+    "confirmation.servers": "Number of fresh servers.",
+    "confirmation.measurements": "Number of windows.",
+    "confirmation.effective_requests": "Number of independent requests that carry the same information.",
+    "confirmation.estimand": "What is estimated, in words.",
+    "confirmation.slow_share": "Interval of the share of requests over the bound.",
+    "confirmation.disturbed_share": "Share of the windows in which other programs disturbed the machine; "
+    "they count only if it is above 0.2.",
+    "confirmation.error": "Error probability of the test.",
+    "confirmation.throughput_infer_per_sec": "Interval of the throughput.",
+    "confirmation.latency": "Name of the bounded latency.",
+    "confirmation.latency_ms": "Interval of that latency.",
+    "confirmation.streaming": "Only of a model that streams: intervals of the output tokens per second and of the "
+    "other bounded latencies, by metric.",
+    "confirmation.perf_analyzer": "Comparison with perf_analyzer on the same servers; null if it did not check.",
+    "baseline": "The configuration as given, in the same form; null if it meets the bounds nowhere.",
+    "dynamic_batching": "Plain `dynamic_batching {}`, in the same form; null also if the model cannot have it.",
+    "speedup": "Throughput of the recommendation relative to the baseline's; null if one was not confirmed.",
+    "speedup_interval": "Interval of it.",
+    "speedup_over_dynamic_batching": "Throughput of the recommendation relative to that of `dynamic_batching {}`.",
+    "speedup_over_dynamic_batching_interval": "Interval of it.",
+    "pareto": "Points of the Pareto front, in the form of `recommended`.",
+    "dominated_by": "Point of the search that dominates the recommendation; null if there is none.",
+    "closest": "Without a recommendation, the point that misses the bounds by least.",
+    "holds_back": "Without a recommendation, why.",
+    "trials": "Number of trials.",
+    "measurements": "Number of measurements of the search.",
+    "confirmations": "Number of measurements on fresh servers.",
+    "wall_seconds": "Wall time of the run until the result, of all its sessions together.",
+    "results_dir": "Folder of the run.",
+}
+
+
+def document(
+    outcome: Outcome, *, wall_seconds: float, results_dir: str, extra: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """Return the result of a run for JSON; ``trials`` and ``measurements`` are counts. ``extra`` is appended."""
+    return {
+        "verdict": outcome.verdict.value,
+        "undecided_cause": undecided_cause(outcome) or None,
+        "recommended": _entry(outcome, outcome.recommended),
+        "confirmation": confirmation(outcome.confirmed) if outcome.confirmed else None,
+        "baseline": _entry(outcome, outcome.baseline),
+        "dynamic_batching": _entry(outcome, outcome.dynamic_batching),
+        **_gain("speedup", outcome.gain),
+        **_gain("speedup_over_dynamic_batching", outcome.gain_over_dynamic_batching),
+        "pareto": [_entry(outcome, point) for point in outcome.front],
+        "dominated_by": _entry(outcome, outcome.dominated_by),
+        "closest": _entry(outcome, outcome.closest),
+        "holds_back": outcome.holds_back or None,
+        "trials": outcome.trials,
+        "measurements": outcome.measurements,
+        "confirmations": outcome.confirmations,
+        "wall_seconds": round(wall_seconds, 3),
+        "results_dir": results_dir,
+        **(extra or {}),
+    }
+
+
+def entry(point: Point) -> dict[str, object]:
+    """Return a measured point with the names of trials.csv: settings, trial, load, metrics; None if unknown.
+
+    Throughput is in samples per second, latencies are per request in ms, memory is in bytes and energy in joules per
+    1,000 samples. The metrics of streaming follow for a model that streams.
+    """
+    candidate = point.candidate
+    streamed = _STREAMED if point.measurement.is_streamed else ()
+    return {
+        **{name: getattr(candidate, name) for name in SETTING_COLUMNS},
+        "preferred_batch_sizes": list(candidate.preferred_batch_sizes),
+        **dict(candidate.fields),
+        "trial": point.trial,
+        **{name: getattr(point.load, name) for name in _LOAD},
+        **{name: _known(getattr(point.measurement, name)) for name in (*_MEASURED, *streamed)},
+        ENERGY: _known(METRICS["energy"].value(point.measurement)),
+        **({"priorities": _priorities(point.measurement)} if point.measurement.by_priority else {}),
+    }
+
+
+def _priorities(measurement: Measurement) -> list[dict[str, object]]:
+    """Return the statistics of each priority for JSON."""
+    return [
+        {
+            "priority": own.priority,
+            "throughput_infer_per_sec": own.throughput_infer_per_sec,
+            "requests": own.served,
+            "rejected_requests": own.rejected,
+            "timed_out_requests": own.timed_out,
+            "failed_requests": own.failed,
+            **{LATENCY.field_of(name): own.latency_ms(level) for name, level in QUANTILES.items()},
+        }
+        for own in priority_stats.from_text(measurement.by_priority)
+    ]
+
+
+def _entry(outcome: Outcome, point: Point | None) -> dict[str, object] | None:
+    confirmed = outcome.confirmation_of(point)
+    return {**entry(point), "verdict": confirmed.judged.verdict.value if confirmed else None} if point else None
+
+
+def _gain(name: str, gain: ThroughputRatio | None) -> dict[str, object]:
+    return {name: gain.estimate if gain else None, f"{name}_interval": list(gain.bounds) if gain else None}
+
+
+def confirmation(confirmed: Confirmed) -> dict[str, object]:
+    """Return verdict and confidence intervals of a confirmation: [low, high], None for an end that is unknown."""
+    judged = confirmed.judged
+    return {
+        "verdict": judged.verdict.value,
+        "confidence": judged.confidence,
+        "reason": judged.reason,
+        "servers": confirmed.servers,
+        "measurements": confirmed.windows,
+        "effective_requests": round(judged.effective_requests),
+        "estimand": estimand(confirmed.sla),
+        "slow_share": [_known(judged.slow_share.low), _known(judged.slow_share.high)],
+        "disturbed_share": round(judged.disturbed_share, 4),
+        "error": confirmed.error,
+        "throughput_infer_per_sec": [_known(confirmed.throughput.low), _known(confirmed.throughput.high)],
+        "latency": confirmed.latency,
+        "latency_ms": [_known(confirmed.latency_ms.low), _known(confirmed.latency_ms.high)],
+        **({"streaming": _bounds_of(confirmed.streamed)} if confirmed.streamed else {}),
+        "perf_analyzer": _agreement(confirmed.agreement) if confirmed.agreement else None,
+    }
+
+
+def _bounds_of(intervals: Mapping[str, ConfidenceInterval]) -> dict[str, list[object]]:
+    return {metric: [_known(own.low), _known(own.high)] for metric, own in intervals.items()}
+
+
+def _agreement(agreement: Agreement) -> dict[str, object]:
+    """Return the comparison of perf_analyzer with tune's own client; ``ratio`` is perf_analyzer's value over it."""
+    return {
+        "servers": agreement.servers,
+        "pairs": agreement.pairs,
+        "allowed_ratio": round(math.exp(ALLOWED_DIFFERENCE), 4),
+        "ratios": {
+            own.metric: {
+                "perf_analyzer": own.value,
+                "ratio": own.ratio,
+                "interval": [_known(own.interval.low), _known(own.interval.high)],
+            }
+            for own in agreement.ratios
+        },
+        "disagreement": agreement.disagreement or None,
+        "contradicts_pass": bool(agreement.contradiction),
+        "reason": agreement.reason or None,
+    }
+
+
+def _known(value: object) -> object:
+    """Return None for NaN and infinity, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_pareto_csv(path: Path, outcome: Outcome) -> None:
+    """Write the Pareto front with the columns of trials.csv, one point per row. Raises EnvironmentFault.
+
+    ``confirmed`` says whether a row is from fresh servers or from the search.
+    """
+    fields = sorted({name for point in outcome.front for name, _ in point.candidate.fields})
+    streamed = _STREAMED if outcome.is_streamed else ()
+    columns = ("trial", *SETTING_COLUMNS, *fields, *_LOAD, "confirmed", *_MEASURED, *streamed, ENERGY)
+    rows = [{**entry(point), "confirmed": outcome.confirmation_of(point) is not None} for point in outcome.front]
+    write_csv(path, columns, rows)
