@@ -1,6 +1,7 @@
 """Run tune many times on a quiet machine and next to a process that takes a core, and check each PASS at once.
 
-    python benchmarks/real_verdicts.py [--runs 10] [--only MODEL CONDITION ...] [--budget 90s] [--work FOLDER] [--smoke]
+    python benchmarks/real_verdicts.py [--runs 10] [--only MODEL CONDITION ...] [--budget 90s]
+                                      [--work FOLDER] [--smoke]
     python benchmarks/real_verdicts.py --rows benchmarks/real_verdicts_epyc.runs
 
 Runs `tune --sla-p95 20ms dlrm` and `tune --sla-p95 5ms mlp`, each ``--runs`` times on the machine as it is, as
