@@ -611,6 +611,24 @@ def test_the_test_of_a_lower_load_begins_even_if_the_time_is_too_short(problem: 
     assert undecided_cause(outcome) == f"the time ended after {second.servers} of {LOOKS[0]} servers"
 
 
+@pytest.mark.parametrize(("share", "verdict"), [(0.0, Verdict.FAIL), (0.9, Verdict.UNDECIDED)])
+def test_tests_that_miss_the_bound_are_a_fail_on_a_quiet_machine_only(
+    share: float, verdict: Verdict, problem: Problem, tmp_path: Path
+) -> None:
+    class Shared(Drawing):
+        @contextlib.contextmanager
+        def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+            yield ResourceUsage(other_cpu_share=share)
+
+    server = Shared(slow={FASTER: (9.0,)})
+    trials = confirm(server, searched(server, {FASTER: LOADS[FASTER]}), problem, tmp_path)
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.recommended is None
+    assert outcome.closest is not None
+    assert outcome.verdict is verdict
+    assert ("stop other programs" in undecided_cause(outcome)) is (verdict is Verdict.UNDECIDED)
+
+
 def test_a_spent_budget_confirms_nothing(problem: Problem, tmp_path: Path) -> None:
     server = Drawing()
     trials = confirm(server, searched(server, LOADS), problem, tmp_path, seconds=1e-9)

@@ -246,6 +246,24 @@ def test_the_verdict_of_a_recorded_run_depends_on_its_confirmation_and_bounds() 
     assert assess(run.trials, tight, *compared).verdict is Verdict.FAIL
 
 
+@pytest.mark.parametrize(("share", "verdict"), [(0.0, Verdict.FAIL), (0.6, Verdict.UNDECIDED)])
+def test_a_recorded_run_that_just_misses_its_bound_fails_on_a_quiet_machine_only(
+    share: float, verdict: Verdict
+) -> None:
+    run = read_run(SAMPLE)
+    trials = [
+        replace(
+            trial,
+            measurements=tuple((load, replace(m, other_cpu_share=share)) for load, m in trial.measurements),
+            confirmations=(),
+        )
+        for trial in run.trials
+    ]
+    lowest_ms = min(m.latency_p95_ms for trial in trials for _, m in trial.measurements if m.latency_p95_ms)
+    close = replace(run.problem, sla=Sla.from_bounds({"p95": 0.95 * lowest_ms}))
+    assert assess(trials, close, run.baseline, run.dynamic_batching).verdict is verdict
+
+
 RERUN = "stop other programs on this machine, then run again"
 
 
