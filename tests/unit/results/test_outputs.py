@@ -115,6 +115,7 @@ class TestDocument:
             "dominated_by",
             "closest",
             "holds_back",
+            "doubt",
             "trials",
             "measurements",
             "confirmations",

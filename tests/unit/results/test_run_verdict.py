@@ -288,6 +288,7 @@ def test_a_missed_bound_is_undecided_if_other_programs_may_be_the_cause() -> Non
     document = summary.document(result, wall_seconds=1, results_dir="r")
     assert document["closest"] is not None, "the closest configuration is kept"
     assert (document["verdict"], document["recommended"]) == ("UNDECIDED", None)
+    assert document["doubt"] == {"kind": "measurements", "disturbed": 1, "total": 1}
 
 
 def test_a_missed_bound_fails_if_other_programs_cannot_be_the_cause() -> None:
