@@ -1,6 +1,7 @@
 """Run tune many times on a quiet machine and next to a process that takes a core, and check each PASS at once.
 
-    python benchmarks/real_verdicts.py [--runs 10] [--only MODEL CONDITION ...] [--work FOLDER] [--smoke]
+    python benchmarks/real_verdicts.py [--runs 10] [--only MODEL CONDITION ...] [--budget 90s]
+                                      [--work FOLDER] [--smoke]
     python benchmarks/real_verdicts.py --rows benchmarks/real_verdicts_epyc.runs
 
 Runs `tune --sla-p95 20ms dlrm` and `tune --sla-p95 5ms mlp`, each ``--runs`` times on the machine as it is, as
@@ -168,7 +169,7 @@ def main() -> None:
     wanted = [(number, cell) for number, cell in order(arguments.runs, arguments.seed) if _is_wanted(cell, arguments)]
     left = [(number, cell) for number, cell in wanted if (cell, number) not in done]
     bounds_ms = dict.fromkeys(BOUNDS_MS, SMOKE_BOUND_MS) if arguments.smoke else BOUNDS_MS
-    bench = Bench(work, machine, bounds_ms, smoke=arguments.smoke)
+    bench = Bench(work, machine, bounds_ms, arguments.budget, smoke=arguments.smoke)
     try:
         if left:
             bench.prepare({cell.model for _, cell in left})
@@ -196,6 +197,7 @@ def _arguments() -> argparse.Namespace:
         help="only these models or conditions: dlrm, mlp, quiet, disturbed, irregular (all)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of the runs (0)")
+    parser.add_argument("--budget", metavar="TIME", help="budget of each run; use a folder of its own (that of tune)")
     parser.add_argument("--work", type=Path, help=f"folder of all results ({WORK})")
     parser.add_argument(
         "--rows", type=Path, metavar="FILE", help="print the tables of the rows in FILE and run nothing"
@@ -205,6 +207,7 @@ def _arguments() -> argparse.Namespace:
     if arguments.smoke:
         arguments.only = [*arguments.only, "mlp"]
     arguments.runs = arguments.runs or (1 if arguments.smoke else RUNS)
+    arguments.budget = arguments.budget or (SMOKE_BUDGET if arguments.smoke else None)
     return arguments
 
 
@@ -234,12 +237,14 @@ class Bench:
         work: Folder of all results.
         machine: What ``this_machine`` returns.
         bounds_ms: Bound on p95 of each model.
-        smoke: Take a short budget and short loads, and measure also a recommendation that did not pass.
+        budget: Budget of each run; None for the default of tune.
+        smoke: Take short loads, and measure also a recommendation that did not pass.
     """
 
     work: Path
     machine: str
     bounds_ms: Mapping[str, float]
+    budget: str | None = None
     smoke: bool = False
 
     def __post_init__(self) -> None:
@@ -262,7 +267,7 @@ class Bench:
         shutil.rmtree(out, ignore_errors=True)  # of a run that was killed
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         bound_ms = self.bounds_ms[cell.model]
-        options = ["--budget", SMOKE_BUDGET] if self.smoke else []
+        options = ["--budget", self.budget] if self.budget else []
         words = ["--sla-p95", f"{bound_ms:g}ms", "--json", "--seed", str(number), *options, cell.model]
         (self.work / "results").mkdir(parents=True, exist_ok=True)
         with disturbed(self.work / "disturbance.log", CONDITIONS[cell.condition]):

@@ -1,15 +1,16 @@
 """Measure how often the whole confirmation ends with a false PASS, and which throughput it gives up.
 
-    python benchmarks/verdict_procedure.py [--runs 10000] [--only TEXT] [--smoke] > benchmarks/verdict_procedure.md
+    python benchmarks/verdict_procedure.py [--runs 10000] [--only TEXT] [--seconds 110] [--smoke]
 
-Simulates runs from the end of the search to the verdict, with the functions that decide in a real run. The search has
-measured five configurations with noise (3 %, in the last row 20 %) and recommends one; the confirmation deploys fresh
-servers of it and of three others until the time is over. Servers differ in speed, windows of one server differ in
-speed, and the machine may change its speed by a factor of 1.5 every 20 to 60 s. The speed probe before and after each
-load sees these steps, with noise, but not the differences between windows. Other programs may disturb a share of the
-time, in bursts of 1 to 8 s or of 10 to 40 s. A window is up to 1.5 times slower then, and it is marked as disturbed
-if they took more than the usual share of the CPUs. Latencies are lognormal and come in bursts: as many requests as
-are in flight have one latency. perf_analyzer's measurement on each tested server takes time, but never contradicts.
+Simulates runs from the end of the search to the verdict, with the functions that decide in a real run. The search
+has measured five configurations with noise (3 %, in the last row 20 %) and recommends one; the confirmation deploys
+fresh servers of it and, as the time allows, of three others until the time is over. Servers differ in speed,
+windows of one server differ in speed, and the machine may change its speed by a factor of 1.5 every 20 to 60 s. The
+speed probe before and after each load sees these steps, with noise, but not the differences between windows. Other
+programs may disturb a share of the time, in bursts of 1 to 8 s or of 10 to 40 s. A window is up to 1.5 times slower
+then, and it is marked as disturbed if they took more than the usual share of the CPUs. Latencies are lognormal and
+come in bursts: as many requests as are in flight have one latency. perf_analyzer's measurement on each tested
+server takes time, but never contradicts.
 
 A PASS is false if the expected share of requests over the bound on a fresh server, under the machine states of the
 windows of this configuration at this load that count, is above 5 %. The best safe throughput is the highest of all
@@ -48,11 +49,10 @@ from objectives.load_sequence import (
 from objectives.sequential import LOOKS
 from objectives.sla import CONFIDENCE
 from objectives.verdict import counted_windows
+from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.machine import hardware
 from optimizer.results.confirmation_plan import (
     COMPARED_SERVERS,
-    CROSS_CHECK_START_SECONDS,
-    CROSS_CHECK_WINDOWS,
     FARTHEST_LOAD,
     HIGHEST_LOAD,
     LOAD_STEP,
@@ -60,6 +60,9 @@ from optimizer.results.confirmation_plan import (
     SHORTEST_SECONDS,
     START_SECONDS,
     WINDOWS,
+    ConfirmationCandidate,
+    reserved_seconds,
+    with_windows,
 )
 
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -71,8 +74,9 @@ EPOCH_SECONDS, EPOCH_FACTOR = (20.0, 60.0), 1.5
 BURST_SECONDS, LONG_BURST_SECONDS = (1.0, 8.0), (10.0, 40.0)  # of other programs
 BURST_FACTOR = 1.5  # the slowness of a window that they fill
 BURST_LIMIT = 0.3  # a window counts as disturbed if other programs fill more than this share of it
-CROSS_CHECK_SECONDS = CROSS_CHECK_START_SECONDS + CROSS_CHECK_WINDOWS * SHORTEST_SECONDS  # of perf_analyzer
-TESTED_SERVER_SECONDS = START_SECONDS + WINDOWS * SHORTEST_SECONDS + CROSS_CHECK_SECONDS
+COMPARED = ConfirmationCandidate(0, Candidate(1), LoadPoint(1, 1), SHORTEST_SECONDS)
+TESTED = replace(COMPARED, is_cross_checked=True)
+CROSS_CHECK_SECONDS = TESTED.server_seconds - COMPARED.server_seconds  # of perf_analyzer
 PROBE_NOISE = 0.03  # of the speed probe
 SEARCH_NOISE, PREDICTION_NOISE = 0.03, 0.05  # of a throughput in the search, of a predicted latency quantile
 SPEEDS = (1.0, 0.98, 0.95, 0.9, 0.8)  # of the configurations, relative to the best
@@ -180,15 +184,15 @@ class Machine:
         overlap = np.minimum(seconds[:, None] + SHORTEST_SECONDS, ends) - np.maximum(seconds[:, None], begins)
         return np.asarray(np.maximum(overlap, 0.0).sum(axis=1) / SHORTEST_SECONDS, dtype=np.float64)
 
-    def measure(self, configuration: Configuration, in_flight: int) -> Server:
+    def measure(self, configuration: Configuration, in_flight: int, windows: int = WINDOWS) -> Server:
         """Return the measurement of a fresh server."""
         self.seconds += START_SECONDS
-        at = np.arange(WINDOWS, dtype=np.float64) * SHORTEST_SECONDS + self.seconds
-        self.seconds += WINDOWS * SHORTEST_SECONDS
-        shocks = self.random.normal(0, self.window_sigma, WINDOWS)
-        states = np.empty(WINDOWS)
+        at = np.arange(windows, dtype=np.float64) * SHORTEST_SECONDS + self.seconds
+        self.seconds += windows * SHORTEST_SECONDS
+        shocks = self.random.normal(0, self.window_sigma, windows)
+        states = np.empty(windows)
         states[0] = shocks[0]
-        for window in range(1, WINDOWS):
+        for window in range(1, windows):
             states[window] = AUTOCORRELATION * states[window - 1]
             states[window] += math.sqrt(1 - AUTOCORRELATION**2) * shocks[window]
         states += self.epoch(at)
@@ -197,7 +201,7 @@ class Machine:
         server = self.random.normal(0, self.server_sigma)
         requests = configuration.throughput(in_flight) * SHORTEST_SECONDS
         effective = max(5, round(requests / in_flight))
-        latencies = self.random.normal(0, configuration.sigma, (WINDOWS, effective))
+        latencies = self.random.normal(0, configuration.sigma, (windows, effective))
         latencies += configuration.log_median(in_flight) + server + states[:, None]
         around = self.epoch(np.array([at[0] - SHORTEST_SECONDS, self.seconds]))
         probe = float(around.mean()) + self.random.normal(0, PROBE_NOISE)
@@ -232,7 +236,7 @@ def counts(servers: list[Server], in_flight: int, log_bound: float) -> MissCount
 
 def counted(servers: list[Server]) -> list[Server]:
     """Return the servers with the windows that count, as ``counted_windows`` of a real run chooses them."""
-    windows = [[(server, window) for window in range(WINDOWS)] for server in servers]
+    windows = [[(server, window) for window in range(len(server.latencies))] for server in servers]
     kept = counted_windows(windows, lambda own: bool(own[0].is_disturbed[own[1]]))
     return [own[0][0].only([window for _, window in own]) for own in kept]
 
@@ -250,6 +254,7 @@ class SimulatedConfirmation:
     machine: Machine
     in_flight: list[int]  # of each load
     log_bound: float
+    budget_seconds: float
     groups: list[list[Server]] = field(default_factory=list)  # the servers of each configuration and load
     competing: list[SimulatedTests] = field(default_factory=list)  # the recommendation and its rival
 
@@ -261,22 +266,30 @@ class SimulatedConfirmation:
     def run(self, tests: SimulatedTests, others: list[SimulatedTests]) -> None:
         """Measure two interleaved servers of each configuration, then test the recommendation and a rival.
 
-        The rival is the one of ``others`` that is expected to serve the most. ``choose_candidate`` says which of the
-        two is tested next.
+        If time is short, the last of ``others`` are left out. The rival is the one of ``others`` that is expected to
+        serve the most, and the first of them if none was measured. ``choose_candidate`` says which of the two is
+        tested next.
         """
         first = tests.sequence.current
         assert first is not None
-        groups = [self.group() for _ in others]
-        for _ in range(COMPARED_SERVERS):
+        left = self.left_seconds() - reserved_seconds(with_windows(TESTED, LOOKS[0], self.left_seconds()), LOOKS[0])
+        affordable = max(0, int(left / (COMPARED_SERVERS * COMPARED.server_seconds)))
+        compared = others[:affordable]
+        groups = [self.group() for _ in compared]
+        for _ in range(COMPARED_SERVERS if compared else 0):
             tests.deploy(first)
-            for own, other in zip(groups, others, strict=True):
+            for own, other in zip(groups, compared, strict=True):
                 own.append(self.machine.measure(other.configuration, self.in_flight[first]))
-        expected = [other.correct(first, own) for other, own in zip(others, groups, strict=True)]
-        self.competing = [tests, others[int(np.argmax(expected))]]
+        expected = [other.correct(first, own) for other, own in zip(compared, groups, strict=True)]
+        self.competing = [tests, compared[int(np.argmax(expected))] if expected else others[0]]
         before = -1.0
         while self.machine.seconds > before and (chosen := self.chosen()) is not None:
             before = self.machine.seconds
             chosen.sequence.run(chosen)
+
+    def left_seconds(self) -> float:
+        """Return the time until the confirmation has to end."""
+        return self.budget_seconds - self.machine.seconds
 
     def chosen(self) -> SimulatedTests | None:
         """Return the tests that are next; None if none can improve the result."""
@@ -340,8 +353,10 @@ class SimulatedTests:
     def deploy(self, load: int) -> bool:
         if load not in self.measured:
             self.measured[load] = self.confirmation.group()
-        machine = self.confirmation.machine
-        self.measured[load].append(machine.measure(self.configuration, self.confirmation.in_flight[load]))
+        machine, servers = self.confirmation.machine, self.servers(load)
+        missing = next((look - servers for look in LOOKS if look > servers), 1)
+        windows = with_windows(TESTED, missing, self.confirmation.left_seconds()).windows
+        self.measured[load].append(machine.measure(self.configuration, self.confirmation.in_flight[load], windows))
         machine.seconds += CROSS_CHECK_SECONDS
         return True
 
@@ -349,7 +364,8 @@ class SimulatedTests:
         return len(self.measured.get(load, ()))
 
     def possible_servers(self) -> int:
-        return int((CONFIRMATION_SECONDS - self.confirmation.machine.seconds) / TESTED_SERVER_SECONDS)
+        left_seconds = self.confirmation.left_seconds()
+        return int(left_seconds / with_windows(TESTED, LOOKS[0], left_seconds).server_seconds)
 
     def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
         log_bound = self.confirmation.log_bound
@@ -373,7 +389,7 @@ def _speed(servers: list[Server]) -> float:
     return math.exp(float(np.mean([server.log_speed for server in servers])))
 
 
-def simulate(scenario: Scenario, seed: int) -> Ended:
+def simulate(scenario: Scenario, budget_seconds: float, seed: int) -> Ended:
     """Return how one run ended."""
     random = np.random.default_rng(seed)
     machine = Machine(scenario, random)
@@ -387,7 +403,7 @@ def simulate(scenario: Scenario, seed: int) -> Ended:
     steps = range(math.ceil(math.log(LOWEST_LOAD, LOAD_STEP)), math.floor(math.log(HIGHEST_LOAD, LOAD_STEP)) + 1)
     in_flight = sorted({max(1, round(at_bound * LOAD_STEP**step)) for step in steps})
     bias = random.normal(0, PREDICTION_NOISE) + math.log(EPOCH_FACTOR) / 2 * scenario.epochs
-    confirmation = SimulatedConfirmation(machine, in_flight, log_bound)
+    confirmation = SimulatedConfirmation(machine, in_flight, log_bound, budget_seconds)
     rules = [(recommended, ERROR_SHARES, MARGIN), *((other, OTHER_ERROR_SHARES, OTHER_MARGIN) for other in others)]
     tests = []
     for own, shares, margin in rules:
@@ -432,6 +448,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10_000, help="runs of each row (default: 10000)")
     parser.add_argument("--only", default="", help="only rows whose name contains this text")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=CONFIRMATION_SECONDS,
+        help=f"time of the confirmation (default: {CONFIRMATION_SECONDS:g})",
+    )
     parser.add_argument("--smoke", action="store_true", help="200 runs of each row, a few minutes")
     arguments = parser.parse_args()
     runs = 200 if arguments.smoke else arguments.runs
@@ -446,7 +468,7 @@ def main() -> int:
         for scenario in scenarios():
             if arguments.only not in str(scenario):
                 continue
-            ended = list(pool.map(partial(simulate, scenario), range(runs), chunksize=50))
+            ended = list(pool.map(partial(simulate, scenario, arguments.seconds), range(runs), chunksize=50))
             passed = [run for run in ended if run.passed]
             false = sum(run.is_false for run in ended) / runs
             is_wrong |= false > 1 - CONFIDENCE

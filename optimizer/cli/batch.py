@@ -87,7 +87,7 @@ def exit_code(batch: BatchRecord) -> int:
 def _entry_exit_code(entry: EntryRecord) -> int:
     if entry.state == "failed":
         return EnvironmentFault.exit_code
-    if entry.state == "none" or entry.regressed:
+    if entry.has_missed or entry.regressed:
         return EXIT_CODES["FAIL"]
     return EXIT_CODES["UNDECIDED" if entry.is_undecided else "PASS"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from optimizer.cli.main import progress_on, terminal
+from optimizer.cli.main import EXIT_CODES, progress_on, terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.options.addresses import server_address
@@ -36,7 +36,8 @@ and restored at the end. The server must run with --model-control-mode=explicit 
 get no other requests meanwhile.
 
 exit codes: 0 PASS, 1 no configuration meets the SLA, 2 bad input, 3 environment,
-4 UNDECIDED, 130 interrupted; with --fresh 0 it holds, 1 it does not hold
+4 UNDECIDED, 130 interrupted; with --fresh 0 it holds, 1 it does not hold,
+4 the measurements do not decide, for example because the time ended
 
 examples:
   tune verify latest
@@ -158,4 +159,4 @@ def main(words: list[str]) -> int:
 
         run = str(arguments.run.path)
         print_verification(Console(), result.verified, result.before, result.problem, run, folder, result.notes)
-    return 0 if result.verified.holds else 1
+    return EXIT_CODES[result.verified.verdict.value]

@@ -170,7 +170,7 @@ def _recommended_point(run: FinishedRun) -> tuple[Point, Outcome]:
             f"`tune --resume {folder}`"
         )
     if run.outcome is None or run.outcome.recommended is None:
-        raise summary.nothing_recommended(folder, run.problem, "emit")
+        raise summary.nothing_recommended(folder, run.problem, "emit", run.outcome)
     return run.outcome.recommended, run.outcome
 
 

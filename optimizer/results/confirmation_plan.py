@@ -94,6 +94,20 @@ class ConfirmationCandidate:
         return CROSS_CHECK_WINDOWS * self.seconds
 
 
+def with_windows(planned: ConfirmationCandidate, servers: int, seconds: float) -> ConfirmationCandidate:
+    """Return ``planned`` with WINDOWS on each server, or FEWER_WINDOWS if ``servers`` need more than ``seconds``."""
+    full = replace(planned, windows=WINDOWS)
+    return full if servers * full.server_seconds <= seconds else replace(planned, windows=FEWER_WINDOWS)
+
+
+def reserved_seconds(planned: ConfirmationCandidate, missing: int) -> float:
+    """Return the time that comparisons leave to the test of the recommendation.
+
+    It is that of the ``missing`` servers of ``planned``, and of a lower load, because the first one may not pass.
+    """
+    return missing * planned.server_seconds + LOOKS[0] * replace(planned, windows=FEWER_WINDOWS).server_seconds
+
+
 @dataclass(frozen=True, slots=True)
 class Confirmed:
     """Verdict on one candidate at one load, from its windows on fresh servers.

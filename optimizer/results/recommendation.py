@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from objectives import pareto
 from objectives.confidence import Verdict
-from objectives.metrics import LATENCY, METRICS, Metric
-from objectives.sla import Sla
-from objectives.verdict import ConfidenceInterval, ThroughputRatio
+from objectives.metrics import LATENCY, METRICS, Measurement, Metric
+from objectives.sla import Constraint, Sla
+from objectives.verdict import ConfidenceInterval, ThroughputRatio, is_disturbed
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points, latest_points
 from optimizer.machine.conditions import describe_disturbance
@@ -19,6 +20,26 @@ from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_corr
 
 FRONT_METRICS = (METRICS["throughput"], METRICS["latency-p95"])  # unless the goals are those of a model that streams
 SAME = ThroughputRatio(1.0, ConfidenceInterval(1.0, 1.0))  # a configuration compared with itself
+MOSTLY = 0.5  # share of disturbed measurements above which none of them shows that the SLA cannot be met
+
+
+DoubtKind: TypeAlias = Literal["measurements", "closest", "test", "unstable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Why the measurements do not show that no configuration meets the SLA.
+
+    Attributes:
+        kind: ``measurements`` if most measurements were disturbed. ``closest`` if that of the closest point was.
+            ``test`` if windows on fresh servers were. ``unstable`` if a measurement meets the SLA, but is not stable.
+        disturbed: The number of disturbed measurements, or of disturbed windows of the test.
+        total: The number of measurements, or of windows of the test.
+    """
+
+    kind: DoubtKind
+    disturbed: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -28,7 +49,8 @@ class Outcome:
     ``recommended`` is, in this order of preference: the best point whose confirmation passes; the best point except
     the baseline whose confirmation is undecided; the best point that was not confirmed, which may have a lower load
     than one that failed. It is None if no stable point meets the constraints; ``closest`` is then the point that
-    misses them by least, and ``holds_back`` is the reason for people. ``again`` holds all confirmed points.
+    misses them by least, and ``holds_back`` is the reason for people. ``doubt`` says then why another run may find a
+    configuration; it is None if the constraints are missed for certain. ``again`` holds all confirmed points.
 
     ``points`` holds each configuration at each load with its best estimate: the windows on fresh servers together, or
     else the search's measurement. ``recommended``, ``baseline``, ``dynamic_batching`` and ``front`` are among them.
@@ -64,6 +86,7 @@ class Outcome:
     gain_over_dynamic_batching: ThroughputRatio | None = None
     front_metrics: tuple[Metric, Metric] = FRONT_METRICS
     can_batch_dynamically: bool = True
+    doubt: Doubt | None = None
 
     @property
     def is_streamed(self) -> bool:
@@ -77,10 +100,10 @@ class Outcome:
         - PASS: the recommendation passed its test on fresh servers, or there is a recommendation and no constraint
           that it could miss.
         - UNDECIDED: the recommendation was not tested on fresh servers, or the test did not decide.
-        - FAIL: no configuration is recommended.
+        - FAIL: no configuration is recommended. It is UNDECIDED too if there is a ``doubt``.
         """
         if self.recommended is None:
-            return Verdict.FAIL
+            return Verdict.UNDECIDED if self.doubt else Verdict.FAIL
         if not self.sla:
             return Verdict.PASS
         return self.confirmed.judged.verdict if self.confirmed else Verdict.UNDECIDED
@@ -150,6 +173,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         gain_over_dynamic_batching=gain_over(shown["dynamic_batching"]),
         can_batch_dynamically=dynamic_batching.dynamic_batching,
         front_metrics=metrics,
+        doubt=_doubt(points, confirmed, closest, problem.sla),
     )
 
 
@@ -245,6 +269,57 @@ def _recommended(
 
 def _best(points: Sequence[Point], problem: Problem, *, unstable: bool = False) -> Point | None:
     return problem.best_point(points, unstable=unstable)
+
+
+def _doubt(points: Sequence[Point], confirmed: Sequence[Confirmed], closest: Point | None, sla: Sla) -> Doubt | None:
+    """Return why the measurements do not show that the SLA cannot be met; None if they do.
+
+    Args:
+        points: Each configuration at each load.
+        confirmed: The confirmations, in the order of measuring.
+        closest: The point that misses the SLA by least; None if there is a recommendation, or nothing was measured.
+        sla: The SLA.
+    """
+    if closest is None:
+        return None
+    measured = [point for point in points if point.measurement.throughput_infer_per_sec is not None]
+    disturbed = [point for point in measured if describe_disturbance(point.measurement)]
+    may_meet = [point for point in disturbed if may_meet_undisturbed(point.measurement, sla)]
+    if may_meet and len(disturbed) > MOSTLY * len(measured):
+        return Doubt("measurements", len(disturbed), len(measured))
+    if any(point is closest for point in may_meet):
+        return Doubt("closest", len(disturbed), len(measured))
+    last = {entry.point.trial: entry for entry in confirmed if entry.error}
+    for entry in last.values():
+        if entry.judged.counts_disturbed and may_meet_undisturbed(entry.point.measurement, sla):
+            return Doubt("test", round(entry.judged.disturbed_share * entry.windows), entry.windows)
+    if sla.is_met(closest.measurement) and is_disturbed(closest.measurement):
+        return Doubt("unstable", len(disturbed), len(measured))
+    return None
+
+
+def may_meet_undisturbed(measurement: Measurement, sla: Sla) -> bool:
+    """Return whether ``measurement`` could meet all bounds if other processes or machines had taken no CPU time.
+
+    The server gets all of the CPUs then. So the median is at best that part of itself in which the CPUs were free for
+    the server. Bursts of other programs make an average or a high quantile longer by more, so these are at best the
+    same.
+    """
+    free_share = 1 - (measurement.other_cpu_share or 0.0)
+
+    def may_meet(bound: Constraint) -> bool:
+        metric = METRICS[bound.metric]
+        value = metric.value(measurement)
+        if bound.violation(measurement) <= 0 or metric.counted is not None:  # late requests may fail
+            return True
+        if metric.timing is not None:
+            median = METRICS[metric.timing.metric("p50")].value(measurement)
+            typical = value if median is None else median
+            return typical is not None and free_share * typical <= bound.bound
+        is_rate = metric.unit.endswith("/s")
+        return is_rate and value is not None and value >= free_share * bound.bound
+
+    return all(may_meet(bound) for bound in sla)
 
 
 def _holds_back(

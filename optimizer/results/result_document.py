@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -76,6 +77,11 @@ KEYS: Final = {  # of ``document``
     "dominated_by": "Point of the search that dominates the recommendation; null if there is none.",
     "closest": "Without a recommendation, the point that misses the bounds by least.",
     "holds_back": "Without a recommendation, why.",
+    "doubt": "Without a recommendation, why the verdict is UNDECIDED; null for FAIL:",
+    "doubt.kind": "`measurements` or `closest` (other programs took CPU time during most measurements, or that of "
+    "the closest point), `test` (windows on fresh servers were disturbed) or `unstable`.",
+    "doubt.disturbed": "Number of disturbed measurements, or windows of the test.",
+    "doubt.total": "Number of all of these.",
     "trials": "Number of trials.",
     "measurements": "Number of measurements of the search.",
     "confirmations": "Number of measurements on fresh servers.",
@@ -101,6 +107,7 @@ def document(
         "dominated_by": _entry(outcome, outcome.dominated_by),
         "closest": _entry(outcome, outcome.closest),
         "holds_back": outcome.holds_back or None,
+        "doubt": asdict(outcome.doubt) if outcome.doubt else None,
         "trials": outcome.trials,
         "measurements": outcome.measurements,
         "confirmations": outcome.confirmations,

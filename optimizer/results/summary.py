@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
-from objectives.metrics import METRICS, Measurement
+from objectives.metrics import METRICS
 from objectives.sequential import LOOKS
-from objectives.sla import Constraint, Sla
+from objectives.sla import Sla
 from objectives.verdict import SlaVerdict, estimand, needed_requests
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
-from optimizer.machine.conditions import describe_disturbance
+from optimizer.machine.conditions import DISTURBANCE_LIMIT, describe_disturbance
 from optimizer.results import formatting, point_values
 
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
     from optimizer.results.confirmation_plan import Confirmed
-    from optimizer.results.recommendation import Outcome
+    from optimizer.results.recommendation import Doubt, Outcome
 
 VERIFY_BUDGET = "3m"  # of the proposed command that continues the tests
 SMALLEST_PERCENT = 1e-4  # a smaller share is shown as 0
@@ -34,6 +34,9 @@ def answer(outcome: Outcome, problem: Problem) -> str:
     For a model that streams, the output tokens per second follow the throughput.
     """
     goal, best = formatting.bounds(problem.sla), outcome.recommended
+    if best is None and outcome.doubt is not None:
+        measured = "no stable measurement" if outcome.doubt.kind == "unstable" else "no measurement"
+        return f"{problem.model}: UNDECIDED, {measured} " + (f"meets {goal}" if goal else "was made")
     if best is None:
         return f"{problem.model}: FAIL, no configuration " + (f"meets {goal}" if goal else "could be measured")
     throughput = point_values.estimate(outcome, best, "throughput")
@@ -70,6 +73,8 @@ def undecided_cause(outcome: Outcome) -> str:
     """Return why the verdict of the run is UNDECIDED, without a full stop; empty for another verdict."""
     if outcome.verdict is not Verdict.UNDECIDED:
         return ""
+    if outcome.doubt is not None:
+        return _doubt_cause(outcome, outcome.doubt)
     confirmed = outcome.confirmed
     if confirmed is None or not confirmed.error:
         if _only_baseline_measured(outcome):
@@ -84,6 +89,28 @@ def undecided_cause(outcome: Outcome) -> str:
         return f"the machine was disturbed in {100 * confirmed.judged.disturbed_share:.0f} % of the windows"
     disturbance = describe_disturbance(confirmed.point.measurement)
     return "; ".join(filter(None, (_cause_in_test(outcome, confirmed), disturbance)))
+
+
+def _doubt_cause(outcome: Outcome, doubt: Doubt) -> str:
+    """Return why an outcome without a recommendation is not FAIL, and what to do."""
+    counted = f"in {doubt.disturbed:,} of {doubt.total:,}"
+    cause = {
+        "measurements": f"other processes or machines took more than {100 * DISTURBANCE_LIMIT:.0f} % of the CPUs "
+        f"{counted} measurements",
+        "closest": f"the closest configuration may be faster: {_disturbance_of_closest(outcome)}",
+        "test": f"the machine was disturbed {counted} windows on fresh servers",
+        "unstable": outcome.holds_back,
+    }[doubt.kind]
+    return f"{cause}; {_after_disturbance(is_continued=doubt.kind == 'test')}"
+
+
+def _disturbance_of_closest(outcome: Outcome) -> str:
+    return describe_disturbance(outcome.closest.measurement) if outcome.closest else ""
+
+
+def _after_disturbance(*, is_continued: bool) -> str:
+    """Return what to do if a disturbance may be the reason that nothing is recommended."""
+    return f"stop other programs on this machine, then {'continue the test' if is_continued else 'run again'}"
 
 
 def _cause_in_test(outcome: Outcome, confirmed: Confirmed) -> str:
@@ -125,24 +152,6 @@ def _is_disturbed(confirmed: Confirmed | None) -> bool:
     return confirmed.judged.counts_disturbed or bool(describe_disturbance(confirmed.point.measurement))
 
 
-def _may_fail_by_disturbance(measurement: Measurement, sla: Sla) -> bool:
-    """Return whether ``measurement`` could meet all bounds if other processes or machines had taken no CPU time.
-
-    Each latency is then at best that part of itself in which the CPUs were free for the server.
-    """
-    if not describe_disturbance(measurement):
-        return False
-    free_share = 1 - (measurement.other_cpu_share or 0.0)
-
-    def may_meet(bound: Constraint) -> bool:
-        value = METRICS[bound.metric].value(measurement)
-        return bound.violation(measurement) <= 0 or (
-            METRICS[bound.metric].timing is not None and value is not None and free_share * value <= bound.bound
-        )
-
-    return all(may_meet(bound) for bound in sla)
-
-
 def _served_more(outcome: Outcome) -> str:
     """Return the name of a compared configuration that served measurably more than the recommendation; else nothing.
 
@@ -177,7 +186,9 @@ def verify_command(folder: str | Path) -> str:
 
 
 def next_command(outcome: Outcome, folder: str | Path) -> str:
-    """Return the command that continues the test of the run in ``folder``; empty unless it is UNDECIDED."""
+    """Return the command that continues the test of the run in ``folder``; empty unless there is one to continue."""
+    if outcome.doubt is not None and outcome.doubt.kind != "test":
+        return ""
     return verify_command(folder) if outcome.verdict is Verdict.UNDECIDED else ""
 
 
@@ -199,6 +210,10 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
         is_complete: Whether no further server can change a verdict.
     """
     run = shlex.quote(one_line(str(folder)))
+    if outcome.doubt is not None:
+        is_continued = outcome.doubt.kind == "test" and not is_complete
+        command = verify_command(folder) if is_continued else reproduce
+        return NextStep(_after_disturbance(is_continued=is_continued), command)
     if outcome.verdict is Verdict.UNDECIDED:
         if is_complete:
             advice = "make a separate test, because more servers cannot change the verdict"
@@ -208,10 +223,6 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
         first = "stop other programs on this machine, then " if _is_disturbed(outcome.confirmed) else ""
         return NextStep(f"{first}continue the test", verify_command(folder))
     if outcome.closest is not None:
-        if outcome.sla.is_met(outcome.closest.measurement):  # but it was not stable
-            return NextStep("stop other programs on this machine, then run again", reproduce)
-        if _may_fail_by_disturbance(outcome.closest.measurement, outcome.sla):
-            return NextStep("stop other programs on this machine, then run again", reproduce)
         return NextStep("see what would help, or relax the bound", f"tune explain {run}")
     if outcome.recommended is None:
         return NextStep(f"remove the cause (see {run}/logs), then run again", reproduce)
@@ -227,9 +238,14 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
     return NextStep("deploy it; --format writes files for Docker, Kubernetes or KServe", f"tune emit {run}{into}")
 
 
-def nothing_recommended(folder: Path, problem: Problem, action: str) -> BadInputError:
+def nothing_recommended(folder: Path, problem: Problem, action: str, outcome: Outcome | None) -> BadInputError:
     """Return the error for ``action``, which needs a recommendation, on a run that has none."""
     goal = formatting.bounds(problem.sla) or "the SLA"
+    if outcome is not None and outcome.doubt is not None:
+        return BadInputError(
+            f"{one_line(str(folder))}: the run is UNDECIDED and recommends nothing to {action}: "
+            f"{one_line(undecided_cause(outcome))}"
+        )
     return BadInputError(
         f"{one_line(str(folder))}: no configuration met {goal}, so there is nothing to {action}; "
         "tune again with a wider bound, smaller requests or more hardware"

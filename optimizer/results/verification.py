@@ -23,7 +23,9 @@ from optimizer.results.confirmation_plan import (
     confirmation_candidate,
     finalists,
     judge_confirmations,
+    meets_sla,
 )
+from optimizer.results.recommendation import may_meet_undisturbed
 from optimizer.store.run_folder import RunFolder, newest_first
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ class Verification:
     """The configurations that were measured again, and whether verdict and ranking are as before.
 
     ``measured`` holds the recommendation first. A candidate that could not be measured is in ``failed``, with the
-    reason. ``reason`` says why the recommendation does not hold; it is empty if it does.
+    reason. ``reason`` says why the recommendation does not hold, or is not decided; it is empty if it holds.
+    ``is_undecided`` says whether its test did not decide, and nothing else contradicts it.
     """
 
     measured: tuple[Confirmed, ...]
@@ -51,10 +54,18 @@ class Verification:
     verdict_holds: bool
     ranking_holds: bool
     reason: str
+    is_undecided: bool = False
 
     @property
     def holds(self) -> bool:
         return self.verdict_holds and self.ranking_holds
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return PASS if the recommendation holds, UNDECIDED if the measurements do not show whether it does."""
+        if self.holds:
+            return Verdict.PASS
+        return Verdict.UNDECIDED if self.is_undecided else Verdict.FAIL
 
 
 def verification_candidates(
@@ -81,14 +92,24 @@ def verify(trials: Sequence[Trial], candidates: Sequence[ConfirmationCandidate],
         else:
             measured.append(own)
     if not measured or measured[0].point.trial != candidates[0].trial:
-        reason = f"the recommendation could not be measured: {failed[0][1]}"
-        return Verification(tuple(measured), tuple(failed), False, False, reason)
+        why = failed[0][1]
+        reason = f"the recommendation could not be measured: {why}"
+        return Verification(tuple(measured), tuple(failed), False, False, reason, why == TOO_SHORT)
     recommended, *others = measured
-    verdict_holds = recommended.judged.verdict is Verdict.PASS
+    judged = recommended.judged
+    verdict_holds = judged.verdict is Verdict.PASS
     better = [other for other in others if _is_better(other, recommended, problem)]
-    reasons = [] if verdict_holds else [recommended.judged.reason]
+    reasons = [] if verdict_holds else [judged.reason]
     reasons += [f"trial {other.point.trial} now serves more within the SLA" for other in better]
-    return Verification(tuple(measured), tuple(failed), verdict_holds, not better, "; ".join(reasons))
+    is_undecided = judged.verdict is Verdict.UNDECIDED and not better and _may_pass(recommended, problem)
+    return Verification(tuple(measured), tuple(failed), verdict_holds, not better, "; ".join(reasons), is_undecided)
+
+
+def _may_pass(recommended: Confirmed, problem: Problem) -> bool:
+    """Return whether the recommendation may pass with more servers, or on a machine that is not disturbed."""
+    if recommended.judged.counts_disturbed:
+        return may_meet_undisturbed(recommended.point.measurement, problem.sla)
+    return meets_sla(recommended, problem)
 
 
 def _is_better(other: Confirmed, recommended: Confirmed, problem: Problem) -> bool:
@@ -103,6 +124,7 @@ def document(
     """Return the document of ``--json`` and verify.json."""
     return {
         "holds": verification.holds,
+        "verdict": verification.verdict.value,
         "verdict_holds": verification.verdict_holds,
         "ranking_holds": verification.ranking_holds,
         "reason": verification.reason or None,
@@ -161,11 +183,9 @@ def print_verification(
     def say(text: str = "", style: str = "") -> None:
         console.print(Text(text, style), soft_wrap=True)
 
-    goal = formatting.bounds(problem.sla) or "no bound"
-    say(
-        f"{problem.model}: the recommendation {_holds(verification.holds)} ({goal})",
-        "bold green" if verification.holds else "bold red",
-    )
+    goal, is_undecided = formatting.bounds(problem.sla) or "no bound", verification.is_undecided
+    holds = "is UNDECIDED" if is_undecided else _holds(verification.holds)
+    say(f"{problem.model}: the recommendation {holds} ({goal})", formatting.VERDICT_STYLES[verification.verdict])
     if verification.reason:
         say(f"because {verification.reason}")
     say()
@@ -179,7 +199,8 @@ def print_verification(
     for candidate, reason in verification.failed:
         say(f"not measured: {formatting.configuration(candidate)}: {reason}", "red")
     say()
-    say(f"verdict {_holds(verification.verdict_holds)}, ranking {_holds(verification.ranking_holds)}")
+    if not is_undecided:
+        say(f"verdict {_holds(verification.verdict_holds)}, ranking {_holds(verification.ranking_holds)}")
     for note in notes:
         say(f"note: {note}", "yellow")
     say(f"results {results_dir}")

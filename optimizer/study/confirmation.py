@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from objectives.confidence import Verdict
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
@@ -19,8 +20,6 @@ from optimizer.options.run_options import RunOptions
 from optimizer.results.confirmation_plan import (
     COMPARED_LOADS,
     COMPARED_SERVERS,
-    FEWER_WINDOWS,
-    WINDOWS,
     ConfirmationCandidate,
     LoadLadder,
     confirmation_candidate,
@@ -30,8 +29,10 @@ from optimizer.results.confirmation_plan import (
     judge_confirmations,
     load_ladder,
     next_compared_load,
+    reserved_seconds,
     rival_ladder,
     server_windows,
+    with_windows,
 )
 from optimizer.results.confirmation_state import (
     SMALLEST_ERROR,
@@ -68,7 +69,6 @@ class Confirmer:
         fit: Fits a performance model to the search's points; None predicts latencies without one.
         plan: The plan of an earlier session, whose tests continue.
         record: Stores a plan; called before the first window of what it fixes.
-        windows: Windows on each server of the tested candidate; fewer if time is short.
     """
 
     problem: Problem
@@ -79,7 +79,6 @@ class Confirmer:
     fit: Callable[[Sequence[Point]], PerformanceModel | None] = lambda _: None
     plan: ConfirmationPlan | None = None
     record: Callable[[ConfirmationPlan], None] = lambda _: None
-    windows: int = field(default=WINDOWS, init=False)
     best: Sequence[Point] = field(default=(), init=False)
 
     def run(self, comparisons: Sequence[Candidate]) -> list[Trial]:
@@ -89,8 +88,8 @@ class Confirmer:
         are measured for comparison, in turn with the first servers of the best. If no load of the best candidate
         passes, or another one is expected to serve clearly more, that one is tested. Tests of an earlier session
         continue where they ended. If the time is too short for a verdict, it is used for the first servers of the
-        test, which a later session continues. Otherwise the time that is left is used for comparisons whose load was
-        too low or too high.
+        test, which a later session continues. Otherwise the time that is left is used for comparisons that were left
+        out, or whose load was too low or too high.
 
         Raises BadInputError if the confirmations of ``trials`` do not belong to the plan.
         """
@@ -101,8 +100,6 @@ class Confirmer:
         best = self.best = plan.best_points(points, self.problem)
         if not best:
             return self.trials
-        needed = LOOKS[0] * self.tested(self._planned(best[0], best[0].load, self.problem.sla)).server_seconds
-        self.windows = WINDOWS if needed <= self.budget.left_seconds() else FEWER_WINDOWS
         compared = self._compared(best, comparisons, points)
         plan = self._predict_loads(plan, [best[0], *compared], points)
         if (tester := self._tester(plan, best[0])) is not None:
@@ -119,8 +116,7 @@ class Confirmer:
             plan = self._correct_loads(plan, test.point)
             if (tester := self._tester(plan, test.point)) is not None:
                 tester.sequence.run(tester)
-        if not any(errors_by_load(trial) for trial in self.trials):
-            self._begin_test(plan, best[0])
+        self._begin_test(plan, best[0])
         self._continue_comparisons(plan, compared)
         return self.trials
 
@@ -183,9 +179,13 @@ class Confirmer:
         """Return the trial with this number, with its confirmations so far."""
         return self.trials[self._place(number)]
 
-    def tested(self, planned: ConfirmationCandidate) -> ConfirmationCandidate:
-        """Return ``planned`` with the windows and the cross-check of a tested candidate."""
-        return replace(planned, windows=self.windows, is_cross_checked=self.measurer.cross_checking is not None)
+    def tested(self, planned: ConfirmationCandidate, missing: int = LOOKS[0]) -> ConfirmationCandidate:
+        """Return ``planned`` with the cross-check of a tested candidate, and fewer windows if time is short.
+
+        ``missing`` is the number of servers that its next look needs.
+        """
+        planned = replace(planned, is_cross_checked=self.measurer.cross_checking is not None)
+        return with_windows(planned, missing, self.budget.left_seconds())
 
     def next_test(self) -> NextTest | None:
         """Return which finalist is tested next; None if no server that the time allows can change a verdict."""
@@ -294,10 +294,11 @@ class Confirmer:
     def _measure_in_turn(self, tester: CandidateTester, others: Sequence[ConfirmationCandidate]) -> None:
         """Measure the first servers of all candidates in turn, so that a drift of the machine affects all alike.
 
-        If time is short, the last of ``others`` are left out. Servers of an earlier session count.
+        If time is short, the last of ``others`` are left out: the verdict needs the time, see ``reserved_seconds``.
+        Servers of an earlier session count.
         """
         load = tester.sequence.current or 0
-        own_seconds = max(0, LOOKS[0] - tester.servers(load)) * tester.planned(load).server_seconds
+        own_seconds = reserved_seconds(tester.planned(load), max(0, LOOKS[0] - tester.servers(load)))
         missing = self._affordable(others, self.budget.left_seconds() - own_seconds)
         for server in range(1, COMPARED_SERVERS + 1) if missing else ():
             if tester.servers(load) < server:
@@ -305,9 +306,12 @@ class Confirmer:
             self._add_servers(missing, server)
 
     def _begin_test(self, plan: ConfirmationPlan, point: Point) -> None:
-        """Measure those of the first servers of a test that the time allows."""
-        tester = self._tester(plan, point)
-        if tester is None or (load := tester.sequence.current) is None:
+        """Measure those of the first servers of the next load that the time allows, unless a candidate has passed."""
+        tester, judged = self._tester(plan, point), judge_confirmations(self.trials, self.problem)
+        if tester is None or any(entry.judged.verdict is Verdict.PASS for entry in judged):
+            return
+        tester.sequence.run(tester)
+        if (load := tester.sequence.current) is None:
             return
         for _ in range(LOOKS[0] - tester.servers(load)):
             if not self.possible_servers(point) or not tester.deploy(load):
@@ -375,7 +379,9 @@ class CandidateTester(CandidateTests):
 
     def planned(self, load: int) -> ConfirmationCandidate:
         """Return what is measured on each server at this load."""
-        return self.confirmer.tested(super().planned(load))
+        servers = self.servers(load)
+        missing = next((look - servers for look in LOOKS if look > servers), 1)
+        return self.confirmer.tested(super().planned(load), missing)
 
     def deploy(self, load: int) -> bool:
         """Measure one more fresh server at this load."""

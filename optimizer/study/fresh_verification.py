@@ -60,7 +60,7 @@ def verify(
             trials = TrialsTable(run.trials, task.source.name, problem.space.fields).read()
         before = assess(trials, problem, task.baseline, task.dynamic_batching)
         if before.recommended is None:
-            raise summary.nothing_recommended(run.path, problem, "verify")
+            raise summary.nothing_recommended(run.path, problem, "verify", before)
         planned = verification.verification_candidates(before.recommended, trials, problem)
         folder = RunFolder.create(str(run.path), verification.FOLDER)
         fingerprint = environment.fingerprint(task)

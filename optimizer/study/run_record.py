@@ -238,7 +238,7 @@ class RunRecord:
         """
         document: dict[str, Any] = {}
         if outcome is not None:
-            next_command = summary.next_command(outcome, self.folder.path) if status == "found" else ""
+            next_command = summary.next_command(outcome, self.folder.path) if status in ("found", "none") else ""
             document = result_document.document(
                 outcome,
                 wall_seconds=self._times()["wall_seconds"] or 0.0,

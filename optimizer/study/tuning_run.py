@@ -146,7 +146,7 @@ def continue_confirmation(
         raise BadInputError(f"{path}: nothing was measured yet; continue the search: `tune --resume {path}`")
     is_tested = any(trial.confirmations for trial in recorded.trials)
     if recorded.status == "none" and not is_tested:
-        raise summary.nothing_recommended(run.path, recorded.problem, "verify")
+        raise summary.nothing_recommended(run.path, recorded.problem, "verify", recorded.outcome)
     is_planned = isinstance(recorded.info.get("confirmation_plan"), dict)
     if not is_planned and is_tested:
         raise BadInputError(

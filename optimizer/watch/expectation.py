@@ -270,7 +270,7 @@ def expectation(run: FinishedRun) -> Expectation:
         )
     outcome = run.outcome
     if outcome is None or outcome.recommended is None:
-        raise summary.nothing_recommended(run.folder.path, run.problem, "watch")
+        raise summary.nothing_recommended(run.folder.path, run.problem, "watch", outcome)
     point, confirmed = outcome.recommended, outcome.confirmed
     servers = windows_of(confirmed, run.trials) if confirmed else []
     windows = [] if is_pipeline(run) else servers or [[point.measurement]]

@@ -83,7 +83,7 @@ class ReportSection:
     """The content of one run in a report.
 
     ``remark`` says why a run is incomplete. ``gain`` is relative to the baseline, empty if unknown. ``recommends`` is
-    False if no configuration meets the SLA; the closest one is shown then. ``verdict`` is PASS, UNDECIDED or FAIL.
+    False if no measurement meets the SLA; the closest one is shown then. ``verdict`` is PASS, UNDECIDED or FAIL.
     ``headline`` is ``answer`` with its ``cause``. ``next_step`` is None if nothing is left to do. ``no_change`` is
     shown in place of an empty ``diff``.
     """
@@ -140,9 +140,7 @@ def report_section(run: FinishedRun) -> ReportSection:
         headline=summary.headline(outcome, problem),
         recommends=recommends,
         remark=remark(run),
-        throughput=point_values.estimate(outcome, shown, "throughput")
-        if shown and recommends
-        else "none meets the SLA",
+        throughput=_throughput(outcome),
         gain=formatting.gain(outcome.gain) if outcome.baseline and recommends else "",
         verdict=outcome.verdict.value,
         next_step=_next_step(run, outcome),
@@ -175,6 +173,13 @@ def report_section(run: FinishedRun) -> ReportSection:
         notes=[_fact(note) for note in _list(run.info.get("notes"))],
         command=_command(run),
     )
+
+
+def _throughput(outcome: Outcome) -> str:
+    """Return the recommended throughput, or that there is none."""
+    if outcome.recommended is not None:
+        return point_values.estimate(outcome, outcome.recommended, "throughput")
+    return "none met the SLA yet" if outcome.doubt else "none meets the SLA"
 
 
 def _next_step(run: FinishedRun, outcome: Outcome) -> NextStep | None:

@@ -59,7 +59,7 @@ def compare_entries(before: EntryRecord | None, now: EntryRecord, since: str) ->
     if other := _other_conditions(before, now):
         return Change("incomparable", since, f"not comparable with {since}: {other}")
     if now.figure is None:
-        return Change("missed", since, f"{_was(before)} on {since}")
+        return Change("undecided" if now.is_undecided else "missed", since, f"{_was(before)} on {since}")
     return _compare_estimates(before, now, before.figure, now.figure, since)
 
 
@@ -121,6 +121,8 @@ def _other_conditions(before: EntryRecord, now: EntryRecord) -> str:
 
 
 def _was(entry: EntryRecord) -> str:
+    if entry.is_undecided and entry.figure is None:
+        return "ended UNDECIDED without a recommendation"
     words = {
         "found": "had a configuration that meets its bounds",
         "none": "had no configuration that meets its bounds",

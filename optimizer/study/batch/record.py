@@ -100,8 +100,15 @@ class EntryRecord:
 
     @property
     def is_undecided(self) -> bool:
-        """Return whether it has ended with a configuration whose verdict is not PASS."""
-        return self.state == "found" and self.verdict != "PASS"
+        """Return whether it has ended, and its verdict is neither PASS nor FAIL."""
+        return (self.state == "found" and self.verdict != "PASS") or (
+            self.state == "none" and self.verdict == "UNDECIDED"
+        )
+
+    @property
+    def has_missed(self) -> bool:
+        """Return whether no configuration meets its bounds."""
+        return self.state == "none" and not self.is_undecided
 
     @property
     def is_done(self) -> bool:

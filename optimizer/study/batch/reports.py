@@ -37,10 +37,12 @@ def title(batch: BatchRecord) -> str:
     states = [entry.state for entry in batch.entries]
     regressed = sum(entry.regressed for entry in batch.entries)
     undecided = sum(entry.is_undecided for entry in batch.entries)
+    passed = sum(entry.state == "found" and not entry.is_undecided for entry in batch.entries)
+    missed = sum(entry.has_missed for entry in batch.entries)
     parts = [
-        f"{states.count('found') - undecided} of {formatting.count(len(states), 'run')} passed",
+        f"{passed} of {formatting.count(len(states), 'run')} passed",
         f"{undecided} undecided" if undecided else "",
-        f"{states.count('none')} found none" if "none" in states else "",
+        f"{missed} found none" if missed else "",
         f"{states.count('failed')} failed" if "failed" in states else "",
         f"{regressed} regressed" if regressed else "",
         "interrupted" if batch.status == "interrupted" else "",
@@ -80,7 +82,7 @@ def gain_words(entry: EntryRecord) -> str:
 
 def state_words(entry: EntryRecord) -> str:
     """Return the verdict, or why there is none."""
-    return entry.verdict if entry.state == "found" else STATES[entry.state]
+    return entry.verdict if entry.state == "found" or entry.is_undecided else STATES[entry.state]
 
 
 def change_words(entry: EntryRecord) -> str:
@@ -112,14 +114,15 @@ def write_index(folder: BatchFolder, batch: BatchRecord) -> None:
 
 def _page_style(batch: BatchRecord) -> str:
     """Return the CSS class of the title: ``bad``, ``doubt`` if nothing is worse than undecided, or empty."""
-    if any(entry.state != "found" or entry.regressed for entry in batch.entries):
+    if any((entry.state != "found" and not entry.is_undecided) or entry.regressed for entry in batch.entries):
         return "bad"
     return "doubt" if any(entry.is_undecided for entry in batch.entries) else ""
 
 
 def _row(folder: BatchFolder, entry: EntryRecord) -> dict[str, object]:
     change = entry.change
-    style = "bad" if entry.state in ("none", "failed") or entry.regressed else "doubt" if entry.is_undecided else ""
+    is_bad = entry.has_missed or entry.state == "failed" or entry.regressed
+    style = "bad" if is_bad else "doubt" if entry.is_undecided else ""
     return {
         "model": entry.model,
         "bound": entry.sla,
@@ -143,7 +146,7 @@ def junit(batch: BatchRecord) -> bytes:
     """
     counts = {
         "tests": len(batch.entries),
-        "failures": sum(entry.state == "none" or entry.regressed for entry in batch.entries),
+        "failures": sum(entry.has_missed or entry.regressed for entry in batch.entries),
         "errors": sum(entry.state == "failed" for entry in batch.entries),
     }
     totals_text = {name: str(count) for name, count in counts.items()}
@@ -162,7 +165,7 @@ def _add(suite: Element, name: str, entry: EntryRecord) -> None:
     case = SubElement(suite, "testcase", attributes)
     if entry.state == "failed":
         SubElement(case, "error", {"type": "fault", "message": one_line(entry.reason)})
-    elif entry.state == "none":
+    elif entry.has_missed:
         SubElement(case, "failure", {"type": "none", "message": one_line(entry.headline)})
     elif entry.regressed and entry.change is not None:
         SubElement(case, "failure", {"type": "regression", "message": one_line(entry.change.told)})
@@ -203,18 +206,22 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
     if remarks or batch.gone:
         _say(console)
     for entry, line in remarks:
-        _say(console, f"{entry.label}: {line}", "red" if entry.regressed else STYLES.get(entry.state, "red"))
+        _say(console, f"{entry.label}: {line}", "red" if entry.regressed else _remark_style(entry))
     for label in batch.gone:
         _say(console, f"{label}: in the earlier batch, and no longer in the suite")
     _say(console)
     for entry in batch.entries:
-        if entry.is_undecided:
+        if entry.is_undecided and entry.figure is not None:
             console.print(Text(f"next    {summary.verify_command(folder.path / entry.folder)}"), soft_wrap=True)
     console.print(Text(f"index   {one_line(str(folder.index))}"), soft_wrap=True)
 
 
+def _remark_style(entry: EntryRecord) -> str:
+    return "" if entry.is_undecided else STYLES.get(entry.state, "red")
+
+
 def _remarks(entry: EntryRecord) -> list[str]:
-    remarks = [entry.reason, entry.headline if entry.state == "none" or entry.is_undecided else ""]
+    remarks = [entry.reason, entry.headline if entry.has_missed or entry.is_undecided else ""]
     if entry.change is not None and entry.change.kind not in ("new", "noise", "same"):
         remarks.append(entry.change.told)
     return [remark for remark in remarks if remark]

@@ -37,6 +37,7 @@ from optimizer.results.confirmation_plan import (
     confirmation_candidate,
     disturbance_limit,
     judge_confirmations,
+    reserved_seconds,
     rival_ladder,
 )
 from optimizer.results.progress_observers import QuietObserver
@@ -549,7 +550,8 @@ def test_the_runner_up_is_left_out_first_if_time_is_short(problem: Problem, tmp_
     server = Drawing(served={**SERVED, other: 1100.0})
     measured = searched(server, {**LOADS, other: 12})
     point = Point(2, FASTER, *measured[2].measurements[0])
-    enough = (LOOKS[0] + 2.5 * COMPARED_SERVERS) * confirmation_candidate(point, point.load, None).server_seconds
+    planned = confirmation_candidate(point, point.load, None)
+    enough = reserved_seconds(planned, LOOKS[0]) + 2.5 * COMPARED_SERVERS * planned.server_seconds
     confirm(server, measured, problem, tmp_path, seconds=enough)
     assert server.deployed[: 3 * COMPARED_SERVERS] == COMPARED_SERVERS * [FASTER, BASELINE, FAST]
 
@@ -565,6 +567,66 @@ def test_the_test_begins_even_if_the_time_is_too_short_for_a_verdict(problem: Pr
     assert server.deployed[before:] == (LOOKS[0] - 1) * [FASTER]
     outcome = assess(trials, problem, BASELINE, FAST)
     assert undecided_cause(outcome) == f"the time ended after {LOOKS[0] - 1} of {LOOKS[0]} servers"
+
+
+class Timed(Drawing):
+    """A server whose deployments and windows take as long as planned on the clock of ``budget``."""
+
+    seconds = 0.0
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        self.seconds += START_SECONDS + count * seconds
+        return super().measure_windows(endpoint, load, seconds, count)
+
+    def budget(self, seconds: float) -> Budget:
+        return Budget(seconds, clock=lambda: self.seconds)
+
+
+def confirmed_in_time(server: Timed, problem: Problem, path: Path, seconds: float) -> list[Trial]:
+    measuring = Measurer(server, server, TrialsTable(path / "trials.csv", "drawn", {}), QuietObserver())
+    return Confirmer(problem, server, measuring, server.budget(seconds), searched(server, LOADS)).run(COMPARISONS)
+
+
+def test_a_short_budget_tests_a_lower_load_before_the_baseline(problem: Problem, tmp_path: Path) -> None:
+    """The first load is given up after one server, so that four with fewer windows can decide about a second one."""
+    server = Timed(slow={FASTER: (1.5,)})
+    trials = confirmed_in_time(server, problem, tmp_path, seconds=30)
+    assert set(server.deployed) == {FASTER}, "no other configuration takes the time"
+    first, second = judged_loads(trials, problem).values()
+    assert (first.servers, first.windows) == (1, WINDOWS)
+    assert second.servers == LOOKS[0]
+    assert LOOKS[0] * FEWER_WINDOWS <= second.windows < LOOKS[0] * WINDOWS
+    assert second.judged.verdict is Verdict.PASS
+
+
+def test_the_test_of_a_lower_load_begins_even_if_the_time_is_too_short(problem: Problem, tmp_path: Path) -> None:
+    server = Timed(slow={FASTER: (1.5,)})
+    trials = confirmed_in_time(server, problem, tmp_path, seconds=18)
+    assert set(server.deployed) == {FASTER}
+    first, second = judged_loads(trials, problem).values()
+    assert second.point.load < first.point.load
+    assert 0 < second.servers < LOOKS[0]
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.recommended == second.point
+    assert undecided_cause(outcome) == f"the time ended after {second.servers} of {LOOKS[0]} servers"
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.0, Verdict.FAIL), (0.9, Verdict.UNDECIDED)])
+def test_tests_that_miss_the_bound_are_a_fail_on_a_quiet_machine_only(
+    share: float, verdict: Verdict, problem: Problem, tmp_path: Path
+) -> None:
+    class Shared(Drawing):
+        @contextlib.contextmanager
+        def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+            yield ResourceUsage(other_cpu_share=share)
+
+    server = Shared(slow={FASTER: (9.0,)})
+    trials = confirm(server, searched(server, {FASTER: LOADS[FASTER]}), problem, tmp_path)
+    outcome = assess(trials, problem, BASELINE, FAST)
+    assert outcome.recommended is None
+    assert outcome.closest is not None
+    assert outcome.verdict is verdict
+    assert ("stop other programs" in undecided_cause(outcome)) is (verdict is Verdict.UNDECIDED)
 
 
 def test_a_spent_budget_confirms_nothing(problem: Problem, tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ class TestDocument:
             "dominated_by",
             "closest",
             "holds_back",
+            "doubt",
             "trials",
             "measurements",
             "confirmations",

@@ -15,7 +15,13 @@ from optimizer.core.trial import Candidate
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
-from optimizer.results.verification import Verification, print_verification, verification_candidates, verify
+from optimizer.results.verification import (
+    Verification,
+    document,
+    print_verification,
+    verification_candidates,
+    verify,
+)
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.confirmation import Confirmer
 from tests.drawn_server import BASELINE, FAST, FASTER, LOADS, Drawing, drawn_problem, searched
@@ -51,7 +57,23 @@ def test_a_recommendation_that_misses_its_bound_does_not_hold(problem: Problem, 
     verification = verified(tmp_path, problem, slow={FASTER: (1.6,)})
     assert not verification.holds
     assert not verification.verdict_holds
+    assert verification.verdict is Verdict.FAIL
     assert "p95 <= 20 ms: " in verification.reason
+
+
+def test_a_test_that_the_time_ends_is_undecided(problem: Problem, tmp_path: Path) -> None:
+    before = searched(Drawing(), LOADS)
+    recommended = assess(before, problem, BASELINE, FAST).recommended
+    assert recommended is not None
+    now = Drawing()
+    measuring = Measurer(now, now, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
+    candidates = verification_candidates(recommended, before, problem)[:1]
+    confirmer = Confirmer(problem, now, measuring, Budget(600), before)
+    assert confirmer.measure(candidates[0])
+    verification = verify(confirmer.trials, candidates, problem)
+    assert not verification.holds
+    assert verification.verdict is Verdict.UNDECIDED
+    assert "1 of 4 fresh servers" in verification.reason
 
 
 def test_a_runner_up_that_serves_more_breaks_the_ranking(problem: Problem, tmp_path: Path) -> None:
@@ -64,6 +86,7 @@ def test_a_runner_up_that_serves_more_breaks_the_ranking(problem: Problem, tmp_p
 def test_a_budget_that_is_too_short_for_a_server_is_the_reason(problem: Problem, tmp_path: Path) -> None:
     verification = verified(tmp_path, problem, budget_seconds=0)
     assert not verification.measured
+    assert verification.verdict is Verdict.UNDECIDED
     assert "could not be measured: the time ended before its first fresh server" in verification.reason
     assert "give a longer --budget" in dict(verification.failed)[BASELINE]
 
@@ -73,6 +96,7 @@ def test_a_candidate_that_cannot_be_deployed_is_reported(problem: Problem, tmp_p
     verification = verified(tmp_path, problem, broken=(broken,))
     assert verification.failed == ((broken, "config.pbtxt does not load"),)
     assert verification.holds == (broken == FAST)
+    assert verification.verdict is (Verdict.PASS if broken == FAST else Verdict.FAIL)
 
 
 @pytest.mark.parametrize("slow", [False, True])
@@ -83,3 +107,13 @@ def test_the_next_step_after_a_test_that_passed_is_to_deploy(slow: bool, problem
     print_verification(Console(file=text, width=80), verification, before, problem, "r/1", "r/1/verify/2")
     assert ("next    deploy it: tune emit r/1" in text.getvalue()) is not slow
     assert f"the recommendation {'does not hold' if slow else 'holds'}" in text.getvalue()
+
+
+def test_a_test_that_measured_nothing_is_shown_as_undecided(problem: Problem, tmp_path: Path) -> None:
+    verification = verified(tmp_path, problem, budget_seconds=0)
+    before = assess(searched(Drawing(), LOADS), problem, BASELINE, FAST)
+    text = io.StringIO()
+    print_verification(Console(file=text, width=80), verification, before, problem, "r/1", "r/1/verify/2")
+    assert "the recommendation is UNDECIDED" in text.getvalue()
+    assert "does not hold" not in text.getvalue()
+    assert document(verification, before, "r/1/verify/2")["verdict"] == "UNDECIDED"

@@ -23,7 +23,7 @@ from optimizer.search import make_searcher
 from optimizer.store.recording import read_recording
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.batch.batch_runner import BatchRunner
-from optimizer.study.batch.entry_state import describe_entry, expected_improvement
+from optimizer.study.batch.entry_state import compare_entries, describe_entry, expected_improvement
 from optimizer.study.batch.record import BatchFolder, BatchRecord, Change, new_record, resumed_record
 from optimizer.study.batch.reports import junit, print_batch, write_index
 from optimizer.study.batch.suite import Suite, read_suite
@@ -322,6 +322,30 @@ def test_the_page_links_to_each_report_and_loads_nothing(mixed: BatchRecord, fol
     assert "<script" not in page
     assert "http" not in page.replace("http-equiv", "")
     assert "prefers-color-scheme: dark" in page
+
+
+def test_an_entry_without_a_recommendation_is_undecided_if_its_run_is(
+    mixed: BatchRecord, folder: BatchFolder
+) -> None:
+    missed = replace(mixed.entries[2], verdict="FAIL")
+    disturbed = replace(missed, model="g", verdict="UNDECIDED", headline="UNDECIDED, other processes took the CPUs")
+    batch = replace(mixed, entries=(disturbed,), gone=())
+    assert (missed.is_undecided, disturbed.is_undecided) == (False, True)
+    assert (exit_code(replace(batch, entries=(missed,))), exit_code(batch)) == (1, 4)
+    (suite,) = ElementTree.fromstring(junit(batch))
+    assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
+    write_index(folder, batch)
+    assert '<td class="doubt">UNDECIDED</td>' in folder.index.read_text()
+    console = Console(width=80, record=True)
+    with console.capture() as captured:
+        print_batch(console, batch, folder)
+    text = captured.get()
+    assert text.startswith("nightly: 0 of 1 run passed, 1 undecided")
+    assert "other processes took the CPUs" in text
+    assert "tune verify" not in text, "there is no test to continue"
+    before = replace(mixed.entries[0], state="found", verdict="PASS")
+    assert compare_entries(before, disturbed, "2026-11-01").kind == "undecided"
+    assert compare_entries(before, missed, "2026-11-01").kind == "missed"
 
 
 def test_the_table_fits_80_columns(mixed: BatchRecord, folder: BatchFolder) -> None:
