@@ -106,13 +106,16 @@ class Playground:
         )
 
     def processes(self) -> list[psutil.Process]:
-        """Return all processes that were started here, found by command line or working directory."""
-        processes = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                words = [*process.cmdline(), process.cwd()]
-                if process.status() != psutil.STATUS_ZOMBIE and any(str(self.root) in word for word in words):
-                    processes.append(process)
+        """Return all processes that were started here, found by command line or working directory.
+
+        Many tests wait for their end. Two files of each process take a third of the time of ``psutil.process_iter``.
+        """
+        root, processes = os.fsencode(self.root), []
+        for pid in psutil.pids():
+            folder = Path("/proc", str(pid))
+            with contextlib.suppress(OSError, psutil.Error):  # a zombie has neither
+                if root in (folder / "cmdline").read_bytes() or root in os.fsencode((folder / "cwd").readlink()):
+                    processes.append(psutil.Process(pid))
         return processes
 
     def shared_memory(self, pid: int) -> list[Path]:

@@ -57,6 +57,7 @@ def imports_of(source: str, module: str, *, package: bool = False) -> set[str]:
     return modules
 
 
+@functools.cache
 def project_imports() -> Imports:
     """Return the imports of each module of ``objectives`` and ``optimizer``."""
     imports: Imports = {}

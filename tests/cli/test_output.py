@@ -16,6 +16,7 @@ from optimizer.cli.main import _is_out_of_memory
 from tests.command_fixtures import TUNE
 
 SAMPLE = Path("tests/data/dlrm/sample").resolve()
+RUNS = ("runs", "--results", SAMPLE.parents[1])
 CLOSED = 141  # 128 + SIGPIPE, as of any other program
 SECONDS = 200.0
 
@@ -36,7 +37,7 @@ def run(
 
 
 @pytest.mark.parametrize(
-    "arguments", [("models",), ("models", "--json"), ("--help",), ("plan", "--help"), ("explain", SAMPLE)], ids=str
+    "arguments", [("models",), ("models", "--json"), ("--help",), ("plan", "--help"), RUNS], ids=str
 )
 def test_a_reader_that_has_ended_ends_the_command_as_any_other(arguments: tuple[str | Path, ...]) -> None:
     reader, writer = os.pipe()
@@ -54,7 +55,7 @@ def test_a_closed_standard_error_ends_the_command() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", [("models",), ("models", "--json"), ("explain", SAMPLE)], ids=str)
+@pytest.mark.parametrize("arguments", [("models",), ("models", "--json"), RUNS], ids=str)
 def test_a_full_standard_output_is_named(arguments: tuple[str | Path, ...]) -> None:
     with Path("/dev/full").open("wb") as full:
         ended = run(*arguments, stdout=full)

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 from tests.command_fixtures import Playground, eventually
-from tests.recorded_fixtures import RecordedRuns, hold, is_held, recorded_runs, release, rows, start
+from tests.recorded_fixtures import RecordedRuns, hold, is_held, quick_runs, recorded_runs, release, rows, start
 from tests.recorded_run import MEASURE_SECONDS
 
-__all__ = ["recorded_runs"]
+__all__ = ["quick_runs", "recorded_runs"]
 
 KILLS = 20
 THOUGHT_SECONDS = 0.3  # about what the search takes for its next proposal
@@ -84,16 +84,16 @@ def test_a_run_interrupted_at_random_moments_gives_the_same_result(
     recorded_runs.assert_complete(folder)
 
 
-def test_a_second_run_in_the_same_folder_is_refused(playground: Playground, recorded_runs: RecordedRuns) -> None:
+def test_a_second_run_in_the_same_folder_is_refused(playground: Playground, quick_runs: RecordedRuns) -> None:
     """The second process is refused and names the first one, which is not disturbed."""
     folder, other = playground.here / "run", playground.here / "other"
     folder.mkdir()
     other.mkdir()
     hold(folder, 1)
-    first = start(folder, recorded_runs)
+    first = start(folder, quick_runs)
     assert eventually(lambda: is_held(folder), START_SECONDS)
-    beside = start(other, recorded_runs)  # in a folder of its own nobody is in its way
-    ended = start(folder, recorded_runs).finish()
+    beside = start(other, quick_runs)  # in a folder of its own nobody is in its way
+    ended = start(folder, quick_runs).finish()
     assert ended.code == 3
     (complaint,) = ended.complaints
     assert complaint.startswith(f"tune: {folder}: process {first.pid} on ")
@@ -101,20 +101,20 @@ def test_a_second_run_in_the_same_folder_is_refused(playground: Playground, reco
     release(folder)
     for process, its in ((first, folder), (beside, other)):
         assert process.finish().code == 0
-        recorded_runs.assert_complete(its)
+        quick_runs.assert_complete(its)
 
 
 def test_the_lock_of_a_killed_run_does_not_block_the_next_run(
-    playground: Playground, recorded_runs: RecordedRuns
+    playground: Playground, quick_runs: RecordedRuns
 ) -> None:
     folder = playground.here / "run"
     folder.mkdir()
     hold(folder, 1)
-    process = start(folder, recorded_runs)
+    process = start(folder, quick_runs)
     wait_for_rows(folder, 1)
     process.kill()
     process.finish()
     assert (folder / ".lock").exists()
     release(folder)
-    assert start(folder, recorded_runs).finish().code == 0
-    recorded_runs.assert_complete(folder)
+    assert start(folder, quick_runs).finish().code == 0
+    quick_runs.assert_complete(folder)

@@ -33,6 +33,7 @@ from tests.repositories import write_streamer, write_sums
 
 CANDIDATE = Candidate(max_batch_size=64, dynamic_batching=True)
 LOAD = LoadPoint(request_batch_size=2, concurrency=4)
+WINDOW_MS = 100  # a closed loop keeps all CPUs busy
 
 
 class LoadGeneratorContract:
@@ -120,13 +121,13 @@ class PerfAnalyzerContract(ClosedLoopContract):
     def release(self, request: pytest.FixtureRequest, perf_analyzer: PerfAnalyzer) -> PerfAnalyzer:
         """Return perf_analyzer in one version, which the runtime of the fixture does not choose."""
         if request.param == runtime.PINNED_PERF_ANALYZER:
-            return replace(perf_analyzer, binary=runtime.ensure(print).pinned_perf_analyzer)
+            return replace(perf_analyzer, binary=runtime.ensure(print).pinned_perf_analyzer, window_ms=WINDOW_MS)
         perf_analyzer_release.ensure_newer(print)
         if problem := perf_analyzer_release.newer_problem():
             pytest.skip(f"no perf_analyzer {request.param}: {problem}")
         binary = perf_analyzer_release.newer_perf_analyzer()
         assert binary is not None
-        return replace(perf_analyzer, binary=binary)
+        return replace(perf_analyzer, binary=binary, window_ms=WINDOW_MS)
 
 
 class TestPerfAnalyzerGrpc(PerfAnalyzerContract):
@@ -151,7 +152,7 @@ class TestPerfAnalyzerInSharedMemory(PerfAnalyzerContract):
 
     def test_nothing_is_left(self, generator: LoadGenerator, endpoint: Endpoint) -> None:
         before = set(Path("/dev/shm").iterdir())
-        generator.measure(endpoint, self.load, 0.5)
+        generator.measure(endpoint, self.load, 0.2)
         new = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
         assert not [name for name in new if not name.startswith("tritune_")]
 
@@ -163,6 +164,7 @@ class TestClosedLoop(ClosedLoopContract):
             log=tmp_path / "client.log",
             input_data=str(mlp.input_data),
             sla=Sla.from_bounds({"p95": 1000.0}),
+            window_ms=WINDOW_MS,
         )
 
 
@@ -174,6 +176,7 @@ class TestClosedLoopInSharedMemory(ClosedLoopContract):
             input_data=str(mlp.input_data),
             sla=Sla.from_bounds({"p95": 1000.0}),
             shared_memory=SHARED,
+            window_ms=WINDOW_MS,
         )
         return SharedMemoryLoadGenerator(generator, SHARED)
 

@@ -41,7 +41,8 @@ SLA = Sla.from_bounds({"p95": 20.0})
 WIDE = SearchSpace((1, 2, 4, 8, 16), ("off", 0, 100, 500), ("none", "max/2,max"), (1, 2, 3), {THREADS: (1, 2, 4)})
 MIDDLE = SearchSpace((1, 2, 4, 8, 16), ("off", 0, 500), instance_count=(1, 2), fields={THREADS: (1, 2)})
 SMALL = SearchSpace((1, 4), ("off", 0, 100), ("none", "max/2"), (1, 2))  # most combinations are invalid or alike
-FEW = SearchSpace((1, 4), ("off", 0, 100, 200, 500, 1000))  # a slow method exhausts these six in seconds
+FEW = SearchSpace((1, 4), ("off", 0, 100, 500))  # a slow method exhausts these four in seconds
+SIX = SearchSpace((1, 4), ("off", 0, 100, 200, 500, 1000))
 
 
 def problem_of(space: SearchSpace, *objectives: str) -> Problem:
@@ -120,6 +121,7 @@ class SmokeContract:
 
     many = 12  # suggestions, if a few are not enough
     small = SMALL  # the space of tests that exhaust it
+    enough = SMALL  # the same, for tests that begin with up to five candidates
     large = WIDE  # the space of tests that do not exhaust it
     forecasts = False  # whether measurements are forecast
     deployments = 1  # of one candidate at most
@@ -182,7 +184,7 @@ class SearcherContract(SmokeContract):
     draws = True  # whether the suggestions depend on the seed
 
     def test_suggestions_in_flight_are_not_repeated(self, method: str) -> None:
-        searcher = self.make(method, problem_of(self.small))
+        searcher = self.make(method, problem_of(self.enough))
         flying = [searcher.suggest() for _ in range(4)]
         assert None not in flying
         assert len(set(flying)) == 4
@@ -190,7 +192,7 @@ class SearcherContract(SmokeContract):
             assert candidate is not None
             searcher.observe(trial(number, candidate))
         rest = {t.candidate for t in run(searcher, 100, 4)}
-        assert rest | set(flying) == set(self.small.candidates())
+        assert rest | set(flying) == set(self.enough.candidates())
         assert self.deployments > 1 or rest.isdisjoint(flying)
 
     def test_the_same_seed_gives_the_same_suggestions(self, method: str) -> None:
@@ -201,8 +203,8 @@ class SearcherContract(SmokeContract):
         assert (first != other) is self.draws
 
     def test_failed_and_incomplete_trials_are_observed(self, method: str) -> None:
-        searcher = self.make(method, problem_of(self.small))
-        every = list(self.small.candidates())
+        searcher = self.make(method, problem_of(self.enough))
+        every = list(self.enough.candidates())
         infeasible = measured(every[1], p95=900.0)
         observed = [
             Trial(0, every[0], status="failed", reason="out of memory"),
@@ -214,7 +216,7 @@ class SearcherContract(SmokeContract):
         for one in observed:
             searcher.observe(one)
         rest = {t.candidate for t in run(searcher, 100, 5)}
-        assert rest | {one.candidate for one in observed} == set(self.small.candidates())
+        assert rest | {one.candidate for one in observed} == set(self.enough.candidates())
         assert rest.isdisjoint(one.candidate for one in (observed[0], *observed[3:])), "nothing was measured"
         assert self.deployments > 1 or rest.isdisjoint(one.candidate for one in observed)
 
@@ -310,6 +312,7 @@ class TestSimulated(SearcherContract):
     deployments = MAX_DEPLOYMENTS
     many = 5
     small = FEW
+    enough = SIX
     large = MIDDLE  # the method simulates each candidate before each suggestion
 
     @pytest.fixture
@@ -380,6 +383,7 @@ class TestSimulatedWithoutASimulator(SearcherContract):
     deployments = MAX_DEPLOYMENTS
     many = 5
     small = FEW
+    enough = SIX
     large = MIDDLE
 
     @pytest.fixture
@@ -400,7 +404,8 @@ class TestSimulatedContinuousBatching(SmokeContract):
     deployments = MAX_DEPLOYMENTS
     many = 3  # the simulation of each token takes long
     small = FEW
-    large = MIDDLE
+    enough = SIX
+    large = replace(MIDDLE, fields={})
 
     @pytest.fixture
     def method(self) -> str:

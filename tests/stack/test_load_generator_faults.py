@@ -23,6 +23,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.measure import perf_analyzer
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 
 LOAD = LoadPoint(2, 4)
@@ -85,8 +86,12 @@ def gone() -> Iterator[Endpoint]:
 
 
 @pytest.fixture
-def stopped() -> Iterator[Endpoint]:
-    """Return an endpoint that accepts connections but never responds, like a stopped process."""
+def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    """Return an endpoint that accepts connections but never responds, like a stopped process.
+
+    The time until a late perf_analyzer makes tune probe the server is short: a stopped one does not respond later.
+    """
+    monkeypatch.setattr(perf_analyzer, "OVERDUE_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield Endpoint("m", Candidate(8), grpc=f"127.0.0.1:{listening.getsockname()[1]}")
 
@@ -206,7 +211,7 @@ def test_failed_requests_do_not_extend_the_windows(folder: Path, living: Endpoin
 )
 def test_a_hanging_run_is_killed(program: str, folder: Path, living: Endpoint) -> None:
     """The server responds, so it is unknown whether perf_analyzer or the model hangs."""
-    error = failure(folder, program, living, drain_seconds=4)
+    error = failure(folder, program, living, drain_seconds=2)
     assert isinstance(error, ServerCrashed)
     assert str(error).startswith("perf_analyzer did not end in time and was killed after ")
     assert len(launches(folder)) == 1

@@ -29,7 +29,7 @@ from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget, free_port
-from optimizer.measure import server_health
+from optimizer.measure import perf_analyzer, server_health
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import Playground, assert_search_ended, eventually, run_tune
@@ -86,8 +86,9 @@ def target(make_target: Callable[..., EmbeddedTarget]) -> EmbeddedTarget:
 
 @pytest.fixture
 def short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the wait for an answer of the server: a stopped server does not answer later either."""
+    """Shorten the waits for an answer of the server: a stopped server does not answer later either."""
     monkeypatch.setattr(server_health, "PROBE_SECONDS", 2.0)
+    monkeypatch.setattr(perf_analyzer, "OVERDUE_SECONDS", 1.0)
 
 
 @pytest.fixture

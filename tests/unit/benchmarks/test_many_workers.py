@@ -70,6 +70,6 @@ def test_a_believer_is_a_process_that_measured_what_it_predicts() -> None:
 def test_the_speed_of_a_storage_is_measured(tmp_path: Path) -> None:
     storage = str(tmp_path / "study.journal")
     known = storage_speed.filled(storage, "study", 5)
-    turns = storage_speed.measured(storage, "study", known, workers=2, seconds=2.0)
+    turns = storage_speed.measured(storage, "study", known, workers=2, seconds=1.0)
     assert turns
     assert all(turn.claim_s > 0 and turn.record_s > 0 for turn in turns)

@@ -387,9 +387,10 @@ def test_few_loads_are_measured_but_by_grid_which_takes_all() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_seed_decides_everything(method: str) -> None:
-    first, again, other = (replayed(KNOWN, method, seed, trials=5) for seed in (3, 3, 4))
+    first, again = (replayed(KNOWN, method, 3, trials=5) for _ in range(2))
     assert first == again
-    assert first != other or method == "simulated", "which draws nothing but the simulations' noise"
+    if method != "simulated":  # which draws nothing but the simulations' noise
+        assert first != replayed(KNOWN, method, 4, trials=5)
 
 
 def test_max_trials_ends_the_search() -> None:

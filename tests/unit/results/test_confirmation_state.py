@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,18 +110,32 @@ def new_sessions(problem: Problem, tmp_path: Path) -> Callable[[], Sessions]:
     return new
 
 
-@pytest.mark.parametrize("servers", [1, 2, 3, 5, 11])
-@pytest.mark.parametrize(
-    "server", [{}, {"slow": SLOWER}, {"slow": {FASTER: (9.0,)}}, {"served": {**SERVED, FASTER: 900.0}}]
+@dataclass(frozen=True)
+class Uninterrupted:
+    """The trials of a confirmation that was not interrupted, its sessions, and the arguments of its server."""
+
+    trials: list[Trial]
+    sessions: Sessions
+    server: dict[str, Any]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[{}, {"slow": SLOWER}, {"slow": {FASTER: (9.0,)}}, {"served": {**SERVED, FASTER: 900.0}}],
 )
+def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+    sessions = Sessions(drawn_problem(), Timed(**request.param), tmp_path_factory.mktemp("uninterrupted"))
+    return Uninterrupted(sessions.run(), sessions, request.param)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 5, 11])
 def test_an_interrupted_confirmation_measures_the_same_as_an_uninterrupted_one(
-    new_sessions: Callable[..., Sessions], servers: int, server: dict[str, object]
+    new_sessions: Callable[..., Sessions], servers: int, uninterrupted: Uninterrupted
 ) -> None:
-    at_once, in_parts = new_sessions(**server), new_sessions(**server)
-    expected = at_once.run()
+    in_parts, at_once = new_sessions(**uninterrupted.server), uninterrupted.sessions
     in_parts.run(servers=servers)
     in_parts.run(servers=servers)
-    assert in_parts.run() == expected
+    assert in_parts.run() == uninterrupted.trials
     assert in_parts.server.deployed == at_once.server.deployed
     assert in_parts.plan == at_once.plan
 

@@ -116,7 +116,7 @@ def test_no_configuration_is_tried_twice(setup: DriverSetup) -> None:
 
 
 def test_measurements_of_workers_get_the_forecasts_of_the_driver(setup: DriverSetup) -> None:
-    trials = setup.driver(SimulatedWorkers(2), search="simulated").run()
+    trials = setup.driver(SimulatedWorkers(2), max_trials=6, search="simulated").run()
     assert len(trials) > 4
     assert setup.recorder().table.read() == trials
     for trial in trials:
