@@ -141,6 +141,17 @@ class ServerStateFile:
         self.path.unlink(missing_ok=True)
 
 
+def unrestored_servers(folder: Path) -> list[str]:
+    """Return the address of each server whose state is saved in ``folder``; of a damaged file, its name."""
+    addresses = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            addresses.append(one_line(str(json.loads(read_bytes(path, MAX_BYTES, "remove it"))["address"]), 200))
+        except _UNREADABLE:
+            addresses.append(path.name)
+    return addresses
+
+
 UNLOAD_SECONDS = 30.0
 UNLOAD_POLL_SECONDS = 0.05
 ROUNDS = 3

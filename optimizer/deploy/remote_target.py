@@ -65,7 +65,7 @@ class RemoteTarget:
                 self._server.check()
                 self._before = self._state_file.read()
                 if self._before is not None:
-                    say(f"restoring what a killed run has changed on the server at {connection.address}")
+                    say(f"restoring what an earlier run has changed on the server at {connection.address}")
                 self._restore()
                 self._server.check_has(list(source.models))
                 self._initial = self._server.state(list(source.models))
