@@ -7,7 +7,7 @@ import ipaddress
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,6 +154,7 @@ def unrestored_servers(folder: Path) -> list[str]:
 
 UNLOAD_SECONDS = 30.0
 UNLOAD_POLL_SECONDS = 0.05
+OBSERVED_SECONDS = 1.0
 ROUNDS = 3
 NO_MODEL = "tritune-asks-for-the-mode"  # a name that no repository has
 MANAGED_BY_ITSELF = "explicit model load / unload is not allowed"  # the answer in the modes NONE and POLL
@@ -214,6 +215,27 @@ class RemoteServer:
         with self._calling():
             ready = frozenset(name for name, loaded in self._client.index().items() if loaded)
         return ServerState({name: self.config(name) for name in models}, ready)
+
+    def requests_per_second(self, models: Collection[str]) -> float:
+        """Return the rate of requests to the one of ``models`` that gets most of them. It takes OBSERVED_SECONDS.
+
+        It is 0 if no model is loaded, or if the server does not give its statistics.
+        """
+        try:
+            before = {model: self._requests(model) for model in models if self._client.is_ready(model)}
+            if not before:
+                return 0.0
+            began = time.monotonic()
+            time.sleep(OBSERVED_SECONDS)
+            added = max(self._requests(model) - count for model, count in before.items())
+        except CallError:
+            return 0.0
+        return max(0, added) / (time.monotonic() - began)
+
+    def _requests(self, model: str) -> int:
+        statistics = self._client.statistics(model)
+        counts = statistics.inference_stats if statistics is not None else None
+        return counts.success.count + counts.fail.count if counts is not None else 0
 
     def config(self, model: str) -> ModelConfig | None:
         """Return the configuration that ``model`` is served with; None if it is not loaded."""

@@ -9,12 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import model_config
@@ -141,6 +144,42 @@ def test_a_model_that_loads_slowly_is_restored_despite_interrupts(tmp_path: Path
         assert process.returncode == 0
         assert server.serving() == before
     assert not [name for name in saved_states(keep) if name.endswith(".json")]
+
+
+@contextlib.contextmanager
+def other_client(production: Production) -> Iterator[None]:
+    """Send requests one after another while the context is open."""
+    ended, sent = threading.Event(), threading.Event()
+    samples = InferInput("input", [1, 64], "FP32").set_data_from_numpy(np.zeros((1, 64), np.float32))
+
+    def send() -> None:
+        with contextlib.closing(InferenceServerClient(production.server.grpc)) as client:
+            while not ended.is_set():
+                client.infer(production.model, [samples])
+                sent.set()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        assert sent.wait(30)
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_requests_of_other_clients_are_reported_before_the_first_change(
+    production: Production, tmp_path: Path
+) -> None:
+    production.load(production.model)
+    messages: list[str] = []
+    with other_client(production):
+        RemoteTarget(production.grpc, production.source, keep=tmp_path, say=messages.append).close()
+    (message,) = messages
+    assert re.match(rf"WARNING: the server at {production.server.grpc} gets [\d,]+ requests/s of other", message)
+    messages.clear()
+    RemoteTarget(production.grpc, production.source, keep=tmp_path, say=messages.append).close()
+    assert messages == []
 
 
 def test_a_second_target_on_the_same_server_is_refused(production: Production, tmp_path: Path) -> None:
