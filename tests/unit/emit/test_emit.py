@@ -127,7 +127,7 @@ def test_kserve_gets_the_measured_load_and_the_utilization(tmp_path: Path) -> No
 
 def checksums(run: Path, out: Path) -> set[str]:
     """Return the checksums in the pods of both kinds of repository, and in the InferenceService."""
-    found = []
+    found: list[str] = []
     for models, form in (("mounted", "kubernetes"), ("s3://b/m", "kubernetes"), ("s3://b/m", "kserve")):
         (text,) = emitted(run, out / f"{form}-{len(found)}", *in_production(models, form)).values()
         objects = by_kind(yaml.safe_load_all(text))
