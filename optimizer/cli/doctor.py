@@ -187,7 +187,7 @@ def check_gpu() -> Finding:
 def check_targets() -> Finding:
     """Check the other targets, which may be missing, and remote servers whose configuration was not restored."""
     from optimizer.deploy.docker_engine import connect
-    from optimizer.deploy.remote_server import FOLDER as REMOTE
+    from optimizer.deploy.remote_server import FOLDER, unrestored_servers
 
     program = shutil.which("tritonserver")
     detail = f"local: {program or 'no tritonserver on PATH (--tritonserver names one)'}"
@@ -196,13 +196,11 @@ def check_targets() -> Finding:
             detail += f"; docker: {engine.api.base_url} answers"
     except EnvironmentFault as error:
         detail += f"; docker: {error}"
-    unrestored = sorted(file.stem for file in (cache_folder() / REMOTE).glob("*.json"))
+    unrestored = unrestored_servers(cache_folder() / FOLDER)
     if not unrestored:
         return Finding("other targets", "ok", detail)
-    detail += f"; remote: {', '.join(unrestored)} may serve the configuration of a killed run"
-    return Finding(
-        "other targets", "warn", detail, "run tune --target remote with that --url; it restores the server first"
-    )
+    detail += f"; remote: {', '.join(unrestored)} may serve a configuration that an earlier run tried"
+    return Finding("other targets", "warn", detail, "tune --target remote with that --url restores the server first")
 
 
 def check_cpu() -> Finding:

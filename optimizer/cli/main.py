@@ -86,6 +86,8 @@ def _run(words: list[str]) -> int:
     except TuneError as error:
         for line in str(error).split("\n"):  # one_line escapes other line separators
             fail(line, 0)
+        for note in getattr(error, "__notes__", ()):
+            fail(note, 0)
         if error.log is not None:
             fail(f"log: {error.log}", 0)
         return error.exit_code

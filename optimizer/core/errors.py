@@ -9,7 +9,7 @@
     └── MeasurementError     –   one measurement failed: its point is recorded as failed, the search continues
         (ServerCrashed is both: the server died with a candidate, which may be tried again on a new server)
 
-A message is one line: what is wrong, where, and what to do.
+A message is one line: what is wrong, where, and what to do. Each note of an error is a further line.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import ipaddress
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,8 +141,20 @@ class ServerStateFile:
         self.path.unlink(missing_ok=True)
 
 
+def unrestored_servers(folder: Path) -> list[str]:
+    """Return the address of each server whose state is saved in ``folder``; of a damaged file, its name."""
+    addresses = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            addresses.append(one_line(str(json.loads(read_bytes(path, MAX_BYTES, "remove it"))["address"]), 200))
+        except _UNREADABLE:
+            addresses.append(path.name)
+    return addresses
+
+
 UNLOAD_SECONDS = 30.0
 UNLOAD_POLL_SECONDS = 0.05
+OBSERVED_SECONDS = 1.0
 ROUNDS = 3
 NO_MODEL = "tritune-asks-for-the-mode"  # a name that no repository has
 MANAGED_BY_ITSELF = "explicit model load / unload is not allowed"  # the answer in the modes NONE and POLL
@@ -203,6 +215,27 @@ class RemoteServer:
         with self._calling():
             ready = frozenset(name for name, loaded in self._client.index().items() if loaded)
         return ServerState({name: self.config(name) for name in models}, ready)
+
+    def requests_per_second(self, models: Collection[str]) -> float:
+        """Return the rate of requests to the one of ``models`` that gets most of them. It takes OBSERVED_SECONDS.
+
+        It is 0 if no model is loaded, or if the server does not give its statistics.
+        """
+        try:
+            before = {model: self._requests(model) for model in models if self._client.is_ready(model)}
+            if not before:
+                return 0.0
+            began = time.monotonic()
+            time.sleep(OBSERVED_SECONDS)
+            added = max(self._requests(model) - count for model, count in before.items())
+        except CallError:
+            return 0.0
+        return max(0, added) / (time.monotonic() - began)
+
+    def _requests(self, model: str) -> int:
+        statistics = self._client.statistics(model)
+        counts = statistics.inference_stats if statistics is not None else None
+        return counts.success.count + counts.fail.count if counts is not None else 0
 
     def config(self, model: str) -> ModelConfig | None:
         """Return the configuration that ``model`` is served with; None if it is not loaded."""

@@ -31,8 +31,8 @@ class RemoteTarget:
     ``source`` gives only the names of the models and how they are composed. A candidate is loaded with the
     configuration that the server had, changed by the candidate's settings. If a candidate changes model.json, the
     load request sends all files of the version folder as ``source`` has them, with the changed one. ``keep`` is the
-    folder of saved states; ``say`` gets a line if a killed process left one for this server. ``metrics`` is the
-    address of the server's metrics, empty if it has none.
+    folder of saved states; ``say`` gets a line if a killed process left one for this server, and if other clients use
+    the server. ``metrics`` is the address of the server's metrics, empty if it has none.
 
     Raises EnvironmentFault if the server does not answer, denies a request, lacks a model or cannot load it, manages
     its models itself, or if another process tunes on it. Then nothing is changed on the server.
@@ -65,10 +65,16 @@ class RemoteTarget:
                 self._server.check()
                 self._before = self._state_file.read()
                 if self._before is not None:
-                    say(f"restoring what a killed run has changed on the server at {connection.address}")
+                    say(f"restoring what an earlier run has changed on the server at {connection.address}")
                 self._restore()
                 self._server.check_has(list(source.models))
                 self._initial = self._server.state(list(source.models))
+                if (rate := self._server.requests_per_second(source.models)) > 0:
+                    say(
+                        f"WARNING: the server at {connection.address} gets {rate:,.0f} requests/s of other clients, "
+                        "which are part of each measurement and get the configurations that are tried; stop them, or "
+                        "tune on another server"
+                    )
                 for name in (*source.composing, source.name):
                     self._check_steps(name, self._base(name))
         except BaseException:

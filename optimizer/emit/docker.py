@@ -48,7 +48,7 @@ def emit_docker(recommended: Recommendation, settings: ProductionSettings) -> di
 def _flags(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
     """Return the options of ``docker run``, quoted for a shell."""
     limits = production.limits(recommended)
-    flags = ["--rm", f"--name={quote(settings.name)}"]
+    flags = ["--rm", f"--name={quote(settings.name)}", f"--stop-timeout={production.STOP_SECONDS}"]
     flags += [f'--publish="{BIND}:{port}:{port}"' for port in (production.HTTP, production.GRPC, production.METRICS)]
     if limits.gpus:
         flags.append(f"--gpus={limits.gpus}")
@@ -116,6 +116,7 @@ def _service(
         "image": settings.image,
         "command": [_literal(word) for word in production.command(recommended, settings)],
         "restart": "unless-stopped",
+        "stop_grace_period": f"{production.STOP_SECONDS}s",
         "ports": [f"{BIND}:{port + port_offset}:{port}" for port in ports],
         "healthcheck": {
             "test": ["CMD", *health(production.READY)],

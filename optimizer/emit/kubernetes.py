@@ -5,6 +5,7 @@ The first two have the same content.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -96,6 +97,7 @@ def autoscaling_notes(recommended: Recommendation, settings: ProductionSettings)
 
 MANIFEST_FILE = "kubernetes.yaml"
 LABEL = "app.kubernetes.io/name"
+CHECKSUM = "checksum/config"  # pods never read a changed bucket, or a changed ConfigMap that has a subPath
 TRITON_USER = 1000  # user id in NVIDIA's images
 MEBIBYTE = 1 << 20
 PORTS = {"http": production.HTTP, "grpc": production.GRPC, "metrics": production.METRICS}
@@ -153,9 +155,19 @@ def config_map(recommended: Recommendation, settings: ProductionSettings) -> dic
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(settings), "data": data}
 
 
+def config_checksum(recommended: Recommendation) -> str:
+    """Return the SHA-256 of the configurations. It differs only if the server has to start again to read them."""
+    digest = hashlib.sha256()
+    for path, text in sorted(repository_files(recommended).items()):
+        settings = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+        digest.update(f"{path}\0{settings}\0".encode())
+    return digest.hexdigest()
+
+
 def deployment(recommended: Recommendation, settings: ProductionSettings) -> dict[str, Any]:
-    """Return the Deployment of the server."""
+    """Return the Deployment of the server. Its pods start again when the configurations change."""
     annotations = {
+        CHECKSUM: config_checksum(recommended),
         "prometheus.io/scrape": "true",
         "prometheus.io/port": str(production.METRICS),
         "prometheus.io/path": "/metrics",
@@ -208,7 +220,7 @@ def _pod(recommended: Recommendation, settings: ProductionSettings) -> dict[str,
     }
     return {
         **account,
-        "terminationGracePeriodSeconds": 60,  # Triton itself waits 30 s for requests in flight
+        "terminationGracePeriodSeconds": production.STOP_SECONDS,
         "securityContext": {"runAsNonRoot": True, "runAsUser": TRITON_USER},
         "containers": [container],
         "volumes": _volumes(recommended, settings),
@@ -307,6 +319,7 @@ def values(recommended: Recommendation, settings: ProductionSettings) -> dict[st
         "fullnameOverride": settings.name,
         "image": settings.image,
         "args": production.command(recommended, settings),
+        "configChecksum": config_checksum(recommended),
         "serviceAccountName": settings.service_account,
         "probes": probes(recommended, "http"),
         "resources": resources(recommended),
@@ -346,7 +359,10 @@ def inference_service(recommended: Recommendation, settings: ProductionSettings)
     share = f"{100 * settings.target_utilization:g}"
     metadata = {
         "name": settings.name,
-        "annotations": {"autoscaling.knative.dev/target-utilization-percentage": share},
+        "annotations": {
+            "autoscaling.knative.dev/target-utilization-percentage": share,
+            CHECKSUM: config_checksum(recommended),
+        },
     }
     return {
         "apiVersion": "serving.kserve.io/v1beta1",

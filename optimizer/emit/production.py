@@ -136,6 +136,7 @@ MEMORY_STEP = 64 << 20
 LONGEST_START_SECONDS = 300  # allows for GPU initialisation and for a model that is copied over the network
 LOADS_ALLOWED = 10  # times the measured load time
 PROBE_SECONDS = 5
+STOP_SECONDS = 60  # until a server that stops is killed: Triton itself waits 30 s for requests in flight
 
 
 @dataclass(frozen=True)
@@ -214,9 +215,10 @@ def deployment_header(
         before = f"{where} contains {names}; the {files} given here is mounted over the one of each model"
     else:
         before = f"copy the {files} of {names} from `tune emit --format pbtxt` into {where}"
+    image = "" if settings.image else "that of KServe's runtime, unless `tune emit --image` names another; it "
     lines = [
         f"before: {before}",
-        f"image: needs the measured Triton {recommended.triton} or newer, and the backends of the models",
+        f"image: {image}needs the measured Triton {recommended.triton} or newer, and the backends of the models",
     ]
     if recommended.memory_bytes is None:
         lines.append("memory: not measured, so no limit is set")

@@ -159,6 +159,8 @@ def parse_latency_bound(text: str) -> tuple[str, float]:
     metric, sign, bound = text.partition("<=")
     if not sign:
         raise ValueError("write METRIC<=TIME, such as p99.9<=30ms or ttft-p99.5<=200ms")
+    if "," in bound:
+        raise ValueError("give an option for each bound, such as --sla 'p95<=20ms' --sla 'p99<=30ms'")
     return parse_latency_metric(metric.strip()), parse_duration_ms(bound)
 
 

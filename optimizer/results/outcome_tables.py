@@ -108,7 +108,9 @@ def front_remark(outcome: Outcome) -> str:
         return ""
     if better is None:
         latency = formatting.latency_label(outcome.front_metrics[1].name)
-        return f"The recommendation is not on the front: it was disturbed, or its {latency} is unknown."
+        is_stable = best.measurement.stable
+        cause = f"its {latency} is unknown" if is_stable else "its measurement was unstable or disturbed"
+        return f"The recommendation is not on the front: {cause}."
     why = why_not_recommended(outcome, better)
     seen = formatting.performance(better, outcome.front_metrics[1].name)
     return f"The recommendation is not on the front: trial {better.trial} had {seen}, but {why}."

@@ -11,7 +11,7 @@ from pathlib import Path
 from optimizer.config import gpu_placement
 from optimizer.config.execution import uses_openvino
 from optimizer.config.search_space import Problem
-from optimizer.core.errors import EnvironmentFault
+from optimizer.core.errors import EnvironmentFault, TuneError
 from optimizer.core.interfaces import OutputCheck, ServerTarget, TargetSettings, Telemetry
 from optimizer.core.notes import (
     BatcherTuned,
@@ -148,6 +148,20 @@ class Environment:
     def close(self) -> None:
         """Close the target, if one was started. May be called twice."""
         self._opened.close()
+
+    @contextmanager
+    def closed_at_end(self) -> Iterator[None]:
+        """Close the target at the end. If the work has failed too, the error of closing is a note of its error."""
+        try:
+            yield
+        except TuneError as error:
+            try:
+                self.close()
+            except TuneError as second:
+                error.add_note(str(second))
+            raise
+        finally:
+            self.close()
 
     def server_hardware(self) -> Hardware:
         """Return the hardware with the CPUs that the server gets."""

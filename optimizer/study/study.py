@@ -118,7 +118,7 @@ class StudyResult:
 def run_locally(environment: Environment, setup: StudySetup) -> StudyResult:
     """Search, then confirm, on the target of ``environment``, which is closed afterwards."""
     task, stopwatch, folder = setup.task, environment.stopwatch, setup.record.folder
-    with contextlib.closing(environment):
+    with environment.closed_at_end():
         target = environment.make_target(task, folder)
         with setup.record.adding_version(target):
             target.start()  # while the simulator and Optuna are loaded

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import time
 from collections import deque
@@ -200,7 +199,7 @@ def sweep(
             notes = (*environment.notes(task), *present([plan.left_out]))
             sweep_output.write(folder, sweep_output.document("running", facts, [], notes, stopwatch.wall_seconds()))
             try:
-                with contextlib.closing(environment):
+                with environment.closed_at_end():
                     target = environment.make_target(task, folder)
                     target.start()
                     measurer = environment.make_measurer(task, folder, table, make_observer(plan))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -203,6 +204,8 @@ def _run(
             with contextlib.suppress(TuneError):  # a full disk must not hide the first error
                 outcome = assess(table.read(), task.problem, task.baseline, task.dynamic_batching)
                 record.write("failed", outcome, reason=str(error))
+                if any(trial.measurements for trial in table.read()):
+                    error.add_note(_how_to_continue(folder, only_confirms=only_confirms))
             raise
         outcome = assess(trials, task.problem, task.baseline, task.dynamic_batching)
         record = record.with_notes([*_notes_on_measurements(trials), *_notes_on_outcome(outcome, task, options)])
@@ -224,6 +227,12 @@ def _run(
         document,
         continued_by,
     )
+
+
+def _how_to_continue(folder: RunFolder, *, only_confirms: bool) -> str:
+    """Return where the measurements of a failed run are, and the command that continues it."""
+    path = shlex.quote(one_line(str(folder.path)))
+    return f"the measurements are kept; to continue: tune {'verify' if only_confirms else '--resume'} {path}"
 
 
 def _check_folders(options: RunOptions, resumed: RunFolder | None) -> None:

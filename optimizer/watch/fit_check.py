@@ -263,12 +263,18 @@ def _check_batches(
     measured = _ratio(loads, lambda load: load.samples, lambda load: load.executions, error)
     if at_rate is None:
         return Check(name, "unknown", "", _known(measured), None, _why_unknown(expected, sizes))
-    smaller = measured.high < at_rate.mean_batch_size.low
-    meaning = (
-        "batches are smaller than at this rate in the run: is the recommended config.pbtxt deployed?"
-        if smaller
-        else "batches are larger than at this rate in the run: requests arrive in bursts, or the server is slower"
-    )
+    if measured.high < at_rate.mean_batch_size.low:
+        meaning = "batches are smaller than at this rate in the run: is the recommended config.pbtxt deployed?"
+    elif measured.low > expected.largest_batch * (1 + ROUNDING):
+        meaning = (
+            f"batches are larger than max_batch_size {expected.largest_batch:g} of the recommendation: the server "
+            "has another config.pbtxt"
+        )
+    else:
+        meaning = (
+            "batches are larger than at this rate in the run: requests arrive in bursts, the server is slower, or it "
+            "has another config.pbtxt"
+        )
     return _compared(name, "", _wide(measured, loads, expected, error), at_rate.mean_batch_size, meaning)
 
 

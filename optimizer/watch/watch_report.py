@@ -232,7 +232,7 @@ def line(judgement: Judgement, clock: str) -> str:
     """Return the judgement in one line, for `--follow`."""
     name = rate_check_name(judgement.expected)
     rate = next((check for check in judgement.checks if check.name == name), None)
-    shown = f"{_measured(rate)} {name}" if rate else "no samples"
+    shown = f"{_measured(replace(rate, unit=''))} {name}" if rate else "no samples"
     return f"{clock} {shown}: {headline(judgement)}"
 
 

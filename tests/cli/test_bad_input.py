@@ -78,6 +78,7 @@ FLAGS = [
     bad("--sla-p99.9 mlp --sla-p99.5", "--sla-p99.5", "expected one argument"),
     bad("--sla-pinf 20ms mlp", "--sla-pinf is not an option", "did you mean --sla-p"),
     bad("--sla p99.9 mlp", "--sla p99.9: ", "write METRIC<=TIME", "p99.9<=30ms"),
+    bad("--sla p95<=20ms,p99<=30ms mlp", "give an option for each bound", "--sla 'p95<=20ms' --sla 'p99<=30ms'"),
     bad("--sla max<=20ms mlp", "--sla max<=20ms: ", "not avg or a percentile"),
     bad("--sla-p99 20ms --sla p99<=30ms mlp", "--sla: p99 has two bounds", "one of them"),
     bad("--max-error-rate 0% mlp", "--max-error-rate 0%: ", "above 0% and below 100%", "0.1%"),

@@ -217,15 +217,16 @@ def test_doctor_warns_of_a_remote_server_whose_configuration_was_not_restored(
 ) -> None:
     kept = playground.root / "cache" / "remote" / "triton_8001.json"
     kept.parent.mkdir(parents=True)
-    kept.touch()
+    kept.write_text('{"address": "triton:8001"}')
+    kept.with_name("damaged.json").touch()
     state, text, fix = findings(called_tune("doctor", env={"TRITUNE_CACHE": playground.root / "cache"}).stdout)[
         "other targets"
     ]
     assert (state, text.rpartition("; ")[2]) == (
         "warn",
-        "remote: triton_8001 may serve the configuration of a killed run",
+        "remote: damaged.json, triton:8001 may serve a configuration that an earlier run tried",
     )
-    assert fix == "run tune --target remote with that --url; it restores the server first"
+    assert fix == "tune --target remote with that --url restores the server first"
 
 
 def test_doctor_reports_an_unwritable_cache(called_tune: Tune, playground: Playground) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import model_config
@@ -25,6 +30,7 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.remote_server import listener_pid
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.model.repository import read_source
+from tests.command_fixtures import Playground, eventually
 from tests.production import Production
 from tests.repositories import stored, write_ensemble, write_sleeper
 
@@ -91,7 +97,7 @@ def test_the_next_target_restores_after_a_killed_process(
     other = replace(production.source, name="other")
     with pytest.raises(EnvironmentFault, match="has no model 'other'"):  # the next target is for another model
         RemoteTarget(production.grpc, other, keep=tmp_path, say=messages.append)
-    assert messages == [f"restoring what a killed run has changed on the server at {production.server.grpc}"]
+    assert messages == [f"restoring what an earlier run has changed on the server at {production.server.grpc}"]
     assert production.serving() == before
     assert saved_states(tmp_path) == []
 
@@ -138,6 +144,42 @@ def test_a_model_that_loads_slowly_is_restored_despite_interrupts(tmp_path: Path
         assert process.returncode == 0
         assert server.serving() == before
     assert not [name for name in saved_states(keep) if name.endswith(".json")]
+
+
+@contextlib.contextmanager
+def other_client(production: Production) -> Iterator[None]:
+    """Send requests one after another while the context is open."""
+    ended, sent = threading.Event(), threading.Event()
+    samples = InferInput("input", [1, 64], "FP32").set_data_from_numpy(np.zeros((1, 64), np.float32))
+
+    def send() -> None:
+        with contextlib.closing(InferenceServerClient(production.server.grpc)) as client:
+            while not ended.is_set():
+                client.infer(production.model, [samples])
+                sent.set()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        assert sent.wait(30)
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_requests_of_other_clients_are_reported_before_the_first_change(
+    production: Production, tmp_path: Path
+) -> None:
+    production.load(production.model)
+    messages: list[str] = []
+    with other_client(production):
+        RemoteTarget(production.grpc, production.source, keep=tmp_path, say=messages.append).close()
+    (message,) = messages
+    assert re.match(rf"WARNING: the server at {production.server.grpc} gets [\d,]+ requests/s of other", message)
+    messages.clear()
+    RemoteTarget(production.grpc, production.source, keep=tmp_path, say=messages.append).close()
+    assert messages == []
 
 
 def test_a_second_target_on_the_same_server_is_refused(production: Production, tmp_path: Path) -> None:
@@ -196,6 +238,33 @@ def test_a_server_that_dies_ends_the_run_with_the_path_of_its_state(mlp: ModelSo
         (kept,) = (tmp_path / "keep").iterdir()
         assert str(kept) in str(caught.value)
         target.close()
+
+
+def test_a_run_whose_server_dies_names_the_cause_and_the_commands_that_go_on(
+    mlp: ModelSource, playground: Playground, tmp_path: Path
+) -> None:
+    with contextlib.closing(Production(mlp, tmp_path / "log")) as production:
+        production.load(production.model)
+        words = ("--target", "remote", "--url", production.server.grpc, "--sla-p95", "500ms", "--budget", "60s")
+        run = playground.start(*words, "--measurement-interval", "100ms", "mlp")
+        tables = playground.here / "results" / "mlp"
+        is_measured = eventually(
+            lambda: any(len(path.read_text().splitlines()) > 1 for path in tables.glob("*/trials.csv")), 120
+        )
+        production.server.stop()
+        _, errors = run.communicate(timeout=120)
+    assert is_measured
+    assert run.returncode == 3
+    (folder,) = tables.iterdir()
+    cause, restored, kept = [line for line in errors.splitlines() if line.startswith("tune: ")]
+    saved = re.search(r"its state is saved in (\S+),", restored)
+    assert saved is not None
+    Path(saved[1]).unlink()  # this server does not start again
+    assert "no longer answers" in cause
+    assert "not restored" in restored
+    assert kept.startswith("tune: the measurements are kept; to continue: tune --resume ")
+    assert playground.here / kept.rpartition(" ")[2] == folder
+    assert json.loads((folder / "run.json").read_text())["reason"] == cause.removeprefix("tune: ")
 
 
 def test_the_embedded_server_is_found_by_its_port(embedded: EmbeddedTarget) -> None:

@@ -62,7 +62,7 @@ def pareto(run: FinishedRun) -> Drawing | None:
     }
     looks: dict[str, dict[str, Any]] = {
         "other": {"c": LIGHT["dot"], "s": dot_size(len(points)), "label": "measured"},
-        "unstable": {"facecolors": "none", "edgecolors": LIGHT["dot"], "s": 22, "label": "unstable, not counted"},
+        "unstable": {"facecolors": "none", "edgecolors": LIGHT["dot"], "s": 22, "label": "unstable or disturbed"},
         "front": {"c": LIGHT["front"], "s": 40, "label": "Pareto front", "zorder": 4},
     }
     axes.set_ylim(0, 1.08 * max(y for *_, y in dots))

@@ -123,7 +123,43 @@ def test_kserve_gets_the_measured_load_and_the_utilization(tmp_path: Path) -> No
         document = yaml.safe_load(text)
         predictor = document["spec"]["predictor"]
         assert tuple(map(predictor.get, ("scaleMetric", "scaleTarget", "containerConcurrency"))) == expected
-        assert list(document["metadata"]["annotations"].values()) == ["60"]
+        assert document["metadata"]["annotations"]["autoscaling.knative.dev/target-utilization-percentage"] == "60"
+
+
+def checksums(run: Path, out: Path) -> set[str]:
+    """Return the checksums in the pods of both kinds of repository, and in the InferenceService."""
+    found: list[str] = []
+    for models, form in (("mounted", "kubernetes"), ("s3://b/m", "kubernetes"), ("s3://b/m", "kserve")):
+        (text,) = emitted(run, out / f"{form}-{len(found)}", *in_production(models, form)).values()
+        objects = by_kind(yaml.safe_load_all(text))
+        holder = objects["InferenceService"] if form == "kserve" else objects["Deployment"]["spec"]["template"]
+        found.append(holder["metadata"]["annotations"]["checksum/config"])
+    return set(found)
+
+
+def test_pods_start_again_only_for_another_configuration(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    (before,) = checksums(run, tmp_path / "before")
+    (copied,) = checksums(Path(shutil.copytree(run, tmp_path / "copied")), tmp_path / "after")
+    assert copied == before, "the comments name another run, and Triton does not read them"
+    changed = write_run(tmp_path / "b", configs={"doubler": config_text("doubler", dims="5")})
+    assert checksums(changed, tmp_path / "changed").isdisjoint({before})
+
+
+def test_a_container_that_stops_may_complete_its_requests(tmp_path: Path) -> None:
+    """Triton waits 30 s for requests in flight, and Docker kills a container after 10 s by default."""
+    run = write_run(tmp_path)
+    script = emitted(run, tmp_path / "docker", *in_production("s3://b/m", "docker"))["run.sh"]
+    assert "--stop-timeout=60 " in script
+    (text,) = emitted(run, tmp_path / "compose", *in_production("s3://b/m", "compose")).values()
+    (service,) = yaml.safe_load(text)["services"].values()
+    assert service["stop_grace_period"] == "60s"
+
+
+def test_the_image_of_the_runtime_is_named_where_none_is_given(tmp_path: Path) -> None:
+    words = ["--format", "kserve", "--model-repository", "s3://b/m"]
+    (text,) = emitted(write_run(tmp_path), tmp_path / "out", *words).values()
+    assert re.search(r"# image: that of KServe's runtime, unless .* it needs the measured Triton", text)
 
 
 def test_replicas_can_follow_cpu_time(tmp_path: Path) -> None:

@@ -120,6 +120,14 @@ def test_a_recommendation_off_the_front_has_a_reason(error: float | None, served
     assert (outcome.recommended in outcome.front) is (remark == "")
 
 
+def test_a_recommendation_that_is_off_the_front_as_unstable_says_so() -> None:
+    measured = replace(window(1600.0, 10.0, 4000), stable=False, other_cpu_share=0.6)
+    outcome = assess([Trial(0, PLAIN, ((LoadPoint(1, 16), measured),))], PROBLEM, BASELINE, PLAIN)
+    assert outcome.recommended is not None
+    remark = "The recommendation is not on the front: its measurement was unstable or disturbed."
+    assert outcome_tables.front_remark(outcome) == remark
+
+
 def test_a_pass_is_off_the_front_if_the_search_saw_a_better_load() -> None:
     passed = window(1600.0, 10.0, 4000)
     better = replace(passed, throughput_infer_per_sec=1700.0, latency_p95_ms=9.0)

@@ -12,6 +12,7 @@ import pytest
 from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
 from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.errors import ServerFault
 from optimizer.core.notes import ShareOfNode
 from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import SERVER_CPUS, Candidate
@@ -47,6 +48,19 @@ def test_server_and_load_generator_have_cpus_of_their_own(environment: Environme
     server = environment.server_resources(task_with())
     assert (server.server_cpus, server.server_cpu_list, server.client_cpu_list) == (12, "0-11", "12-15")
     assert (server.client_shares_cpus, server.cpu_quota, server.server_uses_gpus) == (False, None, False)
+
+
+def test_an_error_of_closing_does_not_hide_the_error_before(environment: Environment) -> None:
+    def fail_to_close() -> None:
+        raise ServerFault("not restored")
+
+    environment._opened.callback(fail_to_close)
+    with pytest.raises(ServerFault, match="no longer answers") as caught, environment.closed_at_end():
+        raise ServerFault("no longer answers")
+    assert caught.value.__notes__ == ["not restored"]
+    environment._opened.callback(fail_to_close)
+    with pytest.raises(ServerFault, match="not restored"), environment.closed_at_end():
+        pass
 
 
 def test_a_quota_is_what_the_server_had(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:

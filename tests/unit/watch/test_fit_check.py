@@ -143,6 +143,23 @@ def test_a_changed_load_is_detected(changes: Mapping[str, Any], name: str) -> No
     assert name in differing(loads(RATE, **changes))
 
 
+@pytest.mark.parametrize(
+    ("samples_per_execution", "explanation"),
+    [
+        (4.0, "is the recommended config.pbtxt deployed?"),
+        (60.0, "requests arrive in bursts, the server is slower, or it has another config.pbtxt"),
+        (100.0, "larger than max_batch_size 64 of the recommendation: the server has another config.pbtxt"),
+    ],
+)
+def test_another_configuration_is_named_as_the_cause_of_other_batches(
+    samples_per_execution: float, explanation: str
+) -> None:
+    executions = RATE * SECONDS * sample().request_samples / samples_per_execution
+    check = judged(loads(RATE, executions=executions))[1]["samples per execution"]
+    assert check.status == "differs"
+    assert check.explanation.endswith(explanation)
+
+
 def test_a_rate_above_the_confirmed_throughput_is_detected() -> None:
     confirmed = sample().rate.predicted(1, ERROR)
     assert confirmed is not None

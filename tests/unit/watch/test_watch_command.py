@@ -17,7 +17,11 @@ import pytest
 from optimizer.cli.watch import main
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.trial import SERVER_PROCESSES
+from optimizer.results.finished_run import read_run
+from optimizer.watch.expectation import Range, expectation
+from optimizer.watch.fit_check import Check, Estimate, Judgement
 from optimizer.watch.sampling import samples
+from optimizer.watch.watch_report import line
 from tests.run_folders import write_run
 
 DATA = Path(__file__).parents[2] / "data"
@@ -151,6 +155,12 @@ def test_the_newest_samples_are_judged_again_after_each_interval() -> None:
         assert [(len(one.loads), one.lost) for one in (next(newest), next(newest))] == [(2, 1), (1, 2)]
         with pytest.raises(BadInputError, match="has no metrics of Triton"):
             next(newest)
+
+
+def test_a_followed_server_has_a_line_with_its_rate_and_the_judgement() -> None:
+    rate = Check("requests/s per server", "fits", "/s", Estimate(202.0, 181.0, 222.0), Range(0.0, 6000.0))
+    shown = line(Judgement(expectation(read_run(SAMPLE)), 1, (), 0, (rate,), 90), "12:00:00")
+    assert shown.startswith("12:00:00 202 (181 to 222) requests/s per server: dlrm")
 
 
 def test_the_model_may_have_another_name_there() -> None:
