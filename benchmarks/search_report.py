@@ -71,9 +71,10 @@ At least {FEASIBLE_CONFIGURATIONS} configurations meet a bound. Where the goodpu
 p50 instead, and it is the deadline of each request."""
 NOISE = """\
 Each measurement of a recorded table has random effects of its server, its moment and its own, as large as those
-between repeated recordings. Those of a made-up server are 5 % for a server and 4 % for a measurement. The best
-configuration, the regrets and the bounds are those of the table. A recommendation is one that a confirmation would
-end with; *until within 5 %* counts configurations that were measured, even if noise hid how good they are."""
+between repeated recordings. Those of a made-up server are 5 % for a server and 4 % for a measurement. All searches
+with the same seed see the same effects of a deployment. The best configuration, the regrets and the bounds are those
+of the table. A recommendation is one that a confirmation would end with; *until within 5 %* counts
+configurations that were measured, even if noise hid how good they are."""
 WITHOUT_NOISE = "The measurements are the recorded ones, without noise."
 OWN = "simulated"
 CLOSE = 0.02  # regret of a recommendation from which on the settings of ONNX Runtime count as found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -102,29 +103,43 @@ class NoisyServer(RecordedServer):
     """A recorded server whose measurements have ``noise``. All of its measurements are in one epoch.
 
     The recorded measurement is the mean. Each deployment draws an effect of its server, and each measurement one of
-    its own, from ``seed``.
+    its own. They are functions of the seed, the candidate, the load and the numbers of the deployment and of the
+    measurement. Other candidates do not change them. So searches with the same seed see the same noise (common
+    random numbers), which makes their difference more precise.
     """
 
     def __init__(self, trials: Sequence[Trial], noise: Noise, seed: int) -> None:
         super().__init__(trials)
         self._noise = noise
-        self._random = np.random.default_rng([seed, len(trials)])
+        self._seed = seed
+        self._numbers = {candidate: number for number, candidate in enumerate(self._trials, 1)}
+        self._loads = {cell: number for number, cell in enumerate(self._cells, 1)}
+        self._deployments = Counter[Candidate]()
+        self._measured = Counter[LoadPoint]()  # in the present deployment
         self._epoch = self._draw(noise.epoch)
         self._server = np.zeros(2)
 
     @contextlib.contextmanager
     def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
         with super().deploy(candidate) as endpoint:
-            self._server = self._draw(self._noise.server)
+            self._deployments[candidate] += 1
+            self._measured.clear()
+            self._server = self._draw(self._noise.server, *self._place(candidate))
             yield endpoint
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         measurement = super().measure(endpoint, load, seconds)
-        throughput, tail = self._epoch + self._server + self._draw(self._noise.window)
+        self._measured[load] += 1
+        place = *self._place(endpoint.candidate), self._loads[endpoint.candidate, load], self._measured[load]
+        throughput, tail = self._epoch + self._server + self._draw(self._noise.window, *place)
         return perturbed(measurement, float(throughput), float(tail))
 
-    def _draw(self, deviations: Effects) -> Array:
-        return self._random.normal(0.0, deviations)
+    def _place(self, candidate: Candidate) -> tuple[int, int]:
+        return self._numbers[candidate], self._deployments[candidate]
+
+    def _draw(self, deviations: Effects, *place: int) -> Array:
+        """Return the effects of ``place``, whose numbers are positive, because NumPy ignores zeros at the end."""
+        return np.random.default_rng([self._seed, *place]).normal(0.0, deviations)
 
 
 def perturbed(measurement: Measurement, throughput: float, tail: float) -> Measurement:

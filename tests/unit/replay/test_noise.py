@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -89,6 +90,32 @@ def throughputs(noise: Noise, seed: int, deployments: int) -> list[list[float]]:
 def test_a_seed_gives_the_same_measurements_and_another_seed_others() -> None:
     assert throughputs(TRUE, 1, 3) == throughputs(TRUE, 1, 3)
     assert throughputs(TRUE, 1, 3) != throughputs(TRUE, 2, 3)
+
+
+def test_the_noise_does_not_depend_on_the_order_of_deployments() -> None:
+    """Searches that try other candidates and loads first still see the same measurements."""
+    candidates = Candidate(8, True), Candidate(16, True)
+    trials = [Trial(i, candidate, tuple((load, CELL) for load in LOADS)) for i, candidate in enumerate(candidates)]
+
+    def measured(order: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Measurement]:
+        server, result = NoisyServer(trials, TRUE, 0), {}
+        for candidate, load in order:
+            with server.deploy(candidates[candidate]) as endpoint:
+                result[candidate, load] = server.measure(endpoint, LOADS[load])
+        return result
+
+    order = [(0, 0), (1, 3)]
+    assert measured(order) == measured(order[::-1])
+    assert len({measurement.throughput_infer_per_sec for measurement in measured(order).values()}) == 2
+
+
+def test_repeats_of_a_deployment_and_of_a_load_differ() -> None:
+    server = NoisyServer([Trial(0, Candidate(8, True), ((LOADS[0], CELL),))], TRUE, 0)
+    values = []
+    for _ in range(2):
+        with server.deploy(Candidate(8, True)) as endpoint:
+            values += [server.measure(endpoint, LOADS[0]).throughput_infer_per_sec for _ in range(2)]
+    assert len(set(values)) == 4
 
 
 def test_the_measurements_of_a_deployment_share_the_effect_of_its_server() -> None:
