@@ -15,7 +15,7 @@ from optimizer.options.option import DEFAULTS, Option
 from optimizer.options.option_reader import RENAMED, did_you_mean, written_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import GROUPS, OPTIONS
-from optimizer.options.values import QUOTE_LENGTH, parse_optional, parse_path, quote
+from optimizer.options.values import QUOTE_LENGTH, parse_latency_bound, parse_optional, parse_path, parse_value, quote
 
 _ANY_PERCENTILE = re.compile(r"--sla-((?:ttft-|itl-)?p-?[0-9.]+)", re.ASCII)
 _NEGATIVE = re.compile(r"-\.?[0-9]")  # the beginning of a negative number
@@ -152,6 +152,7 @@ class Parser(argparse.ArgumentParser):
             if not bound or bound.startswith("--"):
                 raise BadInputError(f"{quote(flag)}: expected one argument; {self._advice()}")
             joined.append(f"--sla={match[1]}<={bound}")
+            parse_value(flag, bound, lambda _, text=joined[-1]: parse_latency_bound(text.removeprefix("--sla=")))
         return joined
 
     def _advice(self) -> str:

@@ -13,7 +13,7 @@ from optimizer.core.interfaces import ProtocolName
 from optimizer.core.safe_text import exists, is_folder
 from optimizer.options.addresses import DEFAULT_URL, SSL_FLAGS, server_address
 from optimizer.options.option import DEFAULTS, Option
-from optimizer.options.run_options import SIMULATED_OBJECTIVES, RunOptions, default_search
+from optimizer.options.run_options import SEARCHERS, SIMULATED_OBJECTIVES, RunOptions, default_search
 from optimizer.options.table import BY_NAME, OF_TARGET, OPTIONS, TIMING
 from optimizer.options.values import LARGEST_INT32, OptionError, format_number, move_model, quote
 
@@ -144,10 +144,11 @@ def _check_shared_memory(options: RunOptions) -> None:
 
 def _check_search(options: RunOptions) -> None:
     if options.search == "simulated" and options.objectives[0] not in SIMULATED_OBJECTIVES:
+        *others, last = (name for name in SEARCHERS if name != "simulated")
         raise OptionError(
             "search",
             f"--search simulated ranks by throughput or goodput; with --objective {','.join(options.objectives)} "
-            "take tpe, nsga2, random or grid",
+            f"take {', '.join(others)} or {last}",
         )
     if options.search == "grid" and options.warm_start is not None:
         problem = "--warm-start: --search grid measures every configuration anyway; leave one of the two out"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +29,7 @@ from optimizer.core.load_shapes import RequestTimes, is_shape, parse_shape
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import (
     INSTANCE_GPUS,
+    MODEL_JSON_PREFIX,
     SERVER_PROCESSES,
     VARIANT,
     Candidate,
@@ -300,17 +300,20 @@ def configuration(candidate: Candidate) -> str:
 
 def triton_lines(candidate: Candidate) -> list[str]:
     """Return the tuned settings as lines of a config.pbtxt; settings of the server as comments."""
-    lines = [f"max_batch_size: {candidate.max_batch_size}"]
+    return [line for lines in _triton_fields(candidate).values() for line in lines]
+
+
+def _triton_fields(candidate: Candidate) -> dict[str, list[str]]:
+    """Return the lines of ``triton_lines`` by the field that they set, in their order."""
+    fields = {"max_batch_size": [f"max_batch_size: {candidate.max_batch_size}"]}
     if candidate.dynamic_batching:
-        lines += _batching_lines(candidate)
-    elif sequence_line := _sequence_line(candidate):
-        lines.append(sequence_line)
+        fields["batching"] = _batching_lines(candidate)
     else:
-        lines.append(NO_BATCHING)
+        fields["batching"] = [_sequence_line(candidate) or NO_BATCHING]
     group = f"count: {candidate.instance_count}"
     if candidate.instance_gpus is not None:
         group += f" kind: KIND_GPU gpus: [ {candidate.instance_gpus.replace(',', ', ')} ]"
-    lines.append(f"instance_group [ {{ {group} }} ]")
+    fields["instance_group"] = [f"instance_group [ {{ {group} }} ]"]
     others = []
     for path, value in candidate.proto_fields:
         if is_sequence_field(path) or execution.is_accelerator_field(path) or is_batcher_field(path):
@@ -318,25 +321,31 @@ def triton_lines(candidate: Candidate) -> list[str]:
         parts = path.split(".")
         if parts[0] == "parameters" and len(parts) > 2:
             text = json.dumps(str(value), ensure_ascii=False)
-            lines.append(f'parameters {{ key: "{".".join(parts[1:-1])}" value {{ {parts[-1]}: {text} }} }}')
+            fields[path] = [f'parameters {{ key: "{".".join(parts[1:-1])}" value {{ {parts[-1]}: {text} }} }}']
         else:
             others.append((path, value))
-    lines += _proto_lines(others)
+    fields |= _by_name(_proto_lines(others))
     if accelerators := execution.accelerator_text(dict(candidate.proto_fields)):
-        lines.append(accelerators)
+        fields["accelerators"] = [accelerators]
     for path, value in candidate.fields:
         if path == VARIANT or model_of_field(path):
-            lines.append(f"# {path.replace('/', ': ')} {_literal(value)}")
-    lines += [f"# model.json: {json.dumps({key: value})[1:-1]}" for key, value in candidate.model_json.items()]
+            fields[path] = [f"# {path.replace('/', ': ')} {_literal(value)}"]
+    for key, value in candidate.model_json.items():
+        fields[f"{MODEL_JSON_PREFIX}{key}"] = [f"# model.json: {json.dumps({key: value})[1:-1]}"]
     if options := server_options.to_arguments(candidate.fields):
-        lines.append(f"# server_options: {' '.join(options)}")
+        fields["server_options"] = [f"# server_options: {' '.join(options)}"]
     cpus, processes = candidate.server_cpus, candidate.server_processes
     if cpus and processes == 1:
-        lines.append(f"# server on CPUs {cpus} (taskset -c, docker run --cpuset-cpus)")
+        fields["server"] = [f"# server on CPUs {cpus} (taskset -c, docker run --cpuset-cpus)"]
     if processes > 1:
         shared = f"the load; CPUs {cpus} are divided among them" if cpus else "the load and the CPUs"
-        lines.append(f"# {processes} server processes share {shared}")
-    return lines
+        fields["server"] = [f"# {processes} server processes share {shared}"]
+    return fields
+
+
+def _by_name(lines: Sequence[str]) -> dict[str, list[str]]:
+    """Return lines of config.pbtxt by the name at their beginning, which is unique."""
+    return {re.split(r"[:{]", line)[0].strip(): [line] for line in lines}
 
 
 def _sequence_line(candidate: Candidate) -> str:
@@ -359,9 +368,39 @@ def _sequence_line(candidate: Candidate) -> str:
 
 
 def change_lines(before: Candidate, after: Candidate) -> list[str]:
-    """Return the lines of config.pbtxt that change, a removed one as ``- max_batch_size: 256``."""
-    old, new = ([line for line in triton_lines(own) if line != NO_BATCHING] for own in (before, after))
-    return [f"{line[:2]}{one_line(line[2:])}" for line in difflib.ndiff(old, new) if line.startswith(("-", "+"))]
+    """Return the lines of config.pbtxt that change, a removed one as ``- max_batch_size: 256``.
+
+    The lines of a field are together: those that are removed stand above those that replace them.
+    """
+    old, new = (_triton_fields(own) for own in (before, after))
+    for fields in (old, new):
+        if fields["batching"] == [NO_BATCHING]:
+            del fields["batching"]
+    return [f"{line[:2]}{one_line(line[2:])}" for line in _changes(old, new)]
+
+
+def _changes(old: dict[str, list[str]], new: dict[str, list[str]]) -> Iterator[str]:
+    for name in _merge_order(old, new):
+        removed, added = old.get(name, []), new.get(name, [])
+        if removed == added:
+            continue
+        if len(removed) > 1 and len(added) > 1:  # two blocks, whose first and last lines are the same
+            yield from _changes(_by_name(removed[1:-1]), _by_name(added[1:-1]))
+            continue
+        yield from (f"- {line}" for line in removed)
+        yield from (f"+ {line}" for line in added)
+
+
+def _merge_order(old: Iterable[str], new: Iterable[str]) -> list[str]:
+    """Return the names in the order of ``old``, with each other one of ``new`` behind its predecessor there."""
+    merged, position = list(old), 0
+    for name in new:
+        if name in merged:
+            position = merged.index(name) + 1
+        else:
+            merged.insert(position, name)
+            position += 1
+    return merged
 
 
 def wrap_change(line: str, width: int) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from objectives.quantiles import PERCENTILE_RULE
 from optimizer.cli import report
 from optimizer.cli.commands import refuse_misspelt_command
 from optimizer.cli.run import read_run_arguments
@@ -38,6 +39,10 @@ FLAGS = [
     ("--out=-- dlrm", f"--out --: -- only marks the end of the options; write a value; {ALL}"),
     ("dlrm mlp", f"unrecognized arguments: mlp; {ALL}"),
     ("--sla-p95 20 dlrm", "--sla-p95 20: a unit is missing: 20ms?"),
+    ("--sla-p101 20ms dlrm", f"--sla-p101 20ms: {PERCENTILE_RULE}"),
+    ("--sla-p-5=20ms dlrm", "--sla-p-5 20ms: p-5 is not avg or a percentile of the latency, of ttft or of itl"),
+    ("--sla-ttft-p100 20ms dlrm", f"--sla-ttft-p100 20ms: {PERCENTILE_RULE}"),
+    ("--sla-p99.9 20 dlrm", "--sla-p99.9 20: a unit is missing: 20ms?"),
 ]
 
 

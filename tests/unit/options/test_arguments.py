@@ -166,7 +166,7 @@ def test_the_simulation_ranks_by_throughput_alone(objective: str) -> None:
         read_run_arguments(["--search", "simulated", "--objective", objective, "m"])
     assert str(caught.value) == (
         f"--search simulated ranks by throughput or goodput; with --objective {objective} "
-        "take tpe, nsga2, random or grid"
+        "take tpe, nsga2, random, grid or gp"
     )
 
 

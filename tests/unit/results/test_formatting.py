@@ -153,3 +153,24 @@ class TestWords:
             "- instance_group [ { count: 1 } ]",
             "+ instance_group [ { count: 2 } ]",
         ]
+
+    def test_the_lines_of_a_changed_field_are_together(self) -> None:
+        threads = "parameters.intra_op_thread_count.string_value"
+        before = Candidate(64, True, 500, (64,), 1, ((threads, 2),))
+        after = Candidate(64, True, 100, (32,), 2, ((threads, 1), ("server.rate-limit", "off")))
+        parameter = 'parameters { key: "intra_op_thread_count" value { string_value: '
+        pairs = [
+            ("  max_queue_delay_microseconds: 500", "  max_queue_delay_microseconds: 100"),
+            ("  preferred_batch_size: [ 64 ]", "  preferred_batch_size: [ 32 ]"),
+            ("instance_group [ { count: 1 } ]", "instance_group [ { count: 2 } ]"),
+            (f'{parameter}"2" }} }}', f'{parameter}"1" }} }}'),
+        ]
+        lines = [line for old, new in pairs for line in (f"- {old}", f"+ {new}")]
+        assert formatting.change_lines(before, after) == [*lines, "+ # server_options: --rate-limit=off"]
+        assert formatting.change_lines(before, Candidate(64, True, 500, (), 1, ((threads, 2),))) == [
+            "- dynamic_batching {",
+            "-   max_queue_delay_microseconds: 500",
+            "-   preferred_batch_size: [ 64 ]",
+            "- }",
+            "+ dynamic_batching { max_queue_delay_microseconds: 500 }",
+        ]
