@@ -16,6 +16,7 @@ from objectives.metrics import METRICS, Metric
 from optimizer.config.search_space import Problem
 from optimizer.core.timing import CONFIRM_SHARE
 from optimizer.core.trial import Point, Trial, latest_points
+from optimizer.machine.conditions import DISTURBANCE_LIMIT
 from optimizer.results import formatting, summary
 from optimizer.results.comparison import COMPARED_VERSIONS, conditions, is_regression
 from optimizer.results.confirmation_plan import Confirmed
@@ -70,12 +71,22 @@ def _compare_estimates(before: EntryRecord, now: EntryRecord, old: Estimate, new
         which, why = ("then", old.unsure) if old.low is None else ("now", new.unsure)
         text = f"{_signed(share)} since {since}, which may be noise ({which}: {why or 'no interval'})"
         return Change("undecided", since, text, share)
+    if other := _other_disturbance(old, new):
+        return Change("undecided", since, f"{_signed(share)} since {since}, which may be noise ({other})", share)
     if low <= 0 <= high:
         return Change("noise", since, f"{_signed(share)} since {since}, within noise", share, low, high)
     kind: ChangeKind = "lost" if high < 0 else "gained"
     nearest, furthest = sorted((abs(low), abs(high)))
     text = f"{kind} {percent(share)} since {since} (between {percent(nearest)} and {percent(furthest)})"
     return Change(kind, since, text + _explain(before, now), share, low, high)
+
+
+def _other_disturbance(old: Estimate, new: Estimate) -> str:
+    """Return how other processes used the machine then and now; empty if the same, or if that is unknown."""
+    then, now = old.other_cpu_share, new.other_cpu_share
+    if then is None or now is None or abs(now - then) <= DISTURBANCE_LIMIT:
+        return ""
+    return f"other processes or machines took {100 * now:.0f} % of the CPUs now, and {100 * then:.0f} % then"
 
 
 def _improvement(old: Estimate, new: Estimate) -> float:
@@ -189,7 +200,8 @@ def _estimate(metric: Metric, point: Point | None, confirmed: Confirmed | None) 
     interval = confirmed.interval(metric.name)
     if interval is None or interval.is_unknown or not math.isfinite(interval.high):
         return Estimate(metric.name, value, unsure=f"the interval of {metric.name} is not known")
-    return Estimate(metric.name, value, interval.low, interval.high)
+    other_cpu_share = confirmed.point.measurement.other_cpu_share
+    return Estimate(metric.name, value, interval.low, interval.high, other_cpu_share=other_cpu_share)
 
 
 def _circumstances(run: FinishedRun) -> dict[str, str]:

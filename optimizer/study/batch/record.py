@@ -27,13 +27,17 @@ ChangeKind = Literal["new", "lost", "gained", "noise", "undecided", "incomparabl
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric of a recommendation with its confidence interval. Without one, ``unsure`` is the reason."""
+    """A metric of a recommendation with its confidence interval. Without one, ``unsure`` is the reason.
+
+    ``other_cpu_share`` is the share of the CPU time that other processes or machines took, 0 to 1.
+    """
 
     metric: str
     value: float
     low: float | None = None
     high: float | None = None
     unsure: str = ""
+    other_cpu_share: float | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for impossible values: a batch.json may come from anywhere."""

@@ -77,6 +77,8 @@ def gain_words(entry: EntryRecord) -> str:
         return ""
     if entry.speedup is None or entry.speedup_interval is None:
         return formatting.gain(None)
+    if entry.speedup_interval == (1.0, 1.0):  # only a ratio to itself has no uncertainty
+        return "same"
     return formatting.gain(ThroughputRatio(entry.speedup, ConfidenceInterval(*entry.speedup_interval)))
 
 
@@ -170,7 +172,7 @@ def _add(suite: Element, name: str, entry: EntryRecord) -> None:
     elif entry.regressed and entry.change is not None:
         SubElement(case, "failure", {"type": "regression", "message": one_line(entry.change.told)})
     elif _is_skipped(entry):
-        unfinished = "the batch was interrupted before this run"
+        unfinished = "the batch was interrupted before this run had ended"
         SubElement(case, "skipped", {"message": one_line(entry.headline) if entry.is_done else unfinished})
     change = entry.change.told if entry.change else ""
     lines = (entry.headline, entry.verdict, entry.configuration, change, entry.folder)

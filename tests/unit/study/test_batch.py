@@ -25,7 +25,7 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.study.batch.batch_runner import BatchRunner
 from optimizer.study.batch.entry_state import compare_entries, describe_entry, expected_improvement
 from optimizer.study.batch.record import BatchFolder, BatchRecord, Change, new_record, resumed_record
-from optimizer.study.batch.reports import junit, print_batch, write_index
+from optimizer.study.batch.reports import gain_words, junit, print_batch, write_index
 from optimizer.study.batch.suite import Suite, read_suite
 
 SAMPLE = Path("tests/data/dlrm/sample")
@@ -309,6 +309,14 @@ def test_junit_has_a_case_for_each_entry(mixed: BatchRecord) -> None:
         assert all(set(child.attrib) <= {"type", "message"} for child in case)
     assert suite[5][0].get("message") == "UNDECIDED at 9 infer/s: the servers <differ>"
     assert suite[1][0].get("message") == "gone \\x00 & <away>"
+
+
+def test_a_recommended_baseline_has_no_gain_and_an_interrupted_run_no_verdict(mixed: BatchRecord) -> None:
+    measured = replace(mixed.entries[0], state="searched", speedup=1.0, speedup_interval=(1.0, 1.0))
+    assert gain_words(measured) == "same"
+    assert gain_words(replace(measured, speedup=1.01, speedup_interval=(0.97, 1.05))) == "none (0.97 to 1.05)"
+    ((case,),) = ElementTree.fromstring(junit(replace(mixed, status="interrupted", entries=(measured,))))
+    assert case[0].get("message") == "the batch was interrupted before this run had ended"
 
 
 def test_the_page_links_to_each_report_and_loads_nothing(mixed: BatchRecord, folder: BatchFolder) -> None:

@@ -65,6 +65,26 @@ def test_an_unconfirmed_change_may_be_noise(before: float | None, now: float | N
     assert change.told == f"-50% since 2026-11-01, which may be noise ({which}: the machine was busy)"
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "kind"),
+    [(0.01, 0.62, "undecided"), (0.62, 0.01, "undecided"), (0.3, 0.35, "lost"), (None, 0.62, "lost")],
+)
+def test_a_loss_while_others_used_the_machine_more_is_no_regression(
+    then: float | None, now: float | None, kind: str
+) -> None:
+    def disturbed(value: float, share: float | None) -> EntryRecord:
+        figure = Estimate("throughput", value, value - 1, value + 1, other_cpu_share=share)
+        return replace(entry(value), figure=figure)
+
+    (compared,) = compare_batches(batch(disturbed(50.0, now)), batch(disturbed(100.0, then)), 0.05).entries
+    assert compared.change is not None
+    assert compared.change.kind == kind
+    assert compared.regressed is (kind == "lost")
+    if (then, now) == (0.01, 0.62):
+        reason = "other processes or machines took 62 % of the CPUs now, and 1 % then"
+        assert compared.change.told == f"-50% since {SINCE}, which may be noise ({reason})"
+
+
 def test_another_machine_is_no_comparison() -> None:
     other = replace(entry(50.0), conditions={**CONDITIONS, "hardware": "another CPU"})
     assert change_text(entry(100.0), other) == (
