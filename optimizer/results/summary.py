@@ -82,8 +82,11 @@ def undecided_cause(outcome: Outcome) -> str:
         untested = "was not tested on fresh servers"
         if confirmed is not None:
             untested = f"was compared on {formatting.count(confirmed.servers, 'fresh server')}, but not tested"
-        if any(entry.error for entry in outcome.again):
-            return f"no configuration passed its test on fresh servers, and this one {untested}"
+        if tested := [entry for entry in outcome.again if entry.error]:
+            judged, why = tested[-1].judged, ""
+            if judged.counts_disturbed:
+                why = f" (the machine was disturbed in {100 * judged.disturbed_share:.0f} % of the windows)"
+            return f"no configuration passed its test on fresh servers{why}, and this one {untested}"
         return f"it {untested}"
     if confirmed.judged.counts_disturbed:
         return f"the machine was disturbed in {100 * confirmed.judged.disturbed_share:.0f} % of the windows"
@@ -220,7 +223,9 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
             return NextStep(advice, f"tune verify --fresh {run}")
         if _only_baseline_measured(outcome):
             return NextStep("run again with a larger --budget", reproduce)
-        first = "stop other programs on this machine, then " if _is_disturbed(outcome.confirmed) else ""
+        tested = [entry for entry in outcome.again if entry.error]
+        is_disturbed = _is_disturbed(outcome.confirmed or next(reversed(tested), None))
+        first = "stop other programs on this machine, then " if is_disturbed else ""
         return NextStep(f"{first}continue the test", verify_command(folder))
     if outcome.closest is not None:
         return NextStep("see what would help, or relax the bound", f"tune explain {run}")

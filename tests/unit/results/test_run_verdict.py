@@ -259,6 +259,19 @@ def test_a_fallback_that_was_not_tested_is_undecided() -> None:
     )
 
 
+def test_a_disturbed_test_before_a_fallback_is_named() -> None:
+    window = measurement(1000, 40.0, stable=False)
+    missed = tuple(Confirmation(n, LOAD, window, ERROR) for n in range(LOOKS[0]))
+    tested = Trial(0, BEST, ((LOAD, measurement(1000, 10.0)),), confirmations=missed)
+    other = Trial(1, replace(BEST, max_batch_size=4), ((LOAD, measurement(800, 10.0)),))
+    result = assess([tested, other], known_problem(), BASELINE, PLAIN)
+    assert summary.undecided_cause(result) == (
+        "no configuration passed its test on fresh servers (the machine was disturbed in 100 % of the windows), "
+        "and this one was not tested on fresh servers"
+    )
+    assert summary.next_step(result, "r", "tune known").advice.startswith("stop other programs on this machine, then")
+
+
 def test_another_bound_that_is_undecided_is_the_cause() -> None:
     both = replace(known_problem(), sla=Sla.from_bounds({"p95": 20.0, "throughput": 990.0}))
     assert "throughput" in summary.undecided_cause(outcome(*[10.0] * LOOKS[0], problem=both))
