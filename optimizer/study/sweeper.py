@@ -279,7 +279,7 @@ def _configurations(
     return candidates, left_out
 
 
-def _loads(request: SweepRequest, sizes: Sequence[int]) -> tuple[LoadPoint, ...]:
+def _loads(request: SweepRequest, sizes: Sequence[float]) -> tuple[LoadPoint, ...]:
     """Return each load of each request size."""
     return tuple(
         [LoadPoint(size, concurrency) for size in sizes for concurrency in request.concurrency]
