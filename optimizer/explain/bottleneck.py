@@ -214,7 +214,7 @@ def _reasons(kind: BottleneckKind, stages: StageBreakdown, are_worthwhile: bool 
         return (*busy, f"Computing takes {share} of a request's time, and few requests are in flight.")
     if are_worthwhile is None:
         return busy
-    return (*busy, "More instances would hardly raise the throughput: the device is saturated.")
+    return (*busy, "More instances are expected to serve hardly more: the device is saturated.")
 
 
 def _streamed_reasons(kind: BottleneckKind, share: str, stages: StageBreakdown, quickest: Point) -> tuple[str, ...]:

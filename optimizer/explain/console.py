@@ -11,10 +11,11 @@ from rich.text import Text
 
 from objectives.metrics import METRICS
 from objectives.sla import Constraint
+from optimizer.core.trial import Candidate, Point
 from optimizer.explain.bottleneck import BottleneckKind
-from optimizer.explain.explanation import Explanation, RunnerUp, Simulation
-from optimizer.explain.forecaster import Forecast, Gain
-from optimizer.results import formatting, outcome_tables, summary
+from optimizer.explain.explanation import Explanation, PredictedLatency, RunnerUp, Simulation
+from optimizer.explain.forecaster import Forecast, Gain, OtherSla, Remedy
+from optimizer.results import formatting, outcome_tables, point_values, summary
 from optimizer.results.formatting import plain_table, print_table
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
 
@@ -67,7 +68,7 @@ def _print_subject(console: Console, explanation: Explanation) -> None:
     latency = problem.sla.judged_latency
     role = "recommended" if explanation.recommended else "closest"
     _sentences(console, f"{role}, trial {point.trial}: {formatting.configuration(point.candidate)}")
-    _sentences(console, f"at its best load: {formatting.performance(point, latency)}")
+    _sentences(console, f"measured: {point_values.measured_performance(outcome, point, latency)}")
     if explanation.unfinished:
         _sentences(console, explanation.unfinished)
 
@@ -92,7 +93,7 @@ def _binding(explanation: Explanation) -> Iterator[str]:
         missed = formatting.bound(binding.constraint) if binding.constraint else "The SLA"
         yield f"{missed} is missed: {explanation.holds_back.rstrip('.')}."
     elif binding.constraint is None or binding.beyond is None:
-        yield "None: no measurement had more throughput, so the capacity of the server is the limit."
+        yield _no_bound_binds(explanation)
     else:
         value = formatting.value_of(binding.beyond, binding.constraint.metric)
         yield (
@@ -101,17 +102,65 @@ def _binding(explanation: Explanation) -> Iterator[str]:
             f"with {formatting.short_metric(binding.constraint.metric)} {value}."
         )
     if explanation.recommended:
+        yield from _more_within(explanation)
         used = ((bound, binding.used.get(str(bound))) for bound in explanation.run.problem.sla)
         shares = [f"{share:.0%} of {formatting.bound(bound)}" for bound, share in used if share is not None]
         if shares:
             yield f"The recommendation uses {', '.join(shares)}."
         if explanation.simulation is not None and explanation.simulation.next_load is not None:
-            yield _next_load(explanation.simulation.next_load, explanation)
+            yield _next_load(explanation.simulation.next_load, explanation.simulation.next_measured, explanation)
 
 
-def _next_load(forecast: Forecast, explanation: Explanation) -> str:
+def _no_bound_binds(explanation: Explanation) -> str:
+    """Return why no bound binds, with the measurement that had more throughput if there is one."""
+    outcome, subject, problem = explanation.run.outcome, explanation.subject.point, explanation.run.problem
+    assert outcome is not None
+    most = max(outcome.points, key=lambda point: point.throughput_infer_per_sec, default=subject)
+    if most.throughput_infer_per_sec <= subject.throughput_infer_per_sec:
+        if subject.load.concurrency and subject.load.concurrency >= problem.max_concurrency:
+            return (
+                f"None: no measurement had more throughput. The run tried at most {problem.max_concurrency:,} "
+                "requests in flight (--max-concurrency), so more of them may serve more."
+            )
+        return "None: no measurement had more throughput, so the capacity of the server is the limit."
+    shown = _measured(explanation, most)
+    if not most.measurement.stable:
+        return f"None is known to bind: only an unstable measurement had more throughput ({shown})."
+    missed = problem.sla.missed(most.measurement)
+    if missed:
+        bounds = formatting.bounds(missed)
+        return f"Several together: the measurement with the most throughput misses {bounds} ({shown})."
+    return "None: no measurement beyond a bound had more throughput."
+
+
+def _more_within(explanation: Explanation) -> Iterator[str]:
+    """Yield the measurement within the bounds that had more throughput than the recommendation, and why it lost."""
+    outcome, subject, sla = explanation.run.outcome, explanation.subject.point, explanation.run.problem.sla
+    assert outcome is not None
+    within = [point for point in outcome.points if point.measurement.stable and sla.is_met(point.measurement)]
+    most = max(within, key=lambda point: point.throughput_infer_per_sec, default=subject)
+    if most.throughput_infer_per_sec <= subject.throughput_infer_per_sec:
+        return
+    why = outcome_tables.why_not_recommended(outcome, most)
+    yield f"Another measurement within the bounds had more throughput: {_measured(explanation, most)}."
+    yield f"It is not recommended: {why}."
+
+
+def _measured(explanation: Explanation, point: Point) -> str:
+    """Return a measurement with its intervals and its origin."""
+    outcome, latency = explanation.run.outcome, explanation.run.problem.sla.judged_latency
+    assert outcome is not None
+    origin = f"trial {point.trial}"
+    if outcome.confirmation_of(point) is None:
+        origin += ", one measurement of the search" + ("" if point.measurement.stable else ", unstable")
+    return f"{point_values.measured_performance(outcome, point, latency)}; {origin}"
+
+
+def _next_load(forecast: Forecast, measured: Point | None, explanation: Explanation) -> str:
     problem = explanation.run.problem
     noun = "sequences" if problem.space.is_stateful else "requests"
+    if measured is not None:
+        return f"With {forecast.concurrency:,} {noun} in flight, it was measured: {_measured(explanation, measured)}."
     missed = [
         formatting.bound(bound)
         for bound in problem.sla.latencies
@@ -146,7 +195,7 @@ def _print_simulation(console: Console, explanation: Explanation, simulation: Si
     for remedy in simulation.remedies:
         if remedy.name == "no copying" and explanation.shared_memory is not None:
             continue  # it is measured
-        effect = _gain(remedy.gain, remedy.forecast, explanation)
+        effect = _effect(remedy, explanation)
         change = f"{remedy.name}: {effect} ({remedy.change})"
         _sentences(console, change if simulation.is_simulated else f"{remedy.name} {remedy.change}: {effect}")
     usual = None
@@ -156,19 +205,68 @@ def _print_simulation(console: Console, explanation: Explanation, simulation: Si
             _sentences(console, _best_tried(simulation.best))
     for other in simulation.other_slas:
         goal = f"{formatting.short_metric(other.metric)} <= {formatting.exact(round(other.bound_ms, 3))} ms"
-        effect = _gain(other.gain, other.forecast, explanation, of_sla=True)
-        candidate = other.forecast.candidate if other.forecast else usual
-        best = f" ({formatting.configuration(candidate)})" if candidate and candidate != usual else ""
-        _sentences(console, f"another SLA, {goal}: {effect}{best}")
+        _sentences(console, f"another SLA, {goal}: {_effect_of_sla(other, usual, explanation)}")
     if not explanation.recommended:
         alone = ", with one request at a time" if explanation.run.problem.is_simulated else ""
         for latency in simulation.latencies:
             if math.isfinite(latency.bound_ms):
-                _sentences(
-                    console,
-                    f"The lowest expected {formatting.short_metric(latency.metric)} of the tried configurations is "
-                    f"{formatting.number(latency.quickest_ms)} ms{alone}.",
-                )
+                _sentences(console, *_lowest(latency, alone, explanation))
+
+
+def _lowest(latency: PredictedLatency, alone: str, explanation: Explanation) -> Iterator[str]:
+    """Yield the lowest measured latency, then the lowest expected one if that is clearly lower."""
+    name, measured_ms = formatting.short_metric(latency.metric), math.inf
+    if latency.quickest is not None:
+        measured_ms = METRICS[latency.metric].value(latency.quickest.measurement) or math.inf
+        yield (
+            f"The lowest measured {name} is {formatting.number(measured_ms)} ms "
+            f"({_measured(explanation, latency.quickest)})."
+        )
+    if latency.quickest_ms < (1 - SLIGHT) * measured_ms:
+        yield (
+            f"The lowest expected {name} of the tried configurations is {formatting.number(latency.quickest_ms)} "
+            f"ms{alone}. It was not measured."
+        )
+
+
+def _effect(remedy: Remedy, explanation: Explanation) -> str:
+    """Return the measurement of the changed configuration, or the forecast if there is none."""
+    if remedy.measured is not None:
+        sign = f"{remedy.gain.estimate:+.0%}, " if remedy.gain and explanation.recommended else ""
+        return f"{sign}measured: {_measured(explanation, remedy.measured)}"
+    return f"{_gain(remedy.gain, remedy.forecast, explanation)}{_refuted(remedy, explanation)}"
+
+
+def _effect_of_sla(other: OtherSla, usual: Candidate | None, explanation: Explanation) -> str:
+    """Return the best measurement within another bound, and the forecast where that is higher."""
+    forecast, point = other.forecast, other.measured
+    refuted = _refuted(other, explanation)
+    candidate = forecast.candidate if forecast else usual
+    best = f" ({formatting.configuration(candidate)})" if candidate and candidate != usual else ""
+    if point is None:
+        return f"{_gain(other.gain, forecast, explanation, of_sla=True)}{best}{refuted}"
+    text = f"measured: {_measured(explanation, point)}"
+    if point.candidate != explanation.subject.point.candidate:
+        text += f" ({formatting.configuration(point.candidate)})"
+    expected = _expected(other, explanation)
+    if expected <= (1 + SLIGHT) * point.throughput_infer_per_sec or other.refuted_by is not None:
+        return text
+    return f"{text}. Expected: up to {formatting.quantity(METRICS['throughput'], expected)}{best}"
+
+
+def _expected(other: OtherSla, explanation: Explanation) -> float:
+    """Return the expected throughput: the measured one of the recommendation times the gain, if it is known."""
+    if other.forecast is None:
+        return 0.0
+    if other.gain is None or not explanation.recommended:
+        return other.forecast.throughput_infer_per_sec
+    return explanation.subject.point.throughput_infer_per_sec * (1 + other.gain.estimate)
+
+
+def _refuted(effect: Remedy | OtherSla, explanation: Explanation) -> str:
+    if effect.refuted_by is None:
+        return ""
+    return f", but the measurement at this load misses the bounds: {_measured(explanation, effect.refuted_by)}"
 
 
 def _best_tried(forecast: Forecast) -> str:
@@ -212,17 +310,19 @@ def _gain(gain: Gain | None, forecast: Forecast | None, explanation: Explanation
     if forecast is None:
         simulation = explanation.simulation
         has_several = simulation is not None and len(simulation.latencies) > 1
-        return "no load meets it" if of_sla else f"no load meets the {'bounds' if has_several else 'bound'}"
+        if of_sla:
+            return "no load is expected to meet it, and none was measured within it"
+        return f"no load is expected to meet the {'bounds' if has_several else 'bound'}"
     throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
     if gain is None or not explanation.recommended:
         return f"{throughput}, {_latencies(forecast)}"
     low, high = (gain.interval.low, gain.interval.high) if gain.interval else (gain.estimate, gain.estimate)
     if -SLIGHT < low <= high < SLIGHT:
-        return "makes no difference"
+        return "no difference is expected"
     if gain.interval is not None:
         return f"{gain.estimate:+.0%} ({low:+.0%} to {high:+.0%})"
     if gain.estimate < 0 and not of_sla:
-        return "serves less"
+        return "less is expected"
     ours = explanation.subject.point.throughput_infer_per_sec
     return f"{gain.estimate:+.0%}, about {formatting.quantity(METRICS['throughput'], ours * (1 + gain.estimate))}"
 
@@ -249,6 +349,8 @@ def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator
     elif runner_up.interval.high < 0 and explanation.run.outcome is not None:
         why = outcome_tables.why_not_recommended(explanation.run.outcome, runner_up.point)
         yield f"{verdict}. It is not recommended, because {why}."
+    elif runner_up.interval.low <= 0 <= runner_up.interval.high:
+        yield f"{verdict}. The difference is within the uncertainty of the measurements."
     else:
         yield f"{verdict}. The recommendation serves more."
 

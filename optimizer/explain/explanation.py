@@ -9,6 +9,7 @@ from typing import Any
 
 from objectives.confidence import Verdict
 from objectives.metrics import METRICS
+from objectives.sla import Sla
 from objectives.verdict import ConfidenceInterval
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
@@ -21,7 +22,7 @@ from optimizer.explain.bottleneck import (
     bottleneck,
     stage_breakdown,
 )
-from optimizer.explain.forecaster import Forecast, Forecaster, Gain, OtherSla, Remedy, other_slas
+from optimizer.explain.forecaster import Forecast, Forecaster, Gain, OtherSla, Remedy, by_gain, other_slas
 from optimizer.explain.predicted_changes import SurrogateForecaster, predicted_remedies, single_changes
 from optimizer.explain.simulated_changes import FP16_FACTOR, SimulatedForecaster, remedies
 from optimizer.results import formatting, result_document
@@ -34,6 +35,7 @@ from optimizer.results.forecast_accuracy import (
     count_inside,
     median_error,
 )
+from optimizer.results.measured_throughput import measured_at, measured_within, quickest_measured
 from optimizer.results.recommendation import Outcome
 from optimizer.results.shared_memory_effect import SharedMemoryEffect, effect_of_trial
 from optimizer.simulator.metrics import as_closed_loop, is_complete, predicted_latencies
@@ -94,13 +96,15 @@ class PredictedLatency:
     """A latency metric that the model predicts.
 
     ``bound_ms`` is infinite without a bound. ``error`` is the median relative error of the model. ``quickest_ms`` is
-    the lowest expected value of any candidate near the Pareto front.
+    the lowest value that is expected of any candidate near the Pareto front, at most the lowest measured one.
+    ``quickest`` is the measurement with the lowest value, None if no measurement has one.
     """
 
     metric: str
     bound_ms: float
     error: float
     quickest_ms: float
+    quickest: Point | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ class Simulation:
         best: The best tried configuration within the bounds; None if no load of any meets them.
         other_slas: The best tried configuration within another bound, with its gain over ``best``.
         next_load: The subject at the next higher load; None if it is simulated.
+        next_measured: The measurement of the subject at that load; None if there is none.
     """
 
     model: str
@@ -131,6 +136,7 @@ class Simulation:
     best: Forecast | None
     other_slas: tuple[OtherSla, ...]
     next_load: Forecast | None
+    next_measured: Point | None = None
 
     @property
     def latency(self) -> PredictedLatency:
@@ -207,10 +213,13 @@ def _simulation(run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp1
         forecaster = predicted = SurrogateForecaster(run.trials, problem, [*tried, *words], run.options.seed)
         changes = predicted_remedies(predicted, own, words, sla, fp16_factor, on_gpu=on_gpu)
         next_load = _next_load(predicted, subject.point, problem)
-    best, quickest_ms = forecaster.best(tried, sla), forecaster.quickest_ms(tried)
+    best = forecaster.best(tried, sla)
+    # the simulator forecasts the lowest latency with one request in flight: where that is measured, it is known
+    unknown = [one for one in tried if not (problem.is_simulated and measured_at(outcome, one, 1))]
+    quickest_ms = forecaster.quickest_ms(unknown) if unknown else {}
     error, *errors = forecaster.errors
     latencies = [
-        PredictedLatency(metric, sla.latency_bound_ms(metric), own_error, quickest_ms[metric])
+        _predicted_latency(outcome, metric, sla.latency_bound_ms(metric), own_error, quickest_ms.get(metric))
         for metric, own_error in zip(forecaster.latencies, errors, strict=True)
     ]
     return Simulation(
@@ -219,11 +228,46 @@ def _simulation(run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp1
         tuple(latencies),
         error,
         forecaster.points,
-        changes,
+        by_gain([_with_measured_change(change, outcome, subject.point, sla) for change in changes]),
         best,
-        other_slas(forecaster, tried, sla, best),
+        tuple(_with_measured_sla(other, outcome) for other in other_slas(forecaster, tried, sla, best)),
         next_load,
+        measured_at(outcome, own, next_load.concurrency) if next_load else None,
     )
+
+
+def _predicted_latency(
+    outcome: Outcome, metric: str, bound_ms: float, error: float, expected_ms: float | None
+) -> PredictedLatency:
+    quickest = quickest_measured(outcome, metric)
+    measured_ms = METRICS[metric].value(quickest.measurement) if quickest else None
+    lowest_ms = min(value for value in (expected_ms, measured_ms) if value is not None)
+    return PredictedLatency(metric, bound_ms, error, lowest_ms, quickest)
+
+
+def _with_measured_change(remedy: Remedy, outcome: Outcome, subject: Point, sla: Sla) -> Remedy:
+    """Return ``remedy`` with the measurements of the changed configuration, which replace the forecast gain.
+
+    A change outside the configuration, such as FP16, has none.
+    """
+    if remedy.forecast is None or remedy.forecast.candidate == subject.candidate:
+        return remedy
+    measured = measured_within(outcome, sla, [remedy.forecast.candidate])
+    gain = remedy.gain
+    if measured is not None and subject.throughput_infer_per_sec:
+        gain = Gain(measured.throughput_infer_per_sec / subject.throughput_infer_per_sec - 1)
+    return replace(remedy, measured=measured, refuted_by=_refutation(remedy.forecast, outcome, sla), gain=gain)
+
+
+def _with_measured_sla(other: OtherSla, outcome: Outcome) -> OtherSla:
+    measured = measured_within(outcome, other.sla)
+    return replace(other, measured=measured, refuted_by=_refutation(other.forecast, outcome, other.sla))
+
+
+def _refutation(forecast: Forecast | None, outcome: Outcome, sla: Sla) -> Point | None:
+    """Return the measurement at the load of ``forecast`` if it misses ``sla``, else None."""
+    point = measured_at(outcome, forecast.candidate, forecast.concurrency) if forecast else None
+    return None if point is None or sla.is_met(point.measurement) else point
 
 
 def _next_load(forecaster: SurrogateForecaster, point: Point, problem: Problem) -> Forecast | None:
@@ -318,11 +362,18 @@ def _simulation_document(simulation: Simulation) -> dict[str, Any]:
                 "bound_ms": _finite(latency.bound_ms),
                 "median_error": latency.error,
                 "quickest_ms": latency.quickest_ms,
+                "quickest_measured": result_document.entry(latency.quickest) if latency.quickest else None,
             }
             for latency in simulation.latencies
         ],
         "remedies": [
-            {"name": remedy.name, "change": remedy.change, **_forecast(remedy.forecast), **_gain(remedy.gain)}
+            {
+                "name": remedy.name,
+                "change": remedy.change,
+                **_forecast(remedy.forecast),
+                **_gain(remedy.gain),
+                **_measured(remedy),
+            }
             for remedy in simulation.remedies
         ],
         "best": _forecast(simulation.best) if simulation.best else None,
@@ -333,10 +384,19 @@ def _simulation_document(simulation: Simulation) -> dict[str, Any]:
                 "other_bound_ms": sla.bound_ms,
                 **_forecast(sla.forecast),
                 **_gain(sla.gain),
+                **_measured(sla),
             }
             for sla in simulation.other_slas
         ],
         "next_load": _forecast(simulation.next_load) if simulation.next_load else None,
+        "next_measured": result_document.entry(simulation.next_measured) if simulation.next_measured else None,
+    }
+
+
+def _measured(effect: Remedy | OtherSla) -> dict[str, Any]:
+    return {
+        "measured": result_document.entry(effect.measured) if effect.measured else None,
+        "refuted_by": result_document.entry(effect.refuted_by) if effect.refuted_by else None,
     }
 
 

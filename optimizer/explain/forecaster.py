@@ -13,7 +13,7 @@ import numpy as np
 
 from objectives.sla import Constraint, Sla
 from objectives.verdict import ConfidenceInterval
-from optimizer.core.trial import Candidate
+from optimizer.core.trial import Candidate, Point
 from optimizer.simulator.scenario import Array
 
 SLA_FACTORS = (0.5, 1.5, 2.0)
@@ -109,13 +109,17 @@ class Remedy:
     """A change that could raise the throughput; ``change`` describes it.
 
     ``forecast`` is None if no load would meet the bounds. ``gain`` is relative to the subject at its best load within
-    the same bounds, None if either meets them at no load.
+    the same bounds, None if either meets them at no load. ``measured`` is the best measurement of the changed
+    configuration within the bounds, and the gain is then the measured one. ``refuted_by`` is a measurement at the
+    forecast load that misses the bounds.
     """
 
     name: str
     change: str
     forecast: Forecast | None
     gain: Gain | None
+    measured: Point | None = None
+    refuted_by: Point | None = None
 
 
 def by_gain(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
@@ -127,14 +131,18 @@ def by_gain(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
 class OtherSla:
     """The best tried candidate within ``factor`` times the bound on ``metric``.
 
-    ``gain`` is relative to the best tried candidate within the bounds.
+    ``gain`` is relative to the best tried candidate within the bounds. ``measured`` is the best measurement of any
+    configuration within the other bounds. ``refuted_by`` is a measurement at the forecast load that misses them.
     """
 
     metric: str
     factor: float
     bound_ms: float
+    sla: Sla
     forecast: Forecast | None
     gain: Gain | None
+    measured: Point | None = None
+    refuted_by: Point | None = None
 
 
 def other_slas(
@@ -145,6 +153,7 @@ def other_slas(
     others = []
     for metric, factor in product((m for m, bound in bounds_ms.items() if math.isfinite(bound)), SLA_FACTORS):
         bound_ms = factor * bounds_ms[metric]
-        forecast = forecaster.best(tried, Sla((*sla.without(metric), Constraint(metric, bound_ms))))
-        others.append(OtherSla(metric, factor, bound_ms, forecast, gain(forecast, best)))
+        other = Sla((*sla.without(metric), Constraint(metric, bound_ms)))
+        forecast = forecaster.best(tried, other)
+        others.append(OtherSla(metric, factor, bound_ms, other, forecast, gain(forecast, best)))
     return tuple(others)

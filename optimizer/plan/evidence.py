@@ -15,7 +15,7 @@ from objectives import batch_stats
 from objectives.confidence import Verdict
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from objectives.verdict import pool_measurements
+from objectives.verdict import ConfidenceInterval, pool_measurements
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points
@@ -24,6 +24,7 @@ from optimizer.measure.load_client.arrivals import Arrivals
 from optimizer.results import summary
 from optimizer.results.confirmation_plan import START_SECONDS
 from optimizer.results.finished_run import FinishedRun, resume_command
+from optimizer.results.measured_throughput import measured_within
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.simulator.fitted_parameters import execution_settings
 
@@ -211,7 +212,9 @@ def _is_usable(point: Point) -> bool:
 class PlannedConfiguration:
     """A configuration on one kind of hardware that can be planned with.
 
-    ``point`` is its measurement in the newest run, ``builder`` the kind of a built-in model. ``verdict`` is that of
+    ``point`` is its measurement in the newest run. ``measured`` is its best measurement within ``sla``, the one that
+    ``tune explain`` shows, with the interval ``throughput``; both are None if there is none, and the interval also if
+    fresh servers gave none. ``builder`` is the kind of a built-in model. ``verdict`` is that of
     the newest run. If it is UNDECIDED, ``undecided_cause`` says why, and ``next_command`` continues its test.
     ``deploy_seconds`` is the time until a started server was ready, ``server_seconds`` the time to measure one more
     fresh server.
@@ -230,6 +233,8 @@ class PlannedConfiguration:
     next_command: str
     deploy_seconds: float
     server_seconds: float
+    measured: Point | None
+    throughput: ConfidenceInterval | None
 
     @property
     def candidate(self) -> Candidate:
@@ -310,6 +315,8 @@ def _planned_for_hardware(hardware: str, runs: Sequence[FinishedRun], latencies:
             summary.undecided_cause(outcome),
             resume_command(newest) or summary.next_command(outcome, newest.folder.path),
             *_durations(next(trial for trial in newest.trials if trial.number == point.trial)),
+            measured := measured_within(outcome, latencies, [point.candidate]),
+            confirmed.throughput if (confirmed := outcome.confirmation_of(measured)) else None,
         )
         for point in _points(newest, latencies)
     ]

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from objectives.confidence import Verdict
 from objectives.sla import Sla
+from optimizer.core.trial import Point
 from optimizer.plan.capacity_plan import FURTHER_SECONDS, HOURS_A_MONTH, CapacityPlan, FleetPlan, LoadForecast
 from optimizer.plan.evidence import SAFE, PlannedConfiguration
 from optimizer.plan.measured_capacity import RequestLengths
@@ -55,9 +56,9 @@ PUBLISHED = {  # by kind of built-in model
 }
 
 
-def sentence(source: PlannedConfiguration) -> str:
+def sentence(source: PlannedConfiguration, point: Point) -> str:
     """Return ``with a 20 ms bound on p95 one machine (…) handles 47 concurrent requests of 4 samples, …``."""
-    load, device = source.point.load, source.device
+    load, device = point.load, source.device
     subject = f"one {device}" if source.devices == 1 else f"{source.devices} {device}s"
     handles = f"handle{'s' if source.devices == 1 else ''}"
     served = f"{load.concurrency:,} concurrent requests"
@@ -65,7 +66,7 @@ def sentence(source: PlannedConfiguration) -> str:
         served = f"{formatting.load(load)}, each"
     samples = load.request_batch_size
     size = f" of {formatting.exact(samples)} sample{'' if samples == 1 else 's'}"
-    rate = formatting.value_of(source.point, "throughput")
+    rate = formatting.estimate(point.throughput_infer_per_sec, source.throughput, "infer/s")
     return f"{_within(source.sla)} {subject} ({source.hardware}) {handles} {served}{size}, {rate}"
 
 
@@ -107,7 +108,7 @@ def _answer(answer: FleetPlan) -> dict[str, Any]:
         "deployments": len(source.evidence.deployments),
         "configuration": candidate_document(source.candidate),
         "sla": list(map(str, source.sla)),
-        "sentence": sentence(source) if source.sla.is_met(source.point.measurement) else None,
+        "sentence": sentence(source, source.measured) if source.measured else None,
         "published": None if published is None else asdict(published),
         "replicas": answer.replicas,
         "gpus": gpus or None,
@@ -235,12 +236,33 @@ def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> No
     if answer.forecast is not None:
         errors = f"throughput {answer.forecast.throughput:.1%}, latency {answer.forecast.latency:.1%}"
         _line(console, "forecasts", f"typical error at the measured loads: {errors}")
-    if source.sla.is_met(source.point.measurement):
-        _line(console, "measured", sentence(source))
+    if source.measured is not None:
+        _line(console, "measured", sentence(source, source.measured))
+        if answer.feasible and answer.replicas:
+            _line(console, "planned", _planned(answer, source.measured))
     if answer.headroom:
         console.print()
         _print_headroom(console, answer)
     console.print()
+
+
+def _planned(answer: FleetPlan, measured: Point) -> str:
+    """Return how the planned rate of a replica compares with the measured throughput, and why it differs."""
+    source, share = answer.source, _size(answer) * answer.rate / answer.replicas / measured.throughput_infer_per_sec
+    text = f"each replica gets {share:.0%} of the measured throughput"
+    if share <= 1:
+        return (
+            f"{text}. The measurement kept a fixed number of requests in flight. With the traffic above, this number "
+            "varies, and the plan allows for slow servers."
+        )
+    own = [
+        point
+        for point in source.evidence.points
+        if point.candidate == source.candidate and source.sla.is_met(point.measurement)
+    ]
+    most = max(own, key=lambda point: point.throughput_infer_per_sec, default=measured)
+    shown = formatting.performance(most, source.sla.judged_latency)
+    return f"{text}. This is a forecast from other loads of the same servers, where one server had {shown}."
 
 
 def _print_headroom(console: Console, answer: FleetPlan) -> None:

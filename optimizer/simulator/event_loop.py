@@ -293,14 +293,7 @@ def _simulate_point(
 
     now = ZERO
     while True:
-        ended = woken = FOREVER
-        ender = waker = NONE
-        for j in range(n):
-            if state[j] == WAKING:
-                if when[j] < woken:
-                    woken, waker = when[j], j
-            elif when[j] < ended:
-                ended, ender = when[j], j
+        ended, ender, woken, waker = _next_events(state, when)
         due = arrive_at[arrived & mask] if arrived < issued else FOREVER
         time = min(min(ended, due), min(batcher_at, woken))
 
@@ -430,29 +423,15 @@ def _simulate_point(
                         shape = payloads[PAYLOAD_SHAPE, current & mask]
                         ends = queue_head, queue_tail, delayed_head, delayed_tail
                         reached = _reached_level(ends, current_size, shape, now, point, scratch, policies)
-                    kept = queue_head
-                    for k in range(queue_head, queue_tail):
-                        i = k & mask
-                        own_policy = policy_from + queue[LEVEL, i] - 1
-                        limit_ns = policies[own_policy, LEVEL_TIMEOUT]
-                        own_rejects = policies[own_policy, LEVEL_REJECTS] != 0
-                        has_expired = queue[LEVEL, i] <= reached and 0 < limit_ns < now - queued_at[i]
-                        if not has_expired or (blocked and not own_rejects):
-                            if kept != k:
-                                _move(queue, i, queue, kept & mask)
-                            kept += 1
-                        elif own_rejects:
-                            timed_out += 1
-                            refusals += 1
-                            unanswered += 1
-                            if not blocked:
-                                queued_samples -= queue[UNITS, i] * samples
-                            if queue[NUMBER, i] < len(requests):
-                                requests[queue[NUMBER, i], 4] = HAS_TIMED_OUT
-                        else:
-                            _insert(queue, i, delayed, delayed_head, delayed_tail)
-                            delayed_tail += 1
-                    queue_tail = kept
+                    ends = queue_head, queue_tail, delayed_head, delayed_tail
+                    queue_tail, delayed_tail, lost, lost_units = _expire_levels(
+                        ends, reached, blocked, now, point, flight, policies, requests
+                    )
+                    timed_out += lost
+                    refusals += lost
+                    unanswered += lost
+                    if not blocked:  # otherwise Triton still counts them
+                        queued_samples -= lost_units * samples
                 while not has_levels and timeout > 0 and (rejects or not blocked) and queue_head < queue_tail:
                     i = queue_head & mask
                     if now <= queued_at[i] + timeout:
@@ -558,23 +537,7 @@ def _simulate_point(
                 asleep[j] = naps
                 naps += 1
             else:
-                front = head & mask
-                count, together = payload_units[front], payload_requests[front]
-                head += 1
-                if delay > 0 and limit * samples > 1 and payloads[PAYLOAD_CLOSED, front] == 0:
-                    while head < tail:
-                        other = head & mask
-                        if payloads[PAYLOAD_CLOSED, other] != 0 or now - payloads[PAYLOAD_OLDEST, other] <= delay:
-                            break
-                        frozen = head
-                        fits = count + payload_units[other] <= limit
-                        if not fits or (
-                            not fixed and payloads[PAYLOAD_SHAPE, front] != payloads[PAYLOAD_SHAPE, other]
-                        ):
-                            break
-                        count += payload_units[other]
-                        together += payload_requests[other]
-                        head += 1
+                count, together, head, frozen = _merge_payloads(head, tail, frozen, now, point, payloads)
                 waited[j] = 0
                 for i in range(together):
                     place = (started + i) & mask
@@ -619,17 +582,105 @@ def _simulate_point(
     result[TIMED_OUT] = timed_out - timed_out_before
     result[EXECUTIONS] = batches
     result[LATENCY] = latency_sum
+    _write_percentiles(latencies, measured, result)
+    result[QUEUE] = queue_sum
+    result[BUSY] = busy_area
+    result[OVERLOADED] = 1.0 if overloaded and refusals == 0 else 0.0
+
+
+@compiled
+def _next_events(state: Ints, when: Ints) -> tuple[int, int, int, int]:
+    """Return when the next instance ends or is ready, and which; when the next one wakes up, and which."""
+    ended = woken = FOREVER
+    ender = waker = NONE
+    for j in range(len(state)):
+        if state[j] == WAKING:
+            if when[j] < woken:
+                woken, waker = when[j], j
+        elif when[j] < ended:
+            ended, ender = when[j], j
+    return ended, ender, woken, waker
+
+
+@compiled
+def _merge_payloads(
+    head: int, tail: int, frozen: int, now: int, point: Ints, payloads: Ints
+) -> tuple[int, int, int, int]:
+    """Merge payloads that have waited for longer than the delay into the one at ``head``, which an instance takes.
+
+    Return the units and the requests of the batch, the new head, and the last payload that the instance looked at.
+    """
+    mask, limit = payloads.shape[1] - 1, point[LIMIT]
+    front = head & mask
+    units, requests = payloads[PAYLOAD_UNITS, front], payloads[PAYLOAD_REQUESTS, front]
+    head += 1
+    if point[DELAY] > 0 and limit * point[SAMPLES] > 1 and payloads[PAYLOAD_CLOSED, front] == 0:
+        while head < tail:
+            other = head & mask
+            if payloads[PAYLOAD_CLOSED, other] != 0 or now - payloads[PAYLOAD_OLDEST, other] <= point[DELAY]:
+                break
+            frozen = head
+            differs = point[FIXED] == 0 and payloads[PAYLOAD_SHAPE, front] != payloads[PAYLOAD_SHAPE, other]
+            if differs or units + payloads[PAYLOAD_UNITS, other] > limit:
+                break
+            units += payloads[PAYLOAD_UNITS, other]
+            requests += payloads[PAYLOAD_REQUESTS, other]
+            head += 1
+    return units, requests, head, frozen
+
+
+@compiled
+def _expire_levels(
+    ends: tuple[int, int, int, int],
+    reached: int,
+    blocked: bool,
+    now: int,
+    point: Ints,
+    flight: Ints,
+    policies: Ints,
+    requests: Ints,
+) -> tuple[int, int, int, int]:
+    """Reject or delay the requests of the levels up to ``reached`` whose time in the queue has expired.
+
+    Return the new tails of the queue and of the delayed requests, and the rejected requests and their units. If the
+    batcher is ``blocked``, no request is delayed.
+    """
+    queue_head, queue_tail, delayed_head, delayed_tail = ends
+    queue, delayed, mask = flight[IN_QUEUE], flight[DELAYED], flight.shape[2] - 1
+    kept, lost, lost_units = queue_head, ZERO, ZERO
+    for k in range(queue_head, queue_tail):
+        i = k & mask
+        policy = point[POLICIES] + queue[LEVEL, i] - 1
+        rejects, limit_ns = policies[policy, LEVEL_REJECTS] != 0, policies[policy, LEVEL_TIMEOUT]
+        has_expired = queue[LEVEL, i] <= reached and 0 < limit_ns < now - queue[ARRIVED, i]
+        if not has_expired or (blocked and not rejects):
+            if kept != k:
+                _move(queue, i, queue, kept & mask)
+            kept += 1
+        elif rejects:
+            lost += 1
+            lost_units += queue[UNITS, i]
+            if queue[NUMBER, i] < len(requests):
+                requests[queue[NUMBER, i], 4] = HAS_TIMED_OUT
+        else:
+            _insert(queue, i, delayed, delayed_head, delayed_tail)
+            delayed_tail += 1
+    return kept, delayed_tail, lost, lost_units
+
+
+@compiled
+def _write_percentiles(latencies: Ints, measured: int, result: Floats) -> None:
+    """Write the percentiles of the first ``measured`` latencies by perf_analyzer's definition; NaN without any.
+
+    A percentile is the element at the nearest rank, halves rounded up.
+    """
     stop = measured
     for column, percent in ((P99, 99.0), (P95, 95.0), (P90, 90.0), (P50, 50.0)):
-        # perf_analyzer's definition: the element at the nearest rank, halves rounded up
         rank = int(percent / 100.0 * (measured - 1) + 0.5)
         if measured > 0:  # no element up to the rank is larger than the one at the rank
             _partition(latencies, rank, stop)
             stop = rank + 1
         result[column] = latencies[rank] if measured > 0 else np.nan
-    result[QUEUE] = queue_sum
-    result[BUSY] = busy_area
-    result[OVERLOADED] = 1.0 if overloaded and refusals == 0 else 0.0
 
 
 @compiled
