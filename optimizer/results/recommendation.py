@@ -350,13 +350,14 @@ def _latency_reason(
     """Return why a latency bound is missed: one inference is too slow, or all loads are, or the confirmation was."""
     metric = METRICS[metric_name]
     quantile = metric.short_name
+    values = [v for p in all_points(trials) if (v := metric.value(p.measurement)) is not None]
     alone = [p for p in all_points(trials) if p.load.concurrency == 1 and metric.value(p.measurement) is not None]
     quickest = min((v for p in alone if (v := metric.value(p.measurement)) is not None), default=None)
     if quickest is not None and quickest > bound_ms:
+        lower = f", and the lowest {quantile} measured is {_ms(min(values))}" if min(values) < quickest else ""
         if metric.timing is LATENCY:
-            return f"a single inference takes {_ms(quickest)}"
-        return f"the {quantile} of requests that are sent alone is {_ms(quickest)}"
-    values = [v for p in all_points(trials) if (v := metric.value(p.measurement)) is not None]
+            return f"a single inference takes {_ms(quickest)}{lower}"
+        return f"the {quantile} of requests that are sent alone is {_ms(quickest)}{lower}"
     if not values:
         return f"{metric_name} could not be measured"
     if min(values) > bound_ms or not confirmed:

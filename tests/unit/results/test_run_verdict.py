@@ -300,6 +300,13 @@ def test_the_verdict_of_a_recorded_run_depends_on_its_confirmation_and_bounds() 
     assert assess(run.trials, tight, *compared).verdict is Verdict.FAIL
 
 
+def test_a_missed_bound_names_a_higher_load_that_was_quicker_than_single_inferences() -> None:
+    alone, batched = measurement(30.0, 60.0), measurement(90.0, 45.0)
+    loads = (LoadPoint(1, concurrency=1), alone), (LoadPoint(1, concurrency=4), batched)
+    result = assess([Trial(0, BASELINE, loads)], known_problem(), BASELINE, PLAIN)
+    assert result.holds_back == "a single inference takes 60 ms, and the lowest p95 measured is 45 ms"
+
+
 @pytest.mark.parametrize(("share", "verdict"), [(0.0, Verdict.FAIL), (0.6, Verdict.UNDECIDED)])
 def test_a_recorded_run_that_just_misses_its_bound_fails_on_a_quiet_machine_only(
     share: float, verdict: Verdict
