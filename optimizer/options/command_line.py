@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 import shlex
@@ -152,12 +153,16 @@ class Parser(argparse.ArgumentParser):
             if not bound or bound.startswith("--"):
                 raise BadInputError(f"{quote(flag)}: expected one argument; {self._advice()}")
             joined.append(f"--sla={match[1]}<={bound}")
-            parse_value(flag, bound, lambda _, text=joined[-1]: parse_latency_bound(text.removeprefix("--sla=")))
+            parse_value(flag, bound, functools.partial(_check_bound, match[1]))
         return joined
 
     def _advice(self) -> str:
         flag = "--help-all" if "--help-all" in self._option_string_actions else "--help"
         return f"`{self.prog} {flag}` shows the options"
+
+
+def _check_bound(metric: str, bound: str) -> None:
+    parse_latency_bound(f"{metric}<={bound}")
 
 
 def _add_option(parser: argparse._ActionsContainer, option: Option, text: str) -> None:
