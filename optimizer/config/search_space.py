@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -328,10 +329,16 @@ def _delay(value: object) -> int:
     return _whole("max_queue_delay_us", value, 0)
 
 
-def _field(path: str, values: Any) -> tuple[FieldValue, ...]:
-    is_count = path.startswith("instance_group") and path.endswith(".count")
-    if own := _COUNT if is_count else _OWN.get(path):
+def refuse_own_setting(path: str) -> None:
+    """Raise ParameterError if ``path`` in ModelConfig is a setting with a key of its own, also without an index."""
+    name = re.sub(r"\.\d+(?=\.|$)", "", path)
+    is_count = name in ("instance_group", "instance_group_count") or re.fullmatch(r"instance_group\b.*\.count", name)
+    if own := _COUNT if is_count else _OWN.get(name):
         raise ParameterError(path, f"write space.{own[0]} in a profile, or {own[1]} of `tune sweep`, in place of it")
+
+
+def _field(path: str, values: Any) -> tuple[FieldValue, ...]:
+    refuse_own_setting(path)
     for value in values:
         if not isinstance(value, (str, int, float)) or value != value:
             raise ParameterError(path, f"{value!r} is not a text, a number or true/false")

@@ -217,6 +217,13 @@ class ContainerServer(Server):
         self._settings = settings
         self._options = options
 
+    def package_advice(self, module: str) -> str:
+        """Return how to build an image with a package."""
+        return (
+            f"build an image with the package of {module} (FROM {self._image}, RUN pip install PACKAGE) and give it "
+            "as --docker-image"
+        )
+
     def memory_bytes(self) -> float | None:
         return self.running.memory_bytes() if isinstance(self.running, Container) else None
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import secrets
+import shlex
 import shutil
 import socket
 import sys
@@ -34,7 +35,7 @@ from optimizer.deploy.managed_target import (
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import Server, remove_leftovers, shared_memory_prefix
 from optimizer.machine.nvml import VISIBLE_DEVICES, mps_share
-from optimizer.measure.server_health import without_traceback
+from optimizer.measure.server_health import missing_module, without_traceback
 from optimizer.options.run_options import RunOptions
 
 STUB_SHELL = "bash"  # with which Triton's Python backend starts the process of a model
@@ -150,6 +151,16 @@ class TritonServer(Server):
         self._options = options
         self._choose_port = choose_port
         self._with_metrics = metrics
+
+    def package_advice(self, module: str) -> str:
+        """Return how to install a package: the embedded server's models run with the packages of tune."""
+        if self._installation.runtime is not None:
+            python = shlex.quote(sys.executable)
+            return f"install the package with {module} into the environment of tune: {python} -m pip install PACKAGE"
+        return (
+            f"install the package with {module} for the Python that is first on PATH, which runs the models of this "
+            "server: python3 -m pip install PACKAGE"
+        )
 
     def _launch(self) -> SupervisedProcess:
         http_port, grpc_port = self._choose_port(), self._choose_port()
@@ -362,6 +373,8 @@ def complete_config(
             completed = client.get_model_config(source.name, client_timeout=CALL_SECONDS).config
         except (InferenceServerException, DeploymentError) as error:
             reason = str(error) if isinstance(error, DeploymentError) else without_traceback(error.message() or "")
+            if module := missing_module(str(error)):
+                reason += f"; {server.package_advice(module)}"
             raise BadInputError(f"{where}: has no inputs or outputs, and {reason}") from None
     if not (completed.input and completed.output):
         raise BadInputError(

@@ -25,7 +25,13 @@ from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
 from optimizer.measure.server_client import HELD
-from optimizer.measure.server_health import lacks_gpu_memory, lacks_memory, model_died, without_traceback
+from optimizer.measure.server_health import (
+    lacks_gpu_memory,
+    lacks_memory,
+    missing_module,
+    model_died,
+    without_traceback,
+)
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferenceServerClient
@@ -262,6 +268,8 @@ class ModelLoader:
         if not self._server.answers():
             return self._server.crashed("loading")
         message = without_traceback(error.message())
+        if module := missing_module(error.message()):
+            message = f"{message}; {self._server.package_advice(module)}"
         if lacks_memory(error.message()):
             self._server.stop()  # a new process has all of the memory for the next candidate
             return DeploymentError(message, log=self._log)

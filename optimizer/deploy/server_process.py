@@ -125,6 +125,10 @@ class Server(ABC):
         self._client: InferenceServerClient | None = None
 
     @abstractmethod
+    def package_advice(self, module: str) -> str:
+        """Return how to give the server's Python the package of ``module``, which a model could not import."""
+
+    @abstractmethod
     def _launch(self) -> RunningProcess:
         """Start the server without waiting for it, and set ``grpc`` and ``http``."""
 

@@ -65,6 +65,12 @@ def without_traceback(message: str) -> str:
     return shorten(re.split(r"\s+At:\s", message)[0])
 
 
+def missing_module(message: str) -> str:
+    """Return the top-level name of the module that a Python model could not import; empty for other errors."""
+    found = re.search(r"ModuleNotFoundError: No module named '(\w+)", message)
+    return found[1] if found else ""
+
+
 def last_error(log: Path, start: int = 0) -> str:
     """Return the last error in the server's log from byte ``start`` on; an empty string if there is none."""
     errors = [line for line in _lines(log, start) if line.startswith("E") or "error" in line.lower()]

@@ -25,7 +25,7 @@ from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field
 from optimizer.config.execution import is_accelerator_field
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS
-from optimizer.config.search_space import SearchSpace
+from optimizer.config.search_space import SearchSpace, refuse_own_setting
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import shipped_folder
@@ -366,6 +366,7 @@ def _check_space(profile: Profile) -> None:
     try:
         for config in (space.config, *(section.config for section in space.models.values())):
             for path, values in config.items():
+                refuse_own_setting(path)
                 for value in values:
                     field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)
         stateful = any(map(is_sequence_field, space.fields()))  # its delay and sizes are fields of the batcher

@@ -153,7 +153,7 @@ class Parser(argparse.ArgumentParser):
             if not bound or bound.startswith("--"):
                 raise BadInputError(f"{quote(flag)}: expected one argument; {self._advice()}")
             joined.append(f"--sla={match[1]}<={bound}")
-            parse_value(flag, bound, functools.partial(_parse_bound_on, match[1]))
+            parse_value(flag, bound, functools.partial(_check_bound, match[1]))
         return joined
 
     def _advice(self) -> str:
@@ -161,8 +161,8 @@ class Parser(argparse.ArgumentParser):
         return f"`{self.prog} {flag}` shows the options"
 
 
-def _parse_bound_on(percentile: str, bound: str) -> tuple[str, float]:
-    return parse_latency_bound(f"{percentile}<={bound}")
+def _check_bound(metric: str, bound: str) -> None:
+    parse_latency_bound(f"{metric}<={bound}")
 
 
 def _add_option(parser: argparse._ActionsContainer, option: Option, text: str) -> None:

@@ -19,6 +19,15 @@ _RESERVED = re.compile(
     r"|allow-.*|(http|grpc|metrics)-(address|port)|reuse-(http|grpc)-port|http-restricted-api|grpc-restricted-protocol"
     r"|grpc-use-ssl.*|(sagemaker|vertex-ai)-.*"
 )
+_WITHOUT_DASHES = {
+    name.replace("-", ""): name
+    for name in (
+        *("rate-limit", "rate-limit-resource", "pinned-memory-pool-byte-size", "cuda-memory-pool-byte-size"),
+        *("buffer-manager-thread-count", "model-load-thread-count", "model-load-retry-count", "cache-config"),
+        *("backend-config", "host-policy", "log-verbose", "log-info", "log-warning", "log-format", "trace-config"),
+        *("min-supported-compute-capability", "exit-timeout-secs", "grpc-infer-allocation-pool-size"),
+    )
+}
 
 
 def check_option_name(name: str) -> str:
@@ -27,6 +36,8 @@ def check_option_name(name: str) -> str:
         raise ValueError("write the name of an option of tritonserver without the dashes, such as rate-limit")
     if _RESERVED.fullmatch(name):
         raise ValueError(f"--{name} is set by tune itself")
+    if (meant := _WITHOUT_DASHES.get(name.replace("-", ""), name)) != name:
+        raise ValueError(f"tritonserver has no option --{name}; did you mean {meant}?")
     return name
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -36,16 +38,28 @@ def print_comparison(console: Console, comparison: Comparison, limit: float | No
     for side in comparison.runs:
         print_unwrapped(console, side.label, str(side.run.folder.path))
     print_line(console)
+    rows = list(_rows(comparison))
+    names = max((len(name) for name, *_ in rows if len(name) <= console.width // 2), default=0)
+    room = (console.width - names - 4) // 2  # columns of a value, between the names and two gaps
+    is_short = [len(name) <= names and all(_longest_word(cell) <= room for cell in cells) for name, *cells in rows]
     table = plain_table("", "A", "B")
-    for cells in _rows(comparison):
-        table.add_row(*(Text(cell, overflow="fold") for cell in cells))
+    table.columns[0].no_wrap = True
+    for cells in itertools.compress(rows, is_short):
+        table.add_row(*map(Text, cells))
     print_table(console, table)
+    for name, a, b in itertools.compress(rows, map(operator.not_, is_short)):  # they can be copied
+        print_unwrapped(console, f"{name}: A  ", a)
+        print_unwrapped(console, f"{name}: B  ", b)
     print_line(console)
     for aspect in comparison.aspects:
         print_wrapped(console, aspect.name, _aspect_text(aspect))
     if limit is not None:
         print_line(console)
         print_wrapped(console, "regression", words.regression(comparison, limit))
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
 
 
 def _rows(comparison: Comparison) -> Iterator[tuple[str, str, str]]:

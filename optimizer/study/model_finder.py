@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,6 +75,11 @@ def find_model(options: RunOptions, hardware: Hardware, say: Say, *, start_serve
         return _of_repository(absolute.parent, absolute.name, options, serving, say, start_server=start_server)
     _refuse_others(options)
     batch = _batch(options)
+    if (model := _model_of_version(path)) is not None:
+        say(
+            f"{one_line(str(model / 'config.pbtxt'))} is ignored, because {one_line(path.name)} is tuned as a file "
+            f"of its own; to use it: tune {shlex.quote(one_line(str(model)))}"
+        )
     return NamedModel(_bare(path, max(DEFAULT_LARGEST_BATCH, batch.largest), serving), batch, file=path)
 
 
@@ -102,6 +108,13 @@ def names_profile(options: RunOptions) -> bool:
     """Return whether ``options`` name a profile, rather than a model of a repository or a file."""
     is_model = _is_model_folder(options.model) or options.model.endswith(ENDINGS)
     return options.model_repository is None and not is_model
+
+
+def _model_of_version(file: Path) -> Path | None:
+    """Return the model folder of a file in a version folder of a repository; None if it is in none."""
+    version = file.parent
+    is_version = version.absolute().name.isdecimal() and is_file(version / ".." / "config.pbtxt")
+    return (version.parent if version.name else version / "..") if is_version else None
 
 
 def _is_model_folder(model: str) -> bool:

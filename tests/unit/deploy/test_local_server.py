@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -12,9 +14,11 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerFault
 from optimizer.core.trial import SERVER_PROCESSES, Candidate
-from optimizer.deploy.embedded_target import Installation
+from optimizer.deploy.docker_target import ContainerServer
+from optimizer.deploy.embedded_target import Installation, TritonServer
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.managed_target import load_limit_seconds
+from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import OLDEST, is_older
 from optimizer.measure import server_health
 
@@ -171,3 +175,21 @@ def test_a_server_that_does_not_start_as_one_of_several_fails_its_candidate(tmp_
             pass
         with pytest.raises(ServerFault, match=r"^tritonserver did not start: "), target.deploy(Candidate(8)):
             pass
+
+
+def test_a_missing_module_is_named_with_the_way_to_add_it(tmp_path: Path) -> None:
+    message = "load failed: ModuleNotFoundError: No module named 'cv2.dnn'\n\nAt:\n  model.py(3): <module>\n"
+    assert server_health.missing_module(message) == "cv2"
+    assert server_health.missing_module("ImportError: libGL.so.1") == ""
+    folder = SimpleNamespace(path=tmp_path)
+    local, embedded = (
+        TritonServer(folder, Installation(Path("t"), {}, runtime=own), log=tmp_path / "log")  # type: ignore[arg-type]
+        for own in (None, Runtime(tmp_path))
+    )
+    assert local.package_advice("cv2").endswith("this server: python3 -m pip install PACKAGE")
+    assert embedded.package_advice("cv2").endswith(f"of tune: {sys.executable} -m pip install PACKAGE")
+    container = ContainerServer(None, "triton:24.10", "t", None, log=tmp_path / "log")  # type: ignore[arg-type]
+    assert container.package_advice("cv2") == (
+        "build an image with the package of cv2 (FROM triton:24.10, RUN pip install PACKAGE) and give it as "
+        "--docker-image"
+    )

@@ -15,10 +15,12 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.deploy.backends.pytorch.conventions import Parameters, cause, in_order, positions, read_parameters
+from optimizer.machine.hardware import Hardware
 from optimizer.model.onnx_file import check_versions, derive, external_files, model_name, read_bare_onnx
 from optimizer.model.repository import backend_of, check_torch, check_torch_file, read_repository_model
 from optimizer.options.option_reader import move_options
 from optimizer.options.run_options import RunOptions
+from optimizer.study.model_finder import find_model
 from tests.repositories import Dims, doubler, onnx_model, serialized, write_model
 
 FILE = Path("net.onnx")
@@ -374,3 +376,18 @@ ASSERT = "CUDA error: device-side assert triggered"
 )
 def test_the_cause_in_a_message_of_pytorch(message: str, text: str) -> None:
     assert cause(message) == text
+
+
+def test_a_config_above_a_file_that_is_tuned_alone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path / "repo", "mine", 'platform: "onnxruntime_onnx"', doubler())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    said = list[str]()
+    find_model(RunOptions("repo/mine/1/model.onnx"), Hardware((), "a CPU", 2, 1 << 33), said.append)
+    assert said == [
+        "repo/mine/config.pbtxt is ignored, because model.onnx is tuned as a file of its own; to use it: "
+        "tune repo/mine"
+    ]
+    (tmp_path / "repo" / "mine" / "config.pbtxt").unlink()
+    find_model(RunOptions("repo/mine/1/model.onnx"), Hardware((), "a CPU", 2, 1 << 33), said.append)
+    assert len(said) == 1

@@ -336,6 +336,34 @@ FAULTS = [
         "p.yaml:2: space.max_queue_delay_microseconds: '1ms' is neither a number of µs from 0 on "
         "nor off (no dynamic batching)",
     ),
+    *(
+        (
+            MODEL + f"space: {{config: {{{path}: [1]}}}}",
+            f"p.yaml:2: space.config.{path}: write space.{key} in a profile, or --{option} of `tune sweep`, in place "
+            "of it",
+        )
+        for path, key, option in (
+            ("instance_group", "instance_group_count", "instance-count"),
+            ("instance_group.count", "instance_group_count", "instance-count"),
+            ("instance_group_count", "instance_group_count", "instance-count"),
+            ("instance_group.0.count", "instance_group_count", "instance-count"),
+            ("dynamic_batching.preferred_batch_size", "preferred_batch_size", "preferred-batch-size"),
+            ("dynamic_batching.preferred_batch_size.0", "preferred_batch_size", "preferred-batch-size"),
+        )
+    ),
+    (
+        MODEL + "space: {server: {ratelimit: [off]}}",
+        "p.yaml:2: space.server.ratelimit: 'ratelimit': tritonserver has no option --ratelimit; did you mean "
+        "rate-limit?",
+    ),
+    (
+        MODEL + "space: {config: {dynamic_batching.preserve_ordering: [on]}}",
+        "p.yaml:2: space.config.dynamic_batching.preserve_ordering: 'on' does not fit; it takes true or false",
+    ),
+    (
+        MODEL + "space: {onnxruntime: {allow_spinning: [yes]}}",
+        "p.yaml:2: space.onnxruntime.allow_spinning: 'yes' is not true or false",
+    ),
     (
         MODEL + "space: {preferred_batch_size: [half]}",
         "p.yaml:2: space.preferred_batch_size: 'half' is not a choice; write none, max, max/2, a "

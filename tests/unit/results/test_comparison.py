@@ -271,6 +271,19 @@ def test_the_output_fits_80_columns(sample: Path, tmp_path: Path) -> None:
     assert "p95 <= 20 ms" in shown
 
 
+def test_a_long_name_is_not_broken(sample: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(sample, tmp_path / "dlrm" / "other"))
+    comparison = compared(sample, other)
+    long = "a_model_whose_name_is_longer_than_half_of_the_terminal"
+    second = comparison.b
+    renamed = replace(second, run=replace(second.run, problem=replace(second.run.problem, model=long)))
+    lines = text_of(replace(comparison, b=renamed)).splitlines()
+    assert [line.split() for line in lines if line.startswith("model:")] == [
+        ["model:", "A", comparison.a.run.problem.model],
+        ["model:", "B", long],
+    ]
+
+
 def test_texts_of_the_folders_do_not_control_the_terminal(
     a: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
