@@ -7,6 +7,7 @@ import math
 import os
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -280,11 +281,16 @@ class SpeedLog:
 
 
 def speed_note(measured: Iterable[Measurement]) -> SpeedVaried | None:
-    """Return a note on the speed of the machine during all measurements; None if it varied by less than the limit."""
-    probes_ms = [each.speed_probe_ms for each in measured if each.speed_probe_ms]
-    if not probes_ms or max(probes_ms) < SPEED_VARIATION_LIMIT * min(probes_ms):
-        return None
-    return SpeedVaried(max(probes_ms) / min(probes_ms))
+    """Return a note on the speed of the machine during all measurements; None if it varied by less than the limit.
+
+    Each node of a cluster is compared with itself, and the note is on the one that varied most.
+    """
+    probes_ms = defaultdict[str, list[float]](list)
+    for each in measured:
+        if each.speed_probe_ms:
+            probes_ms[each.node].append(each.speed_probe_ms)
+    factor = max((max(own) / min(own) for own in probes_ms.values()), default=1.0)
+    return None if factor < SPEED_VARIATION_LIMIT else SpeedVaried(factor)
 
 
 def _work(arrays: tuple[FloatArray, FloatArray]) -> None:

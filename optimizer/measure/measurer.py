@@ -55,7 +55,7 @@ class Measurer:
     ``disturbance_limit`` of the CPUs does not count for a verdict. ``cross_checking`` is perf_analyzer if another
     load generator confirms, which it checks; None otherwise. ``speed`` probes this machine's speed beside the idle
     server; None if the server runs on another machine. ``with_forecast`` adds the forecast to a measurement of the
-    search.
+    search. ``node`` is the host name of a node of a cluster; empty outside of a cluster.
     """
 
     load_generator: LoadGenerator
@@ -70,6 +70,7 @@ class Measurer:
     disturbance_limit: float = DISTURBANCE_LIMIT
     speed: SpeedLog | None = None
     with_forecast: Callable[[Candidate, LoadPoint, Measurement], Measurement] | None = None
+    node: str = ""
 
     def __post_init__(self) -> None:
         self._score: float | None = None
@@ -204,7 +205,9 @@ class Measurer:
         """Return ``measurement`` with the deviation and the score of the outputs, and the machine's speed."""
         probe_ms = None if self._probe_seconds is None else round(1000 * self._probe_seconds, 3)
         deviation = None if self._output_deviation is None else float(f"{self._output_deviation:.3g}")
-        return replace(measurement, score=self._score, output_deviation=deviation, speed_probe_ms=probe_ms)
+        return replace(
+            measurement, score=self._score, output_deviation=deviation, speed_probe_ms=probe_ms, node=self.node
+        )
 
     def _take(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Measurement:
         """Return the measurement, or that of a second attempt if the first is unstable although nothing disturbed it.

@@ -142,7 +142,7 @@ class Parser(argparse.ArgumentParser):
         if "--sla" not in known or "--" in words:
             end = words.index("--") if "--sla" in known else 0
             return [*(self._any_percentile(words[:end]) if end else ()), *words[end:]]
-        joined, rest = list[str](), iter(words)
+        joined, bounds, rest = list[str](), list[tuple[str, str, str]](), iter(words)
         for word in rest:
             flag, sign, bound = word.partition("=")
             match = _ANY_PERCENTILE.fullmatch(flag)
@@ -153,7 +153,9 @@ class Parser(argparse.ArgumentParser):
             if not bound or bound.startswith("--"):
                 raise BadInputError(f"{quote(flag)}: expected one argument; {self._advice()}")
             joined.append(f"--sla={match[1]}<={bound}")
-            parse_value(flag, bound, functools.partial(_check_bound, match[1]))
+            bounds.append((flag, match[1], bound))
+        for flag, metric, bound in bounds:
+            parse_value(flag, bound, functools.partial(_check_bound, metric))
         return joined
 
     def _advice(self) -> str:

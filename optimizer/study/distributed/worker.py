@@ -180,7 +180,8 @@ class Worker:
 
     def _make_measurer(self) -> Measurer:
         assert self._environment is not None
-        return self._environment.make_measurer(self._task, self._run, self._outbox, self._outbox)
+        measurer = self._environment.make_measurer(self._task, self._run, self._outbox, self._outbox)
+        return replace(measurer, node=socket.gethostname())
 
     def _reserve_cpus(self) -> Note | None:
         """Pin this process to CPUs of its own. Return a note if it has to share them."""

@@ -202,6 +202,13 @@ def test_a_note_says_that_the_speed_varied(probes_ms: list[float | None], note: 
     assert speed_note(Measurement(speed_probe_ms=probe_ms) for probe_ms in probes_ms) == note
 
 
+def test_each_node_of_a_cluster_is_compared_with_itself() -> None:
+    measured = [("slow", 64.0), ("fast", 32.0), ("slow", 60.0), ("fast", 33.0)]
+    measurements = [Measurement(speed_probe_ms=probe_ms, node=node) for node, probe_ms in measured]
+    assert speed_note(measurements) is None
+    assert speed_note([*measurements, Measurement(speed_probe_ms=48.0, node="fast")]) == SpeedVaried(1.5)
+
+
 def test_a_probe_works_on_every_cpu() -> None:
     probe = SpeedProbe()
     before, wall = os.times(), sum(probe.seconds() for _ in range(5))

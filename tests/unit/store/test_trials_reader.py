@@ -78,7 +78,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         SHARE,
     ),
 }
-FREE_TEXTS = {"model", "gpu_throttling", "reason", "fingerprint"}
+FREE_TEXTS = {"model", "gpu_throttling", "node", "reason", "fingerprint"}
 
 
 def wrong_values(column: str) -> tuple[tuple[str, ...], str]:

@@ -42,7 +42,10 @@ def table(path: Path) -> TrialsTable:
 def test_round_trip(tmp_path: Path) -> None:
     written = table(tmp_path / "trials.csv")
     points = (
-        (LoadPoint(4, 8), replace(measurement(1234.5, 1 / 3), gpu_sm_clock_mhz=1410.0, gpu_throttling="a, b")),
+        (
+            LoadPoint(4, 8),
+            replace(measurement(1234.5, 1 / 3), gpu_sm_clock_mhz=1410.0, gpu_throttling="a, b", node="host-1"),
+        ),
         (LoadPoint(4, 9), Measurement(reason="server died")),
     )
     for load, m in points:
