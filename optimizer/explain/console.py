@@ -118,11 +118,15 @@ def _no_bound_binds(explanation: Explanation) -> str:
     most = max(outcome.points, key=lambda point: point.throughput_infer_per_sec, default=subject)
     if most.throughput_infer_per_sec <= subject.throughput_infer_per_sec:
         if subject.load.concurrency and subject.load.concurrency >= problem.max_concurrency:
+            tried = max(point.load.concurrency for point in outcome.points)
             return (
-                f"None: no measurement had more throughput. The run tried at most {problem.max_concurrency:,} "
-                "requests in flight (--max-concurrency), so more of them may serve more."
+                f"None: no measurement had more throughput. The run tried at most {tried:,} "
+                "requests in flight, so more of them may serve more."
             )
-        return "None: no measurement had more throughput, so the capacity of the server is the limit."
+        return (
+            "None: no measurement had more throughput. Among the tried configurations and loads, the capacity of the "
+            "server is the limit."
+        )
     shown = _measured(explanation, most)
     if not most.measurement.stable:
         return f"None is known to bind: only an unstable measurement had more throughput ({shown})."

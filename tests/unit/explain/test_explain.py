@@ -298,3 +298,16 @@ def test_explain_and_plan_show_the_same_throughput() -> None:
     assert source.measured == explanation.subject.point
     assert "measured: 18,400 ± 2,000 infer/s" in text_of(explanation)
     assert "46 concurrent requests of 4 samples, 18,400 ± 2,000 infer/s" in sentence(source, source.measured)
+
+
+@pytest.mark.parametrize(("most", "said"), [(47, "The run tried at most 47 requests"), (64, "Among the tried conf")])
+def test_without_a_faster_measurement_the_capacity_or_the_highest_load_is_the_limit(most: int, said: str) -> None:
+    explanation = explain(read_run(SAMPLE))
+    run, point = explanation.run, explanation.subject.point
+    assert run.outcome is not None
+    assert point.load.concurrency == 47
+    alone = replace(
+        run, problem=replace(run.problem, max_concurrency=most), outcome=replace(run.outcome, points=(point,))
+    )
+    unbound = replace(explanation, run=alone, binding=binding(point, [point], run.problem.sla, met=True))
+    assert said in " ".join(text_of(unbound).split())

@@ -416,3 +416,13 @@ def test_a_trace_of_requests_is_a_recording_of_traffic(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(f"time_s,batch_size,priority\n{rows}")
     assert read_trace(path).traffic.rate == pytest.approx(50)
+
+
+def test_a_replica_is_compared_with_the_measured_throughput(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run), "--gpus", "4"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    document = planned(capsys, run, "--gpus", "4")
+    [answer] = document["answers"]
+    share = answer["rate_infer_per_sec"] / 4 / 13315.05
+    assert share < 1
+    assert f"each replica gets {share:.0%} of the measured throughput. The measurement kept a fixed number" in shown
