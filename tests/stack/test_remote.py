@@ -253,15 +253,16 @@ def test_a_run_whose_server_dies_names_the_cause_and_the_commands_that_go_on(
         )
         production.server.stop()
         _, errors = run.communicate(timeout=120)
+    saved = re.search(r"its state is saved in (\S+),", errors)
+    assert saved is not None, errors
+    Path(saved[1]).unlink()  # this server does not start again
     assert is_measured
     assert run.returncode == 3
     (folder,) = tables.iterdir()
     cause, restored, kept = [line for line in errors.splitlines() if line.startswith("tune: ")]
-    saved = re.search(r"its state is saved in (\S+),", restored)
-    assert saved is not None
-    Path(saved[1]).unlink()  # this server does not start again
-    assert "no longer answers" in cause
+    assert re.search("no longer answers|does not answer|no tritonserver responds", cause)  # measuring or loading
     assert "not restored" in restored
+    assert "not restored" not in cause
     assert kept.startswith("tune: the measurements are kept; to continue: tune --resume ")
     assert playground.here / kept.rpartition(" ")[2] == folder
     assert json.loads((folder / "run.json").read_text())["reason"] == cause.removeprefix("tune: ")
