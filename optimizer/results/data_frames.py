@@ -39,6 +39,7 @@ _TYPES: dict[str, Any] = {
             *(timing.sketch_field for timing in TIMINGS),
             "response_times_ms",
             "gpu_throttling",
+            "node",
             "load_generator",
             "latency",
             "forecast_latency",

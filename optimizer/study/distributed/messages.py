@@ -246,7 +246,8 @@ def unpack(bundle: TaskBundle, folder: Path) -> tuple[Task, str]:
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(bundle.files)) as archive:
-            archive.extractall(folder, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian 12 has Python 3.11.2
+            archive.extractall(folder)
     except OSError as error:
         reason = error.strerror or "it cannot be written"
         raise EnvironmentFault(

@@ -80,7 +80,8 @@ def test_the_forecasts_and_the_runs_of_a_study_are_kept(tmp_path: Path) -> None:
     )
     assert f"{latency.high:,.4g}) | {latency.measured:,.4g} |" in text
     with tarfile.open(tmp_path / "bert-runs.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(tmp_path)
     assert read_run(tmp_path / "bert").trials == sample.trials
 
 
