@@ -426,6 +426,11 @@ def server_windows(trial: Trial, load: LoadPoint) -> list[list[Measurement]]:
     return list(_windows_by_server(trial, load).values())
 
 
+def counted_server_windows(trial: Trial, load: LoadPoint) -> list[list[Measurement]]:
+    """Return those of ``server_windows`` that count for the verdict, see ``counted_windows``."""
+    return counted_windows(server_windows(trial, load), is_disturbed)
+
+
 def _windows_by_server(trial: Trial, load: LoadPoint) -> dict[int, list[Measurement]]:
     own = [confirmation for confirmation in trial.confirmations if confirmation.load == load]
     servers: dict[int, list[Measurement]] = {}
@@ -451,9 +456,10 @@ def confirmed_windows(trials: Sequence[Trial], *, disturbed: bool = False) -> li
 
     They are those that count if ``disturbed``, otherwise only those in which the machine was not disturbed.
     """
-    groups = [server_windows(trial, load) for trial, load in _confirmed_loads(trials)]
+    confirmed = _confirmed_loads(trials)
     if disturbed:
-        return [counted_windows(servers, is_disturbed) for servers in groups]
+        return [counted_server_windows(trial, load) for trial, load in confirmed]
+    groups = [server_windows(trial, load) for trial, load in confirmed]
     kept = [[[window for window in own if not is_disturbed(window)] for own in servers] for servers in groups]
     return [[own for own in servers if own] for servers in kept]
 
@@ -461,7 +467,7 @@ def confirmed_windows(trials: Sequence[Trial], *, disturbed: bool = False) -> li
 def windows_of(confirmed: Confirmed, trials: Sequence[Trial]) -> list[list[Measurement]]:
     """Return the windows of ``confirmed`` that count, by fresh server; it is a confirmation of ``trials``."""
     trial = next(trial for trial in trials if trial.number == confirmed.point.trial)
-    return counted_windows(server_windows(trial, confirmed.point.load), is_disturbed)
+    return counted_server_windows(trial, confirmed.point.load)
 
 
 def confirmed_spreads(
@@ -542,8 +548,7 @@ def compare_throughput(
 def _judge_confirmation(
     trial: Trial, load: LoadPoint, problem: Problem, spreads_by_disturbance: Mapping[bool, Mapping[str, ServerSpread]]
 ) -> Confirmed:
-    servers = server_windows(trial, load)
-    counted = counted_windows(servers, is_disturbed)
+    servers, counted = server_windows(trial, load), counted_server_windows(trial, load)
     spreads = spreads_by_disturbance[_has_disturbed(counted)]
     error = max(again.error for again in trial.confirmations if again.load == load)
     judged = judge_load(trial, load, problem, spreads, error or 1 - problem.confidence)

@@ -24,7 +24,7 @@ from objectives.load_sequence import (
     choose_candidate,
 )
 from objectives.sequential import LOOKS
-from objectives.verdict import counted_windows, is_disturbed, pool_measurements
+from objectives.verdict import pool_measurements
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
@@ -34,6 +34,7 @@ from optimizer.results.confirmation_plan import (
     LoadLadder,
     confirmation_candidate,
     confirmed_spreads,
+    counted_server_windows,
     expected_throughput,
     finalists,
     judge_confirmations,
@@ -182,7 +183,7 @@ class CandidateTests:
         return next(trial for trial in self.trials if trial.number == self.point.trial)
 
     def planned(self, load: int) -> ConfirmationCandidate:
-        """Return what is measured on each server at this load."""
+        """Return the plan of the measurements on each server at this load."""
         return confirmation_candidate(
             self.point,
             self.ladder.loads[load],
@@ -199,8 +200,7 @@ class CandidateTests:
     def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
         """Return the verdict on this load."""
         place = self.ladder.loads[load]
-        counted = counted_windows(server_windows(self.trial, place), is_disturbed)
-        spreads = confirmed_spreads(self.trials, self.problem, counted)
+        spreads = confirmed_spreads(self.trials, self.problem, counted_server_windows(self.trial, place))
         judged = judge_load(self.trial, place, self.problem, spreads, error, most_servers)
         return LoadJudgement(judged.verdict, judged.is_promising, judged.excess)
 
@@ -209,7 +209,7 @@ class CandidateTests:
         return True
 
     def throughput(self, load: int) -> float:
-        """Return the throughput at this load: the predicted one, corrected by what was measured at a tested load.
+        """Return the throughput at this load: the predicted one, corrected by the measurement at a tested load.
 
         That is this load if it was tested, otherwise the one that passed, otherwise the last one.
         """

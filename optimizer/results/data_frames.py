@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from objectives.metrics import TIMINGS, Measurement
+from objectives.metrics import Measurement
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import CROSS_CHECKING, SETTING_COLUMNS, LoadPoint, Trial
 from optimizer.results import result_document
@@ -17,7 +17,7 @@ from optimizer.results.confirmation_plan import Confirmed
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome
 from optimizer.results.report import tables
-from optimizer.store.trials_reader import FORECAST, ON_FRESH_SERVER, forecast_cells
+from optimizer.store.trials_reader import FORECAST, ON_FRESH_SERVER, TEXTS, forecast_cells
 
 _LOAD = ("request_batch_size", "concurrency", "request_rate")
 _MEASURED = (*(field.name for field in fields(Measurement) if field.name != "forecast"), *FORECAST)
@@ -33,13 +33,7 @@ _TYPES: dict[str, Any] = {
             "status",
             "reason",
             "verdict",
-            "batch_stats",
-            "by_priority",
-            *(timing.over_field for timing in TIMINGS),
-            *(timing.sketch_field for timing in TIMINGS),
-            "response_times_ms",
-            "gpu_throttling",
-            "node",
+            *TEXTS,
             "load_generator",
             "latency",
             "forecast_latency",

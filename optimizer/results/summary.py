@@ -82,8 +82,8 @@ def undecided_cause(outcome: Outcome) -> str:
         untested = "was not tested on fresh servers"
         if confirmed is not None:
             untested = f"was compared on {formatting.count(confirmed.servers, 'fresh server')}, but not tested"
-        if tested := [entry for entry in outcome.again if entry.error]:
-            judged, why = tested[-1].judged, ""
+        if (tested := _last_tested(outcome)) is not None:
+            judged, why = tested.judged, ""
             if judged.counts_disturbed:
                 why = f" (the machine was disturbed in {100 * judged.disturbed_share:.0f} % of the windows)"
             return f"no configuration passed its test on fresh servers{why}, and this one {untested}"
@@ -146,6 +146,11 @@ def _cause_in_test(outcome: Outcome, confirmed: Confirmed) -> str:
     if latency_ms is not None and latency_ms <= math.exp(-MARGIN) * bound.bound:
         return f"the {servers} servers differ too much ({measured})"
     return too_few if effective < needed else f"{measured}, and {100 * allowed:.4g} % may be"
+
+
+def _last_tested(outcome: Outcome) -> Confirmed | None:
+    """Return the newest test on fresh servers; None if nothing was tested, or only compared."""
+    return next((entry for entry in reversed(outcome.again) if entry.error), None)
 
 
 def _is_disturbed(confirmed: Confirmed | None) -> bool:
@@ -223,8 +228,7 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
             return NextStep(advice, f"tune verify --fresh {run}")
         if _only_baseline_measured(outcome):
             return NextStep("run again with a larger --budget", reproduce)
-        tested = [entry for entry in outcome.again if entry.error]
-        is_disturbed = _is_disturbed(outcome.confirmed or next(reversed(tested), None))
+        is_disturbed = _is_disturbed(outcome.confirmed or _last_tested(outcome))
         first = "stop other programs on this machine, then " if is_disturbed else ""
         return NextStep(f"{first}continue the test", verify_command(folder))
     if outcome.closest is not None:

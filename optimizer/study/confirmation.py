@@ -68,7 +68,7 @@ class Confirmer:
         trials: The trials of the search; they get confirmations.
         fit: Fits a performance model to the search's points; None predicts latencies without one.
         plan: The plan of an earlier session, whose tests continue.
-        record: Stores a plan; called before the first window of what it fixes.
+        record: Stores a plan; called before the first window that depends on it.
     """
 
     problem: Problem
@@ -378,7 +378,7 @@ class CandidateTester(CandidateTests):
     confirmer: Confirmer
 
     def planned(self, load: int) -> ConfirmationCandidate:
-        """Return what is measured on each server at this load."""
+        """Return the plan of the measurements on each server at this load."""
         servers = self.servers(load)
         missing = next((look - servers for look in LOOKS if look > servers), 1)
         return self.confirmer.tested(super().planned(load), missing)

@@ -18,7 +18,7 @@ from tests.recorded_run import MEASURE_SECONDS
 __all__ = ["quick_runs", "recorded_runs"]
 
 KILLS = 20
-THOUGHT_SECONDS = 0.3  # about what the search takes for its next proposal
+THOUGHT_SECONDS = 0.3  # estimated: the time that the search takes for its next proposal
 START_SECONDS = 120.0
 AHEAD = 10  # rows that a run may be ahead of the moment at which it is killed; then it waits for that
 
@@ -92,7 +92,7 @@ def test_a_second_run_in_the_same_folder_is_refused(playground: Playground, quic
     hold(folder, 1)
     first = start(folder, quick_runs)
     assert eventually(lambda: is_held(folder), START_SECONDS)
-    beside = start(other, quick_runs)  # in a folder of its own nobody is in its way
+    beside = start(other, quick_runs)  # no other run uses its folder
     ended = start(folder, quick_runs).finish()
     assert ended.code == 3
     (complaint,) = ended.complaints
