@@ -51,6 +51,7 @@ STEP_FACTORS = (1.3, 1.7)
 DEPLOY_SECONDS, MEASURE_SECONDS = 3.0, 1.4
 SEARCH_SECONDS = 72.0  # 60 % of two minutes
 DEPLOYMENT_NOISE, MEASUREMENT_NOISE, PROBE_NOISE = 0.05, 0.03, 0.02  # standard deviations of logs
+UNSTEADY_PROBE_NOISE = 0.22
 PROBE_SECONDS = 0.04
 OTHERS_SHARE = 0.46  # share of the CPUs that other processes take every other epoch
 MOST_SLOWED = 0.5  # largest log by which they slow a measurement
@@ -76,13 +77,18 @@ processes; the other rows are what `tune` does, without and with up to {MAX_CONT
 
 @dataclass(frozen=True)
 class Machine:
-    """A kind of machine. ``slope`` is the effect of its speed on the model; ``cpu_count`` None is a GPU's."""
+    """A kind of machine.
+
+    ``slope`` is the effect of its speed on the model, ``cpu_count`` None is a GPU's, ``probe_noise`` is the standard
+    deviation of the log of a probe at constant speed.
+    """
 
     name: str
     has_steps: bool = False
     slope: float = 1.0
     is_shared: bool = False
     cpu_count: int | None = 2
+    probe_noise: float = PROBE_NOISE
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,11 @@ MACHINES = {
     "none": (Machine("speed steps without effect", has_steps=True, slope=0.0), (HIDDEN, PROBE, CONTROLS)),
     "gpu": (
         Machine("speed steps without effect, GPU", has_steps=True, slope=0.0, cpu_count=None),
+        (HIDDEN, PROBE, CONTROLS),
+    ),
+    "unsteady": (Machine("unsteady probe", probe_noise=UNSTEADY_PROBE_NOISE), (HIDDEN, PROBE, CONTROLS)),
+    "both": (
+        Machine("speed steps, unsteady probe", has_steps=True, probe_noise=UNSTEADY_PROBE_NOISE),
         (HIDDEN, PROBE, CONTROLS),
     ),
     "shared": (Machine("other processes", is_shared=True), (HIDDEN, CONTROLS)),
@@ -141,7 +152,7 @@ class DriftingServer:
 
     def probe(self) -> float:
         slowness = self._step() if self.machine.has_steps else 0.0
-        return PROBE_SECONDS * math.exp(slowness + self.probe_noise.normal(0, PROBE_NOISE))
+        return PROBE_SECONDS * math.exp(slowness + self.probe_noise.normal(0, self.machine.probe_noise))
 
     @contextlib.contextmanager
     def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:

@@ -7,6 +7,7 @@ median probe of the run. Stored measurements stay as they were measured.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +25,8 @@ from optimizer.machine.conditions import DISTURBANCE_LIMIT
 # possible: a model may wait for a timer or for memory.
 CPU_SLOPE, GPU_SLOPE, SLOPE_DEVIATION = 1.0, 0.0, 0.5
 HIGHEST_SLOPE = 1.5
-PROBE_NOISE = 0.03  # standard deviation of the log of a probe at constant speed
+SMALLEST_SLOPE_DEVIATION = 0.25  # the reliability of the probe is only an estimate
+PROBE_NOISE = 0.03  # smallest standard deviation of the log of a probe at constant speed
 DEPLOYMENT_NOISE = 0.06  # standard deviation of the log throughput between deployments at constant speed
 DISTURBANCE_NOISE = 0.2  # standard deviation of the log throughput for each CPU that others take, of those there are
 TIMES = (
@@ -126,25 +128,39 @@ def fit_speed_correction(trials: Sequence[Trial], problem: Problem) -> SpeedCorr
     """Return the correction for the search's measurements of ``trials``.
 
     The slope is the posterior mean of a regression within the groups of points that measured the same candidate at
-    the same load. Differences between probes are partly noise, so the slope is also multiplied by the reliability
-    ratio (Fuller 1987, "Measurement Error Models", section 1.2). Request rates are not corrected: their throughput
-    does not depend on the speed, nor is their latency proportional to it.
+    the same load. A regression on a probe with noise has a smaller slope, by the reliability ratio (Fuller 1987,
+    "Measurement Error Models", section 1.2). This holds for the prior too. Request rates are not corrected: their
+    throughput does not depend on the speed, nor is their latency proportional to it.
     """
     points = latest_points(trials)
     probes = {point.trial: point.measurement.speed_probe_ms for point in points if point.measurement.speed_probe_ms}
     if len(probes) < 2 or problem.open_loop:
         return SpeedCorrection()
     reference_ms = statistics.median(probes.values())
-    variance = statistics.fmean(math.log(probe / reference_ms) ** 2 for probe in probes.values())
-    reliability = max(0.0, 1 - PROBE_NOISE**2 / variance) if variance > 0 else 0.0
-    precision = 1 / SLOPE_DEVIATION**2
-    weighted = precision * (GPU_SLOPE if problem.cpu_count is None else CPU_SLOPE)
+    reliability = probe_reliability([probes[number] for number in sorted(probes)])
+    precision = 1 / max(reliability * SLOPE_DEVIATION, SMALLEST_SLOPE_DEVIATION) ** 2
+    weighted = precision * reliability * (GPU_SLOPE if problem.cpu_count is None else CPU_SLOPE)
     for group in _repeated(points, problem):
         probe, slowness = _deviations(group, reference_ms)
         precision += sum(x * x for x in probe) / DEPLOYMENT_NOISE**2
         weighted += sum(x * y for x, y in zip(probe, slowness, strict=True)) / DEPLOYMENT_NOISE**2
     slope = min(max(weighted / precision, 0.0), HIGHEST_SLOPE)
-    return SpeedCorrection(reference_ms, reliability * slope, reliability / math.sqrt(precision))
+    return SpeedCorrection(reference_ms, slope, 1 / math.sqrt(precision))
+
+
+def probe_reliability(probes_ms: Sequence[float]) -> float:
+    """Return the share of the variance of the log probe that comes from the speed of the machine, 0 to 1.
+
+    ``probes_ms`` are in the order of the deployments. A speed that lasts for some deployments changes successive
+    probes by little, while a disturbance of less than a second changes each of them. So the variance of the noise is
+    half the mean square successive difference (von Neumann et al. 1941, "The mean square successive difference").
+    """
+    logs = [math.log(probe) for probe in probes_ms]
+    if len(logs) < 2:
+        return 0.0
+    successive = statistics.fmean((later - earlier) ** 2 for earlier, later in itertools.pairwise(logs)) / 2
+    variance = statistics.variance(logs)
+    return max(0.0, 1 - max(successive, PROBE_NOISE**2) / variance) if variance > 0 else 0.0
 
 
 def _repeated(points: Sequence[Point], problem: Problem) -> list[list[Point]]:
