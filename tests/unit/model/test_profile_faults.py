@@ -260,7 +260,7 @@ FAULTS = [
     (MODEL + "sla: {p95: 20}", "p.yaml:2: sla.p95: 20: a unit is missing: 20ms?"),
     (
         MODEL + "sla: {p95: -20ms}",
-        "p.yaml:2: sla.p95: '-20ms': write a positive time such as 20ms, 0.02s or 500us",
+        "p.yaml:2: sla.p95: '-20ms': a time is never negative; write a positive time such as 20ms, 0.02s or 500us",
     ),
     (MODEL + "sla: {p95: .nan}", "p.yaml:2: sla.p95: '.nan' is not a value of the type float"),
     (
