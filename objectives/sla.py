@@ -214,7 +214,7 @@ def parse_duration_ms(text: str, example: str = "20ms") -> float:
 
 
 def _time_fault(text: str) -> str:
-    """Return what is wrong with ``text``, which is not a number with or without a unit of time."""
+    """Return the fault of ``text``, which is not a number with or without a unit of time."""
     if not text.strip():
         return "the time is missing"
     if text.strip().startswith("-"):

@@ -30,12 +30,14 @@ from optimizer.model.requests import RequestBatching, Requests
 from optimizer.model.sequence_space import check_sequence_fields
 from optimizer.options.option_reader import external_values
 from optimizer.options.run_options import RunOptions
+from optimizer.results import formatting
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study import sweep_output
 from optimizer.study.environment import Environment
 from optimizer.study.model_finder import sizes_given_twice, trace_sizes
 from optimizer.study.option_check import check_server_processes
+from optimizer.study.start_line import server
 from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, configurations, sweep_cells
 from optimizer.study.task import Task, check_settings
 from optimizer.study.trial_runner import CandidateMeasurer, CrashRetry
@@ -199,6 +201,8 @@ def sweep(
             notes = (*environment.notes(task), *present([plan.left_out]))
             sweep_output.write(folder, sweep_output.document("running", facts, [], notes, stopwatch.wall_seconds()))
             try:
+                loads = formatting.count(len(plan), "measurement")
+                say(f"sweeping {problem.model} on {server(options)}: {loads}; results in {folder.path}")
                 with environment.closed_at_end():
                     target = environment.make_target(task, folder)
                     target.start()
