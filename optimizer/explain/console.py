@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -17,6 +16,7 @@ from optimizer.explain.explanation import Explanation, PredictedLatency, RunnerU
 from optimizer.explain.forecaster import Forecast, Gain, OtherSla, Remedy
 from optimizer.results import formatting, outcome_tables, point_values, summary
 from optimizer.results.formatting import plain_table, print_table
+from optimizer.results.line_breaks import wrap
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
 
 WIDTH = 80
@@ -63,7 +63,7 @@ def _print_subject(console: Console, explanation: Explanation) -> None:
     outcome = explanation.run.outcome
     assert outcome is not None
     headline = summary.headline(outcome, problem)
-    for line in textwrap.wrap(headline, WIDTH):
+    for line in wrap(headline, WIDTH):
         console.print(Text(line, formatting.VERDICT_STYLES[outcome.verdict]))
     latency = problem.sla.judged_latency
     role = "recommended" if explanation.recommended else "closest"
@@ -372,5 +372,5 @@ def _heading(console: Console, text: str) -> None:
 
 def _sentences(console: Console, *sentences: str) -> None:
     for sentence in sentences:
-        for line in textwrap.wrap(sentence, WIDTH - 2, initial_indent="  ", subsequent_indent="    "):
+        for line in wrap(sentence, WIDTH - 2, first_indent="  ", indent="    "):
             console.print(Text(line), soft_wrap=True)

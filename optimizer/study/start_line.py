@@ -1,4 +1,4 @@
-"""The line that is printed before the first measurement: what is tuned or tested, where and for how long."""
+"""The line before the first measurement, which names the model, the server, the time, the goal and the folder."""
 
 from __future__ import annotations
 

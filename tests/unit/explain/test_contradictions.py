@@ -78,7 +78,8 @@ def test_a_recorded_run_is_not_contradicted(tmp_path: Path, sample: Path, bound:
     ("table", "bound_ms", "search"),
     [
         *((table, bound_ms, "tpe") for table, bound_ms in BOUNDS_MS.items()),
-        *((table, bound_ms, "simulated") for table, bound_ms in BOUNDS_MS.items()),
+        ("wide", 20.0, "simulated"),
+        ("sleep-2", 50.0, "simulated"),
         ("mlp", 5.0, "grid"),
         ("dlrm-1", 10.0, "nsga2"),
         ("wide", 20.0, "random"),

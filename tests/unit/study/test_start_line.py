@@ -1,4 +1,4 @@
-"""The line before the first measurement names what is tuned, the server, the time, the goal and the folder."""
+"""The line before the first measurement names the model, the server, the time, the goal and the folder."""
 
 from __future__ import annotations
 
