@@ -24,6 +24,7 @@ from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import VARIANT, Candidate, FieldValue, LoadPoint, Trial
 from optimizer.machine.conditions import machine_conditions
 from optimizer.measure.measurer import Measurer, ProgressObserver
+from optimizer.model.default_space import without_batch_dimension
 from optimizer.model.instance_limit import too_many_instances
 from optimizer.model.profile_schema import SpaceSection
 from optimizer.model.requests import RequestBatching, Requests
@@ -224,6 +225,8 @@ def sweep(
 def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count: int) -> tuple[SweepPlan, Task]:
     """Return the plan, and the task with the swept fields as its only parameters. Raises BadInputError."""
     choices = request.choices
+    if 0 in choices.max_batch_size and task.source.tuned_config.max_batch_size:
+        raise BadInputError(f"--max-batch-size: {without_batch_dimension(task.source.tuned_model)}")
     candidates, left_out = _configurations(task, request, options, gpu_count)
     sizes = request.request_batch_size or (task.problem.request_batch_size,)
     if task.sequence_length is not None and max(sizes) > 1:
