@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import shutil
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,18 @@ def test_a_home_that_cannot_be_written_is_not_called_full(called_tune: Tune) -> 
     ended = called_tune(*SLA, "--dry-run", "mlp", env={"TRITUNE_CACHE": Path("/proc/nowhere")})
     assert_says(ended, ("cannot build mlp in /proc/nowhere", "; set TRITUNE_CACHE to another folder"), code=3)
     assert "free space" not in ended.stderr
+
+
+def test_a_model_that_is_not_that_of_the_run_is_refused_with_the_command_as_given(
+    called_tune: Tune, playground: Playground
+) -> None:
+    run = playground.here / "run"
+    shutil.copytree("tests/data/dlrm/sample", run)
+    assert_says(called_tune("verify", "run", "mlp"), ("verify ", "run: the run has its own model; leave 'mlp' out"))
+    assert_says(called_tune("--resume", "run", "mlp"), ("--resume run: the run has its own model; leave 'mlp' out",))
+
+
+def test_a_plan_for_an_unknown_model_announces_no_search(called_tune: Tune) -> None:
+    ended = called_tune("plan", "nowhere", "--rate", "100/s")
+    assert_says(ended, ("no model 'nowhere'", "`tune models` lists them"))
+    assert len(ended.stderr.splitlines()) == 1
