@@ -1,4 +1,4 @@
-"""Line breaks of texts for a terminal, which keep a number beside its unit and a bound or a setting in one piece."""
+"""Line breaks of texts for a terminal, which keep a number with its unit and a bound or a setting in one piece."""
 
 from __future__ import annotations
 

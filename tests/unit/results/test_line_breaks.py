@@ -1,4 +1,4 @@
-"""Lines for a terminal keep a number beside its unit, and a bound or a setting in one piece."""
+"""Lines for a terminal keep a number with its unit, and a bound or a setting in one piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Too much load is told apart from a slower server, on servers that the simulator of the run plays."""
+"""The cause is too much load, a slower server or bursts, on servers that the simulator of the run plays."""
 
 from __future__ import annotations
 
