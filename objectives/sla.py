@@ -18,6 +18,7 @@ CONFIDENCE = 0.99  # default confidence of a verdict
 
 _MS_PER_UNIT = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3}
 _BYTES_PER_UNIT = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+UNITS = frozenset((*_MS_PER_UNIT, *_BYTES_PER_UNIT, "%"))  # that may follow a number
 _NUMBER = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*"
 _MAX_CHARACTERS = 400  # limit for a value with its unit
 
@@ -203,13 +204,24 @@ def parse_duration_ms(text: str, example: str = "20ms") -> float:
     match = _match(r"(us|ms|s|m|min|h)?", text)
     if not match:
         others = {"ms": "20ms, 0.02s or 500us", "m": "5m, 90s or 0.5h"}
-        raise ValueError(f"write a positive time such as {others.get(unit, example)}")
+        raise ValueError(f"{_time_fault(text)}; write a positive time such as {others.get(unit, example)}")
     value = float(match[1]) * _MS_PER_UNIT[match[2] or unit]
     if not 0 < value < math.inf:
         raise ValueError(f"the time must be greater than zero, such as {example}")
     if not match[2]:
         raise ValueError(f"a unit is missing: {text.strip()}{unit}?")
     return value
+
+
+def _time_fault(text: str) -> str:
+    """Return the fault of ``text``, which is not a number with or without a unit of time."""
+    if not text.strip():
+        return "the time is missing"
+    if text.strip().startswith("-"):
+        return "a time is never negative"
+    if _match(r"[A-Za-z]+", text):
+        return f"the unit is none of {', '.join(_MS_PER_UNIT)}"
+    return "this is not a number with a unit of time"
 
 
 def parse_bytes(text: str) -> float:

@@ -15,7 +15,7 @@ from optimizer.cli.emit import DEFAULT_UTILIZATION_TEXT, parse_utilization
 from optimizer.cli.emit import MAX_REPLICAS as MOST_AUTOSCALED
 from optimizer.cli.main import EXIT_CODES
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_file, is_folder, one_line
+from optimizer.core.safe_text import exists, is_file, is_folder, one_line
 from optimizer.options.command_line import Parser, add_results, values_of
 from optimizer.options.option_reader import latency_bounds_ms, run_options
 from optimizer.options.run_options import STEADY_DISTRIBUTIONS
@@ -373,9 +373,12 @@ def _is_run_name(name: str, out: str) -> bool:
 
 def _tune_model(model: str, arguments: PlanArguments) -> FinishedRun:
     from optimizer.cli.main import progress_on, terminal
+    from optimizer.model.profile import find_profile
     from optimizer.study.tuning_run import tune
 
     options = run_options(model, {**arguments.sla, "out": arguments.results})
+    if "/" not in model and not Path(model).suffix and not exists(Path(model)):
+        find_profile(model)  # refuse an unknown name before anything is announced
     _say(f"{quote(model)} has no run in {arguments.results} yet: tuning it first")
     result = tune(options, None, *progress_on(terminal()))
     if result.status == "interrupted":

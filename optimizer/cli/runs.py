@@ -12,6 +12,7 @@ from optimizer.cli.output import confirm_deletion
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line
 from optimizer.options.command_line import Parser, add_results
+from optimizer.options.option import DEFAULTS
 from optimizer.options.values import quote
 from optimizer.store.run_list import FLAG, ListedRun, delete_run, find_deletable, list_runs
 
@@ -50,6 +51,8 @@ def main(words: list[str]) -> int:
         return _delete(arguments)
     if arguments.yes:
         raise BadInputError(f"--yes: works only with {FLAG}; give that too, or leave it out")
+    if arguments.results != DEFAULTS.out and not is_folder(Path(arguments.results)):
+        raise BadInputError(f"--results {one_line(arguments.results)}: no such folder")
     runs = list_runs(arguments.results, arguments.model)
     if arguments.json:
         print(json.dumps([run.document() for run in runs], indent=2))

@@ -114,7 +114,7 @@ def _continued_options(run: RunFolder, model: str | None, values: dict[str, obje
         raise BadInputError(
             f"--{changed[0]}: the test of a run continues on the server of that run; give --fresh too"
         )
-    return read_run_request(model, {**values, "resume": str(run.path)}).options
+    return read_run_request(model, {**values, "resume": str(run.path)}, "verify").options
 
 
 def _fresh_options(run: RunFolder, model: str | None, values: dict[str, object]) -> RunOptions:

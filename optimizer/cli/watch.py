@@ -99,11 +99,15 @@ def main(words: list[str]) -> int:
     compile_simulator(_say)
     expected = expectation(read_run(arguments.run, arguments.results))
     check_server_count(expected, len(urls))
-    if not arguments.json:
-        of_servers = formatting.count(len(urls), "server")
-        _say(f"reading the metrics of {of_servers} every {interval_seconds:g} s: {count * interval_seconds:,g} s")
+
+    def started() -> None:
+        if not arguments.json:
+            of_servers = formatting.count(len(urls), "server")
+            _say(f"reading the metrics of {of_servers} every {interval_seconds:g} s: {count * interval_seconds:,g} s")
+
     judgement = None
-    for newest in samples(urls, arguments.model or expected.model, interval_seconds, count):
+    model = arguments.model or expected.model
+    for newest in samples(urls, model, interval_seconds, count, on_start=started):
         judgement = judge(expected, newest.loads, len(urls), newest.lost)
         if arguments.json:
             indent = None if arguments.follow else 2

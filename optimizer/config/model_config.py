@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,13 +46,17 @@ _TWO_ON_CPU = {
 def read(path: Path) -> ModelConfig:
     """Return the content of a config.pbtxt. Raises BadInputError naming the file and the faulty line."""
     data, name = read_bytes(path, MAX_BYTES, "is this a config.pbtxt?"), one_line(str(path))
+    if data.startswith(codecs.BOM_UTF8):
+        raise BadInputError(f"{name}:1: begins with a byte order mark, which Triton does not read; save it without")
     try:
         text = data.decode()
         if "\\" * MOST_BACKSLASHES in text:
             raise BadInputError(f"{name}: has {MOST_BACKSLASHES} backslashes in a row; is this a config.pbtxt?")
         return text_format.Parse(text, ModelConfig())
     except UnicodeDecodeError as error:
-        raise BadInputError(f"{name}: not UTF-8 text at byte {error.start}; is this a config.pbtxt?") from None
+        is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        advice = "save it as UTF-8" if is_utf16 else "is this a config.pbtxt?"
+        raise BadInputError(f"{name}: not UTF-8 text at byte {error.start}; {advice}") from None
     except text_format.ParseError as error:
         line = error.GetLine()
         where = f"{name}:{line}" if line is not None else name

@@ -77,7 +77,9 @@ def parse(data: bytes, file: str, *, hint: str = "a profile starts with a line '
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         byte = f"{data[error.start]:#04x}"
-        raise BadInputError(f"{one_line(file)}:{line}: byte {byte} is not UTF-8 text") from None
+        raise BadInputError(
+            f"{one_line(file)}:{line}: byte {byte} is not UTF-8 text; save the file as UTF-8"
+        ) from None
     return _Tree(file).build(_compose(text, file, hint), line=1, keys=())
 
 
@@ -151,6 +153,8 @@ class _Tree:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise self._fault(line, keys, "a key must be one word or a quoted text")
             key = key_node.value
+            if key_node.tag == _TAG + "merge":
+                raise self._fault(line, keys, "the merge key << is not supported; write its keys out")
             if key in children:
                 raise self._fault(line, (*keys, key), f"set twice (first on line {first[key]})")
             first[key] = line

@@ -56,7 +56,7 @@ def _flags(recommended: Recommendation, settings: ProductionSettings) -> list[st
         flags.append(f"--cpus={production.cpu_amount(limits.cpus)}")
     if limits.memory_bytes is not None:
         flags.append(f"--memory={mebibytes(limits.memory_bytes)}")
-    flags.append(f"--shm-size={mebibytes(recommended.shared_memory_bytes)}")
+    flags.append(f"--shm-size={mebibytes(limits.shared_memory_bytes)}")
     flags += [f"--ulimit={limit}" for limit in ULIMITS]
     if settings.repository.is_mounted:
         flags.append(quote(f"--volume={settings.repository.text}:{production.MODELS}:ro"))
@@ -125,7 +125,7 @@ def _service(
             "retries": 3,
             "start_period": f"{production.start_seconds(recommended)}s",
         },
-        "shm_size": mebibytes(recommended.shared_memory_bytes),
+        "shm_size": mebibytes(production.limits(recommended).shared_memory_bytes),
         "ulimits": {limit.name: {"soft": limit.soft, "hard": limit.hard} for limit in read_ulimits(ULIMITS)},
     }
     if repository.is_mounted:

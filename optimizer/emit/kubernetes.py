@@ -260,7 +260,7 @@ def resources(recommended: Recommendation) -> dict[str, Any]:
 
 def shared_memory(recommended: Recommendation) -> dict[str, Any]:
     """Return the volume for shared memory, through which Python models exchange tensors."""
-    size = -(-recommended.shared_memory_bytes // MEBIBYTE)
+    size = -(-production.limits(recommended).shared_memory_bytes // MEBIBYTE)
     return {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": f"{size}Mi"}}
 
 

@@ -141,21 +141,27 @@ STOP_SECONDS = 60  # until a server that stops is killed: Triton itself waits 30
 
 @dataclass(frozen=True)
 class ResourceLimits:
-    """CPUs, memory and GPUs of a replica; None if the run did not measure them."""
+    """CPUs, memory and GPUs of a replica; None if the run did not measure them.
+
+    ``shared_memory_bytes`` is the size of /dev/shm, which is a part of the memory.
+    """
 
     cpus: float | None
     memory_bytes: int | None
     gpus: int
+    shared_memory_bytes: int
 
 
 def limits(recommended: Recommendation) -> ResourceLimits:
     """Return the CPUs and GPUs of the measured server, and its memory with MEMORY_HEADROOM.
 
-    Several server processes divide the CPUs and the memory, and share the GPUs.
+    Several server processes divide the CPUs and the memory, and share the GPUs. Shared memory is limited by the
+    memory, which it counts against; the measured memory includes the shared memory in use.
     """
     memory, cpus, processes = recommended.memory_bytes, recommended.cpus, recommended.server_processes
     rounded = None if memory is None else math.ceil(memory / processes * MEMORY_HEADROOM / MEMORY_STEP) * MEMORY_STEP
-    return ResourceLimits(None if cpus is None else cpus / processes, rounded, recommended.gpus)
+    shared = min(recommended.shared_memory_bytes, rounded or math.inf)
+    return ResourceLimits(None if cpus is None else cpus / processes, rounded, recommended.gpus, int(shared))
 
 
 def command(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
@@ -223,7 +229,9 @@ def deployment_header(
     if recommended.memory_bytes is None:
         lines.append("memory: not measured, so no limit is set")
     else:
-        lines.append(f"memory limit: {MEMORY_HEADROOM:g} times the measured memory")
+        lines.append(
+            f"memory limit: {MEMORY_HEADROOM:g} times the measured memory, with the shared memory (/dev/shm)"
+        )
     if recommended.cpus is None:
         lines.append("CPUs: the server ran on another machine, so no limit is set")
     return [*header(recommended, *lines), *more]

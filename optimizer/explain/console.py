@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -17,6 +16,7 @@ from optimizer.explain.explanation import Explanation, PredictedLatency, RunnerU
 from optimizer.explain.forecaster import Forecast, Gain, OtherSla, Remedy
 from optimizer.results import formatting, outcome_tables, point_values, summary
 from optimizer.results.formatting import plain_table, print_table
+from optimizer.results.line_breaks import wrap
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
 
 WIDTH = 80
@@ -63,7 +63,7 @@ def _print_subject(console: Console, explanation: Explanation) -> None:
     outcome = explanation.run.outcome
     assert outcome is not None
     headline = summary.headline(outcome, problem)
-    for line in textwrap.wrap(headline, WIDTH):
+    for line in wrap(headline, WIDTH):
         console.print(Text(line, formatting.VERDICT_STYLES[outcome.verdict]))
     latency = problem.sla.judged_latency
     role = "recommended" if explanation.recommended else "closest"
@@ -129,11 +129,11 @@ def _no_bound_binds(explanation: Explanation) -> str:
         )
     shown = _measured(explanation, most)
     if not most.measurement.stable:
-        return f"None is known to bind: only an unstable measurement had more throughput ({shown})."
+        return f"Only an unstable measurement had more throughput, so none is known to bind: {shown}."
     missed = problem.sla.missed(most.measurement)
     if missed:
         bounds = formatting.bounds(missed)
-        return f"Several together: the measurement with the most throughput misses {bounds} ({shown})."
+        return f"Several together. The measurement with the most throughput misses {bounds}: {shown}."
     return "None: no measurement beyond a bound had more throughput."
 
 
@@ -147,7 +147,7 @@ def _more_within(explanation: Explanation) -> Iterator[str]:
         return
     why = outcome_tables.why_not_recommended(outcome, most)
     yield f"Another measurement within the bounds had more throughput: {_measured(explanation, most)}."
-    yield f"It is not recommended: {why}."
+    yield f"It is not recommended, because {why}."
 
 
 def _measured(explanation: Explanation, point: Point) -> str:
@@ -223,8 +223,8 @@ def _lowest(latency: PredictedLatency, alone: str, explanation: Explanation) -> 
     if latency.quickest is not None:
         measured_ms = METRICS[latency.metric].value(latency.quickest.measurement) or math.inf
         yield (
-            f"The lowest measured {name} is {formatting.number(measured_ms)} ms "
-            f"({_measured(explanation, latency.quickest)})."
+            f"The lowest measured {name} is {formatting.number(measured_ms)} ms: "
+            f"{_measured(explanation, latency.quickest)}."
         )
     if latency.quickest_ms < (1 - SLIGHT) * measured_ms:
         yield (
@@ -249,7 +249,9 @@ def _effect_of_sla(other: OtherSla, usual: Candidate | None, explanation: Explan
     best = f" ({formatting.configuration(candidate)})" if candidate and candidate != usual else ""
     if point is None:
         return f"{_gain(other.gain, forecast, explanation, of_sla=True)}{best}{refuted}"
-    text = f"measured: {_measured(explanation, point)}"
+    is_other = point != explanation.subject.point
+    sign = f"{other.gain.estimate:+.0%}, " if other.gain and is_other else ""
+    text = f"{sign}measured: {_measured(explanation, point)}"
     if point.candidate != explanation.subject.point.candidate:
         text += f" ({formatting.configuration(point.candidate)})"
     expected = _expected(other, explanation)
@@ -262,9 +264,9 @@ def _expected(other: OtherSla, explanation: Explanation) -> float:
     """Return the expected throughput: the measured one of the recommendation times the gain, if it is known."""
     if other.forecast is None:
         return 0.0
-    if other.gain is None or not explanation.recommended:
+    if other.forecast_gain is None or not explanation.recommended:
         return other.forecast.throughput_infer_per_sec
-    return explanation.subject.point.throughput_infer_per_sec * (1 + other.gain.estimate)
+    return explanation.subject.point.throughput_infer_per_sec * (1 + other.forecast_gain.estimate)
 
 
 def _refuted(effect: Remedy | OtherSla, explanation: Explanation) -> str:
@@ -370,5 +372,5 @@ def _heading(console: Console, text: str) -> None:
 
 def _sentences(console: Console, *sentences: str) -> None:
     for sentence in sentences:
-        for line in textwrap.wrap(sentence, WIDTH - 2, initial_indent="  ", subsequent_indent="    "):
+        for line in wrap(sentence, WIDTH - 2, first_indent="  ", indent="    "):
             console.print(Text(line), soft_wrap=True)

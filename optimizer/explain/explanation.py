@@ -122,7 +122,7 @@ class Simulation:
         points: Number of the measurements that the model was fitted to.
         remedies: Changes of the subject, the largest gain first.
         best: The best tried configuration within the bounds; None if no load of any meets them.
-        other_slas: The best tried configuration within another bound, with its gain over ``best``.
+        other_slas: The best measurement and the best tried configuration within another bound, with their gains.
         next_load: The subject at the next higher load; None if it is simulated.
         next_measured: The measurement of the subject at that load; None if there is none.
     """
@@ -253,15 +253,23 @@ def _with_measured_change(remedy: Remedy, outcome: Outcome, subject: Point, sla:
     if remedy.forecast is None or remedy.forecast.candidate == subject.candidate:
         return remedy
     measured = measured_within(outcome, sla, [remedy.forecast.candidate])
-    gain = remedy.gain
-    if measured is not None and subject.throughput_infer_per_sec:
-        gain = Gain(measured.throughput_infer_per_sec / subject.throughput_infer_per_sec - 1)
+    gain = (measured and _measured_gain(measured, subject)) or remedy.gain
     return replace(remedy, measured=measured, refuted_by=_refutation(remedy.forecast, outcome, sla), gain=gain)
 
 
 def _with_measured_sla(other: OtherSla, outcome: Outcome) -> OtherSla:
-    measured = measured_within(outcome, other.sla)
-    return replace(other, measured=measured, refuted_by=_refutation(other.forecast, outcome, other.sla))
+    """Return ``other`` with the measurements within its bounds, which replace the forecast gain."""
+    measured, recommended = measured_within(outcome, other.sla), outcome.recommended
+    expected = None if measured else other.forecast_gain
+    gain = _measured_gain(measured, recommended) if measured and recommended else expected
+    return replace(other, measured=measured, refuted_by=_refutation(other.forecast, outcome, other.sla), gain=gain)
+
+
+def _measured_gain(measured: Point, subject: Point) -> Gain | None:
+    """Return the gain of a measurement over that of ``subject``; None if that served nothing."""
+    if not subject.throughput_infer_per_sec:
+        return None
+    return Gain(measured.throughput_infer_per_sec / subject.throughput_infer_per_sec - 1)
 
 
 def _refutation(forecast: Forecast | None, outcome: Outcome, sla: Sla) -> Point | None:
@@ -384,6 +392,7 @@ def _simulation_document(simulation: Simulation) -> dict[str, Any]:
                 "other_bound_ms": sla.bound_ms,
                 **_forecast(sla.forecast),
                 **_gain(sla.gain),
+                "forecast_gain": sla.forecast_gain.estimate if sla.forecast_gain else None,
                 **_measured(sla),
             }
             for sla in simulation.other_slas

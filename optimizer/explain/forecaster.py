@@ -131,8 +131,10 @@ def by_gain(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
 class OtherSla:
     """The best tried candidate within ``factor`` times the bound on ``metric``.
 
-    ``gain`` is relative to the best tried candidate within the bounds. ``measured`` is the best measurement of any
-    configuration within the other bounds. ``refuted_by`` is a measurement at the forecast load that misses them.
+    ``measured`` is the best measurement of any configuration within the other bounds. ``gain`` is then its gain over
+    the recommendation, None without a recommendation. Otherwise it is ``forecast_gain``, which is relative to the
+    best tried candidate within the bounds. ``refuted_by`` is a measurement at the forecast load that misses the other
+    bounds.
     """
 
     metric: str
@@ -140,6 +142,7 @@ class OtherSla:
     bound_ms: float
     sla: Sla
     forecast: Forecast | None
+    forecast_gain: Gain | None
     gain: Gain | None
     measured: Point | None = None
     refuted_by: Point | None = None
@@ -155,5 +158,6 @@ def other_slas(
         bound_ms = factor * bounds_ms[metric]
         other = Sla((*sla.without(metric), Constraint(metric, bound_ms)))
         forecast = forecaster.best(tried, other)
-        others.append(OtherSla(metric, factor, bound_ms, other, forecast, gain(forecast, best)))
+        expected = gain(forecast, best)
+        others.append(OtherSla(metric, factor, bound_ms, other, forecast, expected, expected))
     return tuple(others)

@@ -136,6 +136,8 @@ def build_space(
     if largest == 0 and any(section.max_batch_size or ()):
         name = one_line(source.tuned_model)
         raise ParameterError("max_batch_size", f"{name} has no batch dimension; write [0] or leave it out")
+    if largest and 0 in (section.max_batch_size or ()):
+        raise ParameterError("max_batch_size", without_batch_dimension(source.tuned_model))
     if source.variants:
         fields[VARIANT] = tuple(source.variants)
     if source.is_stateful:
@@ -222,6 +224,11 @@ def _check_backend(section: SpaceSection, backend: str) -> None:
     for path in section.onnxruntime.fields() if backend not in ("", execution.BACKEND) else ():
         if path.startswith("parameters."):
             raise ParameterError(path, f"only ONNX models have it, and the backend is {backend}; leave it out")
+
+
+def without_batch_dimension(model: str) -> str:
+    """Return the fault of max_batch_size 0 for a model with a batch dimension."""
+    return f"0 is for a model without a batch dimension, and {one_line(model)} has one; write sizes from 1"
 
 
 def _other_models(source: ModelSource, hardware: Hardware) -> dict[str, tuple[FieldValue, ...]]:

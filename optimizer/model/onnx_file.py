@@ -31,6 +31,7 @@ DATA_TYPES = {"FLOAT": "TYPE_FP32", "DOUBLE": "TYPE_FP64", "FLOAT16": "TYPE_FP16
 GENERATED_DIM = re.compile(r"unk__\d+|.+_dim_\d+")  # names by tf2onnx and PyTorch's exporter for dynamic dims
 TORCH_ENDINGS = (".pt", ".pt2", ".pth")
 ENDINGS = (".onnx", *TORCH_ENDINGS)
+LFS_POINTER = b"version https://git-lfs"  # the beginning of a file whose content Git LFS has not fetched
 UNSPECIFIC_NAMES = {"", "model"}
 
 
@@ -47,6 +48,8 @@ def read_onnx(path: Path) -> ModelProto:
                 f"{show_path(path)}: larger than {MAX_BYTES >> 30} GiB, the limit of an ONNX file; "
                 "save it with its weights in a separate file (onnx.save, save_as_external_data=True)"
             )
+        if fault := _fault_of_bytes(path):
+            raise BadInputError(f"{show_path(path)}: not an ONNX model ({fault})")
         model = onnx.load(str(path), load_external_data=False)
     except (DecodeError, OSError, ValueError) as error:
         problem = f"not an ONNX model ({one_line(' '.join(str(error).split()), MAX_MESSAGE)})"
@@ -54,6 +57,15 @@ def read_onnx(path: Path) -> ModelProto:
     if not model.graph.node:
         raise BadInputError(f"{show_path(path)}: not an ONNX model (its graph is empty)")
     return model
+
+
+def _fault_of_bytes(path: Path) -> str:
+    """Return the fault and the remedy of a file that was not exported or downloaded completely; empty without one."""
+    with path.open("rb") as file:
+        begin = file.read(len(LFS_POINTER))
+    if not begin:
+        return "the file is empty; export or download it again"
+    return "it is a pointer of Git LFS; fetch the file with `git lfs pull`" if begin == LFS_POINTER else ""
 
 
 def external_files(model: ModelProto, path: Path) -> tuple[PurePosixPath, ...]:

@@ -393,9 +393,7 @@ def find_profile(argument: str) -> Path:
             raise BadInputError(f"{one_line(argument)}: no such file; `tune models` lists the profiles with a name")
         return path
     if "/" in argument:
-        problem = "is no profile, ONNX file or model folder" if exists(Path(argument)) else "no such file or folder"
-        kinds = "give a .yaml or .onnx file, the folder of a Triton model, or a name from `tune models`"
-        raise BadInputError(f"{one_line(argument)}: {problem}; {kinds}")
+        raise _no_model(argument, "no such file or folder")
     try:
         name = check_file_name(argument)
     except ValueError as error:
@@ -404,10 +402,23 @@ def find_profile(argument: str) -> Path:
         path = folder / f"{name}.yaml"
         if is_file(path):
             return path
+    if exists(Path(argument)):
+        raise _no_model(argument)
     similar = difflib.get_close_matches(name, list_profiles(), n=3)
     hint = f"did you mean {' or '.join(similar)}? " if similar else ""
     searched = " and ".join(str(folder.absolute()) for folder in dict.fromkeys(profile_folders()))
     raise BadInputError(f"no model {format_value(name)} in {searched}: {hint}`tune models` lists them")
+
+
+def _no_model(argument: str, problem: str = "is no profile, ONNX file or model folder") -> BadInputError:
+    """Return the error about a path that is none of a model; ``problem`` is for one that does not exist."""
+    path = Path(argument)
+    if exists(path):
+        problem = "is no profile, ONNX file or model folder"
+    kinds = "give a .yaml or .onnx file, the folder of a Triton model, or a name from `tune models`"
+    if path.name == "config.pbtxt" and exists(path):
+        kinds = f"give the folder of the model, {one_line(str(path.parent))}"
+    return BadInputError(f"{one_line(argument)}: {problem}; {kinds}")
 
 
 def list_profiles() -> dict[str, Path]:

@@ -16,7 +16,7 @@ from optimizer.config.llm_backends import VLLM, complete_vllm
 from optimizer.config.model_config_proto import TYPE_STRING, ModelConfig, ModelSequenceBatching
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.safe_text import check_shell_word, format_value, is_folder, one_line
+from optimizer.core.safe_text import check_shell_word, format_value, is_file, is_folder, one_line
 from optimizer.model.config_check import check_config
 from optimizer.model.onnx_file import (
     check_loadable,
@@ -215,6 +215,8 @@ def _derived_config(folder: Path, versions: list[Path], largest_batch: int) -> M
         problem = "config.pbtxt is missing; a Triton model folder has one next to its version folders"
         if loose := sorted(file.name for file in folder.glob("*.onnx")):
             problem += f" (to tune {format_value(loose[0])}, name that file)"
+        elif is_file(folder / "run.json"):
+            problem = "this is the folder of a run; continue it with --resume, or explain it with `tune explain`"
         elif models := list_models(folder):
             problem = f"this is a model repository with {models}; give --model-repository FOLDER and one of them"
         raise BadInputError(f"{show_path(folder)}: {problem}")

@@ -10,15 +10,17 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
+from objectives.quantiles import parse_percentile
+from objectives.sla import UNITS
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
-from optimizer.options.option import DEFAULTS, Option
+from optimizer.options.option import DEFAULTS, Option, ValueType
 from optimizer.options.option_reader import RENAMED, did_you_mean, written_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import GROUPS, OPTIONS
 from optimizer.options.values import QUOTE_LENGTH, parse_latency_bound, parse_optional, parse_path, parse_value, quote
 
-_ANY_PERCENTILE = re.compile(r"--sla-((?:ttft-|itl-)?p-?[0-9.]+)", re.ASCII)
+_ANY_PERCENTILE = re.compile(r"--sla-((?:ttft-|itl-)?p(?:-?[0-9.]+)?)", re.ASCII)
 _NEGATIVE = re.compile(r"-\.?[0-9]")  # the beginning of a negative number
 
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # of the environment: the shell asks for the words that may come next
@@ -72,6 +74,7 @@ class Parser(argparse.ArgumentParser):
             argcomplete.autocomplete(self, always_complete_options=False)  # ends the process
         words = self._any_percentile(_join_negative_values(words))
         self._refuse_unknown_flags(words)
+        self._refuse_separate_units(words)
         namespace = self.parse_args(words)
         for name in ("out", "results"):
             parse_optional(f"--{name}", getattr(namespace, name, None), parse_path)
@@ -136,6 +139,28 @@ class Parser(argparse.ArgumentParser):
             action = known.get(word)
             awaiting = word if action is not None and action.nargs is None else ""
 
+    def _refuse_separate_units(self, words: Sequence[str]) -> None:
+        """Raise BadInputError for a value whose unit is a word of its own, as in ``--sla-p95 20 ms``.
+
+        argparse takes the unit for the model, and then reports the model.
+        """
+        types = {flag: option.type for option in OPTIONS for flag in option.flags if option.type is not None}
+        words = list(words[: words.index("--")] if "--" in words else words)
+        for index, unit in enumerate(words[1:], 1):
+            flag, sign, value = words[index - 1].partition("=")
+            if not sign and index > 1:
+                flag, value = words[index - 2], flag
+            if flag not in self._option_string_actions or (kind := types.get(flag)) is None:
+                continue
+            if (
+                unit in UNITS
+                and value[-1:].isdigit()
+                and not _is_valid(kind, value)
+                and _is_valid(kind, value + unit)
+            ):
+                shown = f"{flag} {quote(value)} {unit}"
+                raise BadInputError(f"{shown}: write the number and its unit without a blank: {quote(value)}{unit}")
+
     def _any_percentile(self, words: Sequence[str]) -> list[str]:
         """Return ``--sla-p99.9 30ms`` as ``--sla=p99.9<=30ms``, because such flags cannot be listed."""
         known = self._option_string_actions
@@ -150,8 +175,9 @@ class Parser(argparse.ArgumentParser):
                 joined.append(word)
                 continue
             bound = bound if sign else next(rest, "")
-            if not bound or bound.startswith("--"):
-                raise BadInputError(f"{quote(flag)}: expected one argument; {self._advice()}")
+            parse_value(flag, bound, functools.partial(_check_percentile, match[1]))
+            if not sign and (not bound or bound.startswith("--")):
+                raise BadInputError(f"{quote(flag)}: expected one argument, as in {flag} 20ms; {self._advice()}")
             joined.append(f"--sla={match[1]}<={bound}")
             bounds.append((flag, match[1], bound))
         for flag, metric, bound in bounds:
@@ -163,8 +189,23 @@ class Parser(argparse.ArgumentParser):
         return f"`{self.prog} {flag}` shows the options"
 
 
+def _check_percentile(metric: str, _: str) -> None:
+    percentile = metric.removeprefix("ttft-").removeprefix("itl-")
+    if percentile == "p":
+        raise ValueError(f"the percentile is missing; write it behind the p, such as --sla-{metric}95 20ms")
+    parse_percentile(percentile)
+
+
 def _check_bound(metric: str, bound: str) -> None:
     parse_latency_bound(f"{metric}<={bound}")
+
+
+def _is_valid(kind: ValueType, text: str) -> bool:
+    try:
+        kind.parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _add_option(parser: argparse._ActionsContainer, option: Option, text: str) -> None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, read_bytes
+from optimizer.results import formatting
 
 HOURS = 24
 
@@ -140,7 +141,8 @@ def read_trace(path: Path) -> RecordedTrace:
     times = np.sort(seconds[~np.isnan(seconds)])
     if len(times) < FEWEST:
         raise BadInputError(
-            f"{name}: has {len(times)} readable timestamps in {len(cells)} rows; give at least {FEWEST}"
+            f"{name}: has {formatting.count(len(times), 'readable timestamp')} in "
+            f"{formatting.count(len(cells), 'row')}; give at least {FEWEST}"
         )
     intervals = np.diff(times)
     if not intervals.any():

@@ -24,6 +24,7 @@ from optimizer.measure.measurer import Measurer
 from optimizer.replay.noise import Noise, NoisyServer
 from optimizer.results import formatting, result_document
 from optimizer.results.formatting import print_line
+from optimizer.results.line_breaks import wrap
 from optimizer.search import make_searcher
 from optimizer.search.transfer import TransferredStudy
 from optimizer.store.recorded_rows import RecordedRow
@@ -348,7 +349,8 @@ def _entry(row: RecordedRow | None) -> dict[str, object] | None:
 def print_comparison(console: Console, comparison: Comparison) -> None:
     """Print the table's size, one row for each method (over seeds two: median and p90), and the table's best row."""
     several = any(len(runs) > 1 for runs in comparison.runs.values())
-    print_line(console, _headline(comparison), "bold")
+    for line in wrap(_headline(comparison), console.width):
+        print_line(console, line, "bold")
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("\nsearch")
     if several:

@@ -121,7 +121,7 @@ def why_not_recommended(outcome: Outcome, point: Point) -> str:
     confirmed = outcome.confirmation_of(point)
     if confirmed is not None and confirmed.error:
         reason = confirmed.judged.reason
-        return f"its test at this load ended {confirmed.judged.verdict.value}{f' ({reason})' if reason else ''}"
+        return f"its test at this load ended {confirmed.judged.verdict.value}{f': {reason}' if reason else ''}"
     if confirmed is not None:
         return "it was measured there for comparison only"
     if missed := outcome.sla.missed(point.measurement):
@@ -129,8 +129,8 @@ def why_not_recommended(outcome: Outcome, point: Point) -> str:
     if not point.measurement.stable:
         return "its windows disagreed"
     if any(entry.point.candidate == point.candidate for entry in outcome.again):
-        return "only in the search; this configuration was measured on fresh servers at another load"
-    return "only in the search, which overestimates its best configurations"
+        return "it was measured in the search only; fresh servers of this configuration were measured at another load"
+    return "it was measured in the search only, which overestimates its best configurations"
 
 
 def evenly_spread(points: Sequence[Point], most: int) -> Sequence[Point]:

@@ -54,10 +54,6 @@ class PlainObserver(QuietObserver):
         self._roles: dict[int, str] = {}  # roles of running trials, by number
         self._servers: dict[int, int] = {}  # newest fresh server that was shown, by trial
 
-    def __enter__(self) -> PlainObserver:
-        self._print_line(f"{self._problem.model}, {formatting.bounds(self._problem.sla) or 'no bound'}")
-        return self
-
     def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
         self._roles[number] = role
 

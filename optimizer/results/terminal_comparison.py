@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
@@ -16,16 +15,18 @@ from optimizer.results import comparison as words
 from optimizer.results import formatting, point_values
 from optimizer.results.comparison import Aspect, ComparedRun, Comparison
 from optimizer.results.formatting import plain_table, print_line, print_table
+from optimizer.results.line_breaks import wrap
 from optimizer.results.recommendation import Outcome
 from optimizer.results.terminal_summary import print_unwrapped, print_wrapped
 
 NONE = "none"
+GAP = 2  # columns between two columns of the table
 
 
 def print_comparison(console: Console, comparison: Comparison, limit: float | None = None) -> None:
     """Print ``comparison``, with the answer on the first line. ``limit`` is that of ``--fail-on-regression``."""
     answer, ratio = words.answer(comparison), words.ratio_sentence(comparison)
-    for line in textwrap.wrap(answer, console.width):
+    for line in wrap(answer, console.width):
         print_line(console, line, "bold")
     if not comparison.mismatch and ratio != answer:
         print_wrapped(console, "ratio", ratio)
@@ -40,12 +41,16 @@ def print_comparison(console: Console, comparison: Comparison, limit: float | No
     print_line(console)
     rows = list(_rows(comparison))
     names = max((len(name) for name, *_ in rows if len(name) <= console.width // 2), default=0)
-    room = (console.width - names - 4) // 2  # columns of a value, between the names and two gaps
-    is_short = [len(name) <= names and all(_longest_word(cell) <= room for cell in cells) for name, *cells in rows]
+    room = console.width - names - 2 * GAP  # columns of both values
+    is_short = [
+        len(name) <= names and all(_longest_word(cell) <= room // 2 for cell in cells) for name, *cells in rows
+    ]
+    widths = _column_widths([cells for _, *cells in itertools.compress(rows, is_short)], room)
     table = plain_table("", "A", "B")
     table.columns[0].no_wrap = True
     for cells in itertools.compress(rows, is_short):
-        table.add_row(*map(Text, cells))
+        name, *values = cells
+        table.add_row(name, *(Text("\n".join(wrap(*cell))) for cell in zip(values, widths, strict=True)))
     print_table(console, table)
     for name, a, b in itertools.compress(rows, map(operator.not_, is_short)):  # they can be copied
         print_unwrapped(console, f"{name}: A  ", a)
@@ -56,6 +61,14 @@ def print_comparison(console: Console, comparison: Comparison, limit: float | No
     if limit is not None:
         print_line(console)
         print_wrapped(console, "regression", words.regression(comparison, limit))
+
+
+def _column_widths(rows: Sequence[Sequence[str]], room: int) -> tuple[int, int]:
+    """Return the widths of the two columns of values. A column that needs less than half of ``room`` gets no more."""
+    a, b = (max(map(len, column), default=0) for column in zip(*rows, strict=True)) if rows else (0, 0)
+    if a <= room // 2:
+        return a, room - a
+    return room - min(b, room // 2), min(b, room // 2)
 
 
 def _longest_word(text: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from optimizer.core.notes import DETAILS, ConfirmationComplete, Note
 from optimizer.core.safe_text import one_line
 from optimizer.results import formatting, outcome_tables, summary
 from optimizer.results.formatting import plain_table, print_line, print_table
+from optimizer.results.line_breaks import wrap
 from optimizer.results.point_values import figures, priority_lines
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def print_best_so_far(console: Console, outcome: Outcome, problem: Problem, *, r
 
 
 def _print_answer(console: Console, outcome: Outcome, problem: Problem) -> None:
-    for line in textwrap.wrap(summary.answer(outcome, problem), console.width):
+    for line in wrap(summary.answer(outcome, problem), console.width):
         print_line(console, line, formatting.VERDICT_STYLES[outcome.verdict])
     if cause := summary.cause(outcome):
         print_wrapped(console, "cause", cause)
@@ -146,7 +146,7 @@ def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> 
     for cells in rows:
         table.add_row(*map(Text, cells))
     print_table(console, table)
-    print_line(console, textwrap.fill(summary.evidence(outcome), console.width), "dim")
+    print_line(console, "\n".join(wrap(summary.evidence(outcome), console.width)), "dim")
     print_line(console)
 
 
@@ -180,14 +180,14 @@ def _print_front(console: Console, outcome: Outcome) -> None:
     if len(outcome.front) > MOST_FRONT_ROWS:
         print_line(console, f"{len(outcome.front) - MOST_FRONT_ROWS:,} more in pareto.csv", "dim")
     if remark := outcome_tables.front_remark(outcome):
-        print_line(console, textwrap.fill(remark, console.width))
+        print_line(console, "\n".join(wrap(remark, console.width)))
     print_line(console)
 
 
 def print_wrapped(console: Console, label: str, text: str) -> None:
     """Print ``text`` after ``label``, wrapped and indented."""
     room = max(_LABEL_WIDTH, console.width - _LABEL_WIDTH)
-    for i, line in enumerate(textwrap.wrap(one_line(" ".join(text.split())), room) or [""]):
+    for i, line in enumerate(wrap(one_line(" ".join(text.split())), room) or [""]):
         console.print(Text.assemble(((label if i == 0 else "").ljust(_LABEL_WIDTH), "dim"), line))
 
 

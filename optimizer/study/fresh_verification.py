@@ -22,6 +22,7 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.confirmation import Confirmer
 from optimizer.study.environment import Environment, ObserverFactory
+from optimizer.study.start_line import start_line
 from optimizer.study.trial_runner import take_reference
 
 TIME_FACTOR = 2.0  # budget of a verification over its expected time
@@ -72,6 +73,7 @@ def verify(
         servers = [LOOKS[1], *(COMPARED_SERVERS for _ in planned[1:])]
         expected_seconds = sum(n * entrant.server_seconds for n, entrant in zip(servers, planned, strict=True))
         budget = Budget(TIME_FACTOR * expected_seconds if seconds is None else seconds)
+        say(start_line("testing", problem, options, budget.seconds, folder.path))
         # the lock tells `tune runs` that a process works on the run
         with folder.locked(), open_observer(problem, budget, environment.hardware) as observer:
             measurer = environment.make_measurer(task, folder, table, observer)

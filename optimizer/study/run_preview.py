@@ -30,6 +30,7 @@ from optimizer.study.load_generators import own_client_searches, why_perf_analyz
 from optimizer.study.model_finder import find_model, undeclared_models
 from optimizer.study.run_record import problem_document
 from optimizer.study.searcher_factory import load_warm_start
+from optimizer.study.start_line import goal
 from optimizer.study.task import Task
 
 DYNAMIC_BATCHING = ("max_queue_delay_us", "preferred_batch_sizes")  # parameters that a stateful model does not have
@@ -189,7 +190,7 @@ def print_preview(console: Console, shown: RunPreview) -> None:
     facts = formatting.facts_line(shown.task.source.facts)
     for name, text in (
         ("model", " · ".join(filter(None, (problem.model, facts)))),
-        ("goal", _goal(problem)),
+        ("goal", goal(problem)),
         ("server", f"{shown.options.target}, on {shown.hardware}"),
         ("load", _load(shown)),
         ("time", _time(shown)),
@@ -222,15 +223,6 @@ def print_preview(console: Console, shown: RunPreview) -> None:
         formatting.print_line(console, f"note: {one_line(note)}")
     started = "A server was started to read the inputs" if shown.started_server else "No server was started"
     formatting.print_line(console, f"{started}, and nothing was measured.")
-
-
-def _goal(problem: Problem) -> str:
-    best = ", then ".join(
-        f"{'highest' if metric.better == 'higher' else 'lowest'} {formatting.metric_label(metric.name)}"
-        for metric in problem.objectives
-    )
-    bounds = formatting.bounds(problem.sla)
-    return f"{best} within {bounds}" if bounds else f"{best}, without a bound"
 
 
 def _load(shown: RunPreview) -> str:

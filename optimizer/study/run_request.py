@@ -47,11 +47,14 @@ class RunRequest:
     mapped: ModelAnalyzerImport | None = None
 
 
-def read_run_request(model: str | None, values: Mapping[str, object]) -> RunRequest:
-    """Return the run that ``values``, by option name, ask for. Raises BadInputError naming option and value."""
+def read_run_request(model: str | None, values: Mapping[str, object], resuming: str = "--resume") -> RunRequest:
+    """Return the run that ``values``, by option name, ask for. Raises BadInputError naming option and value.
+
+    ``resuming`` is the option or command with which the user named the run to continue.
+    """
     parsed = parse_values(values)
     if "resume" in parsed:
-        return _resumed(model, parsed["resume"], parsed.get("out", DEFAULTS.out), values)
+        return _resumed(model, parsed["resume"], parsed.get("out", DEFAULTS.out), values, resuming)
     if "from-model-analyzer" not in parsed:
         if model is None:
             raise _missing_model(parsed.get("model-repository"))
@@ -97,20 +100,20 @@ def read_stored_options(folder: RunFolder) -> RunOptions:
     return options
 
 
-def _resumed(model: str | None, resume: str, out: str, values: Mapping[str, object]) -> RunRequest:
-    run = one_line(resume)
+def _resumed(model: str | None, resume: str, out: str, values: Mapping[str, object], resuming: str) -> RunRequest:
+    about = f"{resuming} {one_line(resume)}"
     folder = RunFolder.find(resume, out)
     folder.refuse_links()
     stored = read_stored_options(folder)
     if refused := [f"--{name}" for name in changed_options(stored, values)]:
-        raise BadInputError(f"--resume {run} keeps the options of the run; leave {', '.join(refused)} out")
-    refuse_foreign_values(folder, stored, stored, f"--resume {run}", model, values)
+        raise BadInputError(f"{about} keeps the options of the run; leave {', '.join(refused)} out")
+    refuse_foreign_values(folder, stored, stored, about, model, values)
     options = resume_options(stored, values)
     if options.storage and HIDDEN in options.storage:
-        raise BadInputError(f"--resume {run}: the password of its storage is not stored; give --storage")
+        raise BadInputError(f"{about}: the password of its storage is not stored; give --storage")
     if options.storage and values.get("storage") is None and not _is_inside(folder, options.storage):
         raise BadInputError(
-            f"--resume {run}: its run.json names a storage outside its folder, which the run would write; if it is "
+            f"{about}: its run.json names a storage outside its folder, which the run would write; if it is "
             f"yours, give --storage {quote(redact(options.storage))}"
         )
     return RunRequest(options, folder)

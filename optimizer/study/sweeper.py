@@ -24,18 +24,21 @@ from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import VARIANT, Candidate, FieldValue, LoadPoint, Trial
 from optimizer.machine.conditions import machine_conditions
 from optimizer.measure.measurer import Measurer, ProgressObserver
+from optimizer.model.default_space import without_batch_dimension
 from optimizer.model.instance_limit import too_many_instances
 from optimizer.model.profile_schema import SpaceSection
 from optimizer.model.requests import RequestBatching, Requests
 from optimizer.model.sequence_space import check_sequence_fields
 from optimizer.options.option_reader import external_values
 from optimizer.options.run_options import RunOptions
+from optimizer.results import formatting
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study import sweep_output
 from optimizer.study.environment import Environment
 from optimizer.study.model_finder import sizes_given_twice, trace_sizes
 from optimizer.study.option_check import check_server_processes
+from optimizer.study.start_line import server
 from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, configurations, sweep_cells
 from optimizer.study.task import Task, check_settings
 from optimizer.study.trial_runner import CandidateMeasurer, CrashRetry
@@ -199,6 +202,8 @@ def sweep(
             notes = (*environment.notes(task), *present([plan.left_out]))
             sweep_output.write(folder, sweep_output.document("running", facts, [], notes, stopwatch.wall_seconds()))
             try:
+                loads = formatting.count(len(plan), "measurement")
+                say(f"sweeping {problem.model} on {server(options)}: {loads}; results in {folder.path}")
                 with environment.closed_at_end():
                     target = environment.make_target(task, folder)
                     target.start()
@@ -220,6 +225,8 @@ def sweep(
 def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count: int) -> tuple[SweepPlan, Task]:
     """Return the plan, and the task with the swept fields as its only parameters. Raises BadInputError."""
     choices = request.choices
+    if 0 in choices.max_batch_size and task.source.tuned_config.max_batch_size:
+        raise BadInputError(f"--max-batch-size: {without_batch_dimension(task.source.tuned_model)}")
     candidates, left_out = _configurations(task, request, options, gpu_count)
     sizes = request.request_batch_size or (task.problem.request_batch_size,)
     if task.sequence_length is not None and max(sizes) > 1:

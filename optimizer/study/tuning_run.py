@@ -51,6 +51,7 @@ from optimizer.study.environment import Environment, ObserverFactory
 from optimizer.study.load_generators import why_perf_analyzer
 from optimizer.study.run_record import RunRecord, current_versions
 from optimizer.study.searcher_factory import load_warm_start, open_searcher
+from optimizer.study.start_line import start_line
 from optimizer.study.study import StudyResult, StudySetup, run_locally
 from optimizer.study.task import Task
 
@@ -191,6 +192,10 @@ def _run(
                 open_searcher, options, task.problem, folder, fingerprint, transfer, spent, environment.say
             )
             setup = StudySetup(task, record, table, searcher, open_observer, spent, confirm_share, confirm_seconds)
+            action = "testing the recommendation for" if only_confirms else "continuing" if resumed else "tuning"
+            budget = setup.budget(cluster.worker_count if cluster else 1)
+            seconds = max(budget.seconds - budget.spent_seconds, 0.0)
+            environment.say(start_line(action, problem, options, seconds, folder.path))
             result = cluster.run(setup) if cluster else run_locally(environment, setup)
             trials = result.trials
             if not (only_confirms and record.search_ended):

@@ -78,6 +78,11 @@ class Judgement:
     failures: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def error(self) -> float:
+        """The error probability of each end of an interval."""
+        return (1 - self.expected.run.problem.confidence) / CHECKS
+
+    @property
     def replicas(self) -> int:
         """The number of replicas."""
         return self.servers // self.expected.server_processes

@@ -83,14 +83,17 @@ def samples(
     interval_seconds: float,
     count: int,
     sleep: Callable[[float], None] = time.sleep,
+    on_start: Callable[[], None] = lambda: None,
 ) -> Iterator[Samples]:
     """Yield the newest ``count`` samples after each new one, as soon as there are ``count``.
 
+    ``on_start`` is called after the first reading of all servers.
     A sample is lost if a server was restarted within it, could not be read, or lacked the model for a while.
 
     Raises EnvironmentFault or BadInputError if the first reading fails, or the last one and all samples were lost.
     """
     before: dict[str, ModelCounters] = {url: read_server(url, model) for url in urls}
+    on_start()
     stalled: dict[str, float] = {}
     started, newest, number = time.monotonic(), deque[ServedLoad | None](maxlen=count), 0
     while True:

@@ -22,6 +22,7 @@ from optimizer.results.finished_run import FinishedRun
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.terminal_summary import print_unwrapped, print_wrapped
 from optimizer.study.model_finder import trace_sizes
+from optimizer.watch.cause import find_cause, is_time
 from optimizer.watch.expectation import NO_BATCH_TIMES, Expectation, Range, is_shaped
 from optimizer.watch.fit_check import Check, Estimate, Judgement, rate_check_name
 
@@ -144,6 +145,16 @@ def plan_step(expected: Expectation, rate: float) -> NextStep:
     return NextStep(f"start more {expected.replica_name}s; `tune plan` cannot compute their number from this run", "")
 
 
+def burst_step(expected: Expectation, rate: float) -> NextStep:
+    """Return the step for a server whose requests arrive in bursts of ``rate`` per second on average."""
+    step = plan_step(expected, rate)
+    if not step.command or " --trace " in step.command:
+        return step
+    of_what = f"the number of {expected.replica_name}s"
+    advice = f"record the times of the requests, such as requests.csv, and compute {of_what}"
+    return NextStep(advice, f"{step.command} --trace requests.csv")
+
+
 def next_steps(judgement: Judgement) -> list[NextStep]:
     """Return what to do, most urgent first; empty if the recommendation fits."""
     expected, steps = judgement.expected, []
@@ -154,14 +165,18 @@ def next_steps(judgement: Judgement) -> list[NextStep]:
         steps.append(NextStep("read the log of the server that serves nothing, and start it again if it hangs", ""))
     if FAILURES in differing:
         steps.append(NextStep("read the server's log, which has the reason of each failed request", ""))
-    capacity = by_name.get(rate_check_name(expected))
-    if capacity and capacity.status in ("differs", "near") and capacity.measured:
+    capacity, cause = by_name.get(rate_check_name(expected)), find_cause(judgement)
+    kind = cause.kind if cause else None
+    if capacity and capacity.measured and (capacity.status in ("differs", "near") or kind == "load"):
         steps.append(plan_step(expected, capacity.measured.value * judgement.replicas))
-    if differing & {*MODEL}:
+    if kind == "bursts" and capacity and capacity.measured:
+        steps.append(burst_step(expected, capacity.measured.value * judgement.replicas))
+    if differing & {*MODEL} or kind == "slower server":
         steps.append(
             NextStep("on the machine in production, test the recommendation again", f"tune verify --fresh {run}")
         )
-    if differing - {rate_check_name(expected), FAILURES, STALLS}:
+    by_load = {check.name for check in judgement.differing if is_time(check)} if kind in ("load", "bursts") else set()
+    if differing - {rate_check_name(expected), FAILURES, STALLS} - by_load:
         size = by_name.get("samples per request")
         if size is not None and size.status == "differs" and size.measured is not None:
             steps.append(search_for_size(expected, size.measured.value))
@@ -174,7 +189,9 @@ def headline(judgement: Judgement) -> str:
     """Return the answer in one line."""
     model, run = one_line(judgement.expected.model), one_line(str(judgement.expected.run.folder.path))
     if judgement.verdict is Verdict.FAIL:
-        return f"{model} no longer fits {run}: {judgement.differing[0].explanation}"
+        cause = find_cause(judgement)
+        is_explained = cause is not None and judgement.differing[0].name not in (FAILURES, STALLS)
+        return f"{model} no longer fits {run}: {cause if is_explained else judgement.differing[0].explanation}"
     if judgement.verdict is Verdict.UNDECIDED:
         return f"{model}: {_requests(judgement)} are too few to say that it fits {run}"
     is_near = any(check.status == "near" for check in judgement.checks)
@@ -210,6 +227,8 @@ def print_judgement(console: Console, judgement: Judgement) -> None:
     """Print the judgement, with the answer on the first line."""
     print_line(console, headline(judgement), "bold")
     print_wrapped(console, "observed", extent(judgement))
+    if cause := find_cause(judgement):
+        print_wrapped(console, "cause", str(cause))
     if judgement.checks:
         print_line(console)
         table = plain_table("", ">in production", ">expected", "")
@@ -269,6 +288,7 @@ def document(judgement: Judgement, urls: Sequence[str]) -> dict[str, Any]:
     return {
         "verdict": judgement.verdict.value,
         "answer": headline(judgement),
+        "cause": cause.kind if (cause := find_cause(judgement)) else None,
         "run": one_line(str(expected.run.folder.path)),
         "written": expected.run.info.get("written"),
         "run_verdict": expected.run.outcome.verdict.value if expected.run.outcome else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cli.test_bad_input import CONFIG, assert_says, without_server
+from tests.bad_input import CONFIG, assert_says, without_server
 from tests.command_fixtures import Env, Playground, Tune
 from tests.nvml_fixtures import A100, StandIn, nvml, nvml_library
 from tests.repositories import doubler, write_model

@@ -291,11 +291,13 @@ def test_a_server_that_never_comes_up_is_an_error(steady: Playground) -> None:
     (steady.here / "backends" / "python").mkdir(parents=True)
     (steady.here / "backends" / "python" / "libtriton_python.so").touch()
     local = ("--target", "local", "--tritonserver", str(program), "--backend-directory", "backends")
-    process = steady.start(*STUDY, *local, "steady.yaml")
+    process = steady.start(*STUDY, *local, "--log", "plain", "steady.yaml")
     stdout, stderr = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 3
     assert stdout == ""
-    complaint, where = stderr.splitlines()
+    began, complaint, where = stderr.splitlines()
+    assert began.startswith("tuning sleeper on the tritonserver of this machine, for at most ")
+    assert began.endswith(f"; results in {run_folder(steady).relative_to(steady.here)}")
     assert complaint.startswith("tune: tritonserver did not start: ")
     assert steady.here / where.removeprefix("tune: log: ") == run_folder(steady) / "logs" / "tritonserver.log"
     assert info(steady)["status"] == "failed"

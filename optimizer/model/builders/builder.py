@@ -19,7 +19,7 @@ from optimizer.config import model_config
 from optimizer.config.model_config_proto import DataType, ModelConfig, ModelInstanceGroup
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.files import file_lock
+from optimizer.core.files import DISK_FAULTS, file_lock
 
 ModelFacts: TypeAlias = dict[str, str | int | float]
 InstanceKind: TypeAlias = Literal["KIND_CPU", "KIND_GPU"]
@@ -167,11 +167,10 @@ def obtain(
                 if not _intact(home):  # the process that held the lock may have built it
                     _replace(home, builder, settings, max_batch_size, kind, say)
     except OSError as error:
-        cause = error.strerror or str(error)
-        raise EnvironmentFault(
-            f"cannot build {builder.name} in {models}: {cause}; "
-            "free space there, or set TRITUNE_CACHE to another folder"
-        ) from error
+        cause, fix = error.strerror or str(error), "set TRITUNE_CACHE to another folder"
+        if error.errno in DISK_FAULTS:
+            fix = f"free space there, or {fix}"
+        raise EnvironmentFault(f"cannot build {builder.name} in {models}: {cause}; {fix}") from error
     return _source(home, builder.name)
 
 

@@ -124,20 +124,23 @@ def png(drawn: Drawing) -> bytes:
     return data.getvalue()
 
 
-def inline(drawn: Drawing, prefix: str) -> str:
-    """Return a plot as SVG for a page: colours are CSS variables, ids begin with ``prefix``, values have tooltips."""
+def inline(drawn: Drawing, prefix: str, kind: str) -> str:
+    """Return a plot as SVG for a page: colours are CSS variables, ids begin with ``prefix``, values have tooltips.
+
+    ``kind``, which is ``wide`` or ``narrow``, is in the ids and is a class of the plot.
+    """
     text = io.BytesIO()
     with drawing():
         drawn.figure.savefig(text, format="svg", metadata=NO_METADATA)
     root = ElementTree.fromstring(text.getvalue())
-    mark = f"{prefix}-{drawn.name}"
+    mark = f"{prefix}-{drawn.name}" + ("-narrow" if kind == "narrow" else "")
     for group, labels in drawn.labels.items():
         element = next((g for g in root.iter(f"{{{_SVG}}}g") if g.get("id") == group), None)
         marks = [] if element is None else list(element.iter(f"{{{_SVG}}}use")) or _paths(element)
         for mark_of_value, label in zip(marks, labels, strict=False):
             ElementTree.SubElement(mark_of_value, "title").text = label
     _adapt(root, mark)
-    _describe(root, drawn, mark)
+    _describe(root, drawn, mark, kind)
     return ElementTree.tostring(root, encoding="unicode")
 
 
@@ -169,11 +172,11 @@ def _adapt(root: ElementTree.Element, mark: str) -> None:
                 attributes["style"] = attributes["style"].replace(value, f"var(--{colour})")
 
 
-def _describe(root: ElementTree.Element, drawn: Drawing, mark: str) -> None:
+def _describe(root: ElementTree.Element, drawn: Drawing, mark: str, kind: str) -> None:
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
     described = {"aria-labelledby": f"{mark}-title", "aria-describedby": f"{mark}-desc"}
-    root.attrib |= {"class": "plot", "role": "img", **described}
+    root.attrib |= {"class": f"plot {kind}", "role": "img", **described}
     for place, (tag, text) in enumerate((("title", drawn.title), ("desc", drawn.description))):
         element = ElementTree.Element(tag, {"id": f"{mark}-{tag}"})
         element.text = text
@@ -186,6 +189,13 @@ FAR = 3.0  # a bound this many times beyond all points is not drawn, because it 
 MOST_DOTS = 3000  # per group; more would overlap
 CELL = 1.5  # initial size, in units of the SVG, of a cell in which one dot is kept
 MARGIN, LEGEND_ROW, LABELS = 0.1, 0.27, 0.62  # inches
+LEGEND_LOOK: Mapping[str, Any] = {
+    "loc": "upper left",
+    "borderaxespad": 0.2,
+    "handletextpad": 0.5,
+    "columnspacing": 1.4,
+    "fontsize": 10,
+}
 
 Placed = tuple[Point, float, float]
 
@@ -260,8 +270,7 @@ def legend_above(figure: Figure, *axes: Axes, columns: int = 6) -> int:
     for panel in axes:
         handles, labels = panel.get_legend_handles_labels()
         entries |= {label: handle for label, handle in zip(labels, handles, strict=True) if label not in entries}
-    look: dict[str, Any] = {"borderaxespad": 0.2, "handletextpad": 0.5, "columnspacing": 1.4, "fontsize": 10}
-    figure.legend(entries.values(), entries.keys(), loc="upper left", ncols=columns, **look)
+    figure.legend(entries.values(), entries.keys(), ncols=columns, **LEGEND_LOOK)
     return math.ceil(len(entries) / columns)
 
 

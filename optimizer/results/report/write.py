@@ -16,6 +16,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.report.content import ReportSection, report_section
 from optimizer.results.report.figure_style import PALETTE, Drawing, drawing, inline, png, svg
+from optimizer.results.report.narrow_figure import make_narrow
 
 
 def environment(folder: Path, *, html: bool) -> jinja2.Environment:
@@ -55,15 +56,20 @@ def drawings(run: FinishedRun, section: ReportSection) -> Iterator[Drawing]:
 
 @dataclass(frozen=True)
 class PagePlot:
-    """A plot as SVG that can be embedded in a page, and its description in words."""
+    """A plot for wide and for narrow screens as SVG that can be embedded in a page, and its description in words."""
 
     svg: Markup
     description: str
 
 
 def plot(drawn: Drawing, number: int) -> PagePlot:
-    """Return the plot for run ``number`` of the page, counted from 1."""
-    return PagePlot(Markup(inline(drawn, f"run-{number}")), drawn.description)  # ElementTree escapes all texts
+    """Return the plot for run ``number`` of the page, counted from 1. The figure then has its narrow layout."""
+    prefix = f"run-{number}"
+    wide = inline(drawn, prefix, "wide")
+    with drawing():
+        make_narrow(drawn.figure)
+    both = wide + inline(drawn, prefix, "narrow")  # ElementTree escapes all texts
+    return PagePlot(Markup(both), drawn.description)
 
 
 def html(sections: Sequence[ReportSection], plots: Sequence[Mapping[str, PagePlot]]) -> str:
@@ -135,13 +141,13 @@ def write(runs: Sequence[FinishedRun], formats: Iterable[str], output: Path) -> 
         plots.append({})
         prefix = "" if len(runs) == 1 else f"{number}-{re.sub(r'[^A-Za-z0-9.-]+', '-', section.name)[:80]}-"
         for drawn in drawings(run, section) if {"html", *PLOTS} & set(requested) else ():
-            if "html" in requested:
-                plots[-1][drawn.name] = plot(drawn, number)
             written += [
                 _write(output / f"{prefix}{drawn.name}{SUFFIXES[name]}", make(drawn))
                 for name, make in PLOTS.items()
                 if name in requested
             ]
+            if "html" in requested:
+                plots[-1][drawn.name] = plot(drawn, number)  # changes the layout
     if "html" in requested:
         written.append(_write(paths["html"], html(sections, plots)))
     return written

@@ -122,6 +122,9 @@ def read_suite(path: Path) -> Suite:
     source = yaml_lines.parse(data, str(path), hint=HINT)
     if not isinstance(source.value, dict):
         raise located_error(str(path), source.line, (), f"{format_value(source.plain())} is not a suite; {HINT}")
+    if "model" in source.value and "entries" not in source.value:
+        problem = "this is the profile of a model; tune it with `tune FILE`, or name it in the entries of a suite"
+        raise located_error(str(path), source.line, (), problem)
     try:
         file = SuiteFile.model_validate(source.plain())
     except ValidationError as error:

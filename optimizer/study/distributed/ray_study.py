@@ -133,6 +133,11 @@ class ClusterStudy:
     share: TrialShare
     workers: WorkerPool
 
+    @property
+    def worker_count(self) -> int:
+        """The number of trials at the same time, at least 1."""
+        return max(1, len(self.workers.workers))
+
     def prepare_workers(self, task: Task) -> Fingerprint:
         """Send the task to the workers and return the fingerprint of their measurements. Raises TuneError."""
         if SERVER_CPUS in task.problem.space.fields:
@@ -158,7 +163,7 @@ class ClusterStudy:
         task, stopwatch = setup.task, self.environment.stopwatch
         with setup.record.adding_version(self.workers):
             setup.compile_simulator(self.environment)
-            budget = setup.budget(max(1, len(self.workers.workers)))
+            budget = setup.budget(self.worker_count)
             with (
                 setup.open_observer(task.problem, budget, self.environment.hardware) as observer,
                 contextlib.ExitStack() as searching,

@@ -14,6 +14,7 @@ from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.core.errors import BadInputError
 
 ALL = "`tune run --help-all` shows the options"
+TIME_RULE = "write a positive time such as 20ms, 0.02s or 500us"
 FLAGS = [
     ("--slap95 20ms dlrm", f"--slap95 is not an option of `tune run`; did you mean --sla-p95? {ALL}"),
     ("--SLA_P95=20ms dlrm", f"--SLA_P95 is not an option of `tune run`; did you mean --sla-p95? {ALL}"),
@@ -40,7 +41,24 @@ FLAGS = [
     ("dlrm mlp", f"unrecognized arguments: mlp; {ALL}"),
     ("--sla-p95 20 dlrm", "--sla-p95 20: a unit is missing: 20ms?"),
     ("--sla-p101 20ms dlrm", f"--sla-p101 20ms: {PERCENTILE_RULE}"),
-    ("--sla-p-5=20ms dlrm", "--sla-p-5 20ms: p-5 is not avg or a percentile of the latency, of ttft or of itl"),
+    ("--sla-p-5=20ms dlrm", f"--sla-p-5 20ms: {PERCENTILE_RULE}"),
+    ("--sla-p-5 20ms dlrm", f"--sla-p-5 20ms: {PERCENTILE_RULE}"),
+    ("--sla-p-5", f"--sla-p-5 '': {PERCENTILE_RULE}"),
+    ("--sla-p 20ms dlrm", "--sla-p 20ms: the percentile is missing; write it behind the p, such as --sla-p95 20ms"),
+    (
+        "--sla-ttft-p=20ms dlrm",
+        "--sla-ttft-p 20ms: the percentile is missing; write it behind the p, such as --sla-ttft-p95 20ms",
+    ),
+    ("--sla-p95= dlrm", f"--sla-p95 '': the time is missing; {TIME_RULE}"),
+    ("--sla-p99.9= dlrm", f"--sla-p99.9 '': the time is missing; {TIME_RULE}"),
+    ("--sla-p99.9", f"--sla-p99.9: expected one argument, as in --sla-p99.9 20ms; {ALL}"),
+    ("--sla-p95 abc dlrm", f"--sla-p95 abc: this is not a number with a unit of time; {TIME_RULE}"),
+    ("--sla-p95 20MS dlrm", f"--sla-p95 20MS: the unit is none of us, ms, s, m, min, h; {TIME_RULE}"),
+    ("--sla-p95 -1ms dlrm", f"--sla-p95 -1ms: a time is never negative; {TIME_RULE}"),
+    ("--sla-p95 0 dlrm", "--sla-p95 0: the time must be greater than zero, such as 20ms"),
+    ("--sla-p95 20 ms dlrm", "--sla-p95 20 ms: write the number and its unit without a blank: 20ms"),
+    ("--sla-p95=20 ms dlrm", "--sla-p95 20 ms: write the number and its unit without a blank: 20ms"),
+    ("--max-memory 4 GiB dlrm", "--max-memory 4 GiB: write the number and its unit without a blank: 4GiB"),
     ("--sla-ttft-p100 20ms dlrm", f"--sla-ttft-p100 20ms: {PERCENTILE_RULE}"),
     ("--sla-p99.9 20 dlrm", "--sla-p99.9 20: a unit is missing: 20ms?"),
 ]
@@ -71,6 +89,11 @@ def test_a_long_or_unprintable_flag_is_quoted_on_one_line() -> None:
 
 def test_words_after_two_dashes_and_values_are_no_flags() -> None:
     assert read_run_arguments(["--string-data=--slap95", "--", "--odd"]).options.model == "--odd"
+
+
+def test_a_model_may_have_the_name_of_a_unit() -> None:
+    assert read_run_arguments(["--max-trials", "20", "m"]).options.model == "m"
+    assert read_run_arguments(["--sla-p95", "20ms", "s"]).options.model == "s"
 
 
 def test_another_command_proposes_its_own_options() -> None:

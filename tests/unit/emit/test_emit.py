@@ -38,7 +38,7 @@ from tests.emitted_files import (
     recommendation_of,
     settings,
 )
-from tests.run_folders import CLOSED, OPEN, config_text, write_run
+from tests.run_folders import CLOSED, MEASURED, OPEN, config_text, write_run
 
 
 def container(run: Path, **more: Any) -> dict[str, Any]:
@@ -58,6 +58,39 @@ def test_limits_are_the_resources_of_the_measured_server(server_cpus: float, cpu
     assert yaml.safe_load(compose)["services"]["doubler"]["deploy"]["resources"]["limits"]["cpus"] == float(cpu)
     (script,) = emitted(run, tmp_path / "docker", *in_production("s3://b/m", "docker")).values()
     assert f"--cpus={cpu} " in script
+
+
+@pytest.mark.parametrize(
+    ("measured_bytes", "memory", "shared"),
+    [(600e6, "896", "896"), (1e9, "1472", "1024"), (None, None, "1024")],
+)
+def test_shared_memory_is_a_part_of_the_memory(
+    measured_bytes: float | None, memory: str | None, shared: str, tmp_path: Path
+) -> None:
+    """A memory-backed emptyDir, and the /dev/shm of a container, count against the memory limit."""
+    run = write_run(tmp_path, measured=replace(MEASURED, server_memory_bytes=measured_bytes))
+
+    def text(name: str) -> str:
+        files = emitted(run, tmp_path / name, *in_production("s3://b/m", name))
+        return next(content for path, content in files.items() if not path.startswith("chart/"))
+
+    pod = by_kind(yaml.safe_load_all(text("kubernetes")))["Deployment"]["spec"]["template"]["spec"]
+    values = yaml.safe_load(text("helm-values"))
+    predictor = yaml.safe_load(text("kserve"))["spec"]["predictor"]
+    service = yaml.safe_load(text("compose"))["services"]["doubler"]
+    sizes = {
+        "kubernetes": (pod["containers"][0]["resources"], pod["volumes"][0]["emptyDir"]["sizeLimit"]),
+        "helm-values": (values["resources"], values["sharedMemory"]),
+        "kserve": (predictor["model"]["resources"], predictor["volumes"][0]["emptyDir"]["sizeLimit"]),
+    }
+    for name, (resources, size) in sizes.items():
+        assert resources["limits"].get("memory") == (memory and f"{memory}Mi"), name
+        assert size == f"{shared}Mi", name
+    assert service["deploy"]["resources"]["limits"].get("memory") == (memory and f"{memory}m")
+    assert service["shm_size"] == f"{shared}m"
+    words = text("docker").split()
+    assert (f"--memory={memory}m" in words) == (memory is not None)
+    assert f"--shm-size={shared}m" in words
 
 
 def test_a_quota_limits_cpus_that_the_candidate_chose(tmp_path: Path) -> None:

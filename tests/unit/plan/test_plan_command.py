@@ -374,6 +374,7 @@ def test_gaps_are_reported_and_left_out(tmp_path: Path) -> None:
         ("", "empty; give a timestamp in each row"),
         ("timestamp\n1\n2\n", "has 2 readable timestamps in 2 rows; give at least 100"),
         ("a,b\n" * 500, "has 0 readable timestamps"),
+        ("1\n", "has 1 readable timestamp in 1 row; give at least 100"),
         ("5\n" * 500, "all timestamps are equal"),
         ("\x00\xff", "readable timestamps"),
     ],

@@ -18,6 +18,7 @@ from optimizer.cli.compare import main
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Trial
 from optimizer.options.run_options import RunOptions
+from optimizer.results import formatting
 from optimizer.results.comparison import Comparison, answer, compare_runs, document, is_regression, warning
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import SAME
@@ -269,6 +270,20 @@ def test_the_output_fits_80_columns(sample: Path, tmp_path: Path) -> None:
     assert shown.startswith("no measurable difference: 1.00x (")
     assert "warning       The machines differ" in shown
     assert "p95 <= 20 ms" in shown
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_bounds_and_values_are_not_broken(sample: Path, tmp_path: Path, width: int) -> None:
+    other = Path(shutil.copytree(sample, tmp_path / "dlrm" / "other"))
+    bounds = ["p95 <= 20 ms", "p99 <= 45 ms", "p50 <= 15 ms", "throughput >= 4000 infer/s"]
+    for run in (sample, other):
+        changed(run, {"constraints": bounds}, "problem")
+    comparison = compared(sample, other)
+    lines = [line for line in text_of(comparison, width=width).splitlines() if not line.startswith(("A  ", "B  "))]
+    table = lines[next(i for i, line in enumerate(lines) if line.startswith("verdict")) :]
+    assert max(map(len, lines)) <= width
+    for piece in map(formatting.bound, comparison.a.outcome.sla):
+        assert sum(line.count(piece) for line in table) == 2, piece
 
 
 def test_a_long_name_is_not_broken(sample: Path, tmp_path: Path) -> None:

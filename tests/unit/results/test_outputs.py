@@ -331,7 +331,7 @@ class TestText:
         text = " ".join(printed(result, verbose=True).split())
         assert (
             "The recommendation is not on the front: trial 6 had 12,500 infer/s, p95 14.0 ms, concurrency 9, but "
-            "only in the search" in text
+            "it was measured in the search only" in text
         )
         assert outcome_tables.front_remark(outcome(compared())) == ""
         document = result_document.document(result, wall_seconds=1, results_dir="r")
@@ -479,7 +479,7 @@ class TestHtml:
         trials = [*compared(), other]
         page = self.page(tmp_path, outcome(trials), trials)
         assert "12,500 infer/s in the search, but it was not tested on fresh servers" in page
-        assert "<td>only in the search, which overestimates its best configurations</td>" in page
+        assert "<td>it was measured in the search only, which overestimates its best configurations</td>" in page
         less = tuple(Confirmation(1, LoadPoint(16, 9), measured(11000 + n, 15.0, requests=4000)) for n in range(8))
         trials = [*compared(), replace(other, confirmations=less)]
         page = self.page(tmp_path, outcome(trials), trials)

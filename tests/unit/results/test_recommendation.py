@@ -98,7 +98,7 @@ def test_a_gain_needs_fresh_servers_that_met_the_sla_on_both_sides(seed: int) ->
     [
         (0.0, 1700.0, "but it was measured there for comparison only"),
         (0.005, 1700.0, "but its test at this load ended UNDECIDED"),
-        (None, 1700.0, "but only in the search, which overestimates its best configurations"),
+        (None, 1700.0, "but it was measured in the search only, which overestimates its best configurations"),
         (0.0, 1500.0, ""),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_pass_is_off_the_front_if_the_search_saw_a_better_load() -> None:
     assert outcome.confirmed.judged.verdict is Verdict.PASS
     assert [point.load.concurrency for point in outcome.front] == [15], "the confirmation replaces the search at 16"
     remark = outcome_tables.front_remark(outcome)
-    assert "only in the search; this configuration was measured on fresh servers" in remark
+    assert "it was measured in the search only; fresh servers of this configuration were measured" in remark
 
 
 def test_windows_that_do_not_count_are_not_in_the_shown_figures() -> None:

@@ -98,7 +98,30 @@ class TestFormats:
         assert {path.name for path in written.iterdir()} == files
         for plot in PLOTS:
             assert ElementTree.fromstring((written / f"{plot}.svg").read_bytes()).tag.endswith("svg")
-            assert (written / f"{plot}.png").read_bytes().startswith(b"\x89PNG")
+            png = (written / f"{plot}.png").read_bytes()
+            assert png.startswith(b"\x89PNG")
+            assert int.from_bytes(png[16:20], "big") == 1440, "the layout is that of a wide screen"
+
+    def test_each_plot_of_the_page_has_a_layout_for_narrow_screens(self, written: Path) -> None:
+        """Panels of a wide plot are side by side; text of a narrow one is about as large as that of a telephone."""
+        page = (written / "report.html").read_text()
+        plots = {
+            kind: {
+                name.removesuffix("-narrow"): (float(width), float(height))
+                for width, height, name in re.findall(
+                    rf'<svg viewBox="0 0 (\S+) (\S+)" class="plot {kind}" [^>]*labelledby="run-1-(\S+)-title"', page
+                )
+            }
+            for kind in ("wide", "narrow")
+        }
+        assert plots["wide"].keys() == plots["narrow"].keys() == set(PLOTS)
+        assert {width for width, _ in plots["wide"].values()} == {720.0}
+        assert {round(width) for width, _ in plots["narrow"].values()} == {389}
+        for name in ("load", "stages", "noise"):
+            assert plots["narrow"][name][1] > 1.2 * plots["wide"][name][1], "the panels are below each other"
+        ids = re.findall(r' id="([^"]+)"', page)
+        assert len(ids) == len(set(ids))
+        assert "@media screen and (max-width: 40rem) {\n  .plot.wide { display: none; }" in page
 
     def test_tables_have_all_measurements(self, written: Path) -> None:
         rows, own = pd.read_csv(written / "measurements.csv"), pd.read_csv(SAMPLE / "trials.csv")
@@ -336,7 +359,7 @@ class TestBrowser:
     def test_it_has_no_console_messages_and_no_requests(self, written: Path, tmp_path: Path) -> None:
         page, said = opened(written / "report.html", tmp_path, "--dump-dom")
         assert said == []
-        assert page.count("<svg") == len(PLOTS)
+        assert page.count("<svg") == 2 * len(PLOTS), "for wide and for narrow screens"
         assert "13,300 ± 600 infer/s" in page
         _, said = opened(written / "report.html", tmp_path, f"--print-to-pdf={tmp_path / 'report.pdf'}")
         assert said == []

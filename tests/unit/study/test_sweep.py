@@ -160,7 +160,10 @@ def test_combinations_without_effect_are_measured_once() -> None:
     ("words", "message"),
     [
         ("--concurrency 1 --request-rate 5 m", "--concurrency and --request-rate are two kinds of load"),
-        ("--max-queue-delay soon m", "--max-queue-delay soon: write a positive time such as 20ms"),
+        (
+            "--max-queue-delay soon m",
+            "--max-queue-delay soon: this is not a number with a unit of time; write a positive time such as 20ms",
+        ),
         ("--max-queue-delay 1h m", "longer than Triton's maximum queue delay"),
         ("--preferred-batch-size many m", "is no policy"),
         ("--instance-count 0 m", "--instance-count 0: write whole numbers from 1"),

@@ -200,9 +200,10 @@ def test_the_page_of_another_program_is_bad_input() -> None:
         assert "HTTP status 404" in refused("--url", f"http://{address}/v2")
 
 
-def test_a_server_that_cannot_be_read_is_a_fault_of_the_environment() -> None:
+def test_a_server_that_cannot_be_read_is_a_fault_of_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert EnvironmentFault.exit_code == 3
     assert "cannot be read" in refused("--url", "127.0.0.1:1", error=EnvironmentFault)
+    assert "reading the metrics" not in capsys.readouterr().err, "the error is the only line"
     with serving(lambda: "", status=503) as address:
         assert "HTTP status 503" in refused("--url", address, error=EnvironmentFault)
 

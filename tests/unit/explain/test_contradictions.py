@@ -1,0 +1,154 @@
+"""Explanations do not contradict the measurements of their run: recorded runs, and runs replayed from tables.
+
+The replayed runs come from several search methods and search spaces, some without a recommendation.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from objectives.metrics import METRICS
+from optimizer.core.timing import Budget
+from optimizer.core.trial import Point
+from optimizer.explain.console import print_explanation
+from optimizer.explain.explanation import Explanation, document, explain
+from optimizer.explain.forecaster import OtherSla, Remedy
+from optimizer.measure.measurer import Measurer
+from optimizer.replay.engine import DiscardingRecord, recorded_problem
+from optimizer.results import point_values
+from optimizer.results.finished_run import FinishedRun, read_run
+from optimizer.results.progress_observers import QuietObserver
+from optimizer.results.recommendation import assess
+from optimizer.search import make_searcher
+from optimizer.store.recording import baselines, read_recording
+from optimizer.study.confirmation import Confirmer
+from optimizer.study.study import Tuner
+
+SAMPLES = (Path("tests/data/dlrm/sample"), Path("results/dlrm/sample"))
+TABLES = Path("benchmarks/tables")
+BOUNDS_MS = {"mlp": 5.0, "dlrm-1": 10.0, "wide": 20.0, "sleep-2": 50.0, "bert-mini": 1.0}  # on p95, by table
+TRIALS = 8
+
+
+def recorded_run(sample: Path, folder: Path, bound: str) -> FinishedRun:
+    """Return a copy of a recorded run with another bound."""
+    copy = Path(shutil.copytree(sample, folder))
+    info = json.loads((copy / "run.json").read_text())
+    info["problem"]["constraints"] = [bound]
+    (copy / "run.json").write_text(json.dumps(info))
+    return read_run(copy)
+
+
+def replayed_run(table: str, search: str, bound_ms: float) -> FinishedRun:
+    """Return a run that replays a recorded table, with the confirmation of its best configurations."""
+    recording = read_recording(TABLES / f"{table}.csv")
+    problem = recorded_problem(recording, {"p95": bound_ms})
+    measurer = Measurer(recording.server, recording.server, DiscardingRecord(), QuietObserver())
+    compared = baselines(problem.space)
+    (_, baseline), (_, plain) = compared
+    searcher = make_searcher(search, problem, 0)
+    trials = Tuner(problem, searcher, recording.server, measurer, Budget(math.inf, TRIALS)).run(compared)
+    if assess(trials, problem, baseline, plain).recommended is not None:
+        trials = Confirmer(problem, recording.server, measurer, Budget(math.inf), trials).run([baseline, plain])
+    return replace(
+        read_run(SAMPLES[0]),
+        problem=problem,
+        baseline=baseline,
+        dynamic_batching=plain,
+        trials=tuple(trials),
+        outcome=assess(trials, problem, baseline, plain),
+    )
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=str)
+@pytest.mark.parametrize("bound", ["p95 <= 2 ms", "p95 <= 9 ms", "p95 <= 15 ms", "p95 <= 20 ms", "p95 <= 40 ms"])
+def test_a_recorded_run_is_not_contradicted(tmp_path: Path, sample: Path, bound: str) -> None:
+    check(explain(recorded_run(sample, tmp_path / "run", bound)))
+
+
+@pytest.mark.parametrize(
+    ("table", "bound_ms", "search"),
+    [
+        *((table, bound_ms, "tpe") for table, bound_ms in BOUNDS_MS.items()),
+        ("wide", 20.0, "simulated"),
+        ("sleep-2", 50.0, "simulated"),
+        ("mlp", 5.0, "grid"),
+        ("dlrm-1", 10.0, "nsga2"),
+        ("wide", 20.0, "random"),
+    ],
+)
+def test_a_replayed_run_is_not_contradicted(table: str, bound_ms: float, search: str) -> None:
+    check(explain(replayed_run(table, search, bound_ms)))
+
+
+def check(explanation: Explanation) -> None:
+    """Assert that text and document show a measurement wherever there is one, and no forecast that it refutes."""
+    simulation = explanation.simulation
+    assert explanation.run.outcome is not None
+    assert simulation is not None
+    text = io.StringIO()
+    print_explanation(Console(file=text, width=80), explanation)
+    assert deepest_parentheses(text.getvalue()) <= 1
+    shown = " ".join(text.getvalue().split())
+    for latency in simulation.latencies:
+        values = [METRICS[latency.metric].value(point.measurement) for point in explanation.run.outcome.points]
+        assert latency.quickest_ms <= min(value for value in values if value is not None)
+    written = document(explanation)["simulated"]
+    for remedy, entry in zip(simulation.remedies, written["remedies"], strict=True):
+        own = explanation.subject.point.candidate
+        changed = remedy.forecast.candidate if remedy.forecast else own
+        known = [point for point in known_points(explanation) if own != changed == point.candidate]
+        bounds = explanation.run.problem.sla
+        check_effect(
+            remedy, [point for point in known if bounds.is_met(point.measurement)], entry, explanation, shown
+        )
+    for other, entry in zip(simulation.other_slas, written["other_slas"], strict=True):
+        met = [point for point in known_points(explanation) if other.sla.is_met(point.measurement)]
+        check_effect(other, met, entry, explanation, shown)
+
+
+def known_points(explanation: Explanation) -> list[Point]:
+    outcome = explanation.run.outcome
+    assert outcome is not None
+    return [point for point in outcome.points if point.measurement.stable or outcome.confirmation_of(point)]
+
+
+def check_effect(
+    effect: Remedy | OtherSla, met: list[Point], entry: dict[str, object], explanation: Explanation, shown: str
+) -> None:
+    """Check a change or another bound, whose measurements within the bounds are ``met``."""
+    outcome, subject = explanation.run.outcome, explanation.subject.point
+    assert outcome is not None
+    assert (effect.measured is not None) == bool(met), "a measurement within the bound replaces the forecast"
+    if effect.measured is not None:
+        assert point_values.measured_performance(outcome, effect.measured, "latency-p95") in shown
+        gain = effect.measured.throughput_infer_per_sec / subject.throughput_infer_per_sec - 1
+        has_gain = explanation.recommended or isinstance(effect, Remedy)
+        assert entry["gain"] == (pytest.approx(gain) if has_gain else None), "not that of the forecast"
+        assert entry["gain_interval"] is None
+    forecast = effect.forecast
+    if forecast is None or (isinstance(effect, Remedy) and forecast.candidate == subject.candidate):
+        return
+    sla = effect.sla if isinstance(effect, OtherSla) else explanation.run.problem.sla
+    for point in outcome.points:
+        if (point.candidate, point.load.concurrency) != (forecast.candidate, forecast.concurrency):
+            continue
+        assert (effect.refuted_by == point) == (not sla.is_met(point.measurement))
+        if effect.refuted_by is not None and effect.measured is None:
+            assert "but the measurement at this load misses the bounds" in shown
+
+
+def deepest_parentheses(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        deepest = max(deepest, depth)
+    return deepest
