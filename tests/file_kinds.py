@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-ORDER = {"stack": 0, "contract": 1, "cli": 2, "study": 3}  # of folders whose tests wait for processes or servers
-COMPUTING, COMPUTING_LONGEST = len(ORDER), len(ORDER) + 1  # ranks of all other files
+# ranks of folders whose tests wait for processes or servers, or measure times
+ORDER = {"stack": 0, "contract": 1, "cli": 2, "study": 3}
+ORDER |= dict.fromkeys(("benchmarks", "core", "deploy", "machine", "measure", "store", "watch"), 4)
+COMPUTING, COMPUTING_LONGEST = 5, 6  # ranks of all other files
 LONGEST = "test_searchers.py"
 OPTION = "--files"
 WAIT, COMPUTE = "waiting", "computing"  # its values

@@ -15,7 +15,7 @@ from tests.file_kinds import COMPUTE, OPTION, WAIT
 
 ROOT = Path(__file__).parents[2]
 WAITING = ("contract/test_c.py", "cli/test_e.py")
-COMPUTING = ("core/test_f.py", "core/test_g.py", "contract/test_searchers.py")
+COMPUTING = ("plan/test_f.py", "plan/test_g.py", "contract/test_searchers.py")
 TEST = "def test_it(): pass\n"
 START_SECONDS = 60.0
 
@@ -39,7 +39,7 @@ def test_each_file_runs_in_one_of_the_two_kinds(
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(TEST)
     done = subprocess.run(
-        command("-q", "--collect-only", "-p", "tests.file_kinds", *words, "contract", "cli", "core"),
+        command("-q", "--collect-only", "-p", "tests.file_kinds", *words, "contract", "cli", "plan"),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
