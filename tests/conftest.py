@@ -17,7 +17,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 
-pytest_plugins = ["tests.background_files"]
+pytest_plugins = ["tests.file_kinds"]
 ALONE = "alone"
 
 
@@ -68,6 +68,10 @@ def _runs_tests_alone(config: pytest.Config) -> bool:
     return bool(config.getoption("markexpr") == ALONE)
 
 
+def _only_computes(config: pytest.Config) -> bool:
+    return bool(config.getoption("files") == "computing")  # of tests/file_kinds.py
+
+
 def _is_exclusive(item: pytest.Item) -> bool:
     mark = item.get_closest_marker(ALONE)
     return mark is not None and bool(mark.kwargs.get("exclusive"))
@@ -80,22 +84,32 @@ _turns: dict[Path, TextIO] = {}  # locks of files that run, held by this process
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """Let a file with an exclusive test wait with ``-m alone`` until no other process runs a file.
 
-    A process that waits holds the gate, so that no other file begins in the meantime. The time of waiting does not
-    count for the time limit of the test.
+    The files that only compute may run at the same time as the others, and wait for their turn before each test. The
+    time of waiting does not count for the time limit of the test.
     """
-    if _runs_tests_alone(item.config) and item.path not in _turns:
+    if (_runs_tests_alone(item.config) or _only_computes(item.config)) and item.path not in _turns:
         own = [other for other in item.session.items if other.path == item.path]
-        assert item.config.cache, "pytest has a cache folder"
-        folder = item.config.cache.mkdir("turns")  # the same in all processes
-        _turns[item.path] = turn = (folder / "turn").open("w")
-        with (folder / "gate").open("w") as gate:
-            fcntl.flock(gate, fcntl.LOCK_EX)
-            fcntl.flock(turn, fcntl.LOCK_EX if any(map(_is_exclusive, own)) else fcntl.LOCK_SH)
+        _turns[item.path] = _take_turn(item.config, is_exclusive=any(map(_is_exclusive, own)))
     try:
         return (yield)
     finally:
-        if (nextitem is None or nextitem.path != item.path) and item.path in _turns:
+        is_last = nextitem is None or nextitem.path != item.path or _only_computes(item.config)
+        if is_last and item.path in _turns:
             _turns.pop(item.path).close()
+
+
+def _take_turn(config: pytest.Config, *, is_exclusive: bool) -> TextIO:
+    """Wait until no other process has an exclusive turn, or any turn if this one is exclusive; return the lock.
+
+    A process that waits holds the gate, so that no other turn begins in the meantime.
+    """
+    assert config.cache, "pytest has a cache folder"
+    folder = config.cache.mkdir("turns")  # the same in all processes
+    turn = (folder / "turn").open("w")
+    with (folder / "gate").open("w") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(turn, fcntl.LOCK_EX if is_exclusive else fcntl.LOCK_SH)
+    return turn
 
 
 def measurement(throughput: float, p95_ms: float, *, stable: bool = True) -> Measurement:

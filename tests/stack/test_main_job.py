@@ -257,7 +257,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Run the small model by its name, with more trials if a busy machine leaves no load steady."""
     with playing_in(tmp_path_factory.mktemp("built")) as playground:
         arguments = ["--sla-p95", "500ms", "--budget", "3m", "--max-trials", "2", "--no-confirmation"]
-        arguments += ["--json", "mlp"]
+        arguments += ["--measurement-interval", "300ms", "--json", "mlp"]
         run = Run(playground, run_tune(playground, *arguments))
         for more in (1, 2, 3):
             if run.ended.code in FOUND:
@@ -348,13 +348,13 @@ def test_the_test_of_a_run_continues_where_it_ended(steady_run: Run) -> None:
     tested = {row["trial"] for row in before if row["confirmation_error"]}
     assert tested <= {str(number) for number in plan["finalists"]}
     folder = steady_run.folder.relative_to(steady_run.playground.here)
-    for budget in ("1s", "15s"):  # the first one is too short for any server
+    for budget in ("1s", "10s"):  # the first one is too short for any server
         ended = run_tune(steady_run.playground, "verify", "--budget", budget, folder, "--json")
         assert ended.errors == []
         document = json.loads(ended.stdout)
         rows, after = steady_run.rows(), steady_run.info()
         assert rows[: len(before)] == before
-        assert (len(rows) == len(before)) or budget == "15s"
+        assert (len(rows) == len(before)) or budget == "10s"
         continued = after["confirmation_plan"]
         assert continued | {"ladders": {}} == plan | {"ladders": {}}
         assert continued["ladders"].keys() == plan["ladders"].keys()
@@ -380,7 +380,7 @@ def test_the_test_of_a_run_continues_where_it_ended(steady_run: Run) -> None:
 def test_a_missed_sla_shows_the_closest_configuration_and_the_reason(playground: Playground) -> None:
     """The load goes over HTTP and the result is text."""
     arguments = ["-v", "--sla-p95", "5us", "--max-trials", "1", "--budget", "120s", "--protocol", "http"]
-    arguments += ["--measurement-interval", "1s", "steady.yaml"]
+    arguments += ["--measurement-interval", "500ms", "steady.yaml"]
     write_steady(playground.here)
     for _ in range(ATTEMPTS):  # an unstable measurement, on a disturbed machine, is not the closest
         shutil.rmtree(playground.here / "results", ignore_errors=True)

@@ -29,7 +29,7 @@ from tests.command_fixtures import FINISHED, Playground, Tune
 
 pytestmark = pytest.mark.alone
 
-BRIEFLY = ("--budget", "40s", "--max-trials", "3", "--measurement-interval", "200ms", "--no-output-check")
+BRIEFLY = ("--budget", "20s", "--max-trials", "3", "--measurement-interval", "200ms", "--no-output-check")
 SAMPLING = ("--interval", "500ms", "--samples", "8")
 SECONDS = 12.0  # of a load: longer than the samples and the start of the command
 LOWEST_RATE = 40.0  # requests per second
