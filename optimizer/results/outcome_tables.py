@@ -49,7 +49,8 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
             for metric in metrics
         ]
         if not problem.sla.is_met(point.measurement):
-            gain = ", ".join(filter(None, (gain, f"misses {goal} on fresh servers")))
+            where = " on fresh servers" if outcome.confirmation_of(point) else ""
+            gain = ", ".join(filter(None, (gain, f"misses {goal}{where}")))
         return name, *values, formatting.load(point.load), gain
 
     def gain(point: Point | None, ratio: ThroughputRatio | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -23,7 +24,7 @@ SAME = ThroughputRatio(1.0, ConfidenceInterval(1.0, 1.0))  # a configuration com
 MOSTLY = 0.5  # share of disturbed measurements above which none of them shows that the SLA cannot be met
 
 
-DoubtKind: TypeAlias = Literal["measurements", "closest", "test", "unstable"]
+DoubtKind: TypeAlias = Literal["measurements", "closest", "test", "undecided", "unstable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Doubt:
 
     Attributes:
         kind: ``measurements`` if most measurements were disturbed. ``closest`` if that of the closest point was.
-            ``test`` if windows on fresh servers were. ``unstable`` if a measurement meets the SLA, but is not stable.
+            ``test`` if windows on fresh servers were. ``undecided`` if a test did not decide, and its intervals reach
+            the bounds. ``unstable`` if a measurement meets the SLA, but is not stable.
         disturbed: The number of disturbed measurements, or of disturbed windows of the test.
         total: The number of measurements, or of windows of the test.
     """
@@ -48,9 +50,11 @@ class Outcome:
 
     ``recommended`` is, in this order of preference: the best point whose confirmation passes; the best point except
     the baseline whose confirmation is undecided; the best point that was not confirmed, which may have a lower load
-    than one that failed. It is None if no stable point meets the constraints; ``closest`` is then the point that
-    misses them by least, and ``holds_back`` is the reason for people. ``doubt`` says then why another run may find a
-    configuration; it is None if the constraints are missed for certain. ``again`` holds all confirmed points.
+    than one that failed. If none of these meets the constraints as measured, one that was measured while the machine
+    was slow may meet them at its usual speed. It is None if no stable point meets the constraints; ``closest`` is
+    then the point that misses them by least, and ``holds_back`` is the reason for people. ``doubt`` says then why
+    another run may find a configuration; it is None if the constraints are missed for certain. ``again`` holds all
+    confirmed points.
 
     ``points`` holds each configuration at each load with its best estimate: the windows on fresh servers together, or
     else the search's measurement. ``recommended``, ``baseline``, ``dynamic_batching`` and ``front`` are among them.
@@ -228,7 +232,7 @@ def _comparison(
     return (
         max(met, key=lambda point: point.load, default=None)
         or problem.sla.closest_point([entry.point for entry in again])
-        or speed.best_point(searched, problem.best_point)
+        or _best_at_usual_speed(searched, confirmed, problem, speed)
         or _best(searched, problem, unstable=True)
     )
 
@@ -262,13 +266,30 @@ def _recommended(
         _best(points_with(Verdict.PASS), problem)
         or _best(tested, problem, unstable=True)
         or _best([point for point in undecided if point.candidate != baseline], problem, unstable=True)
-        or speed.best_point(rest, problem.best_point)
+        or _best_at_usual_speed(rest, confirmed, problem, speed)
         or _best(undecided, problem, unstable=True)
     )
 
 
 def _best(points: Sequence[Point], problem: Problem, *, unstable: bool = False) -> Point | None:
     return problem.best_point(points, unstable=unstable)
+
+
+def _best_at_usual_speed(
+    points: Sequence[Point], confirmed: Sequence[Confirmed], problem: Problem, speed: SpeedCorrection
+) -> Point | None:
+    """Return the best of ``points`` that meets the constraints as measured and at the machine's usual speed.
+
+    If there is none, it is the best that meets them as measured, or else at the usual speed. What fresh servers
+    measured is not corrected: the verdict is about the states that the machine had.
+    """
+    met = [point for point in points if problem.sla.is_met(point.measurement)]
+    searched = [point for point in points if _confirmation_of(point, confirmed) is None]
+    return (
+        speed.best_point(met, problem.best_point)
+        or SpeedCorrection().best_point(met, problem.best_point)
+        or speed.best_point(searched, problem.best_point)
+    )
 
 
 def _doubt(points: Sequence[Point], confirmed: Sequence[Confirmed], closest: Point | None, sla: Sla) -> Doubt | None:
@@ -293,9 +314,20 @@ def _doubt(points: Sequence[Point], confirmed: Sequence[Confirmed], closest: Poi
     for entry in last.values():
         if entry.judged.counts_disturbed and may_meet_undisturbed(entry.point.measurement, sla):
             return Doubt("test", round(entry.judged.disturbed_share * entry.windows), entry.windows)
+    for entry in last.values():
+        if _may_meet(entry, sla) and not entry.judged.counts_disturbed:
+            return Doubt("undecided", round(entry.judged.disturbed_share * entry.windows), entry.windows)
     if sla.is_met(closest.measurement) and is_disturbed(closest.measurement):
         return Doubt("unstable", len(disturbed), len(measured))
     return None
+
+
+def _may_meet(tested: Confirmed, sla: Sla) -> bool:
+    """Return whether the test did not decide, and the interval of each bounded latency reaches its bound."""
+    if tested.judged.verdict is not Verdict.UNDECIDED or sla.share_of_bound(tested.point.measurement) == math.inf:
+        return False
+    intervals = [(tested.interval(bound.metric), bound.bound) for bound in sla.latencies]
+    return all(interval is None or interval.low <= bound_ms for interval, bound_ms in intervals)
 
 
 def may_meet_undisturbed(measurement: Measurement, sla: Sla) -> bool:

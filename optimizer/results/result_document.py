@@ -79,7 +79,8 @@ KEYS: Final = {  # of ``document``
     "holds_back": "Without a recommendation, why.",
     "doubt": "Without a recommendation, why the verdict is UNDECIDED; null for FAIL:",
     "doubt.kind": "`measurements` or `closest` (other programs took CPU time during most measurements, or that of "
-    "the closest point), `test` (windows on fresh servers were disturbed) or `unstable`.",
+    "the closest point), `test` (windows on fresh servers were disturbed), `undecided` (a test did not decide) or "
+    "`unstable`.",
     "doubt.disturbed": "Number of disturbed measurements, or windows of the test.",
     "doubt.total": "Number of all of these.",
     "trials": "Number of trials.",

@@ -79,9 +79,7 @@ def undecided_cause(outcome: Outcome) -> str:
     if confirmed is None or not confirmed.error:
         if _only_baseline_measured(outcome):
             return "the run ended before any other configuration than the current one was measured"
-        untested = "was not tested on fresh servers"
-        if confirmed is not None:
-            untested = f"was compared on {formatting.count(confirmed.servers, 'fresh server')}, but not tested"
+        untested = _untested(outcome, confirmed)
         if (tested := _last_tested(outcome)) is not None:
             judged, why = tested.judged, ""
             if judged.counts_disturbed:
@@ -94,6 +92,33 @@ def undecided_cause(outcome: Outcome) -> str:
     return "; ".join(filter(None, (_cause_in_test(outcome, confirmed), disturbance)))
 
 
+def _untested(outcome: Outcome, compared: Confirmed | None) -> str:
+    """Return a predicate that says how the recommendation was measured, which was not tested at its load.
+
+    ``compared`` is its confirmation if it was measured for comparison only.
+    """
+    best = outcome.recommended
+    assert best is not None
+    elsewhere = [entry for entry in outcome.again if entry.error and entry.point.candidate == best.candidate]
+    text = "was not tested on fresh servers"
+    if compared is not None:
+        text = f"was compared on {formatting.count(compared.servers, 'fresh server')}, but not tested"
+    if elsewhere:
+        loads = " and ".join(
+            formatting.load(own) if own.request_rate else f"concurrency {formatting.load(own)}"
+            for own in (entry.point.load for entry in elsewhere)
+        )
+        text += f" at {'this load' if compared is None else 'it'}, only at {loads}"
+    missed = outcome.sla.missed(best.measurement)
+    if not missed:
+        return text
+    measured = " and ".join(
+        f"{formatting.short_metric(bound.metric)} {formatting.value_of(best, bound.metric)}" for bound in missed
+    )
+    expected = f"is expected to meet {formatting.bounds(missed)} at its usual speed"
+    return f"{text}; it measured {measured} while the machine was slow, and {expected}"
+
+
 def _doubt_cause(outcome: Outcome, doubt: Doubt) -> str:
     """Return why an outcome without a recommendation is not FAIL, and what to do."""
     counted = f"in {doubt.disturbed:,} of {doubt.total:,}"
@@ -102,18 +127,24 @@ def _doubt_cause(outcome: Outcome, doubt: Doubt) -> str:
         f"{counted} measurements",
         "closest": f"the closest configuration may be faster: {_disturbance_of_closest(outcome)}",
         "test": f"the machine was disturbed {counted} windows on fresh servers",
+        "undecided": outcome.holds_back,
         "unstable": outcome.holds_back,
     }[doubt.kind]
-    return f"{cause}; {_after_disturbance(is_continued=doubt.kind == 'test')}"
+    return f"{cause}; {_after_doubt(doubt)}"
 
 
 def _disturbance_of_closest(outcome: Outcome) -> str:
     return describe_disturbance(outcome.closest.measurement) if outcome.closest else ""
 
 
-def _after_disturbance(*, is_continued: bool) -> str:
-    """Return what to do if a disturbance may be the reason that nothing is recommended."""
-    return f"stop other programs on this machine, then {'continue the test' if is_continued else 'run again'}"
+def _after_doubt(doubt: Doubt, *, is_complete: bool = False) -> str:
+    """Return what to do if another measurement may find a configuration to recommend."""
+    then = "continue the test" if _has_test_to_continue(doubt) and not is_complete else "run again"
+    return then if doubt.kind == "undecided" else f"stop other programs on this machine, then {then}"
+
+
+def _has_test_to_continue(doubt: Doubt) -> bool:
+    return doubt.kind in ("test", "undecided")
 
 
 def _cause_in_test(outcome: Outcome, confirmed: Confirmed) -> str:
@@ -195,7 +226,7 @@ def verify_command(folder: str | Path) -> str:
 
 def next_command(outcome: Outcome, folder: str | Path) -> str:
     """Return the command that continues the test of the run in ``folder``; empty unless there is one to continue."""
-    if outcome.doubt is not None and outcome.doubt.kind != "test":
+    if outcome.doubt is not None and not _has_test_to_continue(outcome.doubt):
         return ""
     return verify_command(folder) if outcome.verdict is Verdict.UNDECIDED else ""
 
@@ -219,9 +250,9 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
     """
     run = shlex.quote(one_line(str(folder)))
     if outcome.doubt is not None:
-        is_continued = outcome.doubt.kind == "test" and not is_complete
+        is_continued = _has_test_to_continue(outcome.doubt) and not is_complete
         command = verify_command(folder) if is_continued else reproduce
-        return NextStep(_after_disturbance(is_continued=is_continued), command)
+        return NextStep(_after_doubt(outcome.doubt, is_complete=is_complete), command)
     if outcome.verdict is Verdict.UNDECIDED:
         if is_complete:
             advice = "make a separate test, because more servers cannot change the verdict"

@@ -56,12 +56,22 @@ def compare_entries(before: EntryRecord | None, now: EntryRecord, since: str) ->
     if now.state == "failed":
         return Change("failed", since, f"{_was(before)} on {since}")
     if before.figure is None:
-        return Change("met" if now.figure else "same", since, f"{_was(before)} on {since}")
+        return Change(_change_from_nothing(before, now), since, f"{_was(before)} on {since}")
     if other := _other_conditions(before, now):
         return Change("incomparable", since, f"not comparable with {since}: {other}")
     if now.figure is None:
-        return Change("undecided" if now.is_undecided else "missed", since, f"{_was(before)} on {since}")
+        is_open = before.is_undecided or now.is_undecided
+        return Change("undecided" if is_open else "missed", since, f"{_was(before)} on {since}")
     return _compare_estimates(before, now, before.figure, now.figure, since)
+
+
+def _change_from_nothing(before: EntryRecord, now: EntryRecord) -> ChangeKind:
+    """Return the kind of the change of an entry that recommended nothing before and has not failed now."""
+    if now.figure is not None and not now.is_undecided:
+        return "met"
+    if before.has_missed and now.has_missed:
+        return "same"
+    return "incomparable" if before.state == "failed" else "undecided"
 
 
 def _compare_estimates(before: EntryRecord, now: EntryRecord, old: Estimate, new: Estimate, since: str) -> Change:
@@ -132,8 +142,8 @@ def _other_conditions(before: EntryRecord, now: EntryRecord) -> str:
 
 
 def _was(entry: EntryRecord) -> str:
-    if entry.is_undecided and entry.figure is None:
-        return "ended UNDECIDED without a recommendation"
+    if entry.is_undecided:
+        return f"ended UNDECIDED {'without' if entry.figure is None else 'with'} a recommendation"
     words = {
         "found": "had a configuration that meets its bounds",
         "none": "had no configuration that meets its bounds",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from objectives.confidence import Verdict
 from objectives.latency_sketch import sketch_latencies
+from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from objectives.verdict import ConfidenceInterval, ThroughputRatio
@@ -257,6 +259,75 @@ def test_a_fallback_that_was_not_tested_is_undecided() -> None:
     assert summary.undecided_cause(result) == (
         "no configuration passed its test on fresh servers, and this one was not tested on fresh servers"
     )
+
+
+def test_a_fallback_to_a_lower_load_names_the_tested_one() -> None:
+    lower = LoadPoint(1, concurrency=4)
+    failed = tuple(Confirmation(n, LOAD, measurement(1000, 40.0), ERROR) for n in range(LOOKS[0]))
+    searched = ((lower, measurement(700, 8.0)), (LOAD, measurement(1000, 10.0)))
+    result = assess([Trial(0, BEST, searched, confirmations=failed)], known_problem(), BASELINE, PLAIN)
+    assert result.recommended is not None
+    assert result.recommended.load == lower
+    assert summary.undecided_cause(result) == (
+        "no configuration passed its test on fresh servers, and this one was not tested on fresh servers at this "
+        "load, only at concurrency 8"
+    )
+
+
+def slow(p95_ms: float, slowness: float, throughput: float = 1000.0) -> Measurement:
+    """Return the measurement on a machine of this slowness of a server with this p95 at the usual speed."""
+    measured = measurement(throughput / slowness, p95_ms * slowness)
+    return replace(measured, speed_probe_ms=20.0 * slowness)
+
+
+def drifted(*best: Measurement, confirmed: Sequence[Measurement] = ()) -> Outcome:
+    """Return the outcome of a run whose best candidate shows ``best``, on a machine that is slow for a time."""
+    others = [
+        Trial(n, replace(PLAIN, max_batch_size=n), ((LOAD, slow(30.0, 1.4 if n == 4 else 1.0, 500.0)),))
+        for n in range(2, 5)
+    ]
+    confirmations = tuple(Confirmation(n, LOAD, window, ERROR) for n, window in enumerate(confirmed))
+    loads = tuple((LoadPoint(1, concurrency=8 + n), window) for n, window in enumerate(best))
+    trials = [Trial(0, BEST, loads, confirmations=confirmations), *others]
+    return assess(trials, replace(known_problem(), cpu_count=2), BASELINE, PLAIN)
+
+
+def test_a_test_on_fresh_servers_is_not_corrected_for_the_speed_of_the_machine() -> None:
+    """The test did not decide, and its p95 of 22.7 ms misses the bound, although a faster machine may meet it."""
+    result = drifted(slow(16.0, 1.0), confirmed=[slow(p95_ms, 1.4) for p95_ms in (10.0, 18.0)])
+    assert [entry.judged.verdict for entry in result.again] == [Verdict.UNDECIDED]
+    assert not result.sla.is_met(result.again[0].point.measurement)
+    assert result.recommended is None
+    assert result.verdict is Verdict.UNDECIDED, "more servers may still pass"
+    assert "2 of 4 fresh servers" in summary.undecided_cause(result)
+    step = summary.next_step(result, "r", "tune known")
+    assert (step.advice, step.command) == ("continue the test", "tune verify r --budget 3m")
+    result = drifted(slow(16.0, 1.0), confirmed=[slow(p95_ms, 1.0) for p95_ms in (70.0, 75.0)])
+    assert result.verdict is Verdict.FAIL, "the latency is far above the bound"
+
+
+def test_a_point_that_met_the_bound_as_measured_is_preferred() -> None:
+    """The bound is met as measured at concurrency 8 and 10, and at the usual speed at 8 and 9."""
+    points = slow(15.0, 1.0, 900.0), slow(17.0, 1.4, 1400.0), slow(25.0, 0.75, 1200.0)
+    result = drifted(*points)
+    assert result.recommended is not None
+    assert result.recommended.load.concurrency == 8
+    result = drifted(slow(25.0, 1.0, 900.0), *points[1:])
+    assert result.recommended is not None
+    assert result.recommended.load.concurrency == 10
+    assert result.verdict is Verdict.UNDECIDED
+    assert summary.undecided_cause(result) == "it was not tested on fresh servers"
+
+
+def test_a_recommendation_that_missed_the_bound_on_a_slow_machine_says_so() -> None:
+    result = drifted(slow(15.0, 1.5))
+    assert result.verdict is Verdict.UNDECIDED
+    assert summary.undecided_cause(result) == (
+        "it was not tested on fresh servers; it measured p95 22.5 ms while the machine was slow, and is expected to "
+        "meet p95 <= 20 ms at its usual speed"
+    )
+    (recommended, *_) = outcome_tables.comparisons(result, known_problem())
+    assert recommended[-1] == "misses p95 <= 20 ms"
 
 
 def test_a_disturbed_test_before_a_fallback_is_named() -> None:

@@ -24,7 +24,15 @@ def entry(
         figure = Estimate("throughput", value, unsure="the machine was busy")
     if value is not None and half is not None:
         figure = Estimate("throughput", value, value - half, value + half)
-    return EntryRecord(model, "", "", "tune bert", model, state=state, figure=figure, conditions=CONDITIONS)
+    verdict = {"found": "PASS", "none": "FAIL"}.get(state, "")
+    return EntryRecord(
+        model, "", "", "tune bert", model, state=state, figure=figure, verdict=verdict, conditions=CONDITIONS
+    )
+
+
+def undecided(value: float | None) -> EntryRecord:
+    """Return an UNDECIDED entry, without a recommendation if ``value`` is None."""
+    return replace(entry(value, None, state="none" if value is None else "found"), verdict="UNDECIDED")
 
 
 def batch(*entries: EntryRecord) -> BatchRecord:
@@ -104,13 +112,32 @@ def test_other_changes_are_reported_with_it() -> None:
         (None, entry(100.0), "new"),
         (entry(None, state="waiting"), entry(100.0), "new"),
         (entry(None, state="none"), entry(100.0), "met"),
-        (entry(None, state="failed"), entry(None, state="none"), "same"),
+        (entry(None, state="none"), entry(None, state="none"), "same"),
+        (entry(None, state="failed"), entry(None, state="none"), "incomparable"),
         (entry(100.0), entry(None, state="none"), "missed"),
+        (undecided(100.0), entry(None, state="none"), "undecided"),
+        (undecided(None), entry(None, state="none"), "undecided"),
+        (undecided(None), entry(100.0), "met"),
+        (entry(None, state="none"), undecided(None), "undecided"),
+        (entry(None, state="none"), undecided(100.0), "undecided"),
+        (entry(100.0), undecided(None), "undecided"),
         (entry(100.0), entry(None, state="failed"), "failed"),
     ],
 )
 def test_entries_without_a_result(before: EntryRecord | None, now: EntryRecord, kind: str) -> None:
     assert compare_entries(before, now, SINCE).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("before", "text"),
+    [
+        (entry(100.0), "had a configuration that meets its bounds on 2026-11-01"),
+        (undecided(100.0), "ended UNDECIDED with a recommendation on 2026-11-01"),
+        (undecided(None), "ended UNDECIDED without a recommendation on 2026-11-01"),
+    ],
+)
+def test_an_undecided_entry_did_not_meet_its_bounds_before(before: EntryRecord, text: str) -> None:
+    assert change_text(before, entry(None, state="none")) == text
 
 
 @pytest.mark.parametrize(
