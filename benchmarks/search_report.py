@@ -24,10 +24,11 @@ from optimizer.replay.engine import TOLERANCES, ReplayResult, Spread
 
 MAX_TRIALS = 30  # limit for the methods without a stopping rule, and of the restricted mean
 SHOWN_AFTER = (6, 10, 30)  # deployments
+OWN = "simulated"
 COLUMNS = (
-    "table",
-    "within",
     "search",
+    "mean regret",
+    f"minus that of `{OWN}`",
     "regret",
     *(f"after {count}" for count in SHOWN_AFTER),
     "deployed until it stopped",
@@ -39,12 +40,13 @@ COLUMNS = (
     "loads a deployment",
 )
 INTRODUCTION = f"""\
-Each cell has median / p90 over the seeds. **Regret** is how far the recommendation is below the table's best
-throughput (or goodput) under the bound, as a share of it; *after 6* is the regret after 6 deployments. **Deployed**
-counts model loads until the search stopped, including the baselines, without the confirmation; **seconds** is the
-recorded time of these deployments and their measurements, without the method's own. **Until within 5 %**
-is the number of deployments (and of **measured** loads) until a measurement was that close to the best. *Loads a
-deployment* is the median.
+**Regret** is how far the recommendation is below the table's best throughput (or goodput) under the bound, as a
+share of it; *after 6* is the regret after 6 deployments. **Deployed** counts model loads until the search stopped,
+including the baselines, without the confirmation; **seconds** is the recorded time of these deployments and their
+measurements, without the method's own. **Until within 5 %** is the number of deployments (and of **measured**
+loads) until a measurement was that close to the best. Mean regrets are in %, with their standard errors over the
+seeds; a difference is that of the seeds that both methods have. Other cells have median / p90 over all searches;
+*loads a deployment* is the median.
 
 | search | method | ends |
 | --- | --- | --- |
@@ -76,7 +78,6 @@ with the same seed see the same effects of a deployment. The best configuration,
 of the table. A recommendation is one that a confirmation would end with; *until within 5 %* counts
 configurations that were measured, even if noise hid how good they are."""
 WITHOUT_NOISE = "The measurements are the recorded ones, without noise."
-OWN = "simulated"
 CLOSE = 0.02  # regret of a recommendation from which on the settings of ONNX Runtime count as found
 NOT_A_RIVAL = (OWN, "expert", "grid")
 MOST_OF_BEST_RIVAL = 2 / 3  # target for the restricted mean on the test tables
@@ -98,16 +99,45 @@ class BenchmarkTarget:
 
 
 def print_tables(cases: Sequence[BoundedTable], methods: Sequence[str], runs: Runs) -> None:
-    """Print a row for each table, bound and method, and one for each method over all of them."""
-    print(row(*COLUMNS))
-    print(row("---", "---", "---", *["--:"] * (len(COLUMNS) - 3)))
+    """Print a row for each method over all tables, and the mean regret of each method on each table."""
     methods = [method for method in methods if runs_of(runs, method, cases)]
-    for case in cases:
-        for method in methods:
-            bound = f"{case.statistic} {case.bound_ms:g} ms ({case.sla})"
-            print(row(case.table.stem, bound, method, *_cells(runs_of(runs, method, [case]))))
+    print(row(*COLUMNS))
+    print(row("---", *["--:"] * (len(COLUMNS) - 1)))
+    own = regret_by_seed(runs, OWN, cases)
     for method in methods:
-        print(row("**all**", "", f"**{method}**", *_cells(runs_of(runs, method, cases))))
+        regrets = regret_by_seed(runs, method, cases)
+        common = [regrets[seed] - own[seed] for seed in regrets.keys() & own.keys()] if method != OWN else []
+        means = as_mean(list(regrets.values())), as_mean(common, "+")
+        print(row(method, *means, *_cells(runs_of(runs, method, cases))))
+    print("\nMean regret on each table, in %:\n")
+    print(row("table", "within", *methods))
+    print(row("---", "---", *["--:"] * len(methods)))
+    for case in cases:
+        bound = f"{case.statistic} {case.bound_ms:g} ms ({case.sla})"
+        cells = (as_mean(list(regret_by_seed(runs, method, [case]).values())) for method in methods)
+        print(row(case.table.stem, bound, *cells))
+
+
+def regret_by_seed(runs: Runs, method: str, cases: Sequence[BoundedTable]) -> dict[int, float]:
+    """Return the mean regret of a method over these tables by seed.
+
+    Searches with one seed see the same noise on all tables, so only different seeds are independent.
+    """
+    regrets: dict[int, list[float]] = {}
+    for job, run in runs.items():
+        if job.method == method and job.case in cases:
+            regrets.setdefault(job.seed, []).append(run.regret)
+    return {seed: statistics.mean(own) for seed, own in regrets.items()}
+
+
+def as_mean(shares: Sequence[float], sign: str = "") -> str:
+    """Return the mean of shares in percent as text, with its standard error if there are two or more."""
+    if not shares:
+        return ""
+    mean = f"{100 * statistics.mean(shares):{sign}.1f}"
+    if len(shares) == 1:
+        return mean
+    return f"{mean} ± {100 * statistics.stdev(shares) / math.sqrt(len(shares)):.1f}"
 
 
 def print_restricted_means(cases: Sequence[BoundedTable], methods: Sequence[str], runs: Runs) -> None:
