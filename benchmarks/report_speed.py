@@ -86,6 +86,7 @@ def write_run(folder: Path, trials: int) -> None:
                 "constraints": [f"p95 <= {SLA_MS:g} ms"],
                 "objectives": ["throughput"],
                 "request_batch_size": REQUEST_BATCH_SIZE,
+                "max_concurrency": LOADS[-1],
                 "space": {name: list(values) for name, values in SPACE.parameters().items()},
                 "kind": "batched",
                 "baseline": candidate_document(baseline),

@@ -6,12 +6,12 @@ import argparse
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from optimizer.cli.completion import complete_model
 from optimizer.cli.main import EXIT_CODES, INTERRUPTED, progress_on, terminal
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_file
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option_reader import parse_values
 from optimizer.options.run_options import RunOptions
@@ -141,8 +141,9 @@ def main(words: list[str]) -> int:
         return _preview(options, progress[0], as_json=arguments.as_json)
     from optimizer.study.tuning_run import tune
 
-    result = tune(options, arguments.resumed, *progress, report=arguments.report)
-    return finish(result, as_json=arguments.as_json, verbose=arguments.verbose)
+    show = partial(show_result, as_json=arguments.as_json, verbose=arguments.verbose)
+    result = tune(options, arguments.resumed, *progress, report=arguments.report, show=show)
+    return exit_code(result.status, result.outcome.verdict)
 
 
 def _preview(options: RunOptions, say: Callable[[str], None], *, as_json: bool) -> int:
@@ -161,23 +162,18 @@ def _preview(options: RunOptions, say: Callable[[str], None], *, as_json: bool) 
     return 0
 
 
-def finish(result: RunResult, *, as_json: bool, verbose: bool) -> int:
-    """Print the result of a run and return its exit code."""
-    _print(result, as_json=as_json, verbose=verbose)
-    return exit_code(result.status, result.outcome.verdict)
-
-
 def exit_code(status: RunStatus, verdict: Verdict) -> int:
     """Return the exit code of a run: that of its verdict, unless it was interrupted or others continue its study."""
     ended_early = {"left": 0, "interrupted": INTERRUPTED}
     return ended_early.get(status, EXIT_CODES[verdict.value])
 
 
-def _print(result: RunResult, *, as_json: bool, verbose: bool) -> None:
+def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
+    """Print the result of a run."""
     if as_json:
         import json
 
-        print(json.dumps(result.document, indent=2))
+        print(json.dumps(result.document, indent=2), flush=True)
         return
     if result.status == "left":
         print(f"{result.continued_by}; the measurements of this run are in {result.folder.path}")
@@ -197,6 +193,6 @@ def _print(result: RunResult, *, as_json: bool, verbose: bool) -> None:
         results_dir=result.folder.path,
         command=result.command,
         config_path=result.folder.best_config if result.outcome.recommended else None,
-        report_path=result.folder.report if is_file(result.folder.report) else None,
+        report_path=result.report_path,
     )
     print_outcome(Console(), result.outcome, result.task.problem, details, verbose=verbose)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from optimizer.cli.main import EXIT_CODES, progress_on, terminal
 from optimizer.core.errors import BadInputError
@@ -138,13 +139,14 @@ def main(words: list[str]) -> int:
     arguments = read_verify_arguments(words)
     progress = progress_on(terminal())
     if not arguments.is_fresh:
-        from optimizer.cli.run import finish
+        from optimizer.cli.run import exit_code, show_result
         from optimizer.results.summary import VERIFY_BUDGET
         from optimizer.study.tuning_run import continue_confirmation
 
         seconds = arguments.budget_seconds or parse_budget_seconds(VERIFY_BUDGET)
-        continued = continue_confirmation(arguments.run, arguments.options, seconds, *progress)
-        return finish(continued, as_json=arguments.as_json, verbose=arguments.verbose)
+        show = partial(show_result, as_json=arguments.as_json, verbose=arguments.verbose)
+        continued = continue_confirmation(arguments.run, arguments.options, seconds, *progress, show)
+        return exit_code(continued.status, continued.outcome.verdict)
     from optimizer.results.verification import document, print_verification
     from optimizer.study.fresh_verification import verify
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,22 +16,45 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy.typing as npt
 
 from optimizer.core.files import cache_folder, file_lock
+from optimizer.core.process import run_command
 
 Ints: TypeAlias = npt.NDArray[Any]  # int64
 Floats: TypeAlias = npt.NDArray[Any]  # float64
+PACKAGES = Path(__file__).parents[2]  # where Python finds this program
+COMPILE_SECONDS = 600.0
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compile_loop(module: str, simulate: Callable[[], object], say: Callable[[str], None]) -> None:
-    """Load the event loop ``module`` by ``simulate``. If it has to be compiled first (about 10 s), ``say`` so."""
+    """Load the event loop ``module`` by ``simulate``, a function of a module.
+
+    If it has to be compiled first (about 10 s), ``say`` so, and let a child process do it.
+    """
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     if not any(_code_folder().glob(f"*/{module}.*.{python}.nbi")):
         say("compiling the simulator (once)")
+        _compile_in_child(simulate)
     pool = ThreadPoolExecutor(1)  # an interrupt, which only the main thread sees, can make LLVM free memory twice
     try:
         pool.submit(simulate).result()
     finally:
         pool.shutdown(wait=False)
+
+
+def _compile_in_child(simulate: Callable[[], object]) -> None:
+    """Compile what ``simulate`` calls in another process, because the compiler would keep 90 MB in this one.
+
+    If that fails, for example without a folder for the code, this process compiles it.
+    """
+    path = os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")]))
+    program = f"from {simulate.__module__} import {simulate.__name__} as simulate; simulate()"
+    with suppress(OSError), tempfile.TemporaryDirectory() as folder:
+        run_command(
+            [sys.executable, "-P", "-c", program],
+            timeout_seconds=COMPILE_SECONDS,
+            log=Path(folder) / "compile.log",
+            env={**os.environ, "PYTHONPATH": path},
+        )
 
 
 def compiled(function: F) -> F:

@@ -154,19 +154,20 @@ class ServerModel:
         )
 
     def _scenarios(self, cells: Sequence[ConfigurationLoad]) -> list[Scenario]:
-        times = {group: self.times(group) for group in {execution_settings(candidate) for candidate, _ in cells}}
+        settings = [execution_settings(candidate) for candidate, _ in cells]
+        times = {group: self.times(group) for group in set(settings)}
         overheads = self.overheads.to_overheads()
         return [
             Scenario(
-                with_queue(candidate, self.queue),
+                with_queue(candidate, self.queue) if self.queue else candidate,
                 ClosedLoopLoad(load_of_process(candidate, load)),
-                times[execution_settings(candidate)],
+                times[group],
                 overheads,
                 self.request_batch_size,
                 self.fixed_shapes,
                 refuses=False,
             )
-            for candidate, load in cells
+            for (candidate, load), group in zip(cells, settings, strict=True)
         ]
 
 

@@ -35,6 +35,8 @@ from optimizer.simulator.scenario import (
     SimulationTrace,
 )
 
+SCENARIOS_OF_THREAD = 25  # about 2 ms; a thread for fewer takes longer to start than it saves
+
 
 def lognormal_jitter(relative_std: float, seed: int = 0) -> Array:
     """Return factors [RING_LENGTH] of mean 1 for the service times of successive executions."""
@@ -78,18 +80,16 @@ def simulate_many(
         jitter: Factors on the service times of successive executions.
         gaps_s: How much longer than ``Overheads.spacing_s`` successive arrivals are apart at least, in seconds.
         window: Which requests are measured.
-        threads: Threads to simulate with.
+        threads: The most threads to simulate with. Each gets at least ``SCENARIOS_OF_THREAD`` scenarios.
 
     Raises:
         ValueError: A candidate refuses the requests, or the service times do not cover its batches or instances.
     """
     if not scenarios:
         return []
-    window = window or MeasurementInterval()
+    window, threads = window or MeasurementInterval(), max(1, min(threads, len(scenarios) // SCENARIOS_OF_THREAD))
     # neighbors cost about the same, so the scenarios are dealt out in turn
-    packed = [
-        PackedScenarios(scenarios[i::threads], jitter, gaps_s, window) for i in range(min(threads, len(scenarios)))
-    ]
+    packed = [PackedScenarios(scenarios[i::threads], jitter, gaps_s, window) for i in range(threads)]
     if len(packed) == 1:
         return packed[0].run()
     with ThreadPoolExecutor(len(packed)) as pool:
@@ -110,5 +110,9 @@ def trace(
 
 def compile_simulator(say: Callable[[str], None]) -> None:
     """Load the compiled simulator; ``say`` so if it has to be compiled first."""
-    smallest = Scenario(Candidate(1), ClosedLoopLoad(1), ServiceTimes(np.full((1, 1), 1e-3)))
-    compile_loop("event_loop", lambda: simulate_many([smallest]), say)
+    compile_loop("event_loop", simulate_smallest, say)
+
+
+def simulate_smallest() -> None:
+    """Simulate the scenario that takes the least time."""
+    simulate_many([Scenario(Candidate(1), ClosedLoopLoad(1), ServiceTimes(np.full((1, 1), 1e-3)))])

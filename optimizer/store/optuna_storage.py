@@ -18,7 +18,6 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import optuna
-import sqlalchemy.exc
 from optuna.exceptions import OptunaError, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
@@ -35,11 +34,9 @@ RETRY_SECONDS = 30.0  # from the first failure of a statement to its last repeti
 FIRST_PAUSE_SECONDS = 0.05
 REPORT_SECONDS = 1.0  # shorter outages are not reported
 
-_CONNECTION_ERRORS = (
-    sqlalchemy.exc.OperationalError,
-    sqlalchemy.exc.InterfaceError,
-    sqlalchemy.exc.PendingRollbackError,  # Optuna went on in a transaction whose connection was lost
-)
+# Optuna's `models` and SQLAlchemy's errors are imported at first use: a study in a journal needs 11 MB less.
+rdb: Any = rdb_storage
+sql_errors: Any = rdb.sqlalchemy_exc
 # Operational errors that repeating a statement does not resolve: no space, read-only, no permission.
 _LASTING_SQLITE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
 _LASTING_SQLSTATES = ("53100",)  # PostgreSQL: disk_full
@@ -51,11 +48,13 @@ Returned = TypeVar("Returned")
 def is_retryable(error: BaseException) -> bool:
     """Return whether a statement failed because the database is unreachable or locked, so that a retry may help."""
     cause = error.__cause__ if isinstance(error, StorageInternalError) else error
-    if isinstance(cause, sqlalchemy.exc.DBAPIError) and _is_lasting(cause.orig):
-        return False
-    return isinstance(cause, _CONNECTION_ERRORS) or (
-        isinstance(cause, sqlalchemy.exc.DBAPIError) and cause.connection_invalidated
-    )
+    if isinstance(cause, sql_errors.DBAPIError):
+        if _is_lasting(cause.orig):
+            return False
+        is_lost = isinstance(cause, (sql_errors.OperationalError, sql_errors.InterfaceError))
+        return is_lost or cause.connection_invalidated
+    # Optuna went on in a transaction whose connection was lost
+    return isinstance(cause, sql_errors.PendingRollbackError)
 
 
 def _is_lasting(error: BaseException | None) -> bool:
@@ -120,8 +119,6 @@ class RetryPolicy:
         if self.report is not None:
             self.report(line)
 
-
-rdb: Any = rdb_storage  # its `models` import SQLAlchemy's ORM at first use, which a journal does not need
 
 # System attributes of a trial: the id of the call that created it, and of the call that took it from the queue.
 CREATED_BY, CLAIMED_BY = "tritune:created_by", "tritune:claimed_by"
@@ -270,7 +267,11 @@ DRIVERS = {
     "mysql": ("pymysql", "pip install pymysql"),
 }
 _DAMAGED = (ValueError, KeyError, TypeError, AssertionError)  # Optuna reads a journal that is not one
-_STORAGE_ERRORS = (sqlalchemy.exc.SQLAlchemyError, StorageInternalError, OSError)
+
+
+def storage_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the errors of a storage that cannot be reached, read or written, and ``others``."""
+    return (sql_errors.SQLAlchemyError, StorageInternalError, OSError, *others)
 
 
 @contextlib.contextmanager
@@ -286,9 +287,9 @@ def opening_errors(storage: str, flag: str = "") -> Iterator[None]:
         dialect = dialect_of(storage)
         advice = DRIVERS[dialect][1] if dialect in DRIVERS else f"install the driver that {dialect} names"
         raise BadInputError(f"{shown}: its database driver is not installed; {advice}") from error
-    except sqlalchemy.exc.NoSuchModuleError as error:
+    except sql_errors.NoSuchModuleError as error:
         raise BadInputError(f"{shown}: unknown kind of database; write sqlite, postgresql or mysql") from error
-    except (*_STORAGE_ERRORS, *_DAMAGED, OptunaError, RuntimeError) as error:
+    except storage_errors(*_DAMAGED, OptunaError, RuntimeError) as error:
         cause = error_cause(error, storage)
         if _is_full(_innermost(error)):
             then = "run the command again" if flag else "continue with `tune --resume`"
@@ -319,7 +320,7 @@ def _translated(method: Callable[..., Any], url: str, kept_in: str) -> Callable[
     def call(*arguments: Any, **keywords: Any) -> Any:
         try:
             return method(*arguments, **keywords)
-        except (*_STORAGE_ERRORS, *_DAMAGED, AttributeError) as error:  # Optuna handles its other errors itself
+        except storage_errors(*_DAMAGED, AttributeError) as error:  # Optuna handles its other errors itself
             fix = "free space there" if _is_full(_innermost(error)) else "fix that"
             raise EnvironmentFault(
                 f"{redact(url)}: the study cannot be stored: {error_cause(error, url)}; "

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import optuna
-import sqlalchemy
-import sqlalchemy.exc
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -35,6 +33,7 @@ from optimizer.store.optuna_storage import (
     dialect_of,
     is_retryable,
     opening_errors,
+    sql_errors,
     storage_of,
     translate_storage_errors,
 )
@@ -172,6 +171,8 @@ def _connect_arguments(kind: str, driver: str, url: str) -> dict[str, int]:
 
 
 def _is_reachable(url: str, connect_arguments: Mapping[str, Any]) -> bool:
+    import sqlalchemy  # only here, because a study in a journal does not need it
+
     dialect = sqlalchemy.create_engine(url).dialect
     arguments, keywords = dialect.create_connect_args(sqlalchemy.make_url(url))
     try:
@@ -186,7 +187,7 @@ def _create_tables(create: Callable[[], RetryingStorage]) -> RetryingStorage:
     for _ in range(CREATIONS):
         try:
             return create()
-        except (sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError):
+        except (sql_errors.IntegrityError, sql_errors.ProgrammingError):
             time.sleep(random.uniform(0, LONGEST_CREATION_SECONDS))
     return create()
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from optimizer.config import model_config
 from optimizer.config.model_source import served_models
 from optimizer.config.search_space import ModelKind
+from optimizer.core import interrupts
 from optimizer.core.errors import TuneError
 from optimizer.core.notes import Note, lasting_documents, present
 from optimizer.core.process import COMMAND_LOG
@@ -228,13 +229,10 @@ class RunRecord:
         self.planned.update(plan_document(plan))
         self._write_info("running", "", {})
 
-    def write(
-        self, status: str, outcome: Outcome | None, trials: list[Trial] | None = None, reason: str = ""
-    ) -> dict[str, Any]:
+    def write(self, status: str, outcome: Outcome | None, reason: str = "") -> dict[str, Any]:
         """Write run.json and, with an ``outcome``, the derived files. Return the document of ``--json``.
 
-        The document is empty without an outcome. With ``trials`` the report page is written too. ``reason`` is the
-        error of a failed run.
+        The document is empty without an outcome. ``reason`` is the error of a failed run.
         """
         document: dict[str, Any] = {}
         if outcome is not None:
@@ -254,10 +252,24 @@ class RunRecord:
             )
             self._write_derived(outcome)
         self._write_info(status, reason, document)
-        if outcome is not None and trials is not None:
-            self._write_page(outcome, trials)
-            self._write_info(status, reason, document)  # again, with the time that the page took
         return document
+
+    def write_page(self, status: str, outcome: Outcome, trials: list[Trial], document: Mapping[str, Any]) -> None:
+        """Write the report page, then run.json again with the time that the page took. An interrupt waits for both.
+
+        ``document`` is what ``write`` returned.
+        """
+        from optimizer.results.report.write import write_page
+
+        compared = self.task.baseline, self.task.dynamic_batching
+        with interrupts.deferred():
+            info = self.folder.read_info()
+            write_page(
+                FinishedRun(
+                    self.folder, self.environment.options, info, self.task.problem, *compared, tuple(trials), outcome
+                )
+            )
+            self._write_info(status, "", document)
 
     def _write_info(self, status: str, reason: str, document: Mapping[str, Any]) -> None:
         options = replace(
@@ -318,13 +330,3 @@ class RunRecord:
         changed = served.files if candidate.model_json else {}
         files = {f"{served.batcher}/{path}": content.decode() for path, content in changed.items()}
         return texts, server_options.to_arguments(candidate.fields), files
-
-    def _write_page(self, outcome: Outcome, trials: list[Trial]) -> None:
-        from optimizer.results.report.write import write_page
-
-        compared = self.task.baseline, self.task.dynamic_batching
-        info = self.folder.read_info()
-        run = FinishedRun(
-            self.folder, self.environment.options, info, self.task.problem, *compared, tuple(trials), outcome
-        )
-        write_page(run)

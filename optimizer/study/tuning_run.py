@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
@@ -31,7 +32,7 @@ from optimizer.core.notes import (
     present,
     read_lasting,
 )
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import is_file, one_line
 from optimizer.core.timing import CONFIRM_SHARE, Stopwatch, spent_seconds
 from optimizer.core.trial import Trial
 from optimizer.machine.conditions import speed_note
@@ -67,8 +68,8 @@ class RunResult:
     """How a run ended.
 
     ``status`` is ``found`` if there is a recommendation, whose verdict ``outcome`` has, and ``none`` otherwise.
-    ``document`` is what ``--json`` prints. ``continued_by`` names the workers that continue a study that this run has
-    ``left``.
+    ``document`` is what ``--json`` prints. ``report_path`` is the report page; None if there is none.
+    ``continued_by`` names the workers that continue a study that this run has ``left``.
     """
 
     status: RunStatus
@@ -79,7 +80,15 @@ class RunResult:
     folder: RunFolder
     command: str
     document: dict[str, Any]
+    report_path: Path | None = None
     continued_by: str = ""
+
+
+ShowResult: TypeAlias = Callable[[RunResult], None]
+
+
+def show_nothing(_: RunResult) -> None:
+    """Leave the result to the caller of ``tune``."""
 
 
 def tune(
@@ -90,6 +99,7 @@ def tune(
     confirm_share: float | None = None,
     *,
     report: bool = True,
+    show: ShowResult = show_nothing,
     confirm_seconds: float | None = None,
 ) -> RunResult:
     """Run a study, or continue the one in ``resumed``, and return its result.
@@ -102,6 +112,7 @@ def tune(
         confirm_share: Share of the budget for the confirmation; 0 skips it, 1 does nothing else. By default as
             ``options`` say.
         report: Whether to write the report page.
+        show: Called with the result before the report page is written, which takes a second or more.
         confirm_seconds: Time of a session that only continues the confirmation; None for the budget of ``options``.
 
     An interrupt (KeyboardInterrupt) ends the run early with the best result so far. Raises TuneError.
@@ -111,13 +122,22 @@ def tune(
         confirm_share = CONFIRM_SHARE if options.confirmation else 0.0
     if options.cluster is None:
         with Environment.open(options, stopwatch, say) as environment:
-            return _run(environment, None, resumed, open_observer, confirm_share, confirm_seconds, report=report)
+            return _run(
+                environment, None, resumed, open_observer, confirm_share, confirm_seconds, report=report, show=show
+            )
     from optimizer.study.distributed.ray_study import open_cluster
 
     preferred = resumed.fingerprint() if resumed else None
     with open_cluster(options, stopwatch, say, preferred) as cluster:
         return _run(
-            cluster.environment, cluster, resumed, open_observer, confirm_share, confirm_seconds, report=report
+            cluster.environment,
+            cluster,
+            resumed,
+            open_observer,
+            confirm_share,
+            confirm_seconds,
+            report=report,
+            show=show,
         )
 
 
@@ -127,6 +147,7 @@ def continue_confirmation(
     seconds: float,
     say: Callable[[str], None],
     open_observer: ObserverFactory,
+    show: ShowResult = show_nothing,
 ) -> RunResult:
     """Continue the confirmation of ``run`` where it ended, for ``seconds``, and return the result of the run.
 
@@ -139,6 +160,7 @@ def continue_confirmation(
         seconds: Time of the measurements.
         say: Called with one line for each slow preparation.
         open_observer: Opens the display of progress.
+        show: As for ``tune``.
 
     Raises BadInputError if the run has no trial or found nothing, its confirmation was not planned in run.json, or
     its profile has other bounds by now; TuneError as ``tune``.
@@ -155,7 +177,7 @@ def continue_confirmation(
             f"{path}: run.json has no confirmation_plan, so the test cannot continue; make a separate one: "
             f"`tune verify --fresh {path}`"
         )
-    return tune(options, run, say, open_observer, 1.0, confirm_seconds=seconds)
+    return tune(options, run, say, open_observer, 1.0, show=show, confirm_seconds=seconds)
 
 
 def _run(
@@ -167,6 +189,7 @@ def _run(
     confirm_seconds: float | None,
     *,
     report: bool,
+    show: ShowResult,
 ) -> RunResult:
     options = environment.options
     _check_folders(options, resumed)
@@ -220,18 +243,25 @@ def _run(
             status = "interrupted"
         elif continued_by:
             status = "left"
-        document = record.write(status, outcome, trials if report else None)
-    return RunResult(
-        status,
-        outcome,
-        task,
-        environment.hardware,
-        record.notes,
-        folder,
-        command_line(options),
-        document,
-        continued_by,
-    )
+        document = record.write(status, outcome)
+        ended = RunResult(
+            status,
+            outcome,
+            task,
+            environment.hardware,
+            record.notes,
+            folder,
+            command_line(options),
+            document,
+            folder.report if report or is_file(folder.report) else None,
+            continued_by,
+        )
+        try:
+            show(ended)
+        finally:  # the folder gets its page even if nothing can be shown
+            if report:
+                record.write_page(status, outcome, trials, document)
+    return ended
 
 
 def _how_to_continue(folder: RunFolder, *, only_confirms: bool) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import csv
 import json
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -407,3 +408,22 @@ def test_a_missed_sla_shows_the_closest_configuration_and_the_reason(playground:
     assert not (run.folder / "best").exists()
     (shown,) = (line for line in run.ended.stdout.splitlines() if line.startswith("results "))
     assert playground.here / shown.removeprefix("results ").strip() == run.folder
+
+
+def test_the_result_is_shown_before_the_page_is_drawn_and_an_interrupt_waits_for_the_page(
+    playground: Playground,
+) -> None:
+    write_steady(playground.here)
+    arguments = ["--sla-p95", "500ms", "--max-trials", "1", "--no-confirmation", "steady.yaml"]
+    process = playground.start(*arguments, REPORT)
+    assert process.stdout is not None
+    shown = next(line for line in iter(process.stdout.readline, "") if line.startswith("report "))
+    page = playground.here / shown.removeprefix("report ").strip()
+    assert not page.exists()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (130, "tune: interrupted\n")
+    assert page.read_text().rstrip().endswith("</html>")
+    info = json.loads((page.parent / "run.json").read_text())
+    assert info["status"] == "found"
+    assert (page.parent / "best").is_dir()

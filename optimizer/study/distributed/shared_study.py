@@ -15,8 +15,7 @@ from typing import Any
 
 import optuna
 import psutil
-import sqlalchemy.exc
-from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -36,6 +35,7 @@ from optimizer.store.optuna_storage import (
     record_heartbeat,
     record_heartbeat_once,
     set_trial_attribute,
+    storage_errors,
     storage_of,
     trial_number,
 )
@@ -75,7 +75,7 @@ class Heartbeat:
 
     def _send(self) -> None:
         while not self._stopped.wait(self._every_seconds):
-            with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError, StorageInternalError, OSError):
+            with contextlib.suppress(*storage_errors()):
                 # not retried: this thread neither waits for the database nor reports its loss
                 record_heartbeat_once(self._study, self._trial_id)
                 now = time.monotonic()

@@ -917,6 +917,36 @@ def test_a_process_waits_for_another_one_that_compiles(tmp_path: Path, monkeypat
     assert not list(tmp_path.rglob("*.lock"))
 
 
+LOOP = """
+from optimizer.simulator.compilation import compile_loop, compiled_once
+
+@compiled_once
+def small_loop(x):
+    return 2 * x
+
+def simulate_smallest():
+    small_loop(21)
+
+if __name__ == "__main__":
+    import small_loop
+    from numba.core.event import install_recorder
+    with install_recorder("numba:compile") as compilations:
+        compile_loop("small_loop", small_loop.simulate_smallest, print)
+    print(small_loop.small_loop(21), len(compilations.buffer))
+"""
+
+
+def test_a_loop_is_compiled_in_another_process(tmp_path: Path) -> None:
+    """The compiler takes 90 MB, which Python would not return to the operating system."""
+    (tmp_path / "small_loop.py").write_text(LOOP)
+    path = os.pathsep.join(filter(None, [str(tmp_path), *sys.path]))
+    environment = {**os.environ, "PYTHONPATH": path, "TRITUNE_CACHE": str(tmp_path / "cache")}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    command = [sys.executable, str(tmp_path / "small_loop.py")]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout == "compiling the simulator (once)\n42 0\n"
+
+
 def test_without_a_folder_for_its_lock_the_loop_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def doubled(x: int) -> int:
         return 2 * x

@@ -145,3 +145,16 @@ def test_optuna_is_imported_only_when_a_search_is_made() -> None:
     modules = "optimizer.search, optimizer.config.search_space, optimizer.config.model_config"
     code = f"import sys, {modules}\nsys.exit('optuna' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_study_in_a_journal_needs_no_database_library(tmp_path: Path) -> None:
+    program = f"""
+import sys
+from tests.unit.store.test_study import PROBLEM
+from optimizer.search import make_searcher
+from optimizer.core.trial import Trial
+searcher = make_searcher("random", PROBLEM, 0, {str(tmp_path / "study.journal")!r}, "s")
+searcher.observe(Trial(0, searcher.suggest(), status="failed", reason="no"))
+sys.exit("sqlalchemy" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
