@@ -115,8 +115,8 @@ class Confirmed:
     ``throughput`` and ``latency_ms`` are confidence intervals at the run's confidence; ``latency`` names the metric
     of the latter. ``point`` pools the windows that count. ``error`` is the error probability of the test; 0 for a
     comparison. ``agreement`` says whether perf_analyzer measured the same; None if it did not measure next to another
-    load generator. ``streamed`` has the intervals of the output tokens per second and of the other bounded latencies
-    by metric; it is empty unless the model streams. ``sla`` is the SLA of the verdict.
+    load generator. ``further`` has the intervals of the other bounded latencies by metric and, for a model that
+    streams, of the output tokens per second. ``sla`` is the SLA of the verdict.
     """
 
     point: Point
@@ -128,12 +128,12 @@ class Confirmed:
     latency_ms: ConfidenceInterval
     error: float = 0.0
     agreement: Agreement | None = None
-    streamed: Mapping[str, ConfidenceInterval] = field(default_factory=dict)
+    further: Mapping[str, ConfidenceInterval] = field(default_factory=dict)
     sla: Sla = field(default_factory=Sla)
 
     def interval(self, metric: str) -> ConfidenceInterval | None:
         """Return the confidence interval of ``metric``; None if it was not estimated."""
-        return {**self.streamed, "throughput": self.throughput, self.latency: self.latency_ms}.get(metric)
+        return {**self.further, "throughput": self.throughput, self.latency: self.latency_ms}.get(metric)
 
     @property
     def disturbance(self) -> str:
@@ -568,20 +568,18 @@ def _judge_confirmation(
         _latency_interval_ms(counted, latency, judged, problem, spreads),
         error,
         load_agreement(trial, load, problem),
-        _streamed_intervals(counted, judged, problem, spreads),
+        _further_intervals(counted, judged, problem, spreads),
         problem.sla,
     )
 
 
-def _streamed_intervals(
+def _further_intervals(
     servers: Sequence[Sequence[Measurement]],
     judged: SlaVerdict,
     problem: Problem,
     spreads: Mapping[str, ServerSpread],
 ) -> dict[str, ConfidenceInterval]:
-    """Return ``Confirmed.streamed``."""
-    if "output-throughput" not in spreads:
-        return {}
+    """Return ``Confirmed.further``."""
     confidence, output = problem.confidence, "output-throughput"
     latencies = {bound.metric for bound in problem.sla.latencies} - {problem.sla.judged_latency}
     intervals = {
@@ -601,6 +599,8 @@ def _latency_interval_ms(
 
     The test may bound the quantile where few effective requests do not: by the variance of its log between servers.
     """
+    if output not in spreads:
+        return intervals
     effective = judged.effective_requests_of(metric)
     interval = latency_interval_ms(servers, metric, effective, spreads[metric], problem.confidence)
     if judged.verdict is Verdict.PASS:
