@@ -22,6 +22,7 @@ from objectives.metrics import METRICS, TIMINGS, Measurement, Timing, four_digit
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from objectives.verdict import (
+    MOST_EXCLUDED,
     ConfidenceInterval,
     SequentialTest,
     SlaVerdict,
@@ -39,6 +40,7 @@ from objectives.verdict import (
 from optimizer.config.search_space import Problem
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
+from optimizer.machine.conditions import describe_disturbance
 from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
 from optimizer.simulator.metrics import Performance
 from optimizer.simulator.performance_model import PerformanceModel
@@ -211,6 +213,11 @@ def load_ladder(
     if point.measurement.is_streamed:
         expected[:, 0] += STREAM_CAUTION
     return LoadLadder(tuple(loads), tuple(expected[:, 0].tolist()), tuple(np.exp(expected[:, 1]).tolist()))
+
+
+def with_single_load(ladder: LoadLadder) -> LoadLadder:
+    """Return ``ladder`` for a test without time for a second load: it begins at a load that is likelier to pass."""
+    return replace(ladder, highest_first=_highest(ladder, -OTHER_MARGIN))
 
 
 def _modeled(
@@ -406,6 +413,13 @@ def meets_sla(confirmed: Confirmed, problem: Problem) -> bool:
     return confirmed.judged.verdict is not Verdict.FAIL and problem.sla.is_met(confirmed.point.measurement)
 
 
+def was_search_disturbed(trials: Sequence[Trial]) -> bool:
+    """Return whether other processes or machines disturbed more than MOST_EXCLUDED of the search's measurements."""
+    measured = [measurement for trial in trials for _, measurement in trial.measurements]
+    disturbed = [measurement for measurement in measured if describe_disturbance(measurement)]
+    return len(disturbed) > MOST_EXCLUDED * len(measured)
+
+
 def disturbance_limit(trials: Sequence[Trial]) -> float:
     """Return the CPU share of other processes above which a window on a fresh server does not count.
 
@@ -585,6 +599,8 @@ def _further_intervals(
     intervals = {
         metric: _latency_interval_ms(servers, metric, judged, problem, spreads) for metric in sorted(latencies)
     }
+    if output not in spreads:
+        return intervals
     return {output: throughput_interval(servers, spreads[output], confidence, output), **intervals}
 
 
@@ -599,8 +615,6 @@ def _latency_interval_ms(
 
     The test may bound the quantile where few effective requests do not: by the variance of its log between servers.
     """
-    if output not in spreads:
-        return intervals
     effective = judged.effective_requests_of(metric)
     interval = latency_interval_ms(servers, metric, effective, spreads[metric], problem.confidence)
     if judged.verdict is Verdict.PASS:
