@@ -115,6 +115,11 @@ class Sla:
         return next((constraint.metric for constraint in self.latencies), "latency-p95")
 
     @property
+    def bounded_latencies(self) -> tuple[str, ...]:
+        """The metrics of all latency bounds, each once; ``latency-p95`` if there is none."""
+        return tuple(dict.fromkeys(constraint.metric for constraint in self.latencies)) or (self.judged_latency,)
+
+    @property
     def throughput_floor(self) -> float:
         """The lowest permitted throughput in infer/s; 0 without such a constraint."""
         return max((constraint.bound for constraint in self if constraint.metric == "throughput"), default=0.0)

@@ -254,7 +254,7 @@ def estimand(sla: Sla) -> str:
     timings = [METRICS[constraint.metric].timing for constraint in sla if METRICS[constraint.metric].quantile]
     subjects = list(dict.fromkeys(timing.subject for timing in timings if timing))
     if subjects in ([], [LATENCY.subject]):
-        return ESTIMAND
+        return ESTIMAND if len(timings) < 2 else ESTIMAND.replace("over the bound", "over each bound")
     shares = " and of those ".join(f"whose {subject} is over its bound" for subject in subjects)
     return ESTIMAND.replace("over the bound", shares)
 

@@ -22,6 +22,7 @@ from objectives.metrics import METRICS, TIMINGS, Measurement, Timing, four_digit
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from objectives.verdict import (
+    MOST_EXCLUDED,
     ConfidenceInterval,
     SequentialTest,
     SlaVerdict,
@@ -39,6 +40,7 @@ from objectives.verdict import (
 from optimizer.config.search_space import Problem
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
+from optimizer.machine.conditions import describe_disturbance
 from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
 from optimizer.simulator.metrics import Performance
 from optimizer.simulator.performance_model import PerformanceModel
@@ -115,8 +117,8 @@ class Confirmed:
     ``throughput`` and ``latency_ms`` are confidence intervals at the run's confidence; ``latency`` names the metric
     of the latter. ``point`` pools the windows that count. ``error`` is the error probability of the test; 0 for a
     comparison. ``agreement`` says whether perf_analyzer measured the same; None if it did not measure next to another
-    load generator. ``streamed`` has the intervals of the output tokens per second and of the other bounded latencies
-    by metric; it is empty unless the model streams. ``sla`` is the SLA of the verdict.
+    load generator. ``further`` has the intervals of the other bounded latencies by metric and, for a model that
+    streams, of the output tokens per second. ``sla`` is the SLA of the verdict.
     """
 
     point: Point
@@ -128,12 +130,12 @@ class Confirmed:
     latency_ms: ConfidenceInterval
     error: float = 0.0
     agreement: Agreement | None = None
-    streamed: Mapping[str, ConfidenceInterval] = field(default_factory=dict)
+    further: Mapping[str, ConfidenceInterval] = field(default_factory=dict)
     sla: Sla = field(default_factory=Sla)
 
     def interval(self, metric: str) -> ConfidenceInterval | None:
         """Return the confidence interval of ``metric``; None if it was not estimated."""
-        return {**self.streamed, "throughput": self.throughput, self.latency: self.latency_ms}.get(metric)
+        return {**self.further, "throughput": self.throughput, self.latency: self.latency_ms}.get(metric)
 
     @property
     def disturbance(self) -> str:
@@ -211,6 +213,11 @@ def load_ladder(
     if point.measurement.is_streamed:
         expected[:, 0] += STREAM_CAUTION
     return LoadLadder(tuple(loads), tuple(expected[:, 0].tolist()), tuple(np.exp(expected[:, 1]).tolist()))
+
+
+def with_single_load(ladder: LoadLadder) -> LoadLadder:
+    """Return ``ladder`` for a test without time for a second load: it begins at a load that is likelier to pass."""
+    return replace(ladder, highest_first=_highest(ladder, -OTHER_MARGIN))
 
 
 def _modeled(
@@ -406,6 +413,13 @@ def meets_sla(confirmed: Confirmed, problem: Problem) -> bool:
     return confirmed.judged.verdict is not Verdict.FAIL and problem.sla.is_met(confirmed.point.measurement)
 
 
+def was_search_disturbed(trials: Sequence[Trial]) -> bool:
+    """Return whether other processes or machines disturbed more than MOST_EXCLUDED of the search's measurements."""
+    measured = [measurement for trial in trials for _, measurement in trial.measurements]
+    disturbed = [measurement for measurement in measured if describe_disturbance(measurement)]
+    return len(disturbed) > MOST_EXCLUDED * len(measured)
+
+
 def disturbance_limit(trials: Sequence[Trial]) -> float:
     """Return the CPU share of other processes above which a window on a fresh server does not count.
 
@@ -568,25 +582,25 @@ def _judge_confirmation(
         _latency_interval_ms(counted, latency, judged, problem, spreads),
         error,
         load_agreement(trial, load, problem),
-        _streamed_intervals(counted, judged, problem, spreads),
+        _further_intervals(counted, judged, problem, spreads),
         problem.sla,
     )
 
 
-def _streamed_intervals(
+def _further_intervals(
     servers: Sequence[Sequence[Measurement]],
     judged: SlaVerdict,
     problem: Problem,
     spreads: Mapping[str, ServerSpread],
 ) -> dict[str, ConfidenceInterval]:
-    """Return ``Confirmed.streamed``."""
-    if "output-throughput" not in spreads:
-        return {}
+    """Return ``Confirmed.further``."""
     confidence, output = problem.confidence, "output-throughput"
     latencies = {bound.metric for bound in problem.sla.latencies} - {problem.sla.judged_latency}
     intervals = {
         metric: _latency_interval_ms(servers, metric, judged, problem, spreads) for metric in sorted(latencies)
     }
+    if output not in spreads:
+        return intervals
     return {output: throughput_interval(servers, spreads[output], confidence, output), **intervals}
 
 

@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 
 
 def _compared_metrics(outcome: Outcome, problem: Problem) -> list[str]:
-    """Return the metrics in ``comparisons``; for a model that streams, output tokens and all bounded latencies."""
+    """Return the metrics in ``comparisons``: all bounded latencies and, for a model that streams, output tokens."""
     goals = [*(metric.name for metric in problem.objectives), *(bound.metric for bound in problem.sla)]
     counted = [name for name in ("goodput", "error-rate") if name in goals]
-    if not outcome.is_streamed:
-        return ["throughput", *counted, problem.sla.judged_latency]
-    bounded = [bound.metric for bound in problem.sla.latencies] or [problem.sla.judged_latency]
-    return ["throughput", *counted, formatting.OUTPUT_THROUGHPUT, *bounded]
+    tokens = [formatting.OUTPUT_THROUGHPUT] if outcome.is_streamed else []
+    return ["throughput", *counted, *tokens, *problem.sla.bounded_latencies]
 
 
 def comparison_headers(outcome: Outcome, problem: Problem) -> tuple[str, ...]:

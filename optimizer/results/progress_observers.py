@@ -85,8 +85,14 @@ class PlainObserver(QuietObserver):
             return "no figures"
         if met:  # a disturbed measurement has less weight, so another trial may be the best one
             return self._point_figures(shown) + ("" if shown.measurement.stable else ", disturbed")
-        missed = "its windows disagree" if self._problem.sla.is_met(shown.measurement) else "misses the bound"
-        return f"{self._point_figures(shown)}, {missed}"
+        return f"{self._point_figures(shown)}, {self._missed(shown)}"
+
+    def _missed(self, point: Point) -> str:
+        """Return why the search cannot recommend ``point``, with the missed bounds if the SLA has several."""
+        missed = self._problem.sla.missed(point.measurement)
+        if not missed:
+            return "its windows disagree"
+        return "misses the bound" if len(self._problem.sla) == 1 else f"misses {formatting.bounds(missed)}"
 
     def _point_figures(self, point: Point) -> str:
         if point.measurement.throughput_infer_per_sec is None:

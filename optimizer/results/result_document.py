@@ -57,13 +57,14 @@ KEYS: Final = {  # of ``document``
     "confirmation.measurements": "Number of windows.",
     "confirmation.effective_requests": "Number of independent requests that carry the same information.",
     "confirmation.estimand": "What is estimated, in words.",
-    "confirmation.slow_share": "Interval of the share of requests over the bound.",
+    "confirmation.slow_share": "Interval of the share of requests over the first latency bound.",
     "confirmation.disturbed_share": "Share of the windows in which other programs disturbed the machine; "
     "they count only if it is above 0.2.",
     "confirmation.error": "Error probability of the test.",
     "confirmation.throughput_infer_per_sec": "Interval of the throughput.",
-    "confirmation.latency": "Name of the bounded latency.",
+    "confirmation.latency": "Name of the first bounded latency.",
     "confirmation.latency_ms": "Interval of that latency.",
+    "confirmation.other_latencies_ms": "Intervals of the other bounded latencies, by metric.",
     "confirmation.streaming": "Only of a model that streams: intervals of the output tokens per second and of the "
     "other bounded latencies, by metric.",
     "confirmation.perf_analyzer": "Comparison with perf_analyzer on the same servers; null if it did not check.",
@@ -180,7 +181,10 @@ def confirmation(confirmed: Confirmed) -> dict[str, object]:
         "throughput_infer_per_sec": [_known(confirmed.throughput.low), _known(confirmed.throughput.high)],
         "latency": confirmed.latency,
         "latency_ms": [_known(confirmed.latency_ms.low), _known(confirmed.latency_ms.high)],
-        **({"streaming": _bounds_of(confirmed.streamed)} if confirmed.streamed else {}),
+        "other_latencies_ms": _bounds_of(
+            {name: own for name, own in confirmed.further.items() if METRICS[name].timing}
+        ),
+        **({"streaming": _bounds_of(confirmed.further)} if confirmed.point.measurement.is_streamed else {}),
         "perf_analyzer": _agreement(confirmed.agreement) if confirmed.agreement else None,
     }
 

@@ -95,7 +95,7 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
     searched = "" if confirmed else ", in the search"
     yield "throughput", point_values.estimate(outcome, point, "throughput") + searched
     yield "output", point_values.estimate(outcome, point, formatting.OUTPUT_THROUGHPUT)
-    bounded = [bound.metric for bound in outcome.sla.latencies] if point.measurement.is_streamed else []
+    bounded = outcome.sla.bounded_latencies
     yield "latency", _latency_text(outcome, point, latency)
     others = (_latency_text(outcome, point, name) for name in bounded if name != latency)
     yield "other bounds", ", ".join(others) or formatting.UNKNOWN

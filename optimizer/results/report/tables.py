@@ -294,17 +294,19 @@ def confirmations(run: FinishedRun, outcome: Outcome) -> ReportTable:
     roles = {candidate: role for role, candidate in compared(run).items()}
     rows = []
     for confirmed in outcome.again:
-        interval = confirmed.latency_ms
-        latency = formatting.UNKNOWN
-        if not interval.is_unknown:
-            latency = formatting.interval(METRICS[confirmed.latency], interval)
+        latencies = [(metric, confirmed.interval(metric)) for metric in run.problem.sla.bounded_latencies]
+        texts = (
+            f"{formatting.short_metric(metric)} "
+            + (formatting.interval(METRICS[metric], own) if own and not own.is_unknown else formatting.UNKNOWN)
+            for metric, own in latencies
+        )
         rows.append(
             (
                 roles.get(confirmed.point.candidate, f"trial {confirmed.point.trial}"),
                 formatting.load(confirmed.point.load),
                 confirmed.judged.verdict.value if confirmed.error else "compared only",
                 formatting.interval(METRICS["throughput"], confirmed.throughput),
-                f"{formatting.short_metric(confirmed.latency)} {latency}",
+                ", ".join(texts),
                 f"{confirmed.windows} on {formatting.count(confirmed.servers, 'server')}",
                 f"{confirmed.judged.effective_requests:,.0f}",
             )
@@ -319,7 +321,7 @@ def trials(run: FinishedRun, outcome: Outcome) -> ReportTable:
     for point in outcome.points:
         points[point.trial].append(point)
     shown = [(trial, *_best_shown(points[trial.number], outcome, run.problem)) for trial in run.trials]
-    bounded, goal = latency(run), formatting.bounds(run.problem.sla)
+    bounded, goal = run.problem.sla.bounded_latencies, formatting.bounds(run.problem.sla)
     ranked = sorted(
         shown, key=lambda row: (row[1] is None, not row[2], -(row[1].throughput_infer_per_sec if row[1] else 0))
     )
@@ -329,14 +331,14 @@ def trials(run: FinishedRun, outcome: Outcome) -> ReportTable:
     ]
     best = outcome.recommended.trial if outcome.recommended else None
     rows = [
-        _trial_row(trial, point, (*counted, bounded), _trial_remark(trial, point, met, run.problem, outcome))
+        _trial_row(trial, point, (*counted, *bounded), _trial_remark(trial, point, met, run.problem, outcome))
         for trial, point, met in kept
     ]
     headers = (
         ">trial",
         "configuration (batch: max_batch_size)",
         ">infer/s",
-        *(f">{point_values.header(metric)}" for metric in (*counted, bounded)),
+        *(f">{point_values.header(metric)}" for metric in (*counted, *bounded)),
         ">load",
         ">loads",
     )

@@ -54,14 +54,14 @@ def compare_entries(before: EntryRecord | None, now: EntryRecord, since: str) ->
     if before is None or not before.is_done:
         return Change("new", since, f"not in the batch of {since}" if before is None else f"not done on {since}")
     if now.state == "failed":
-        return Change("failed", since, f"{_was(before)} on {since}")
+        return Change("failed", since, f"it {_was(before, now_failed=True)} on {since}")
     if before.figure is None:
-        return Change(_change_from_nothing(before, now), since, f"{_was(before)} on {since}")
+        return Change(_change_from_nothing(before, now), since, f"it {_was(before)} on {since}")
     if other := _other_conditions(before, now):
         return Change("incomparable", since, f"not comparable with {since}: {other}")
     if now.figure is None:
         is_open = before.is_undecided or now.is_undecided
-        return Change("undecided" if is_open else "missed", since, f"{_was(before)} on {since}")
+        return Change("undecided" if is_open else "missed", since, f"it {_was(before)} on {since}")
     return _compare_estimates(before, now, before.figure, now.figure, since)
 
 
@@ -141,14 +141,15 @@ def _other_conditions(before: EntryRecord, now: EntryRecord) -> str:
     return ""
 
 
-def _was(entry: EntryRecord) -> str:
+def _was(entry: EntryRecord, *, now_failed: bool = False) -> str:
+    """Return how the earlier ``entry`` ended, as a predicate."""
     if entry.is_undecided:
         return f"ended UNDECIDED {'without' if entry.figure is None else 'with'} a recommendation"
     words = {
         "found": "had a configuration that meets its bounds",
         "none": "had no configuration that meets its bounds",
     }
-    return words.get(entry.state, "failed")
+    return words.get(entry.state, "failed too" if now_failed else "failed")
 
 
 def percent(share: float) -> str:

@@ -40,6 +40,7 @@ from optimizer.results.confirmation_plan import (
     reserved_seconds,
     rival_ladder,
 )
+from optimizer.results.confirmation_state import ConfirmationPlan
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
 from optimizer.results.summary import undecided_cause
@@ -597,6 +598,27 @@ def test_a_short_budget_tests_a_lower_load_before_the_baseline(problem: Problem,
     assert second.servers == LOOKS[0]
     assert LOOKS[0] * FEWER_WINDOWS <= second.windows < LOOKS[0] * WINDOWS
     assert second.judged.verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("seconds", "share", "is_limited"), [(30, 0.0, True), (60, 0.0, False), (30, 0.5, False)], ids=str
+)
+def test_a_budget_for_one_load_begins_at_a_load_that_is_likelier_to_pass(
+    seconds: float, share: float, is_limited: bool, problem: Problem, tmp_path: Path
+) -> None:
+    server, plans = Timed(), list[ConfirmationPlan]()
+    trials = [
+        replace(
+            trial, measurements=tuple((load, replace(m, other_cpu_share=share)) for load, m in trial.measurements)
+        )
+        for trial in searched(server, LOADS)
+    ]
+    measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
+    Confirmer(problem, server, measuring, server.budget(seconds), trials, record=plans.append).run(COMPARISONS)
+    ladder = plans[0].ladders[plans[0].finalists[0]]
+    assert (ladder.highest_first is not None) is is_limited
+    if ladder.highest_first is not None:
+        assert ladder.predicted[ladder.highest_first] <= -OTHER_MARGIN < ladder.predicted[ladder.highest_first + 1]
 
 
 def test_the_test_of_a_lower_load_begins_even_if_the_time_is_too_short(problem: Problem, tmp_path: Path) -> None:

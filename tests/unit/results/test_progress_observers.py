@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from objectives.sla import Sla
 from optimizer.cli.main import progress_on
 from optimizer.cli.run import read_run_arguments
 from optimizer.core.timing import Budget
@@ -120,6 +121,17 @@ class TestPlain:
             observer.trial_finished(replace(trial, measurements=((load, unstable),)), None)
         assert "its windows disagree" in text.getvalue()
         assert "misses the bound" not in text.getvalue()
+
+    def test_with_several_bounds_the_missed_one_is_named(self, run: FinishedRun) -> None:
+        text, trial = io.StringIO(), run.trials[0]
+        (load, measured), *_ = trial.measurements
+        slow = replace(measured, latency_p95_ms=15.0, latency_p99_ms=50.0)
+        problem = replace(run.problem, sla=Sla.from_bounds({"p95": 20.0, "p99": 40.0}))
+        with PlainObserver(Console(file=text, width=80), problem, Budget(240.0, clock=lambda: 0.0)) as observer:
+            observer.trial_finished(replace(trial, measurements=((load, slow),)), None)
+        assert "p95 15.0 ms, concurrency 4, misses p99 <= 40 ms; " in text.getvalue().replace(
+            f"concurrency {load.concurrency},", "concurrency 4,"
+        )
 
     def test_a_trial_shows_the_disturbed_measurement_that_makes_it_the_best_one(self, run: FinishedRun) -> None:
         text, trial = io.StringIO(), run.trials[0]

@@ -348,6 +348,23 @@ def test_another_bound_that_is_undecided_is_the_cause() -> None:
     assert "throughput" in summary.undecided_cause(outcome(*[10.0] * LOOKS[0], problem=both))
 
 
+def test_several_latency_bounds_are_all_shown_with_their_intervals() -> None:
+    both = replace(known_problem(), sla=Sla.from_bounds({"p95": 20.0, "p99": 40.0}))
+    result = outcome(*[16.0, 16.2, 15.9, 16.1], problem=both)
+    confirmed = result.confirmed
+    assert confirmed is not None
+    p99 = confirmed.interval("latency-p99")
+    assert p99 is not None
+    assert p99.low < 1.3 * 16 < p99.high
+    assert [text.split()[0] for text in summary.confirmed_intervals(confirmed)][1:] == ["p95", "p99"]
+    assert outcome_tables.comparison_headers(result, both)[1:4] == (">infer/s", ">p95 ms", ">p99 ms")
+    document = result_document.document(result, wall_seconds=1, results_dir="r")
+    confirmation = document["confirmation"]
+    assert isinstance(confirmation, dict)
+    assert list(confirmation["other_latencies_ms"]) == ["latency-p99"]
+    assert "over each bound" in confirmation["estimand"]
+
+
 def test_without_a_bound_the_headline_has_no_verdict() -> None:
     result = outcome(problem=unbounded())
     assert summary.headline(result, unbounded()) == "known: 1,000 infer/s"

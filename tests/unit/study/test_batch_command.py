@@ -49,7 +49,7 @@ def test_the_next_batch_is_compared_with_the_last(folder: Path, capsys: pytest.C
     (first / "batch.json").write_text(json.dumps({**record, "started": "2026-11-01T04:00:00+0000"}))
     assert main(["suite.yaml", "--fail-on-regression", "5%"]) == 3
     shown = capsys.readouterr().out
-    assert "failed on 2026-11-01" in shown
+    assert "it failed too on 2026-11-01" in shown
     assert max(len(line) for line in shown.splitlines() if not line.startswith("index")) <= 80
 
 

@@ -131,13 +131,19 @@ def test_entries_without_a_result(before: EntryRecord | None, now: EntryRecord, 
 @pytest.mark.parametrize(
     ("before", "text"),
     [
-        (entry(100.0), "had a configuration that meets its bounds on 2026-11-01"),
-        (undecided(100.0), "ended UNDECIDED with a recommendation on 2026-11-01"),
-        (undecided(None), "ended UNDECIDED without a recommendation on 2026-11-01"),
+        (entry(100.0), "it had a configuration that meets its bounds on 2026-11-01"),
+        (undecided(100.0), "it ended UNDECIDED with a recommendation on 2026-11-01"),
+        (undecided(None), "it ended UNDECIDED without a recommendation on 2026-11-01"),
     ],
 )
 def test_an_undecided_entry_did_not_meet_its_bounds_before(before: EntryRecord, text: str) -> None:
     assert change_text(before, entry(None, state="none")) == text
+
+
+def test_an_entry_that_failed_twice_says_so() -> None:
+    failed = entry(None, state="failed")
+    assert change_text(failed, failed) == "it failed too on 2026-11-01"
+    assert change_text(entry(100.0), failed) == "it had a configuration that meets its bounds on 2026-11-01"
 
 
 @pytest.mark.parametrize(
