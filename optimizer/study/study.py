@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from optimizer.config.search_space import Problem
@@ -54,9 +54,9 @@ class Tuner:
         """
         scheduler = Scheduler(self.problem, self.searcher, self.budget, self.stopwatch, comparisons, self.others)
         self.scheduler = scheduler
-        measurer = replace(self.measurer, with_forecast=scheduler.with_forecast)
+        self.measurer.with_forecast = scheduler.with_forecast  # a copy would have notes of its own
         runner = TrialRunner(
-            self.target, measurer, scheduler.baseline, self.budget.search_seconds_left, self.stopwatch
+            self.target, self.measurer, scheduler.baseline, self.budget.search_seconds_left, self.stopwatch
         )
         earlier = self.measurer.table.read()
         unfinished = earlier.pop() if earlier else None

@@ -15,6 +15,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError, LoadRefused, MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint, LoadGenerator, ResourceUsage, Target
+from optimizer.core.notes import ServedOnCpu
 from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.measure.measurer import Measurer
@@ -117,6 +118,24 @@ def test_each_measurement_is_stored_with_the_forecast_from_the_trials_before(stu
             made = astuple(measurement.forecast)
             assert made[:3] == pytest.approx(throughputs[:, 0], rel=1e-5)
             assert made[3:6] == pytest.approx(1e3 * latencies_s[:, 0], rel=1e-5)
+
+
+class ServerOnCpu(RecordedServer):
+    """A server that puts the instances of PLAIN on the CPU although there is a GPU."""
+
+    @contextlib.contextmanager
+    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+        with super().deploy(candidate) as endpoint:
+            yield replace(endpoint, fell_back_to_cpu=candidate == PLAIN)
+
+
+def test_a_note_says_that_a_deployment_of_the_search_fell_back_to_the_cpu(
+    study: Session, known_table: list[Trial]
+) -> None:
+    study.target = ServerOnCpu(known_table)
+    tuner = study.tuner(max_trials=2)
+    tuner.run(COMPARISONS)
+    assert tuner.measurer.notes == (ServedOnCpu("the server sees no GPU"),)
 
 
 def test_the_comparisons_come_first(study: Session) -> None:
