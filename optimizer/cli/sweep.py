@@ -99,7 +99,7 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
     folder = _find_sweep(arguments.resume)
     RunFolder(folder).refuse_links()
     first_words, signature = read_words(folder)
-    first = build_parser().read_stored(first_words)
+    first = build_parser().read(first_words)
     if first.resume is not None:
         raise BadInputError(f"{folder / FILE}: not the record of a sweep")
     first_arguments = _read(first, values_of(first), tuple(first_words), csv)

@@ -15,7 +15,7 @@ from objectives.sla import UNITS
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.options.option import DEFAULTS, Option, ValueType
-from optimizer.options.option_reader import RENAMED, did_you_mean, written_values
+from optimizer.options.option_reader import did_you_mean, written_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import GROUPS, OPTIONS
 from optimizer.options.values import QUOTE_LENGTH, parse_latency_bound, parse_optional, parse_path, parse_value, quote
@@ -79,13 +79,6 @@ class Parser(argparse.ArgumentParser):
         for name in ("out", "results"):
             parse_optional(f"--{name}", getattr(namespace, name, None), parse_path)
         return namespace
-
-    def read_stored(self, words: Sequence[str]) -> argparse.Namespace:
-        """Return the parsed words of an earlier command, whose options may have had other names; see ``read``."""
-        known = self._option_string_actions
-        parts = (word.partition("=") for word in words)
-        current = ((name if name in known else RENAMED.get(name, name), *value) for name, *value in parts)
-        return self.read(["".join(word) for word in current])
 
     def add_options(
         self, names: Collection[str], hidden: Collection[str] = (), defaults: Mapping[str, str] | None = None

@@ -24,19 +24,9 @@ MODEL = "MODEL"  # stands for the model among names of options
 # options that name code, a program, an address, or data that are sent to a server
 EXTERNAL = ("model-repository", "input-data", "cluster", *(option.name for option in OF_TARGET))
 LONGEST_FLAG = 100  # further characters are not compared
-RENAMED: Final = {  # names of earlier versions or of other commands; the record of a sweep may have them
-    "--arrivals": "--request-distribution",
-    "--instances": "--instance-count",
-    "--join": "--study-name",
-    "--max-instances": "--max-instance-count",
-    "--out": "--results",  # of commands that only read runs
-    "--output": "--out",
-    "--rates": "--request-rate",
-    "--results": "--out",  # of commands that write runs
-    "--tls-ca": SSL_FLAGS["grpc"]["ca"],
-    "--tls-cert": SSL_FLAGS["grpc"]["cert"],
-    "--tls-key": SSL_FLAGS["grpc"]["key"],
-    "--warm-up": "--model-warmup",
+SIMILAR_FLAGS: Final = {  # the folder of the runs, which commands that write runs name differently
+    "--out": "--results",
+    "--results": "--out",
 }
 
 
@@ -216,13 +206,13 @@ def parse_values(
 
 
 def did_you_mean(flag: str, known: Iterable[str]) -> str:
-    """Return the question after the new name of ``flag``, or after the ``known`` flags that are spelled most like it.
+    """Return a question that proposes the ``known`` flag of SIMILAR_FLAGS, or those that are spelled most alike.
 
     It is empty if none is similar. Case, dashes and underscores do not count.
     """
-    known, renamed = list(known), RENAMED.get(f"--{flag.lstrip('-')}")
-    if renamed in known:
-        return f"did you mean {renamed}?"
+    known, similar = list(known), SIMILAR_FLAGS.get(f"--{flag.lstrip('-')}")
+    if similar in known:
+        return f"did you mean {similar}?"
     word = _letters(flag[:LONGEST_FLAG])
     similarity = {other: difflib.SequenceMatcher(None, _letters(other), word).ratio() for other in known}
     highest = max(similarity.values(), default=0.0)

@@ -49,8 +49,7 @@ class RunOptions:
     """Options of ``tune run``: durations in ms, the budget in seconds, memory in bytes; None if not set.
 
     Everything that decides which measurements are made is a field and is stored in ``run.json``, so ``--resume`` uses
-    the same values. ``optimizer.options.table`` declares the option of each field. A field keeps its name if
-    its option gets another one, so that earlier runs stay readable.
+    the same values. ``optimizer.options.table`` declares the option of each field.
     """
 
     model: str

@@ -26,10 +26,6 @@ FLAGS = [
         "--sla 20ms: write METRIC<=TIME, such as p99.9<=30ms or ttft-p99.5<=200ms",
     ),
     (
-        "--arrivals constant dlrm",
-        f"--arrivals is not an option of `tune run`; did you mean --request-distribution? {ALL}",
-    ),
-    (
         "--max-instances=2 dlrm",
         f"--max-instances is not an option of `tune run`; did you mean --max-instance-count? {ALL}",
     ),
@@ -102,6 +98,12 @@ def test_another_command_proposes_its_own_options() -> None:
     assert str(caught.value) == (
         "--repeats is not an option of `tune sweep`; did you mean --repeat? `tune sweep --help` shows the options"
     )
+
+
+def test_a_sweep_that_was_begun_with_an_earlier_name_of_an_option_is_refused(folder: Path) -> None:
+    (folder / "sweep.json").write_text('{"words": ["--instances=1", "mlp"]}')
+    with pytest.raises(BadInputError, match="--instances is not an option of `tune sweep`"):
+        read_sweep_arguments(["--resume", str(folder)])
 
 
 @pytest.mark.usefixtures("folder")

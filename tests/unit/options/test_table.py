@@ -11,7 +11,7 @@ from optimizer.cli.run import read_run_arguments
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option import Option
-from optimizer.options.option_reader import parse_values, run_options, written_values
+from optimizer.options.option_reader import did_you_mean, parse_values, run_options, written_values
 from optimizer.options.run_options import SLA_METRICS, RunOptions
 from optimizer.options.table import BY_NAME, GROUPS, OPTIONS
 
@@ -90,14 +90,9 @@ def test_the_parser_keeps_text() -> None:
     assert values_of(parser.read(words)) == {"seed": "-1", "shape": ["a:1", "b:2"], "no-report": True}
 
 
-def test_an_earlier_name_of_an_option_is_answered_with_the_current_one() -> None:
-    for earlier, current in (("arrivals", "--request-distribution"), ("join", "--study-name")):
-        with pytest.raises(BadInputError, match=f"--{earlier}: unknown option; did you mean {current}\\?"):
-            run_options("m", {earlier: "x"})
-    parser = Parser("tune", "MODEL", "")
-    parser.add_options(("out", "study-name", "seed"))
-    stored = parser.read_stored(["--join=x", "--out", "o", "--seed=1"])
-    assert values_of(stored) == {"study-name": "x", "out": "o", "seed": "1"}
+def test_the_name_of_the_results_folder_in_another_command_is_answered_with_the_one_here() -> None:
+    assert did_you_mean("--results", ["--out", "--no-report"]) == "did you mean --out?"
+    assert did_you_mean("--out", ["--results", "--no-report"]) == "did you mean --results?"
 
 
 def test_options_with_the_same_field_are_written_by_its_value() -> None:
