@@ -25,6 +25,7 @@ from typing import Protocol
 import numpy as np
 from tune_runs import row
 
+from objectives.arrays import FloatArray
 from optimizer.config.search_space import ModelKind, Problem
 from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, Point
@@ -32,7 +33,6 @@ from optimizer.machine import hardware
 from optimizer.replay.engine import recorded_problem
 from optimizer.simulator import batching_fit, closed_network
 from optimizer.simulator.metrics import ConfigurationLoad, Performance, log_measured, log_simulated
-from optimizer.simulator.scenario import Array
 from optimizer.store.recording import Recording, read_recording
 
 TABLE = Path(__file__).with_name("tables") / "streaming" / "tinygpt.csv"
@@ -56,7 +56,7 @@ class Model(Protocol):
 class Forecasts:
     """Relative errors of one fit [cells, METRICS], and the times of the fit and of a forecast."""
 
-    errors: Array
+    errors: FloatArray
     fit_s: float
     cell_s: float
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from objectives.confidence import FloatArray
+from objectives.arrays import FloatArray
 
 CONFIDENCE = 0.95
 

@@ -42,7 +42,7 @@ from real_verdicts import LEVEL, WORK, VerdictRun, prepare_task, read_runs, say
 from records import Records, this_machine
 from tune_runs import judged, row
 
-from objectives.confidence import FloatArray
+from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from objectives.verdict import count_misses, pool_measurements
 from optimizer.core.errors import TuneError

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import EXECUTION_PATHS, Candidate, FieldValue, LoadPoint, Trial
@@ -28,7 +28,6 @@ from optimizer.simulator.scenario import ClosedLoopLoad, MeasurementInterval, Ov
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
 from optimizer.store.trials_table import TrialsTable
 
-Array = npt.NDArray[np.float64]
 REQUEST_BATCH_SIZE = 4
 CONCURRENCIES = (2, 4, 8, 16, 32, 64)
 THREADS = "parameters.intra_op_thread_count.string_value"
@@ -51,7 +50,7 @@ EXECUTION_SPEEDS: Mapping[str, tuple[FieldValue, float, float]] = {
     "graph_level": (1, 0.77, 1.03),
 }
 # time of a batch relative to that of one sample, by the number of samples
-CURVES: Mapping[str, Callable[[Array], Array]] = {
+CURVES: Mapping[str, Callable[[FloatArray], FloatArray]] = {
     "linear": lambda sizes: sizes,
     "steps": lambda sizes: 24 * np.ceil(sizes / 24),  # tiles that are computed whole
     "kink": lambda sizes: sizes + 1.5 * np.maximum(sizes - 48, 0),  # batches that exceed a cache take longer

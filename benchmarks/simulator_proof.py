@@ -36,6 +36,7 @@ from record_tables import median, say
 from simulator_calibration import estimate_jitter, estimate_overheads, estimate_release_s, perf_analyzer_load
 
 from objectives import batch_stats
+from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.timing import MIN_WINDOWS
@@ -47,7 +48,6 @@ from optimizer.measure.perf_analyzer import MAX_THREADS, PerfAnalyzer
 from optimizer.model.repository import read_repository_model
 from optimizer.simulator.calibration import Observation, service_times
 from optimizer.simulator.scenario import (
-    Array,
     ClosedLoopLoad,
     MeasurementInterval,
     Overheads,
@@ -440,7 +440,7 @@ ERROR_LIMIT = 0.3  # upper limit of a single cell's error
 
 
 def _fitted(
-    start: Array,
+    start: FloatArray,
     services: Mapping[int | str, ServiceTimes],
     medians: Mapping[Cell, Measurement],
     steps: int,
@@ -462,7 +462,7 @@ def _fitted(
     return least, _server(best, services)
 
 
-def _server(logarithms: Array, services: Mapping[int | str, ServiceTimes]) -> CalibratedServer:
+def _server(logarithms: FloatArray, services: Mapping[int | str, ServiceTimes]) -> CalibratedServer:
     send_s, receive_s, client_s, wake_s, dispatch_s, release_s, gap_s, jitter = np.exp(logarithms).tolist()
     overheads = Overheads(send_s, receive_s, client_s, 0.0, wake_s, dispatch_s, release_s)
     return CalibratedServer(services, overheads, gap_s, jitter)

@@ -29,12 +29,12 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from objectives.arrays import FloatArray
 from objectives.confidence import MissCounts, judge_share, pool_server_spread
 from objectives.load_sequence import (
     ERROR_SHARES,
@@ -64,8 +64,6 @@ from optimizer.results.confirmation_plan import (
     reserved_seconds,
     with_windows,
 )
-
-FloatArray: TypeAlias = NDArray[np.float64]
 
 ALLOWED = 0.05  # p95
 CONFIRMATION_SECONDS = 110.0  # of the default budget of 180 s

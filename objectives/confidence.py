@@ -19,12 +19,11 @@ from enum import Enum
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from objectives.arrays import FloatArray
 from objectives.metrics import four_digits
 from objectives.sequential import LOOKS, look_error
 
-FloatArray: TypeAlias = NDArray[np.float64]
 Windows: TypeAlias = Sequence[FloatArray]  # one array for each server, shape [windows]
 
 PRIOR_DEVIATION = 0.05  # standard deviation of log latency between servers of one configuration

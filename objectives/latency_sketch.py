@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 from ddsketch import DDSketch
 from ddsketch.mapping import LogarithmicMapping
 from ddsketch.pb import ddsketch_pb2
 from ddsketch.pb.proto import DDSketchProto
 from google.protobuf.message import DecodeError
+
+from objectives.arrays import FloatArray
 
 RELATIVE_ACCURACY = 0.005
 SHORTEST_MS = 1e-9  # a latency below it, which no clock measures, is counted as this one
@@ -32,10 +33,8 @@ _MAPPING = LogarithmicMapping(RELATIVE_ACCURACY)
 _LOG_GAMMA = math.log(_MAPPING.gamma)
 _LARGEST_KEY = 5_000  # of a bin: far below a nanosecond and far above a year
 
-Floats = npt.NDArray[np.float64]
 
-
-def count_over(latencies_ms: Floats, bounds_ms: Sequence[float]) -> str:
+def count_over(latencies_ms: FloatArray, bounds_ms: Sequence[float]) -> str:
     """Return the number of latencies above each bound as text, such as ``20:13 10:155`` (bound in ms, count)."""
     distinct = dict.fromkeys(_bound_text(bound) for bound in bounds_ms)
     return " ".join(f"{bound}:{int(np.count_nonzero(latencies_ms > float(bound)))}" for bound in distinct)
@@ -61,7 +60,7 @@ def requests_over(counts: str, bound_ms: float) -> int | None:
     return parse_counts(counts).get(_bound_text(bound_ms)) if counts else None
 
 
-def sketch_latencies(latencies_ms: Floats) -> str:
+def sketch_latencies(latencies_ms: FloatArray) -> str:
     """Return the sketch of ``latencies_ms`` as text; empty if there are none."""
     if not len(latencies_ms):
         return ""
@@ -123,7 +122,7 @@ def _bound_text(bound_ms: float) -> str:
     return f"{bound_ms:.10g}"
 
 
-def _write(counts: Floats, first_key: int) -> str:
+def _write(counts: FloatArray, first_key: int) -> str:
     """Return the text of the sketch with these counts of consecutive bins."""
     message = DDSketchProto.to_proto(DDSketch(RELATIVE_ACCURACY))
     del message.positiveValues.contiguousBinCounts[:]
@@ -137,7 +136,7 @@ def _encode(message: bytes) -> str:
 
 
 @lru_cache(maxsize=64)
-def _merge(sketches: tuple[str, ...]) -> tuple[Floats, int]:
+def _merge(sketches: tuple[str, ...]) -> tuple[FloatArray, int]:
     """Return the cumulative counts of all sketches together, and the key of the first bin."""
     parts = [_read(text) for text in sketches]
     first_key = min(key for _, key in parts)
@@ -148,7 +147,7 @@ def _merge(sketches: tuple[str, ...]) -> tuple[Floats, int]:
 
 
 @lru_cache(maxsize=1024)
-def _read(text: str) -> tuple[Floats, int]:
+def _read(text: str) -> tuple[FloatArray, int]:
     """Return the counts of consecutive bins and the key of the first one."""
     rule = "not a latency sketch that tune wrote"
     try:

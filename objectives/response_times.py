@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-import numpy as np
-import numpy.typing as npt
+from objectives.arrays import FloatArray
 
 MOST_RESPONSES = 256  # of a request; the times of the following ones are left out
 MAX_TEXT = 16 * MOST_RESPONSES
 MOST_MS = 1e7
 DECIMALS = 3
-
-Floats = npt.NDArray[np.float64]
 
 
 def to_text(times_ms: Iterable[float]) -> str:
@@ -35,7 +32,7 @@ def from_text(text: str) -> tuple[float, ...]:
     return times_ms
 
 
-def median_request(times_ms: Sequence[Floats]) -> str:
+def median_request(times_ms: Sequence[FloatArray]) -> str:
     """Return the text of the request with the median time of its last response; empty if none has a response.
 
     Args:

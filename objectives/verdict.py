@@ -11,9 +11,9 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from objectives import latency_sketch, priority_stats
+from objectives.arrays import FloatArray
 from objectives.confidence import (
     ConstraintVerdict,
-    FloatArray,
     MissCounts,
     ServerSpread,
     Verdict,

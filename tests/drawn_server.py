@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from objectives.latency_sketch import Floats, count_over, sketch_latencies
+from objectives.arrays import FloatArray
+from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
@@ -75,7 +76,7 @@ class Drawing:
             mean_ms *= factors[(self.deployed.count(endpoint.candidate) - 1) % len(factors)]
         return self.measured(self.random.gamma(16, mean_ms / 16, size=max(50, int(served * (seconds or 2)))), served)
 
-    def measured(self, latencies: Floats, served: float) -> Measurement:
+    def measured(self, latencies: FloatArray, served: float) -> Measurement:
         """Return the measurement of a window with these latencies in ms, of ``served`` requests per second."""
         columns: Any = {f"latency_{name}_ms": float(np.quantile(latencies, q)) for name, q in QUANTILES.items()}
         return Measurement(

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS, PRIORITY_POLICY
 from optimizer.core.trial import Candidate, FieldValue
 from optimizer.simulator.scenario import (
-    Array,
     MeasurementInterval,
     OpenLoopLoad,
     Overheads,
@@ -70,8 +70,8 @@ def simulate(
     *,
     request_batch_size: int = 1,
     fixed_shapes: bool = True,
-    jitter: Array | None = None,
-    gaps_s: Array | None = None,
+    jitter: FloatArray | None = None,
+    gaps_s: FloatArray | None = None,
     window: MeasurementInterval | None = None,
 ) -> SimulationResult:
     """Simulate one candidate under one load. For the arguments see ``Scenario`` and ``simulate_many``."""

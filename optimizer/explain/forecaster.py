@@ -11,10 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from objectives.sla import Constraint, Sla
 from objectives.verdict import ConfidenceInterval
 from optimizer.core.trial import Candidate, Point
-from optimizer.simulator.scenario import Array
 
 SLA_FACTORS = (0.5, 1.5, 2.0)
 LEVELS = (0.025, 0.5, 0.975)  # the median of a gain and the ends of its 95 % interval
@@ -34,7 +34,7 @@ class Forecast:
     concurrency: int
     throughput_infer_per_sec: float
     latencies_ms: Mapping[str, float]
-    samples: Array | None = field(default=None, compare=False, repr=False)
+    samples: FloatArray | None = field(default=None, compare=False, repr=False)
 
     @property
     def latency_ms(self) -> float:
@@ -74,7 +74,7 @@ class Forecaster(Protocol):
         """Return the lowest value of each latency of any of ``candidates`` at any load."""
 
 
-def median_errors(predicted: Array, measured: Array) -> tuple[float, ...]:
+def median_errors(predicted: FloatArray, measured: FloatArray) -> tuple[float, ...]:
     """Return the median relative error of each column of logarithms [points, columns]."""
     return tuple(statistics.median(column) for column in np.abs(np.expm1(predicted - measured)).T.tolist())
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from objectives.sla import Sla
 from optimizer.config.batching import parse_policy, preferred_text, resolve_policy
 from optimizer.config.search_space import OFF, Problem, SearchSpace
@@ -17,7 +18,6 @@ from optimizer.explain.forecaster import Forecast, Remedy, by_gain, gain, median
 from optimizer.results.report.parameter_effects import label
 from optimizer.search.candidate_selector import fit_surrogate
 from optimizer.simulator.metrics import log_measured
-from optimizer.simulator.scenario import Array
 
 T = TypeVar("T")
 LOADS = 12  # concurrencies at which each candidate is predicted
@@ -73,7 +73,7 @@ class SurrogateForecaster:
         lowest = self._samples[:, places].mean(axis=0)[..., 1:].min(axis=(0, 1))
         return dict(zip(self.latencies, (1e3 * np.exp(lowest)).tolist(), strict=True))
 
-    def _best(self, candidate: Candidate, bounds: Array, time_share: float) -> Forecast | None:
+    def _best(self, candidate: Candidate, bounds: FloatArray, time_share: float) -> Forecast | None:
         own = self._samples[:, self._places[self._space.canonical(candidate)]]  # [samples, loads, 1 + latencies]
         mean = own.mean(axis=0)
         within = np.flatnonzero((mean[:, 1:] <= bounds).all(axis=1))
@@ -85,7 +85,7 @@ class SurrogateForecaster:
         forecast = self._forecast(candidate, scaled, int(self._loads[place]))
         return replace(forecast, samples=sampled / time_share)
 
-    def _forecast(self, candidate: Candidate, logs: Array, concurrency: int) -> Forecast:
+    def _forecast(self, candidate: Candidate, logs: FloatArray, concurrency: int) -> Forecast:
         throughput, *latencies_s = np.exp(logs).tolist()
         return Forecast(
             candidate,
@@ -95,7 +95,7 @@ class SurrogateForecaster:
         )
 
 
-def _interpolated(values: Array, loads: Array, finer: Array) -> Array:
+def _interpolated(values: FloatArray, loads: FloatArray, finer: FloatArray) -> FloatArray:
     """Return ``values`` [samples, candidates, loads, columns], interpolated linearly to the loads ``finer``."""
     above = np.clip(np.searchsorted(loads, finer), 1, len(loads) - 1)
     share = ((finer - loads[above - 1]) / (loads[above] - loads[above - 1]))[:, None]

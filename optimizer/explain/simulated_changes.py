@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point
@@ -26,7 +27,7 @@ from optimizer.simulator.metrics import (
     log_simulated,
     with_tails,
 )
-from optimizer.simulator.scenario import Array, ServiceTimes
+from optimizer.simulator.scenario import ServiceTimes
 from optimizer.simulator.server_model import ServerModel, fit
 
 LOADS, FINER = 20, 12  # simulated concurrencies of each configuration, and around its best one
@@ -109,19 +110,19 @@ class SimulatedForecaster:
             for (candidate, load), log_throughput, latency in zip(cells, figures[:, 0], latency_ms, strict=True)
         ]
 
-    def _simulated(self, model: ServerModel, cells: Sequence[ConfigurationLoad]) -> Array:
+    def _simulated(self, model: ServerModel, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return log throughput and log tail, the ratio of the latency to its mean, of shape [cells, 2]."""
         results = model.simulate(cells, threads=max(1, min(4, os.cpu_count() or 1)))
         figures = np.array([log_simulated(result, self.latency) for result in results]).reshape(-1, 2)
         return with_tails(figures, cells, self._batch)
 
-    def _residuals(self, points: Sequence[Point]) -> Array:
+    def _residuals(self, points: Sequence[Point]) -> FloatArray:
         cells = [(point.candidate, point.load.concurrency) for point in points]
         figures = np.array([log_measured(point, self.latency) for point in points]).reshape(-1, 2)
         return with_tails(figures, cells, self._batch) - self._simulated(self._model, cells)
 
-    def _corrections(self, points: Sequence[Point]) -> dict[Candidate, Array]:
-        by_candidate: dict[Candidate, list[Array]] = {}
+    def _corrections(self, points: Sequence[Point]) -> dict[Candidate, FloatArray]:
+        by_candidate: dict[Candidate, list[FloatArray]] = {}
         for point, residual in zip(points, self._residuals(points) if points else (), strict=True):
             by_candidate.setdefault(point.candidate, []).append(residual)
         return {candidate: np.median(residuals, axis=0) for candidate, residuals in by_candidate.items()}

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.core.interfaces import Endpoint, ResourceUsage
 from optimizer.core.notes import SpeedVaried
@@ -244,7 +244,6 @@ def _read_bounded(path: Path, limit: int = 4096) -> str:
 SPEED_VARIATION_LIMIT = 1.25  # slowest over fastest probe; beyond it, measurements are not comparable
 MAX_THREADS = 8  # each copies 16 MB arrays, which do not fit the caches
 REST_SECONDS = 0.02  # pause before a probe, in which the previous load ends; none after another probe
-FloatArray = npt.NDArray[np.float64]
 
 
 class SpeedProbe:

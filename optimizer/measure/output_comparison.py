@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from objectives.arrays import FloatArray
 from optimizer.core.errors import DeploymentError
 
 Array: TypeAlias = npt.NDArray[Any]
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 # Relative rounding error, since batches of other sizes are summed in another order. All other types are exact.
 DEFAULT_RELATIVE = {"FP64": 1e-3, "FP32": 1e-3, "FP16": 1e-2, "BF16": 5e-2}
@@ -46,7 +46,7 @@ class Tolerance:
     relative: float | None = None
     absolute: float | None = None
 
-    def allowed(self, expected: OutputTensor, magnitude: float) -> Floats:
+    def allowed(self, expected: OutputTensor, magnitude: float) -> FloatArray:
         """Return the allowed difference of each value; 0 for integers, booleans and strings."""
         default = DEFAULT_RELATIVE.get(expected.precision or expected.datatype)
         if default is None:
@@ -122,7 +122,7 @@ def concatenate(responses: Sequence[bytes]) -> bytes:
 
 def mean_magnitudes(responses: Sequence[ModelOutputs]) -> dict[str, float]:
     """Return the mean of the finite absolute values of each floating-point output over all ``responses``."""
-    magnitudes: dict[str, list[Floats]] = {}
+    magnitudes: dict[str, list[FloatArray]] = {}
     for outputs in responses:
         for name, tensor in outputs.items():
             if tensor.datatype in DEFAULT_RELATIVE:
@@ -166,7 +166,7 @@ def _precision(values: Array) -> str:
     return "FP16" if is_half and not _have_one_step(finite, digits=10) else ""
 
 
-def _have_one_step(values: Floats, *, digits: int) -> bool:
+def _have_one_step(values: FloatArray, *, digits: int) -> bool:
     """Return whether all values are multiples of the last of ``digits`` binary digits of the largest one.
 
     They may then be quantized, with a step that does not depend on their size.
@@ -218,7 +218,7 @@ def _difference(
     return OutputDifference(largest, float(distance[worst]), text, str([int(i) for i in worst]))
 
 
-def _distance(actual: Array, expected: Array) -> Floats:
+def _distance(actual: Array, expected: Array) -> FloatArray:
     """Return the distance of each pair of values; inf if it is not finite."""
     same = actual == expected
     if actual.dtype.kind not in "iufb":

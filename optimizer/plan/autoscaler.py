@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
+from objectives.arrays import FloatArray
 from optimizer.plan.evidence import Slowdown
 from optimizer.plan.fleet import Fleet
 from optimizer.plan.traffic import HOURS, Day, RecordedTraffic
@@ -27,8 +27,6 @@ from optimizer.results.autoscaling import (
     RATE_WINDOW_SECONDS,
     target_load,
 )
-
-Array = npt.NDArray[np.float64]
 
 SYNC_SECONDS = 15  # --horizontal-pod-autoscaler-sync-period
 METRIC_DELAY_SECONDS = 15.0  # --metric-resolution of the metrics API
@@ -83,19 +81,19 @@ class AutoscalerTest:
 class _SteadyState:
     """One of several replicas at ``rates``, ascending: judged latency, share of late requests, requests in flight."""
 
-    rates: Array
-    latency_ms: Array
-    late_share: Array
-    in_flight: Array
+    rates: FloatArray
+    latency_ms: FloatArray
+    late_share: FloatArray
+    in_flight: FloatArray
 
 
-def day_rates(mean_rate: float, day: Day) -> Array:
+def day_rates(mean_rate: float, day: Day) -> FloatArray:
     """Return the rate in each step of a day."""
     hours = np.arange(0, HOURS, STEP_SECONDS / 3600)
     return mean_rate * (1 + (day.peak_factor - 1) * np.sin(2 * math.pi * hours / HOURS))
 
 
-def recorded_rates(traffic: RecordedTraffic, rate: float) -> Array:
+def recorded_rates(traffic: RecordedTraffic, rate: float) -> FloatArray:
     """Return the mean rate in each step of the recording, stretched in time to ``rate``; at most of MOST_STEPS."""
     times = np.cumsum(traffic.intervals_s) * (traffic.rate / rate)
     steps = min(int(times[-1] // STEP_SECONDS), MOST_STEPS)
@@ -109,7 +107,7 @@ def simulate_autoscaler(
     autoscaler: Autoscaler,
     fleet: Fleet,
     slowdown: Slowdown,
-    rates: Array,
+    rates: FloatArray,
     measured_load: float,
     deploy_seconds: float,
     *,

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from scipy import optimize, special
 
 from objectives import batch_stats
+from objectives.arrays import FloatArray
 from objectives.confidence import Verdict
 from objectives.metrics import Measurement
 from objectives.sla import Sla
@@ -27,8 +27,6 @@ from optimizer.results.finished_run import FinishedRun, resume_command
 from optimizer.results.measured_throughput import measured_within
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.simulator.fitted_parameters import execution_settings
-
-Array = npt.NDArray[np.float64]
 
 TOO_LOW, EXPECTED, SAFE = 0.025, 0.5, 0.99  # quantiles of the slowness
 # The longest plausible times of unmeasured batch sizes are bounds. A slow server with slow unmeasured sizes is less
@@ -87,8 +85,8 @@ class SlownessEstimate:
     """
 
     mean: float
-    errors: Array
-    weights: Array
+    errors: FloatArray
+    weights: FloatArray
     deployments: int
     squares: float
     forecast: ForecastErrors
@@ -123,7 +121,7 @@ class SlownessEstimate:
             squares *= (self.deployments + deployments - 1) / (self.deployments - 1)
         return _posterior(self.mean, self.deployments + deployments, squares, self.forecast)
 
-    def _quantile(self, probability: float, errors: Array) -> float:
+    def _quantile(self, probability: float, errors: FloatArray) -> float:
         if probability == 0.5:
             return 0.0
         widest = 10 * float(errors[-1])

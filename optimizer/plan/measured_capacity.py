@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 from scipy import optimize, special
 
+from objectives.arrays import FloatArray
 from objectives.metrics import METRICS
 from objectives.sla import Constraint
 from objectives.verdict import ConfidenceInterval, count_misses
@@ -32,7 +32,6 @@ from optimizer.results import summary
 from optimizer.results.confirmation_plan import Confirmed, windows_of
 from optimizer.results.finished_run import FinishedRun, resume_command
 
-Array = npt.NDArray[np.float64]
 LONGEST_TEXT = 80  # of a value in run.json, which may come from anywhere
 PRECISION = 1e-6  # of a rate, as a share of the throughput
 ASSUMPTIONS = (
@@ -60,9 +59,9 @@ class ReplicaCurve:
         permitted: Largest share of requests that may be over each bound, shape [bounds].
     """
 
-    throughput: Array
-    late: Array
-    permitted: Array
+    throughput: FloatArray
+    late: FloatArray
+    permitted: FloatArray
 
     @property
     def concurrency(self) -> int:
@@ -74,7 +73,7 @@ class ReplicaCurve:
         """Return the throughput at the confirmed concurrency."""
         return float(self.throughput[-1])
 
-    def in_flight(self, rate: float) -> Array:
+    def in_flight(self, rate: float) -> FloatArray:
         """Return the probabilities of 0, 1, … requests in flight at ``rate``, shape [concurrency + 1].
 
         The last one is that of the confirmed concurrency or more. ``rate`` has to be below the capacity.
@@ -88,7 +87,7 @@ class ReplicaCurve:
         shares, load = self.in_flight(rate), rate / self.capacity
         return float(shares @ np.arange(len(shares)) + shares[-1] * load / (1 - load))
 
-    def late_shares(self, rate: float) -> Array:
+    def late_shares(self, rate: float) -> FloatArray:
         """Return the share of requests over each bound at ``rate``, shape [bounds]."""
         shares = self.in_flight(rate)
         return np.asarray(self.late @ shares[:-1] + shares[-1], np.float64)

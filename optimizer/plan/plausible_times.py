@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from objectives.arrays import FloatArray
 from optimizer.simulator.calibration import Observation
 from optimizer.simulator.fitted_parameters import ENOUGH_EXECUTIONS
 from optimizer.simulator.scenario import ServiceTimes
-
-Array: TypeAlias = npt.NDArray[np.float64]
 
 FIXED_SHARE = 0.3  # expected share of the smallest measured batch's time that a single request takes too
 
@@ -27,9 +24,9 @@ FIXED_SHARE = 0.3  # expected share of the smallest measured batch's time that a
 class PlausibleTimes:
     """Service times in seconds [batch sizes, busy instances], for sizes of ``step`` samples, 2 ``step``, ..."""
 
-    shortest: Array
-    expected: Array
-    longest: Array
+    shortest: FloatArray
+    expected: FloatArray
+    longest: FloatArray
     step: int
 
     def at(self, position: float) -> ServiceTimes:

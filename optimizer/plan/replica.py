@@ -7,12 +7,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from objectives import batch_stats
+from objectives.arrays import FloatArray
 from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.queue_policy import with_queue
@@ -51,8 +51,6 @@ from optimizer.simulator.server_model import ServerModel, fit
 from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter, simulate_many
 from optimizer.store.trials_reader import MOST_CONCURRENCY
 
-Array: TypeAlias = npt.NDArray[np.float64]
-
 SLOWNESSES = np.geomspace(0.6, 1.7, 13)  # simulated values, between which that of a deployment is interpolated
 FINE = np.geomspace(SLOWNESSES[0], SLOWNESSES[-1], 401)
 CLOSED_WINDOW = MeasurementInterval(warm_up_requests=400, requests=4000)
@@ -86,7 +84,7 @@ class Replica:
     times: PlausibleTimes | None = None
     refusals: RefusalForecast | None = None
 
-    def serve(self, arrivals_s: Array, slowdown: Slowdown) -> SimulationResult:
+    def serve(self, arrivals_s: FloatArray, slowdown: Slowdown) -> SimulationResult:
         """Return the simulated behaviour of a slower server; ``tail`` and ``lateness`` are not applied yet.
 
         Its times are those of a queue that refuses nothing. ``rejected`` are the requests that its own queue is
@@ -138,7 +136,7 @@ class Replica:
         return _simulated(model, [(self.candidate, load)], slowdown.slowness, each, refusals)[0]
 
 
-def as_samples(arrivals_s: Array, each: float) -> Array:
+def as_samples(arrivals_s: FloatArray, each: float) -> FloatArray:
     """Return the arrival times of single samples, as which requests of mixed sizes are simulated."""
     if each == 1:
         return arrivals_s
@@ -278,7 +276,7 @@ class _Speeds:
         )
         return math.exp(log_tail), errors
 
-    def _difference(self, point: Point) -> Array:
+    def _difference(self, point: Point) -> FloatArray:
         """Return log(measured / simulated) at each of FINE."""
         measured = point.measurement
         if point.load.concurrency:
@@ -292,7 +290,7 @@ class _Speeds:
         simulated_ms = 1e3 * np.interp(FINE, SLOWNESSES, self._field(point, "latency-avg"))
         return np.asarray(np.log(measured.latency_avg_ms / simulated_ms))
 
-    def _field(self, point: Point, latency: str) -> Array:
+    def _field(self, point: Point, latency: str) -> FloatArray:
         return np.array([result.latency_s(latency) for result in self._simulated[point.candidate, point.load]])
 
     def _load(self, load: LoadPoint) -> SimulatedLoad:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from objectives.arrays import FloatArray
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.results import formatting
@@ -37,7 +37,6 @@ class Day:
 STEADY = Day()
 
 
-Array: TypeAlias = npt.NDArray[np.float64]
 Balancer: TypeAlias = Literal["round-robin", "random", "least-outstanding"]
 BALANCERS: tuple[Balancer, ...] = ("round-robin", "random", "least-outstanding")
 SPLIT = {
@@ -57,7 +56,7 @@ class PoissonTraffic:
     name = "poisson"
     is_steady = True
 
-    def of_replica(self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int) -> Array:
+    def of_replica(self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int) -> FloatArray:
         """Return the ascending times in seconds of about ``requests`` arrivals at one of ``replicas``.
 
         The whole fleet gets ``rate`` requests per second. Random assignment gives a Poisson process again. With
@@ -76,7 +75,7 @@ class ConstantTraffic:
     name = "constant"
     is_steady = True
 
-    def of_replica(self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int) -> Array:
+    def of_replica(self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int) -> FloatArray:
         if balancer == "round-robin":
             return np.arange(1, requests + 1, dtype=np.float64) * (replicas / rate)
         gaps = np.random.default_rng(seed).geometric(1 / replicas, requests)
@@ -87,7 +86,7 @@ class ConstantTraffic:
 class RecordedTraffic:
     """A recording, stretched in time to the planned rate. ``intervals_s`` are the gaps between its requests."""
 
-    intervals_s: Array
+    intervals_s: FloatArray
     name = "recorded"
     is_steady = False
 
@@ -96,7 +95,7 @@ class RecordedTraffic:
         """Return the recorded rate in requests per second."""
         return float(1 / self.intervals_s.mean())
 
-    def of_replica(self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int) -> Array:
+    def of_replica(self, rate: float, replicas: int, balancer: Balancer, requests: int, seed: int) -> FloatArray:
         """Return the arrivals at enough replicas for ``requests``, one after another, or at all replicas.
 
         Each replica's share has the length of the whole recording, so that all its peaks are included.

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from objectives import batch_stats
+from objectives.arrays import FloatArray
 from objectives.metrics import RATES, STATISTICS, TIMINGS, Measurement
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.simulator.scenario import Array
 from optimizer.store.recording import RecordedServer
 
 Effects: TypeAlias = tuple[float, float]  # on log throughput and log tail ratio
@@ -63,10 +63,10 @@ def estimate_noise(distant: Sequence[TrialPair], adjacent: Sequence[TrialPair] =
     return Noise(*(_deviations(variance) for variance in (server, epoch, np.mean(windows, axis=0))))
 
 
-def _variances(pairs: Sequence[TrialPair]) -> tuple[list[Array], list[Array]]:
+def _variances(pairs: Sequence[TrialPair]) -> tuple[list[FloatArray], list[FloatArray]]:
     """Return estimates [2] of the variance that the loads of a recording share, and of that of each window."""
-    shared: list[Array] = []
-    windows: list[Array] = []
+    shared: list[FloatArray] = []
+    windows: list[FloatArray] = []
     for one, other in pairs:
         differences = _differences(dict(one.measurements), dict(other.measurements))
         if len(differences) > 1:
@@ -76,7 +76,7 @@ def _variances(pairs: Sequence[TrialPair]) -> tuple[list[Array], list[Array]]:
     return shared, windows
 
 
-def _differences(one: Mapping[LoadPoint, Measurement], other: Mapping[LoadPoint, Measurement]) -> Array:
+def _differences(one: Mapping[LoadPoint, Measurement], other: Mapping[LoadPoint, Measurement]) -> FloatArray:
     """Return the differences [loads, 2] in log throughput and log tail ratio at the loads that both have."""
     rows = []
     for load, measurement in one.items():
@@ -94,7 +94,7 @@ def _log_figures(measurement: Measurement) -> Effects | None:
     return math.log(throughput), math.log(latency_ms) + math.log(throughput)
 
 
-def _deviations(variance: Array) -> Effects:
+def _deviations(variance: FloatArray) -> Effects:
     throughput, tail = np.sqrt(np.maximum(variance, 0.0)).tolist()
     return throughput, tail
 
@@ -137,7 +137,7 @@ class NoisyServer(RecordedServer):
     def _place(self, candidate: Candidate) -> tuple[int, int]:
         return self._numbers[candidate], self._deployments[candidate]
 
-    def _draw(self, deviations: Effects, *place: int) -> Array:
+    def _draw(self, deviations: Effects, *place: int) -> FloatArray:
         """Return the effects of ``place``, whose numbers are positive, because NumPy ignores zeros at the end."""
         return np.random.default_rng([self._seed, *place]).normal(0.0, deviations)
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from objectives.agreement import Agreement, ServerPair, compare_load_generators
-from objectives.confidence import FloatArray, ServerSpread, Verdict, next_look
+from objectives.arrays import FloatArray
+from objectives.confidence import ServerSpread, Verdict, next_look
 from objectives.load_sequence import MARGIN, OTHER_MARGIN
 from objectives.metrics import METRICS, TIMINGS, Measurement, Timing, four_digits
 from objectives.sequential import LOOKS

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from optimizer.core.trial import Candidate, Trial
 from optimizer.simulator.metrics import ShareInTime
-from optimizer.simulator.scenario import Array
 
 LEAST = 1e-9  # replaces a throughput of 0, which has no logarithm
 BISECTIONS = 50  # they halve the distance of the components' quantiles to below the precision of a double
@@ -31,22 +31,22 @@ class Posterior:
     ``share_in_time`` is the share of requests that counts; None if all do.
     """
 
-    mean: Array
-    deviation: Array
-    log_loads: Array
+    mean: FloatArray
+    deviation: FloatArray
+    log_loads: FloatArray
     share_in_time: ShareInTime | None = None
 
     @property
-    def log_latencies(self) -> Array:
+    def log_latencies(self) -> FloatArray:
         """The expected log latencies [cells, latencies] in seconds."""
         return self.mean[:, 1:] - self.mean[:, :1] + self.log_loads[:, None]
 
     @property
-    def log_values(self) -> Array:
+    def log_values(self) -> FloatArray:
         """The expected log of the maximized metric [cells]: of the throughput, or of the goodput."""
         return self.log_values_with(np.zeros(len(self.mean)), 0.0)
 
-    def log_values_with(self, error: Array, tail_error: float) -> Array:
+    def log_values_with(self, error: FloatArray, tail_error: float) -> FloatArray:
         """Return the log of the maximized metric [cells], given an error [cells] of log throughput.
 
         ``tail_error`` is the one that all tail ratios share, in their standard deviations.
@@ -58,7 +58,7 @@ class Posterior:
         return throughput + self.share_in_time.logarithm(log_latencies)
 
 
-def probability_within_bounds(posterior: Posterior, bounds_s: Array) -> Array:
+def probability_within_bounds(posterior: Posterior, bounds_s: FloatArray) -> FloatArray:
     """Return the probability [cells] that all latencies are within their bounds [latencies]."""
     slack = np.log(bounds_s) - posterior.log_latencies
     if len(bounds_s) == 1:
@@ -66,7 +66,7 @@ def probability_within_bounds(posterior: Posterior, bounds_s: Array) -> Array:
     return _expectation(posterior, lambda error: _conditional_probability(posterior, slack, error))
 
 
-def expected_improvement(posterior: Posterior, bounds_s: Array, best: float) -> Array:
+def expected_improvement(posterior: Posterior, bounds_s: FloatArray, best: float) -> FloatArray:
     """Return E[max(0, log value - best); all latencies within their bounds], [cells].
 
     The value is the throughput, or the goodput.
@@ -81,7 +81,7 @@ def expected_improvement(posterior: Posterior, bounds_s: Array, best: float) -> 
     tails = zip(TAIL_NODES, TAIL_WEIGHTS / TAIL_WEIGHTS.sum(), strict=True)
     tail_errors = list(tails) if posterior.share_in_time else [(0.0, 1.0)]
 
-    def improvement(error: Array) -> Array:
+    def improvement(error: FloatArray) -> FloatArray:
         gain = np.zeros(len(error))
         for tail, weight in tail_errors:
             gain += weight * np.maximum(0.0, posterior.log_values_with(error, tail) - best)
@@ -90,7 +90,7 @@ def expected_improvement(posterior: Posterior, bounds_s: Array, best: float) -> 
     return _expectation(posterior, improvement)
 
 
-def _expectation(posterior: Posterior, value: Callable[[Array], Array]) -> Array:
+def _expectation(posterior: Posterior, value: Callable[[FloatArray], FloatArray]) -> FloatArray:
     """Return the expectation [cells] of a function of the error of log throughput (Gauss-Hermite quadrature)."""
     total = np.zeros(len(posterior.mean))
     for node, weight in zip(NODES, WEIGHTS / WEIGHTS.sum(), strict=True):
@@ -98,7 +98,7 @@ def _expectation(posterior: Posterior, value: Callable[[Array], Array]) -> Array
     return total
 
 
-def _conditional_probability(posterior: Posterior, slack: Array, error: Array) -> Array:
+def _conditional_probability(posterior: Posterior, slack: FloatArray, error: FloatArray) -> FloatArray:
     """Return the probability [cells] that all latencies are within their bounds, given the error of log throughput.
 
     Given the throughput, the latencies are independent. ``slack`` [cells, latencies] is that without an error.
@@ -107,7 +107,7 @@ def _conditional_probability(posterior: Posterior, slack: Array, error: Array) -
     return np.asarray(_normal_cdf((slack + error[:, None]) / deviation).prod(axis=1))
 
 
-def confirmed_value(posterior: Posterior, bounds_s: Array) -> float:
+def confirmed_value(posterior: Posterior, bounds_s: FloatArray) -> float:
     """Return the log of the expected throughput or goodput with which a confirmation of the cells ends.
 
     It tries the cells in descending order of this objective value. Each meets the bounds with its own probability.
@@ -120,7 +120,9 @@ def confirmed_value(posterior: Posterior, bounds_s: Array) -> float:
     return math.log(max(value, LEAST))
 
 
-def mixture_quantiles(probabilities: Array, means: Array, deviations: Array, levels: Sequence[float]) -> Array:
+def mixture_quantiles(
+    probabilities: FloatArray, means: FloatArray, deviations: FloatArray, levels: Sequence[float]
+) -> FloatArray:
     """Return the quantiles [levels, cells] of mixtures of normal distributions.
 
     ``probabilities`` [components] are those of the components, whose ``means`` and ``deviations`` are
@@ -140,7 +142,7 @@ def mixture_quantiles(probabilities: Array, means: Array, deviations: Array, lev
     return np.asarray((low + high) / 2)
 
 
-def _normal_cdf(z: Array) -> Array:
+def _normal_cdf(z: FloatArray) -> FloatArray:
     from scipy.special import ndtr
 
     return np.asarray(ndtr(z))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from objectives.metrics import Forecast
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
@@ -26,7 +27,6 @@ from optimizer.simulator.metrics import (
     predicted_latencies,
     six_digits,
 )
-from optimizer.simulator.scenario import Array
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 from optimizer.store.trials_reader import MOST_MS
 
@@ -173,7 +173,7 @@ class CandidateSelector:
 
     def _screened(
         self, fitted: Surrogate, surrogate: Surrogate, left: Sequence[Candidate]
-    ) -> tuple[list[ConfigurationLoad], Array]:
+    ) -> tuple[list[ConfigurationLoad], FloatArray]:
         """Return cells of all candidates that may be selected, and their improvements with few samples and loads.
 
         While others run, the same list of cells is evaluated again and again, because its predictions are cached.
@@ -276,7 +276,7 @@ class CandidateSelector:
         return sorted({round(fine) for fine in np.linspace(low, high, FINE_LOADS).tolist()} - {load})
 
 
-def _best_loads(cells: Sequence[ConfigurationLoad], gains: Array) -> dict[Candidate, int]:
+def _best_loads(cells: Sequence[ConfigurationLoad], gains: FloatArray) -> dict[Candidate, int]:
     """Return the load with the largest gain of each candidate, the most promising candidate first."""
     loads: dict[Candidate, int] = {}
     for place in np.argsort(-gains):
@@ -284,7 +284,9 @@ def _best_loads(cells: Sequence[ConfigurationLoad], gains: Array) -> dict[Candid
     return loads
 
 
-def forecast(problem: Problem, trials: Sequence[Trial], cells: Sequence[ConfigurationLoad]) -> tuple[Array, Array]:
+def forecast(
+    problem: Problem, trials: Sequence[Trial], cells: Sequence[ConfigurationLoad]
+) -> tuple[FloatArray, FloatArray]:
     """Return throughput (infer/s) and binding latency (s), each [cells], as predicted after ``trials``.
 
     They are those at the median speed of the machine during the trials. Raises ValueError as ``fit_surrogate``.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, Point
 from optimizer.search.gaussian_process import FantasyProcess, Prediction, ResidualProcess, SourceCorrelation
@@ -25,7 +26,6 @@ from optimizer.simulator.metrics import (
     with_tails,
 )
 from optimizer.simulator.performance_model import PerformanceModel
-from optimizer.simulator.scenario import Array
 from optimizer.simulator.speed_correction import SpeedCorrection, disturbance_noise
 
 # Prior standard deviation of the simulation's relative error in the speed with several instances and other fields,
@@ -58,11 +58,11 @@ class Residuals:
             share its cause, so errors of equal sign are correlated.
     """
 
-    inputs: Array
-    values: Array
+    inputs: FloatArray
+    values: FloatArray
     deployments: Sequence[int]
-    noise: Array
-    speed_error: Array
+    noise: FloatArray
+    speed_error: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ class SourceResiduals:
     """
 
     correction: Correction
-    expected: Array
+    expected: FloatArray
 
 
 class Correction:
@@ -87,11 +87,11 @@ class Correction:
     """
 
     def __init__(self, residuals: Residuals, prior: ModelErrors, source: SourceResiduals | None = None) -> None:
-        def throughput_covariance(a: Array, b: Array) -> Array:
+        def throughput_covariance(a: FloatArray, b: FloatArray) -> FloatArray:
             speed = _matern(a[:, :-BATCHING_FEATURES], b[:, :-BATCHING_FEATURES], SPEED_LENGTH)
             return SPEED_ERROR**2 * speed + prior.throughput**2 * _matern(a, b, BATCHING_LENGTH)
 
-        def tail_covariance(a: Array, b: Array) -> Array:
+        def tail_covariance(a: FloatArray, b: FloatArray) -> FloatArray:
             return prior.tail**2 * _matern(a, b, BATCHING_LENGTH)
 
         count, noises = residuals.values.shape[1], _noise(residuals)
@@ -116,7 +116,7 @@ class Correction:
         self._components: Sequence[tuple[ResidualProcess | FantasyProcess, ...]] = self._processes
         self.probabilities: list[float] = (weights[weights > 0] / weights.sum()).tolist()
 
-    def with_fantasies(self, inputs: Array) -> Correction:
+    def with_fantasies(self, inputs: FloatArray) -> Correction:
         """Return the correction as if its predictions at ``inputs`` [cells, features] had been measured.
 
         Each counts as a deployment of its own. The scales of errors and noise stay those of real measurements.
@@ -139,7 +139,7 @@ class Correction:
         """The log marginal likelihood of the residuals under the best scales, without transfer, up to a constant."""
         return sum(process.density for process in self.untransferred)
 
-    def measurement_noise(self) -> Array:
+    def measurement_noise(self) -> FloatArray:
         """Return the standard deviations [components, 1 + latencies] of a usual measurement of a new deployment."""
         one = np.zeros(1)
         noise = _noise(Residuals(one, one, [0], np.array([self._usual_noise]), one))
@@ -150,7 +150,7 @@ class Correction:
             ]
         )
 
-    def predict(self, inputs: Array, expected: Array | None = None) -> list[Prediction]:
+    def predict(self, inputs: FloatArray, expected: FloatArray | None = None) -> list[Prediction]:
         """Return (mean, standard deviation), each [cells, 1 + latencies], of the residuals for each component.
 
         ``expected`` [cells, 1 + latencies] is as in ``SourceResiduals``.
@@ -165,19 +165,19 @@ class Correction:
             predictions.append((np.stack(means, 1), np.stack(spreads, 1)))
         return predictions
 
-    def samples(self, inputs: Array, count: int, rng: np.random.Generator) -> Array:
+    def samples(self, inputs: FloatArray, count: int, rng: np.random.Generator) -> FloatArray:
         """Return ``count`` joint samples [count, cells, 1 + latencies] of the residuals; see ``ResidualProcess``."""
         return np.stack([process.samples(inputs, count, rng) for process in self.untransferred], axis=2)
 
 
-def _noise(residuals: Residuals) -> tuple[Array, Array]:
+def _noise(residuals: Residuals) -> tuple[FloatArray, FloatArray]:
     """Return the noise covariances [points, points] of throughput and of each tail ratio."""
     same = np.equal.outer(residuals.deployments, residuals.deployments) * MOMENT_NOISE**2
     same = same + np.multiply.outer(residuals.speed_error, residuals.speed_error)
     return same + np.diag((THROUGHPUT_NOISE * residuals.noise) ** 2), np.diag((TAIL_NOISE * residuals.noise) ** 2)
 
 
-def _matern(a: Array, b: Array, length: float) -> Array:
+def _matern(a: FloatArray, b: FloatArray, length: float) -> FloatArray:
     """Return the Matérn kernel with nu = 5/2."""
     from scipy.spatial.distance import cdist
 
@@ -239,9 +239,9 @@ class SimulationResiduals:
     """
 
     cells: list[ConfigurationLoad]
-    simulated: Array
+    simulated: FloatArray
     residuals: Residuals
-    longer_tail: Array
+    longer_tail: FloatArray
 
 
 def compute_residuals(

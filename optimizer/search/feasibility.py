@@ -12,12 +12,12 @@ from typing import cast
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import Candidate, Trial
 from optimizer.measure.server_health import lacks_gpu_memory
 from optimizer.simulator.fitted_parameters import execution_settings
-from optimizer.simulator.scenario import Array
 
 NONE_BROKEN = 0.8  # prior probability
 # probabilities that a deployment of a broken family succeeds, and that another deployment fails
@@ -47,7 +47,7 @@ class Feasibility:
         total = sum(weights.values()) + NONE_BROKEN * _likelihood(None, outcomes)
         self._broken = {family: weight / total for family, weight in weights.items()}
 
-    def probabilities(self, candidates: Sequence[Candidate]) -> Array:
+    def probabilities(self, candidates: Sequence[Candidate]) -> FloatArray:
         """Return the probability [candidates] of success, relative to that of a configuration of no broken family."""
         if not self._broken:
             return np.ones(len(candidates))

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from optimizer.simulator.scenario import Array
+from objectives.arrays import FloatArray
 
-CovarianceFunction: TypeAlias = Callable[[Array, Array], Array]
-Prediction: TypeAlias = tuple[Array, Array]  # mean and standard deviation, each [cells]
+CovarianceFunction: TypeAlias = Callable[[FloatArray, FloatArray], FloatArray]
+Prediction: TypeAlias = tuple[FloatArray, FloatArray]  # mean and standard deviation, each [cells]
 
 # candidates for the scales of errors and noise on this server, relative to the usual ones
 ERROR_SCALES, NOISE_SCALES = (0.6, 1.0, 2.0), (0.1, 0.3, 1.0, 2.0)
@@ -44,11 +44,11 @@ class ResidualProcess:
     def __init__(
         self,
         kernel: CovarianceFunction,
-        inputs: Array,
-        noise: Array,
-        residuals: Array,
+        inputs: FloatArray,
+        noise: FloatArray,
+        residuals: FloatArray,
         transfer: SourceCorrelation | None = None,
-        expected: Array | None = None,
+        expected: FloatArray | None = None,
     ) -> None:
         """Condition the process on ``residuals`` [points] at ``inputs`` [points, features].
 
@@ -66,8 +66,8 @@ class ResidualProcess:
         self._fit = max(fits, key=lambda fit: fit.density)
         self.usual_density = next(fit.density for fit in fits if (fit.scale, fit.noise_scale) == (1.0, 1.0))
         # caches by the id of the input array, which stays valid because the array is kept with the value
-        self._whitened: dict[int, tuple[Array, Array]] = {}
-        self._predictions: dict[int, tuple[Array, Prediction]] = {}
+        self._whitened: dict[int, tuple[FloatArray, FloatArray]] = {}
+        self._predictions: dict[int, tuple[FloatArray, Prediction]] = {}
 
     @property
     def noise_scale(self) -> float:
@@ -79,7 +79,7 @@ class ResidualProcess:
         """The log marginal likelihood under the best scales, up to a constant."""
         return self._fit.density
 
-    def condition(self, inputs: Array) -> tuple[Array, Array]:
+    def condition(self, inputs: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return (whitened covariances [points, cells], mean [cells]) for a process that transfers from this one.
 
         The product of two columns of the first is the covariance of two cells that the points explain.
@@ -90,7 +90,7 @@ class ResidualProcess:
         whitened = np.asarray(solve_triangular(fit.factor[0], math.sqrt(fit.scale) * cross, lower=True))
         return whitened, fit.scale * cross.T @ fit.weights
 
-    def covariance(self, inputs: Array, others: Array) -> Array:
+    def covariance(self, inputs: FloatArray, others: FloatArray) -> FloatArray:
         """Return the posterior covariance [inputs, others]."""
         prior = self._kernel(inputs, others)
         if self._transfer is not None:
@@ -98,7 +98,7 @@ class ResidualProcess:
             prior = prior - self._transfer.correlation**2 * whitened[0].T @ whitened[1]
         return self._fit.scale * prior - self._whiten(inputs).T @ self._whiten(others)
 
-    def _whiten(self, inputs: Array) -> Array:
+    def _whiten(self, inputs: FloatArray) -> FloatArray:
         """Return the whitened covariances [points, cells] as in ``condition``, after transfer (cached per array)."""
         from scipy.linalg import solve_triangular
 
@@ -111,13 +111,13 @@ class ResidualProcess:
             self._whitened[id(inputs)] = inputs, whitened
         return self._whitened[id(inputs)][1]
 
-    def predict(self, inputs: Array, expected: Array | None = None) -> Prediction:
+    def predict(self, inputs: FloatArray, expected: FloatArray | None = None) -> Prediction:
         """Return (mean, standard deviation), each of shape [cells], without noise. Cached per array."""
         if id(inputs) not in self._predictions:
             self._predictions[id(inputs)] = inputs, self._predict(inputs, expected)
         return self._predictions[id(inputs)][1]
 
-    def samples(self, inputs: Array, count: int, rng: np.random.Generator) -> Array:
+    def samples(self, inputs: FloatArray, count: int, rng: np.random.Generator) -> FloatArray:
         """Return ``count`` joint samples [count, cells], without noise and transfer.
 
         ``count`` is even: the second half has the opposite errors of the first, so the mean is that of ``predict``.
@@ -126,7 +126,7 @@ class ResidualProcess:
         errors = rng.standard_normal((count // 2, len(inputs))) @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
         return np.asarray(self.predict(inputs)[0] + np.concatenate([errors, -errors]))
 
-    def _predict(self, inputs: Array, expected: Array | None) -> Prediction:
+    def _predict(self, inputs: FloatArray, expected: FloatArray | None) -> Prediction:
         from scipy.linalg import cho_solve
 
         fit, cross, mean = self._fit, self._kernel(self._inputs, inputs), np.zeros(len(inputs))
@@ -148,10 +148,10 @@ class _Fit:
     scale: float
     noise_scale: float
     factor: Any
-    weights: Array
+    weights: FloatArray
 
 
-def _fits(errors: Array, noise: Array, residuals: Array) -> Iterator[_Fit]:
+def _fits(errors: FloatArray, noise: FloatArray, residuals: FloatArray) -> Iterator[_Fit]:
     """Yield the regression for each pair of scales."""
     from scipy.linalg import cho_factor, cho_solve
 
@@ -172,12 +172,12 @@ class FantasyProcess:
     the covariance of their noise.
     """
 
-    def __init__(self, process: ResidualProcess, inputs: Array, noise: Array) -> None:
+    def __init__(self, process: ResidualProcess, inputs: FloatArray, noise: FloatArray) -> None:
         self._process, self._inputs = process, inputs
         covariance = process.covariance(inputs, inputs)
         self._factor = np.linalg.cholesky(covariance + process.noise_scale**2 * noise)
 
-    def predict(self, inputs: Array, expected: Array | None = None) -> Prediction:
+    def predict(self, inputs: FloatArray, expected: FloatArray | None = None) -> Prediction:
         """Return (mean, standard deviation) as ``ResidualProcess.predict`` does."""
         from scipy.linalg import solve_triangular
 

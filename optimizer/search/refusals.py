@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from objectives.metrics import METRICS
 from optimizer.config.queue_policy import may_refuse, with_queue
 from optimizer.config.search_space import Problem
@@ -14,7 +15,6 @@ from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate, Point
 from optimizer.simulator.metrics import ConfigurationLoad
 from optimizer.simulator.performance_model import PerformanceModel
-from optimizer.simulator.scenario import Array
 from optimizer.simulator.server_model import MISSED_SHARE, ServerModel
 
 FEWEST_COMPARED = 4  # measurements, before the simulation may be found wrong
@@ -71,11 +71,11 @@ class RefusalForecast:
         """Return whether the refusals of ``candidate`` are predicted."""
         return self.applies and self.is_trusted and _refuses(candidate, self._problem)
 
-    def corrected(self, shares: Array) -> Array:
+    def corrected(self, shares: FloatArray) -> FloatArray:
         """Return the expected shares of refused requests for the simulated ``shares``; 0 where none are simulated."""
         return np.clip(shares * math.exp(self._bias), 0.0, 1.0)
 
-    def probabilities(self, cells: Sequence[ConfigurationLoad], throughputs: Callable[[], Array]) -> Array:
+    def probabilities(self, cells: Sequence[ConfigurationLoad], throughputs: Callable[[], FloatArray]) -> FloatArray:
         """Return the probability [cells] that the share of failed requests is within the bounds.
 
         ``throughputs`` returns the expected throughputs [cells] in infer/s.
@@ -98,7 +98,7 @@ class RefusalForecast:
         shares = np.array([_failed_share(point) for point in points])
         served = np.array([point.throughput_infer_per_sec for point in points]) / self._problem.request_batch_size
         rates = served / np.maximum(1 - shares, 1e-3)
-        fits: list[tuple[float, float, Array]] = []
+        fits: list[tuple[float, float, FloatArray]] = []
         for missed in MISSED_SHARES:
             simulated = self._simulated(cells, rates, missed)
             squares = float(((self._log(shares) - self._log(simulated)) ** 2).sum())
@@ -113,13 +113,13 @@ class RefusalForecast:
         self.compared = len(cells)
         self.agreed = int(np.count_nonzero((shares <= self.permitted) == (simulated <= self.permitted)))
 
-    def _simulated(self, cells: Sequence[ConfigurationLoad], rates: Array, missed_share: float) -> Array:
+    def _simulated(self, cells: Sequence[ConfigurationLoad], rates: FloatArray, missed_share: float) -> FloatArray:
         """Return the simulated shares [cells] of refused requests; ``rates`` are those of an open loop."""
         assert self._model is not None, "the forecast applies"
         of_loop = rates.tolist() if self._problem.open_loop else None
         return self._model.refused_shares(cells, of_loop, self._problem.priorities, missed_share)
 
-    def _log(self, shares: Array) -> Array:
+    def _log(self, shares: FloatArray) -> FloatArray:
         return np.asarray(np.log(shares + SOFTENING * self.permitted))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial
 from optimizer.search.acquisition import (
@@ -30,7 +31,6 @@ from optimizer.simulator.metrics import (
     with_tails,
 )
 from optimizer.simulator.performance_model import PerformanceModel
-from optimizer.simulator.scenario import Array
 from optimizer.simulator.speed_correction import SpeedCorrection, is_comparable
 
 THREADS = max(1, min(4, os.cpu_count() or 1))
@@ -68,14 +68,16 @@ class Achieved:
     log_values: Mapping[Candidate, float]
 
     @classmethod
-    def of(cls, cells: Sequence[ConfigurationLoad], posterior: Posterior, bounds_s: Array) -> Achieved:
+    def of(cls, cells: Sequence[ConfigurationLoad], posterior: Posterior, bounds_s: FloatArray) -> Achieved:
         """Return the objective values that the measured ``cells``, which met the bounds, achieve."""
         values: dict[Candidate, float] = {}
         for (candidate, _), value in zip(cells, posterior.log_values.tolist(), strict=True):
             values[candidate] = max(value, values.get(candidate, -math.inf))
         return cls(confirmed_value(posterior, bounds_s), values)
 
-    def improvements(self, cells: Sequence[ConfigurationLoad], posterior: Posterior, bounds_s: Array) -> Array:
+    def improvements(
+        self, cells: Sequence[ConfigurationLoad], posterior: Posterior, bounds_s: FloatArray
+    ) -> FloatArray:
         """Return the expected gain in log throughput, or log goodput, [cells] of a measurement.
 
         The confirmation tests a candidate that met the bounds anyway. So it is of use to measure it again only at a
@@ -100,7 +102,7 @@ class SimulatedPosterior:
         self._share = ShareInTime.of(state.problem, state.latencies)
         self._model = model
         self._cache: dict[ConfigurationLoad, tuple[Performance, list[float]]] = {}  # with the features
-        self._inputs: list[tuple[Sequence[ConfigurationLoad], Array]] = []
+        self._inputs: list[tuple[Sequence[ConfigurationLoad], FloatArray]] = []
         learned = compute_residuals(model, measured, self._problem, self._latencies, THREADS, state.speed)
         self._longer_tail = learned.longer_tail
         self._transfer_prior = state.source.prior(measured) if state.source else None
@@ -142,11 +144,11 @@ class SimulatedPosterior:
             ]
         return other
 
-    def simulated(self, cells: Sequence[ConfigurationLoad]) -> Array:
+    def simulated(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return predicted log throughput and log latencies [cells, 1 + latencies], without correction or cache."""
         return self._log_metrics(self._model.simulate(cells, THREADS))
 
-    def improvements(self, cells: Sequence[ConfigurationLoad]) -> Array:
+    def improvements(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return the acquisition function [cells] without the probability of other failures; see ``Surrogate``."""
         posteriors = self.posteriors(cells)
         if self._achieved:
@@ -159,7 +161,7 @@ class SimulatedPosterior:
             for posterior in posteriors
         )
 
-    def probability_within_bounds(self, cells: Sequence[ConfigurationLoad]) -> Array:
+    def probability_within_bounds(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return the probability [cells] that all latency bounds are met."""
         return self._average(
             probability_within_bounds(posterior, self._bounds_s) for posterior in self.posteriors(cells)
@@ -187,7 +189,7 @@ class SimulatedPosterior:
             for mean, deviation in self.correction.predict(inputs, expected)
         ]
 
-    def samples(self, cells: Sequence[ConfigurationLoad], count: int, rng: np.random.Generator) -> Array:
+    def samples(self, cells: Sequence[ConfigurationLoad], count: int, rng: np.random.Generator) -> FloatArray:
         """Return ``count`` joint samples [count, cells, 1 + latencies] of log throughput and log latencies."""
         results, inputs = self._simulate(cells)
         batch = self._problem.space.request_batch_size
@@ -196,11 +198,11 @@ class SimulatedPosterior:
         sampled[..., 1:] += log_loads(cells, batch)[:, None] - sampled[..., :1]
         return sampled
 
-    def _average(self, values: Iterable[Array]) -> Array:
+    def _average(self, values: Iterable[FloatArray]) -> FloatArray:
         """Return the mean over the components of the posterior."""
         return np.asarray(sum(p * value for p, value in zip(self.correction.probabilities, values, strict=True)))
 
-    def _simulate(self, cells: Sequence[ConfigurationLoad]) -> tuple[list[Performance], Array]:
+    def _simulate(self, cells: Sequence[ConfigurationLoad]) -> tuple[list[Performance], FloatArray]:
         """Return the predictions of the model and features [cells, features].
 
         Each cell is simulated once, and the same list of cells gives the same array, which predictions are cached by.
@@ -215,7 +217,7 @@ class SimulatedPosterior:
             self._inputs.append((cells, inputs))
         return [result for result, _ in cached], inputs
 
-    def _log_metrics(self, results: Sequence[Performance]) -> Array:
+    def _log_metrics(self, results: Sequence[Performance]) -> FloatArray:
         logs = [log_simulated(result, *self._latencies) for result in results]
         return np.array(logs).reshape(-1, 1 + len(self._latencies))
 

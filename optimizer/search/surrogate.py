@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.core.trial import Point
 from optimizer.search.acquisition import mixture_quantiles
@@ -18,7 +19,6 @@ from optimizer.search.refusals import RefusalForecast
 from optimizer.search.simulated_posterior import SearchState, SimulatedPosterior, is_feasible
 from optimizer.simulator.metrics import ConfigurationLoad, latency_bounds_s
 from optimizer.simulator.performance_model import fit_model, sample_models
-from optimizer.simulator.scenario import Array
 
 # Samples of the server model that are drawn, and the most probable ones of them, which forecasts are made with.
 DRAWN, SAMPLES = 24, 8
@@ -98,11 +98,11 @@ class Surrogate:
         first = sorted({point.trial for point in self._measured})[:deployments]
         return Surrogate(self._state, [point for point in self._measured if point.trial in first])
 
-    def simulated(self, cells: Sequence[ConfigurationLoad]) -> Array:
+    def simulated(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return predicted log throughput and log latencies [cells, 1 + latencies], without correction or cache."""
         return self._usual.simulated(cells)
 
-    def improvements(self, cells: Sequence[ConfigurationLoad], samples: int | None = None) -> Array:
+    def improvements(self, cells: Sequence[ConfigurationLoad], samples: int | None = None) -> FloatArray:
         """Return the acquisition function [cells], the mean over the first ``samples`` samples (None: over all).
 
         It is the expected gain in log throughput over what the feasible measurements achieve. While nothing is
@@ -114,14 +114,14 @@ class Surrogate:
         improvements = [posterior.improvements(cells) for posterior in posteriors]
         return np.asarray(self._success(cells) * np.average(improvements, axis=0, weights=weights))
 
-    def forecast(self, cells: Sequence[ConfigurationLoad]) -> tuple[Array, Array]:
+    def forecast(self, cells: Sequence[ConfigurationLoad]) -> tuple[FloatArray, FloatArray]:
         """Return throughput (infer/s) and binding latency (s), each [cells], of the most probable component."""
         posterior = self._usual.posteriors(cells)[self._usual.likeliest]
         return np.exp(posterior.mean[:, 0]), np.exp(posterior.log_latencies[:, 0])
 
     def measurement_quantiles(
         self, cells: Sequence[ConfigurationLoad], levels: Sequence[float], speed_probe_ms: float | None = None
-    ) -> tuple[Array, Array]:
+    ) -> tuple[FloatArray, FloatArray]:
         """Return quantiles of measurements of throughput (infer/s) and binding latency (s), each [levels, cells].
 
         They include the noise of a deployment and of a measurement. ``speed_probe_ms`` is the speed probe of that
@@ -146,7 +146,7 @@ class Surrogate:
             np.exp(mixture_quantiles(weights, latency, latency_spread, levels)),
         )
 
-    def samples(self, cells: Sequence[ConfigurationLoad], for_each: int) -> Array:
+    def samples(self, cells: Sequence[ConfigurationLoad], for_each: int) -> FloatArray:
         """Return SAMPLES * ``for_each`` joint samples [samples, cells, 1 + latencies] of the posterior.
 
         They are log throughput and log latencies without the noise of measurements, and their mean is that of the
@@ -160,7 +160,7 @@ class Surrogate:
             ]
         )
 
-    def probability_within_bounds(self, cells: Sequence[ConfigurationLoad]) -> Array:
+    def probability_within_bounds(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return the probability [cells] that all latency bounds are met."""
         return np.asarray(sum(weight * own.probability_within_bounds(cells) for weight, own in self._posteriors))
 
@@ -184,7 +184,7 @@ class Surrogate:
         places = np.searchsorted(weights / weights[-1], (np.arange(SAMPLES) + 0.5) / SAMPLES)
         return [(count / SAMPLES, posteriors[place]) for place, count in Counter(places.tolist()).most_common()]
 
-    def _success(self, cells: Sequence[ConfigurationLoad]) -> Array:
+    def _success(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return the probability [cells] that the deployment succeeds and meets the bounds that are not simulated."""
         succeeds = self._feasibility.probabilities([candidate for candidate, _ in cells])
         return succeeds * self.refusals.probabilities(cells, lambda: self.forecast(cells)[0])

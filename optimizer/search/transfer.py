@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.search.correction import Correction, compute_residuals
 from optimizer.search.optuna_encoding import TrialScore, score_trial
 from optimizer.simulator.metrics import ConfigurationLoad, as_closed_loop, is_complete, log_simulated, with_tails
-from optimizer.simulator.scenario import Array
 from optimizer.simulator.server_model import ServerModel, fit
 from optimizer.simulator.speed_correction import fit_speed_correction
 
@@ -64,7 +64,7 @@ class SourceMachine:
         self._model = fit(points, problem, latencies[0], seed)
         residuals = compute_residuals(self._model, points, problem, latencies).residuals
         self.correction = Correction(residuals, self._model.errors)
-        self._cache: dict[ConfigurationLoad, Array] = {}
+        self._cache: dict[ConfigurationLoad, FloatArray] = {}
 
     def prior(self, measured: Sequence[Point]) -> TransferPrior:
         """Return the prior after ``measured`` points on this machine.
@@ -78,13 +78,13 @@ class SourceMachine:
             points = [replace(point, measurement=_without_server_statistics(point.measurement)) for point in points]
         return TransferPrior(self, fit(points, self._problem, self._latencies[0], self._seed))
 
-    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int) -> Array:
+    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int) -> FloatArray:
         """Return log throughput and log tail ratios [cells, 1 + latencies]. Cached per cell."""
         missing = [cell for cell in dict.fromkeys(cells) if cell not in self._cache]
         self._cache.update(zip(missing, self.simulate_with(self._model, missing, threads), strict=True))
         return np.array([self._cache[cell] for cell in cells]).reshape(-1, 1 + len(self._latencies))
 
-    def simulate_with(self, model: ServerModel, cells: Sequence[ConfigurationLoad], threads: int) -> Array:
+    def simulate_with(self, model: ServerModel, cells: Sequence[ConfigurationLoad], threads: int) -> FloatArray:
         """Return log throughput and log tail ratios [cells, 1 + latencies] according to ``model``."""
         metrics = np.array([log_simulated(result, *self._latencies) for result in model.simulate(cells, threads)])
         return with_tails(
@@ -102,7 +102,7 @@ class TransferPrior:
     machine: SourceMachine
     reduced: ServerModel
 
-    def expected(self, cells: Sequence[ConfigurationLoad], threads: int) -> Array:
+    def expected(self, cells: Sequence[ConfigurationLoad], threads: int) -> FloatArray:
         """Return the residuals [cells, 1 + latencies] to expect on this machine if both machines are alike."""
         return self.machine.simulate(cells, threads) - self.machine.simulate_with(self.reduced, cells, threads)
 

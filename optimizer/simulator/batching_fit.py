@@ -16,6 +16,7 @@ from typing import ClassVar, TypeGuard
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from objectives.metrics import METRICS
 from optimizer.config.search_space import ModelKind, Problem
 from optimizer.core.trial import MODEL_JSON_PREFIX, Candidate, FieldValue, Point
@@ -32,7 +33,7 @@ from optimizer.simulator.continuous_batching import (
 )
 from optimizer.simulator.fitted_parameters import THREADS, Contention, execution_settings, relative_duration
 from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, log_measured, with_tails
-from optimizer.simulator.scenario import Array, load_of_process
+from optimizer.simulator.scenario import load_of_process
 
 ERRORS = ModelErrors(throughput=0.15, tail=0.2)  # of forecasts of tinygpt, without the largest ones
 # Medians and standard deviations of the prior: the log of the time of a pass of one sequence, relative to a guess;
@@ -76,8 +77,8 @@ class BatchingModel:
     latencies: tuple[str, ...]
     lengths: RequestLengths
     pass_s: float
-    place: Array
-    spread: Array
+    place: FloatArray
+    spread: FloatArray
     seed: int = 0
     errors: ModelErrors = ERRORS
 
@@ -107,14 +108,14 @@ class BatchingModel:
         counts = Counter(candidate for candidate, _ in cells)
         weights = np.array([min(1.0, INDEPENDENT / counts[candidate]) for candidate, _ in cells]) ** 0.5 / POINT_ERROR
 
-        def residuals(places: Array) -> Array:
+        def residuals(places: FloatArray) -> FloatArray:
             """Return the residuals [places, residuals]."""
             errors = [
                 (with_tails(logs, cells, 1) - measured) * weights[:, None] for logs in self._logs(cells, places)
             ]
             return np.concatenate([np.reshape(errors, (len(places), -1)), places], axis=1)
 
-        def jacobian(place: Array) -> Array:
+        def jacobian(place: FloatArray) -> FloatArray:
             steps = DIFFERENCE * np.eye(len(place))
             before, after = np.split(residuals(np.concatenate([place - steps, place + steps])), 2)
             return np.asarray((after - before).T / (2 * DIFFERENCE))
@@ -139,7 +140,7 @@ class BatchingModel:
         places = [np.clip(self.place + self.spread @ draw, -FARTHEST, FARTHEST) for draw in draws]
         return [replace(self, place=place) for place in places]
 
-    def _logs(self, cells: Sequence[ConfigurationLoad], places: Array) -> Array:
+    def _logs(self, cells: Sequence[ConfigurationLoad], places: FloatArray) -> FloatArray:
         """Return log requests/s and log latencies [places, cells, 1 + latencies]."""
         scenarios = [scenario for place in places for scenario in self._scenarios(cells, place)]
         rows = simulated_rows(scenarios, self.lengths, FIT_THREADS)
@@ -153,13 +154,13 @@ class BatchingModel:
         logs[:, :, 1:] += np.array([self._log_tails(place) for place in places])[:, None]
         return np.asarray(logs)
 
-    def _log_tails(self, place: Array) -> Array:
+    def _log_tails(self, place: FloatArray) -> FloatArray:
         """Return the log factors on the simulated ``latencies``."""
         reported = [METRICS[METRICS[metric].nearest_reported] for metric in self.latencies]
         medians = np.array([TAILS[own.statistic] for own in reported])
         return np.asarray(medians + TAIL_DEVIATION * place[len(place) - len(self.latencies) :])
 
-    def _scenarios(self, cells: Sequence[ConfigurationLoad], place: Array) -> list[BatchingScenario]:
+    def _scenarios(self, cells: Sequence[ConfigurationLoad], place: FloatArray) -> list[BatchingScenario]:
         values = MEDIANS + DEVIATIONS * place[: len(MEDIANS)]
         scale, odds, power, prompt, outside, slowdown, oversubscription, gain = values.tolist()
         pass_s, fixed = self.pass_s * math.exp(scale), 1 / (1 + math.exp(-odds))

@@ -19,12 +19,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from optimizer.config.search_space import Problem
 from optimizer.simulator.fitted_parameters import SMALLEST_S, USUAL_CONTENTION, GroupServiceTimes
-from optimizer.simulator.scenario import Array
 
 # from a vector [5] of parameters to log throughput and log latency of the measured points [points, 2]
-Simulation: TypeAlias = Callable[[Array], Array]
+Simulation: TypeAlias = Callable[[FloatArray], FloatArray]
 
 # The prior covers backends and devices. Measurements determine the time of one request, whatever its prior. A batch
 # may take the same time for any size, or in proportion to it: as of FIXED_SHARE of service_time_samples, the log-odds
@@ -63,7 +63,7 @@ class BlackBoxParameters:
     jitter: float
 
     @classmethod
-    def of(cls, vector: Array) -> BlackBoxParameters:
+    def of(cls, vector: FloatArray) -> BlackBoxParameters:
         """Return the parameters of a ``vector`` [5], each within LOWEST and HIGHEST."""
         request, odds, contention, network, jitter = np.clip(vector, LOWEST, HIGHEST).tolist()
         return cls(*map(math.exp, (request, -math.log1p(math.exp(-odds)), contention, network, jitter)))
@@ -76,18 +76,18 @@ class BlackBoxParameters:
         return GroupServiceTimes(shape, {(1, ()): 1.0}, problem, contention)
 
 
-def prior_medians(request_s: float) -> Array:
+def prior_medians(request_s: float) -> FloatArray:
     """Return the medians [5] of the prior, where a request takes about ``request_s``."""
     odds = math.log(FIXED_SHARE / (1 - FIXED_SHARE))
     network_s = NETWORK_SHARE * request_s
     return np.array([math.log(request_s), odds, math.log(CONTENTION), math.log(network_s), math.log(JITTER)])
 
 
-def fit_parameters(simulate: Simulation, measured: Array, medians: Array) -> Array:
+def fit_parameters(simulate: Simulation, measured: FloatArray, medians: FloatArray) -> FloatArray:
     """Return the vector [5] closest to ``measured`` [points, 2] (Nelder-Mead, robust loss, weak prior)."""
     from scipy.optimize import minimize
 
-    def misfit(vector: Array) -> float:
+    def misfit(vector: FloatArray) -> float:
         errors = np.abs(simulate(vector) - measured)
         losses = np.where(errors < ROBUST, errors**2, 2 * ROBUST * errors - ROBUST**2)
         return float(losses.sum()) + PRIOR_WEIGHT * _squared((vector - medians) / DEVIATIONS)
@@ -99,13 +99,13 @@ def fit_parameters(simulate: Simulation, measured: Array, medians: Array) -> Arr
 
 def sample_parameters(
     simulate: Simulation,
-    measured: Array,
+    measured: FloatArray,
     settings: Sequence[Hashable],
-    fitted: Array,
-    medians: Array,
+    fitted: FloatArray,
+    medians: FloatArray,
     count: int,
     seed: int,
-) -> list[Array]:
+) -> list[FloatArray]:
     """Return ``count`` samples of the posterior, each a vector [5].
 
     Args:
@@ -121,7 +121,7 @@ def sample_parameters(
     errors = _error_covariance(settings)
     whiten = np.linalg.inv(np.linalg.cholesky(errors))
 
-    def residuals(place: Array) -> Array:
+    def residuals(place: FloatArray) -> FloatArray:
         """Return the residuals [2 points] in standard deviations, of ``place`` [5] in those of the prior."""
         of_throughput, of_latency = (simulate(medians + DEVIATIONS * place) - measured).T
         return np.asarray(whiten @ np.concatenate([of_throughput, of_throughput + of_latency]))
@@ -140,7 +140,7 @@ def sample_parameters(
     return [medians + DEVIATIONS * place for place in places]
 
 
-def _latin_hypercube(count: int, dimensions: int, rng: np.random.Generator) -> Array:
+def _latin_hypercube(count: int, dimensions: int, rng: np.random.Generator) -> FloatArray:
     """Return standard normal numbers [count, dimensions], one in each of ``count`` equal strata of a dimension.
 
     Few samples cover the prior so (McKay, Beckman and Conover 1979).
@@ -152,8 +152,11 @@ def _latin_hypercube(count: int, dimensions: int, rng: np.random.Generator) -> A
 
 
 def _closest(
-    residuals: Callable[[Array], Array], begin: tuple[Array, Array, Array], prior: Array, errors: Array
-) -> Array:
+    residuals: Callable[[FloatArray], FloatArray],
+    begin: tuple[FloatArray, FloatArray, FloatArray],
+    prior: FloatArray,
+    errors: FloatArray,
+) -> FloatArray:
     """Return the place with the least squared distances from ``prior`` and of its residuals from ``errors``.
 
     ``begin`` has a place, its residuals and their Jacobian. A step that increases the distance is halved.
@@ -177,11 +180,11 @@ def _closest(
     return place
 
 
-def _squared(vector: Array) -> float:
+def _squared(vector: FloatArray) -> float:
     return float(vector @ vector)
 
 
-def _error_covariance(settings: Sequence[Hashable]) -> Array:
+def _error_covariance(settings: Sequence[Hashable]) -> FloatArray:
     """Return the covariance [2 points, 2 points] of the errors of log throughput, then of log tail ratio."""
     count = len(settings)
     numbers = np.array([list(dict.fromkeys(settings)).index(one) for one in settings])

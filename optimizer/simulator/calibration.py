@@ -14,11 +14,12 @@ from typing import TypeAlias
 import numpy as np
 
 from objectives import batch_stats
+from objectives.arrays import FloatArray
 from objectives.batch_stats import BatchStatistic
 from optimizer.core.trial import Point
-from optimizer.simulator.scenario import Array, ServiceTimes, load_of_process
+from optimizer.simulator.scenario import ServiceTimes, load_of_process
 
-Curve: TypeAlias = Callable[[Array], Array]  # batch sizes in samples to seconds
+Curve: TypeAlias = Callable[[FloatArray], FloatArray]  # batch sizes in samples to seconds
 
 # A mean has the same weight as the smooth curve if it is over this many executions, or over this share of the
 # average number of executions of a size, whichever is more.
@@ -58,16 +59,16 @@ class _Level:
     """The statistics at one number of busy instances: ascending batch sizes, mean seconds, executions."""
 
     busy: float
-    sizes: Array
-    seconds: Array
-    executions: Array
+    sizes: FloatArray
+    seconds: FloatArray
+    executions: FloatArray
 
     @property
     def determines_a_line(self) -> bool:
         return bool(self.sizes[-1] >= SPREAD * self.sizes[0])
 
     @property
-    def trust(self) -> Array:
+    def trust(self) -> FloatArray:
         """Return the weight (0 to 1) of each size's mean.
 
         Rare sizes have a low weight, because they occur at moments of unusual load.
@@ -172,7 +173,7 @@ def _corrected(level: _Level, curve: Curve) -> Curve:
     return lambda b: np.maximum.accumulate(np.maximum(curve(b) * np.interp(b, level.sizes, drawn), SMALLEST_S))
 
 
-def _isotonic(values: Array, weights: Array) -> Array:
+def _isotonic(values: FloatArray, weights: FloatArray) -> FloatArray:
     """Return the closest non-decreasing values (pool adjacent violators)."""
     blocks: list[tuple[float, float, int]] = []  # mean, weight, length
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
@@ -183,7 +184,7 @@ def _isotonic(values: Array, weights: Array) -> Array:
     return np.concatenate([np.full(length, mean) for mean, _, length in blocks])
 
 
-def _over_busy(busy: Array, seconds: Array, instances: int, contention: float) -> Array:
+def _over_busy(busy: FloatArray, seconds: FloatArray, instances: int, contention: float) -> FloatArray:
     """Return ``seconds[size, level]``, observed at ``busy[level]`` instances, for 1 to ``instances`` of them."""
     wanted = np.arange(1, instances + 1, dtype=np.float64)
     if len(busy) == 1:

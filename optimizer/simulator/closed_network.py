@@ -24,12 +24,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from objectives.metrics import ITL, METRICS, QUANTILES, TTFT, Metric
 from objectives.quantiles import quantile_at
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Point
 from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, log_measured, with_tails
-from optimizer.simulator.scenario import Array
 
 # Expected errors of the model, twice those of a simulation without the server's statistics.
 ERRORS = ModelErrors(throughput=0.3, tail=0.2)
@@ -76,8 +76,8 @@ class ClosedNetwork:
     latencies: tuple[str, ...]
     request_batch_size: int
     request_s: float
-    place: Array
-    spread: Array
+    place: FloatArray
+    spread: FloatArray
     seed: int = 0
     errors: ModelErrors = ERRORS
     name: ClassVar[str] = "closed queueing network"
@@ -108,7 +108,7 @@ class ClosedNetwork:
         counts = Counter(candidate for candidate, _ in cells)
         weights = np.array([min(1.0, INDEPENDENT / counts[candidate]) for candidate, _ in cells]) ** 0.5 / POINT_ERROR
 
-        def residuals(place: Array) -> Array:
+        def residuals(place: FloatArray) -> FloatArray:
             logs = self._predict(settings, place)[0]
             logs[:, 0] += math.log(batch)
             return np.concatenate([((with_tails(logs, cells, batch) - measured) * weights[:, None]).ravel(), place])
@@ -122,7 +122,7 @@ class ClosedNetwork:
         draws = np.random.default_rng(self.seed).standard_normal((count, len(self.place)))
         return [replace(self, place=self.place + self.spread @ draw) for draw in draws]
 
-    def _predict(self, settings: _Settings, place: Array) -> tuple[Array, Array, Array]:
+    def _predict(self, settings: _Settings, place: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return log requests/s and log latencies [cells, 1 + latencies], requests together, and the used share."""
         alone, odds, contention, own_slots, elasticity = MEDIANS + DEVIATIONS * place[: len(MEDIANS)]
         further = place[len(MEDIANS) :]
@@ -157,9 +157,9 @@ class _Settings:
     The instances are those of all server processes.
     """
 
-    requests: Array
-    instances: Array
-    limits: Array
+    requests: FloatArray
+    instances: FloatArray
+    limits: FloatArray
 
     @classmethod
     def of(cls, cells: Sequence[ConfigurationLoad], request_batch_size: int) -> _Settings:
@@ -206,5 +206,5 @@ def _share(log_odds: float) -> float:
     return 1 / (1 + math.exp(-log_odds))
 
 
-def _smooth_minimum(a: Array, b: Array) -> Array:
+def _smooth_minimum(a: FloatArray, b: FloatArray) -> FloatArray:
     return np.asarray((a**-SHARPNESS + b**-SHARPNESS) ** (-1 / SHARPNESS))

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from objectives.metrics import METRICS, QUANTILES, STATISTICS
 from objectives.quantiles import quantile_at
 from optimizer.core.token_lengths import TokenRequests
 from optimizer.simulator.compilation import compile_loop
-from optimizer.simulator.scenario import Array, Ints
+from optimizer.simulator.scenario import Ints
 
 RING = 1024  # lengths that are drawn
 # A simulation is as long as a measurement of the load client in the search, because the order in which requests of
@@ -90,7 +91,7 @@ class RequestLengths:
 
     prompts: Ints
     outputs: Ints
-    delays: Array
+    delays: FloatArray
 
     @classmethod
     def of(cls, tokens: TokenRequests, seed: int = 0) -> RequestLengths:
@@ -146,7 +147,7 @@ def simulate_batching(
     ]
 
 
-def simulated_rows(scenarios: Sequence[BatchingScenario], lengths: RequestLengths, threads: int = 1) -> Array:
+def simulated_rows(scenarios: Sequence[BatchingScenario], lengths: RequestLengths, threads: int = 1) -> FloatArray:
     """Return the results [scenarios, columns] of one or more: TOKENS_PER_S, … and LATENCY_COLUMNS."""
     from optimizer.simulator import iteration_loop  # imports the compiler, so only when something is simulated
 

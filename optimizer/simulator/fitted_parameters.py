@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from optimizer.config.batching import is_batcher_field
 from optimizer.config.execution import SPINNING
+from optimizer.config.queue_policy import Fields
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, Candidate, FieldValue, Point, server_processes
 from optimizer.options.values import parse_cpus
 from optimizer.simulator.calibration import Observation, service_times
 from optimizer.simulator.metrics import ConfigurationLoad, log_measured, log_simulated, with_tails
-from optimizer.simulator.scenario import Array, Overheads, ServiceTimes, SimulationResult
+from optimizer.simulator.scenario import Overheads, ServiceTimes, SimulationResult
 
-Fields = tuple[tuple[str, FieldValue], ...]
 ExecutionSettings = tuple[int, Fields]  # instance count, and the fields that are not the batcher's
 
 THREADS = "intra_op_thread_count"  # ONNX Runtime's parameter: the number of threads of an instance
@@ -56,14 +57,14 @@ class Contention:
         spare: Factor on the number of cores, if that is only a guess.
     """
 
-    slowdown: float | Array = SLOWDOWN
-    oversubscription: float | Array = 1.6
-    threads_gain: float | Array = 0.5
-    spinning: float | Array = 0.4
-    unknown: float | Array = 0.5
-    spare: float | Array = 1.0
+    slowdown: float | FloatArray = SLOWDOWN
+    oversubscription: float | FloatArray = 1.6
+    threads_gain: float | FloatArray = 0.5
+    spinning: float | FloatArray = 0.4
+    unknown: float | FloatArray = 0.5
+    spare: float | FloatArray = 1.0
 
-    def relative_duration(self, occupancy: Occupancy) -> float | Array:
+    def relative_duration(self, occupancy: Occupancy) -> float | FloatArray:
         """Return the time of a batch relative to one instance of one thread."""
         busy, threads = occupancy.busy, occupancy.threads
         if threads is None or occupancy.cores is None:
@@ -92,7 +93,7 @@ class GroupServiceTimes:
     times its relative duration.
     """
 
-    shape: Array
+    shape: FloatArray
     scales: dict[ExecutionSettings, float]
     problem: Problem
     contention: Contention = USUAL_CONTENTION
@@ -120,7 +121,7 @@ def fit_service_times(
 
 
 def scaled_to_groups(
-    shape: Array,
+    shape: FloatArray,
     groups: Mapping[ExecutionSettings, Sequence[Observation]],
     problem: Problem,
     contention: Contention = USUAL_CONTENTION,
@@ -169,7 +170,7 @@ def occupancy(settings: ExecutionSettings, busy: float, problem: Problem) -> Occ
 
 
 def _scale(
-    shape: Array,
+    shape: FloatArray,
     group: ExecutionSettings,
     observed: Sequence[Observation],
     problem: Problem,

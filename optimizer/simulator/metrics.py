@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from objectives import batch_stats
+from objectives.arrays import FloatArray
 from objectives.metrics import METRICS, QUANTILES, TIMINGS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point
-from optimizer.simulator.scenario import Array, SimulationResult, SimulationTrace
+from optimizer.simulator.scenario import SimulationResult, SimulationTrace
 
 ConfigurationLoad = tuple[Candidate, int]  # a candidate at a concurrency; arrays call it a cell
 
@@ -63,7 +64,7 @@ class ShareInTime:
     ``deadlines`` has the columns of the quantiles of each bounded time, their normal scores, and the log deadline.
     """
 
-    deadlines: Sequence[tuple[list[int], Array, float]]
+    deadlines: Sequence[tuple[list[int], FloatArray, float]]
 
     @classmethod
     def of(cls, problem: Problem, latencies: Sequence[str]) -> ShareInTime | None:
@@ -78,7 +79,7 @@ class ShareInTime:
                 deadlines.append((list(levels.values()), scores, math.log(min(bounds_ms) / 1e3)))
         return cls(deadlines)
 
-    def logarithm(self, log_latencies: Array) -> Array:
+    def logarithm(self, log_latencies: FloatArray) -> FloatArray:
         """Return the log of the share [cells] for log latencies [cells, latencies] in seconds."""
         from scipy.special import log_ndtr
 
@@ -92,7 +93,7 @@ class ShareInTime:
         return np.asarray(log_ndtr(least))
 
 
-def latency_bounds_s(problem: Problem, latencies: Sequence[str]) -> Array:
+def latency_bounds_s(problem: Problem, latencies: Sequence[str]) -> FloatArray:
     """Return the bounds [latencies] in seconds; infinity without a bound."""
     return np.array([problem.sla.latency_bound_ms(latency) / 1e3 for latency in latencies])
 
@@ -144,7 +145,7 @@ def log_simulated(result: Performance, *latencies: str) -> tuple[float, ...]:
     return math.log(result.throughput_infer_per_s), *(math.log(result.latency_s(latency)) for latency in latencies)
 
 
-def with_tails(metrics: Array, cells: Sequence[ConfigurationLoad], request_batch_size: float) -> Array:
+def with_tails(metrics: FloatArray, cells: Sequence[ConfigurationLoad], request_batch_size: float) -> FloatArray:
     """Return ``metrics`` [cells, 1 + latencies] with each log latency replaced by the log tail ratio.
 
     The tail ratio is the latency divided by the mean latency, which in a closed loop is the samples in flight
@@ -154,7 +155,7 @@ def with_tails(metrics: Array, cells: Sequence[ConfigurationLoad], request_batch
     return np.concatenate([metrics[:, :1], metrics[:, 1:] - mean[:, None]], axis=1)
 
 
-def log_loads(cells: Sequence[ConfigurationLoad], request_batch_size: float) -> Array:
+def log_loads(cells: Sequence[ConfigurationLoad], request_batch_size: float) -> FloatArray:
     """Return the logarithms [cells] of the samples in flight."""
     return np.log([load * request_batch_size for _, load in cells])
 

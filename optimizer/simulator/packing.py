@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from optimizer.config.queue_policy import (
     ALLOW_TIMEOUT_OVERRIDE,
     DEFAULT_POLICY,
@@ -17,7 +18,6 @@ from optimizer.config.queue_policy import (
 )
 from optimizer.simulator.scenario import (
     RING_LENGTH,
-    Array,
     ClosedLoopLoad,
     Ints,
     MeasurementInterval,
@@ -42,11 +42,15 @@ class PackedScenarios:
     """
 
     def __init__(
-        self, scenarios: Sequence[Scenario], jitter: Array | None, gaps_s: Array | None, window: MeasurementInterval
+        self,
+        scenarios: Sequence[Scenario],
+        jitter: FloatArray | None,
+        gaps_s: FloatArray | None,
+        window: MeasurementInterval,
     ) -> None:
         self._sizes = [(_unit(scenario), scenario.candidate.instances) for scenario in scenarios]
         self._preferred: list[int] = []
-        self._services: list[Array] = []
+        self._services: list[FloatArray] = []
         self._arrivals: list[Ints] = []
         self._mixes: list[tuple[Ints, Ints, Ints]] = []
         self._policies: list[tuple[int, int, bool]] = []
@@ -99,7 +103,7 @@ class PackedScenarios:
             execution=requests[:, 4],
         )
 
-    def _simulate(self, log_rows: int) -> tuple[Array, Ints, Ints]:
+    def _simulate(self, log_rows: int) -> tuple[FloatArray, Ints, Ints]:
         from optimizer.simulator import event_loop  # imports the compiler, so only when something is simulated
 
         results = np.empty((len(self._sizes), event_loop.RESULTS))
@@ -205,7 +209,7 @@ class PackedScenarios:
         return 0, start, self._arrivals_size
 
 
-def _check_ring(name: str, values: Array | None, default: float) -> Array:
+def _check_ring(name: str, values: FloatArray | None, default: float) -> FloatArray:
     ring = np.array([default] if values is None else values, np.float64)
     if not (ring.ndim == 1 and len(ring) and np.isfinite(ring).all() and (ring >= 0).all()):
         raise ValueError(f"{name}: must be a non-empty row of finite numbers that are at least 0")

@@ -12,12 +12,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from objectives.arrays import FloatArray
 from objectives.metrics import METRICS, QUANTILES
 from objectives.quantiles import quantile_at
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate
 
-Array: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 RING_LENGTH = 4096  # random numbers that successive executions or requests use in turn
 
@@ -33,7 +33,7 @@ class ServiceTimes:
         ValueError: The times are not a positive, finite matrix, or ``step`` is not positive.
     """
 
-    seconds: Array
+    seconds: FloatArray
     step: int = 1
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ def load_of_process(candidate: Candidate, concurrency: int) -> int:
 class OpenLoopLoad:
     """Requests that are sent at fixed times, independent of responses. ``arrivals_s`` [requests] ascends from 0."""
 
-    arrivals_s: Array
+    arrivals_s: FloatArray
 
 
 SimulatedLoad: TypeAlias = ClosedLoopLoad | OpenLoopLoad
@@ -273,12 +273,12 @@ class SimulationTrace:
     """
 
     instance: Ints
-    start_s: Array
-    end_s: Array
+    start_s: FloatArray
+    end_s: FloatArray
     samples: Ints
     requests: Ints
-    sent_s: Array
-    arrived_s: Array
+    sent_s: FloatArray
+    arrived_s: FloatArray
     request_samples: Ints
     request_shape: Ints
     execution: Ints

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.config.queue_policy import Fields, with_queue
 from optimizer.config.search_space import Problem
@@ -41,7 +42,6 @@ from optimizer.simulator.metrics import (
     simulated_measurement,
 )
 from optimizer.simulator.scenario import (
-    Array,
     ClosedLoopLoad,
     MeasurementInterval,
     OpenLoopLoad,
@@ -83,7 +83,7 @@ class ServerModel:
     seed: int = 0
     errors: ModelErrors = ERRORS
     fixed_shapes: bool = True
-    black_box: Array | None = None
+    black_box: FloatArray | None = None
     queue: Fields = ()
     name: ClassVar[str] = "simulator of the dynamic batcher"
 
@@ -117,7 +117,7 @@ class ServerModel:
         rates: Sequence[float] | None = None,
         priorities: SizeDistribution | None = None,
         missed_share: float = MISSED_SHARE,
-    ) -> Array:
+    ) -> FloatArray:
         """Return the share [cells] of requests that the candidate's queue rejects or lets expire.
 
         ``rates`` are the requests per second of a Poisson process; None keeps the concurrency of each cell in flight.
@@ -147,7 +147,7 @@ class ServerModel:
             for result, executions in zip(self.simulate(cells), traces, strict=True)
         ]
 
-    def _random_rings(self) -> tuple[Array, Array]:
+    def _random_rings(self) -> tuple[FloatArray, FloatArray]:
         return (
             lognormal_jitter(self.overheads.jitter, self.seed),
             exponential_gaps(self.overheads.gap_s, self.seed),
@@ -250,13 +250,13 @@ class _BlackBox:
         """Return the model that is closest in throughput and latency."""
         return self.model(fit_parameters(self._simulate, self._measured(), self._medians()))
 
-    def sample(self, fitted: Array, count: int) -> list[ServerModel]:
+    def sample(self, fitted: FloatArray, count: int) -> list[ServerModel]:
         """Return ``count`` samples of the posterior."""
         settings = [execution_settings(self.problem.space.canonical(point.candidate)) for point in self._used]
         arguments = self._measured(), settings, fitted, self._medians(), count, self.seed
         return [self.model(vector) for vector in sample_parameters(self._simulate, *arguments)]
 
-    def model(self, vector: Array) -> ServerModel:
+    def model(self, vector: FloatArray) -> ServerModel:
         """Return the model of a vector of parameters."""
         parameters, batch = BlackBoxParameters.of(vector), self.problem.space.request_batch_size
         largest = largest_batch(self.points, self.problem) // batch
@@ -270,14 +270,14 @@ class _BlackBox:
     def _used(self) -> list[Point]:
         return list(self.points)[-FITTED_POINTS:]
 
-    def _measured(self) -> Array:
+    def _measured(self) -> FloatArray:
         return np.array([log_measured(point, self.latency) for point in self._used])
 
-    def _simulate(self, vector: Array) -> Array:
+    def _simulate(self, vector: FloatArray) -> FloatArray:
         cells = [(point.candidate, point.load.concurrency) for point in self._used]
         return np.array([log_simulated(result, self.latency) for result in self.model(vector).simulate(cells)])
 
-    def _medians(self) -> Array:
+    def _medians(self) -> FloatArray:
         """Return the medians of the prior, for the shortest latency of a request."""
         latencies_s = np.exp(self._measured()[:, 1])
         return prior_medians(float((latencies_s / [point.load.concurrency for point in self._used]).min()))

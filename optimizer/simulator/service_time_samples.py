@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from optimizer.config.search_space import Problem
 from optimizer.simulator.calibration import Observation
 from optimizer.simulator.fitted_parameters import (
@@ -27,7 +28,6 @@ from optimizer.simulator.fitted_parameters import (
     occupancy,
     scaled_to_groups,
 )
-from optimizer.simulator.scenario import Array
 
 MEMBERS = 300  # samples of the prior; covariances are estimated from them
 # Prior of the time of a batch of b requests, relative to one request: fixed + (1 - fixed) * b ** power, and from a
@@ -52,8 +52,8 @@ NUGGET = 1e-6
 class _Ensemble:
     """Samples of the log times [samples, sizes] of batches of 1, 2, ... requests, and of the contention."""
 
-    log_seconds: Array
-    contention: Array  # [samples, 6], as in _contention
+    log_seconds: FloatArray
+    contention: FloatArray  # [samples, 6], as in _contention
 
     @classmethod
     def of_prior(cls, largest: int, roughness: float, rng: np.random.Generator) -> _Ensemble:
@@ -83,14 +83,14 @@ class _Ensemble:
         return cls(level + np.log(times) + rough, contention)
 
     @property
-    def state(self) -> Array:
+    def state(self) -> FloatArray:
         return np.hstack([self.log_seconds, self.contention])
 
-    def with_state(self, state: Array) -> _Ensemble:
+    def with_state(self, state: FloatArray) -> _Ensemble:
         count = self.log_seconds.shape[1]
         return _Ensemble(state[:, :count], state[:, count:])
 
-    def log_times(self, sizes: Array) -> Array:
+    def log_times(self, sizes: FloatArray) -> FloatArray:
         """Return the log times [samples, sizes] of batches of ``sizes`` requests, which may be fractions."""
         known = np.log2(np.arange(1, self.log_seconds.shape[1] + 1))
         return np.array([np.interp(np.log2(sizes), known, row) for row in self.log_seconds])
@@ -106,7 +106,7 @@ class _Ensemble:
         return [int(member) for member in order[places]]
 
 
-def _contention(values: Array) -> Contention:
+def _contention(values: FloatArray) -> Contention:
     """Return the contention of one sample [6], or of all [samples, 6]."""
     slowdown, oversubscription, gain, unknown, spinning, spare = values.T
     return Contention(
@@ -126,20 +126,20 @@ class _MeasuredBatches:
     ``sizes`` [batches] are in requests. ``settings`` numbers the execution settings.
     """
 
-    sizes: Array
-    log_seconds: Array
-    executions: Array
+    sizes: FloatArray
+    log_seconds: FloatArray
+    executions: FloatArray
     occupancies: list[Occupancy]
-    settings: Array
+    settings: FloatArray
 
-    def noise(self) -> Array:
+    def noise(self) -> FloatArray:
         """Return the covariance [batches, batches] of the errors."""
         same_settings = np.equal.outer(self.settings, self.settings)
         same_sizes = same_settings & np.equal.outer(self.sizes, self.sizes)
         shared = SETTING_ERROR**2 * same_settings + SIZE_ERROR**2 * same_sizes
         return np.asarray(shared + np.diag(EXECUTION_ERROR**2 / self.executions + NUGGET))
 
-    def predicted(self, ensemble: _Ensemble) -> Array:
+    def predicted(self, ensemble: _Ensemble) -> FloatArray:
         """Return the log times [samples, batches] of ``ensemble``."""
         contention = _contention(ensemble.contention)
         slower = [np.log(contention.relative_duration(place)) for place in self.occupancies]
@@ -188,7 +188,7 @@ def _measured_batches(
 
 def _posterior(measured: _MeasuredBatches, largest: int, seed: int) -> _Ensemble:
     """Return samples of the posterior for batches of up to ``largest`` requests, a mixture over ROUGHNESS."""
-    states, log_weights = list[Array](), list[float]()
+    states, log_weights = list[FloatArray](), list[float]()
     for roughness, probability in ROUGHNESS.items():
         rng = np.random.default_rng(seed)  # the same for each roughness, so that they differ in nothing else
         prior = _Ensemble.of_prior(largest, roughness, rng)
@@ -201,7 +201,7 @@ def _posterior(measured: _MeasuredBatches, largest: int, seed: int) -> _Ensemble
     return prior.with_state(np.array(states)[chosen, np.arange(MEMBERS)])
 
 
-def _conditioned(prior: _Ensemble, measured: _MeasuredBatches, rng: np.random.Generator) -> tuple[Array, float]:
+def _conditioned(prior: _Ensemble, measured: _MeasuredBatches, rng: np.random.Generator) -> tuple[FloatArray, float]:
     """Return the state of the samples after an update with perturbed observations, and the prior's log likelihood.
 
     The likelihood is that of a normal distribution, without a constant factor.

@@ -21,12 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from optimizer.core.trial import Candidate
 from optimizer.simulator.compilation import compile_loop
 from optimizer.simulator.packing import PackedScenarios
 from optimizer.simulator.scenario import (
     RING_LENGTH,
-    Array,
     ClosedLoopLoad,
     MeasurementInterval,
     Scenario,
@@ -38,25 +38,25 @@ from optimizer.simulator.scenario import (
 SCENARIOS_OF_THREAD = 25  # about 2 ms; a thread for fewer takes longer to start than it saves
 
 
-def lognormal_jitter(relative_std: float, seed: int = 0) -> Array:
+def lognormal_jitter(relative_std: float, seed: int = 0) -> FloatArray:
     """Return factors [RING_LENGTH] of mean 1 for the service times of successive executions."""
     variance = math.log1p(relative_std**2)
     return np.exp(math.sqrt(variance) * _standard_normal(seed) - variance / 2)
 
 
-def exponential_gaps(mean_s: float, seed: int = 0) -> Array:
+def exponential_gaps(mean_s: float, seed: int = 0) -> FloatArray:
     """Return exponentially distributed distances [RING_LENGTH] between successive arrivals, in seconds."""
     return mean_s * _standard_exponential(seed)
 
 
 @functools.lru_cache(maxsize=8)
-def _standard_normal(seed: int) -> Array:
+def _standard_normal(seed: int) -> FloatArray:
     """Return standard normal numbers [RING_LENGTH]. A fit needs the same ones for each simulation."""
     return np.random.default_rng(seed).standard_normal(RING_LENGTH)
 
 
 @functools.lru_cache(maxsize=8)
-def _standard_exponential(seed: int) -> Array:
+def _standard_exponential(seed: int) -> FloatArray:
     """Return exponentially distributed numbers [RING_LENGTH] of mean 1, likewise."""
     return np.random.default_rng(seed).standard_exponential(RING_LENGTH)
 
@@ -64,8 +64,8 @@ def _standard_exponential(seed: int) -> Array:
 def simulate_many(
     scenarios: Sequence[Scenario],
     *,
-    jitter: Array | None = None,
-    gaps_s: Array | None = None,
+    jitter: FloatArray | None = None,
+    gaps_s: FloatArray | None = None,
     window: MeasurementInterval | None = None,
     threads: int = 1,
 ) -> list[SimulationResult]:
@@ -100,8 +100,8 @@ def simulate_many(
 def trace(
     scenario: Scenario,
     *,
-    jitter: Array | None = None,
-    gaps_s: Array | None = None,
+    jitter: FloatArray | None = None,
+    gaps_s: FloatArray | None = None,
     window: MeasurementInterval | None = None,
 ) -> SimulationTrace:
     """Return each execution and request of a scenario, from its first request to the end of the interval."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from objectives.arrays import FloatArray
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import LoadShape, RequestTimes, complete_shape, is_shape, parse_shape
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.measure.load_client.request_trace import RecordedKinds, read_trace
 from optimizer.options.run_options import is_trace
-
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 MAX_BYTES = 16 << 20
 LONGEST_US = 10**12  # longest interval between two requests: eleven days
@@ -29,7 +28,7 @@ class Arrivals(Protocol):
     def times(self) -> RequestTimes:
         """Return a description of the send times."""
 
-    def plan(self, rate: float, seconds: float, seed: int) -> Floats:
+    def plan(self, rate: float, seconds: float, seed: int) -> FloatArray:
         """Return ascending send times in [0, ``seconds``), ``rate`` of them a second on average.
 
         The period of a load shape ends at ``seconds``. So a lead-in before whole periods has the end of a period.
@@ -53,7 +52,7 @@ class ConstantArrivals:
 
     times = RequestTimes("constant")
 
-    def plan(self, rate: float, seconds: float, seed: int) -> Floats:
+    def plan(self, rate: float, seconds: float, seed: int) -> FloatArray:
         return np.arange(_count(rate, seconds)) / rate
 
 
@@ -66,7 +65,7 @@ class PoissonArrivals:
 
     times = RequestTimes("poisson")
 
-    def plan(self, rate: float, seconds: float, seed: int) -> Floats:
+    def plan(self, rate: float, seconds: float, seed: int) -> FloatArray:
         return np.sort(np.random.default_rng(seed).uniform(0, seconds, _count(rate, seconds)))
 
 
@@ -85,7 +84,7 @@ class ShapedArrivals:
     def times(self) -> RequestTimes:
         return RequestTimes(self.text, self.shape.seconds)
 
-    def plan(self, rate: float, seconds: float, seed: int) -> Floats:
+    def plan(self, rate: float, seconds: float, seed: int) -> FloatArray:
         period = self.shape.seconds
         whole = math.ceil(seconds / period - 1e-6)
         cut = max(0.0, whole * period - seconds)  # of the first period, whose end alone is planned
@@ -105,7 +104,7 @@ class RecordedArrivals:
     ``name`` is the file.
     """
 
-    intervals: Floats
+    intervals: FloatArray
     kinds: RecordedKinds | None = None
     name: str = "recorded"
 
@@ -149,7 +148,7 @@ class RecordedArrivals:
     def _start(self, seed: int) -> int:
         return int(np.random.default_rng(seed).integers(len(self.intervals)))
 
-    def plan(self, rate: float, seconds: float, seed: int) -> Floats:
+    def plan(self, rate: float, seconds: float, seed: int) -> FloatArray:
         # measurements start at different intervals, so that together they cover the whole recording
         intervals = np.roll(self.intervals, -self._start(seed)) / (self.intervals.mean() * rate)
         repeats = math.ceil(seconds / intervals.sum()) + 1

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from objectives.arrays import FloatArray
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import LATENCY, QUANTILES, TIMINGS, Measurement, Timing, four_digits
 from objectives.response_times import median_request
@@ -39,7 +40,6 @@ def lateness_note(measured: Iterable[Measurement]) -> LateRequests | None:
     return LateRequests(share, LATE_MS, worst.send_lateness_p99_ms or 0.0)
 
 
-Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Sizes: TypeAlias = npt.NDArray[np.int64]
 
@@ -72,9 +72,9 @@ class SentRequests:
     and responses of a model that streams; its time to first response counts from the planned send time too.
     """
 
-    planned_seconds: Floats
-    late_by_ms: Floats
-    latencies_ms: Floats
+    planned_seconds: FloatArray
+    late_by_ms: FloatArray
+    latencies_ms: FloatArray
     answered: Mask
     sizes: Sizes
     end_seconds: float
@@ -125,7 +125,7 @@ class SentRequests:
     def span_seconds(self) -> float:
         return self.end_seconds - self.begin_seconds
 
-    def times_ms(self, timing: Timing) -> Floats:
+    def times_ms(self, timing: Timing) -> FloatArray:
         """Return the ``timing`` of each request that has one."""
         return _known_times(self.latencies_ms, self.streams, timing)
 
@@ -168,7 +168,7 @@ class SentRequests:
             for begin, end in pairwise([0, *places.tolist(), len(self.planned_seconds)])
         ]
 
-    def windows(self, rate: float, timing: Timing, failed_seconds: Floats) -> list[MeasurementWindow]:
+    def windows(self, rate: float, timing: Timing, failed_seconds: FloatArray) -> list[MeasurementWindow]:
         """Return one window per third of the time, with the p95 of ``timing``.
 
         The throughput is ``rate`` times the share of answered requests: random arrivals do not change it.
@@ -339,7 +339,7 @@ class AnsweredRequests:
     """
 
     answered_ns: Sizes
-    latencies_ms: Floats
+    latencies_ms: FloatArray
     sizes: Sizes
     begin_ns: float
     end_ns: float
@@ -438,7 +438,7 @@ def _measurement(
 
 
 def _figures(
-    latencies_ms: Floats,
+    latencies_ms: FloatArray,
     answered: Sizes,
     seconds: float,
     sla: Sla,
@@ -464,7 +464,7 @@ def _figures(
     )
 
 
-def timing_fields(timing: Timing, times_ms: Floats, sla: Sla) -> dict[str, Any]:
+def timing_fields(timing: Timing, times_ms: FloatArray, sla: Sla) -> dict[str, Any]:
     """Return the fields of a Measurement with statistics, counts above the bounds and sketch; none without times."""
     if not len(times_ms):
         return {}
@@ -476,7 +476,7 @@ def timing_fields(timing: Timing, times_ms: Floats, sla: Sla) -> dict[str, Any]:
     }
 
 
-def _known_times(latencies_ms: Floats, streams: StreamTimes | None, timing: Timing) -> Floats:
+def _known_times(latencies_ms: FloatArray, streams: StreamTimes | None, timing: Timing) -> FloatArray:
     """Return the ``timing`` of each request that has one."""
     if timing is LATENCY:
         return latencies_ms
@@ -484,7 +484,7 @@ def _known_times(latencies_ms: Floats, streams: StreamTimes | None, timing: Timi
     return times_ms[~np.isnan(times_ms)]
 
 
-def _in_time(latencies_ms: Floats, streams: StreamTimes | None, sla: Sla) -> Mask:
+def _in_time(latencies_ms: FloatArray, streams: StreamTimes | None, sla: Sla) -> Mask:
     """Return which requests are within all latency bounds; a bound on a time that a request lacks does not matter."""
     in_time = np.ones(len(latencies_ms), dtype=np.bool_)
     times_ms = {LATENCY: latencies_ms, **(streams.by_timing() if streams else {})}
@@ -560,10 +560,10 @@ def _disagreement(
     return ""
 
 
-def _p95(values: Floats) -> float:
+def _p95(values: FloatArray) -> float:
     return _quantile(values, 0.95) if len(values) else 0.0
 
 
-def _quantile(values: Floats, share: float) -> float:
+def _quantile(values: FloatArray, share: float) -> float:
     """Return the smallest value that at least ``share`` of the values do not exceed."""
     return float(np.quantile(values, share, method="inverted_cdf"))

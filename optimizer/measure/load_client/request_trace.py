@@ -20,11 +20,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from objectives.arrays import FloatArray
 from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import MAX_CHOICES, MAX_SIZE, SizeDistribution
 from optimizer.core.safe_text import one_line, read_bytes
 
-Floats: TypeAlias = npt.NDArray[np.float64]
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
 TIME, SIZE, PRIORITY = COLUMNS = ("time_s", "batch_size", "priority")
@@ -67,7 +67,7 @@ class RecordedKinds:
 class RequestTrace:
     """The times of recorded requests in seconds, and their sizes and priorities if the file has any."""
 
-    seconds: Floats
+    seconds: FloatArray
     kinds: RecordedKinds | None
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from objectives.arrays import FloatArray
 from objectives.metrics import ITL, TTFT, Timing
 from optimizer.core.errors import MeasurementError
 from optimizer.core.safe_text import one_line
@@ -17,7 +18,6 @@ from optimizer.measure.load_client.plan import NEVER, ResponseRecord
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelInferResponse
 
-Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]
 Arrays: TypeAlias = "npt.NDArray[np.object_]"  # an array of floats for each request
 Selection: TypeAlias = "npt.NDArray[np.bool_] | slice"
@@ -123,8 +123,8 @@ class StreamTimes:
     ``arrivals_ms`` has the arrivals of its responses, counted as the time to first response.
     """
 
-    ttft_ms: Floats
-    itl_ms: Floats
+    ttft_ms: FloatArray
+    itl_ms: FloatArray
     responses: Integers
     tokens: Integers
     arrivals_ms: Arrays
@@ -138,7 +138,7 @@ class StreamTimes:
             self.arrivals_ms[selection],
         )
 
-    def by_timing(self) -> dict[Timing, Floats]:
+    def by_timing(self) -> dict[Timing, FloatArray]:
         return {TTFT: self.ttft_ms, ITL: self.itl_ms}
 
     @property

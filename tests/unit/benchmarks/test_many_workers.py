@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from objectives.arrays import FloatArray
+
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import storage_speed
@@ -16,7 +18,6 @@ from many_workers import WorkerSearch, best_of, searched
 from simulated_tables import hidden_server
 
 from optimizer.search.gaussian_process import FantasyProcess, ResidualProcess
-from optimizer.simulator.scenario import Array
 
 SPACE = "small"
 
@@ -52,7 +53,7 @@ def test_the_heedless_repeat_nothing_either(stack: SimulatedStack, best: float) 
 
 
 def test_a_believer_is_a_process_that_measured_what_it_predicts() -> None:
-    def kernel(a: Array, b: Array) -> Array:
+    def kernel(a: FloatArray, b: FloatArray) -> FloatArray:
         return np.asarray(0.04 * np.exp(-(np.subtract.outer(a[:, 0], b[:, 0]) ** 2)))
 
     inputs, cells, running = (np.array(values)[:, None] for values in ([0.0, 1.0, 2.0], [0.5, 3.0, 9.0], [3.1, 1.4]))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from objectives.arrays import FloatArray
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.client import OverloadDetector
 
-Floats = npt.NDArray[np.float64]
 
-
-def answer_times(planned: Floats, service_seconds: float, pause: tuple[float, float] = (0, 0)) -> Floats:
+def answer_times(planned: FloatArray, service_seconds: float, pause: tuple[float, float] = (0, 0)) -> FloatArray:
     """Simulate a server that serves one request at a time, and none from ``pause[0]`` to ``pause[1]``."""
     answered, free = np.empty_like(planned), 0.0
     for i, arrival in enumerate(planned):
@@ -24,7 +22,7 @@ def answer_times(planned: Floats, service_seconds: float, pause: tuple[float, fl
 
 
 def first_told(
-    planned: Floats, answered: Floats, acceptable_seconds: float, period_seconds: float = 0.0
+    planned: FloatArray, answered: FloatArray, acceptable_seconds: float, period_seconds: float = 0.0
 ) -> tuple[float, str]:
     """Return when the detector, called 20 times a second, first reports an overload; inf if never."""
     watch = OverloadDetector(acceptable_seconds, period_seconds)
@@ -38,7 +36,7 @@ def first_told(
     return np.inf, ""
 
 
-def poisson(rate: float, seconds: float, seed: int) -> Floats:
+def poisson(rate: float, seconds: float, seed: int) -> FloatArray:
     return np.sort(np.random.default_rng(seed).uniform(0, seconds, round(rate * seconds)))
 
 
@@ -82,7 +80,7 @@ def test_a_slow_model_is_not_an_overload() -> None:
     assert first_told(planned, planned + 2.0, acceptable_seconds=2.0)[0] == np.inf
 
 
-def spikes(rate: float, seconds: float, seed: int = 0) -> Floats:
+def spikes(rate: float, seconds: float, seed: int = 0) -> FloatArray:
     arrivals = parse_arrivals(f"spike:8x:20%:{PERIOD:g}s")
     return arrivals.plan(rate, seconds, seed)
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scipy import special
 
+from objectives.arrays import FloatArray
 from objectives.confidence import (
     PRIOR_DEVIATION,
     PRIOR_FREEDOM,
-    FloatArray,
     MissCounts,
     ServerSpread,
     Verdict,

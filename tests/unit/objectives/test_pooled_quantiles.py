@@ -8,24 +8,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from ddsketch.pb import ddsketch_pb2
 
 from objectives import latency_sketch
+from objectives.arrays import FloatArray
 from objectives.confidence import ServerSpread
 from objectives.latency_sketch import RELATIVE_ACCURACY, SHORTEST_MS, count_over, parse_counts, sketch_latencies
 from objectives.metrics import Measurement
 from objectives.verdict import count_misses, latency_interval_ms, pool_measurements, pooled_quantile_ms
 
-Floats = npt.NDArray[np.float64]
 LEVELS = (0.5, 0.9, 0.95, 0.99)
 BOUND_MS = 20.0
 # largest relative error if only four quantiles per window are known; nothing is known below the median of a window
 WITH_QUANTILES_ONLY = {0.5: 0.15, 0.9: 0.05, 0.95: 0.05, 0.99: 0.05}
 
 
-def draw_windows(seed: int) -> list[Floats]:
+def draw_windows(seed: int) -> list[FloatArray]:
     """Return the latencies of windows that differ in size by 20 and in speed by 3."""
     rng = np.random.default_rng(seed)
     sizes = (200, 4000, 900, 2500, 1200, 400)
@@ -33,7 +32,7 @@ def draw_windows(seed: int) -> list[Floats]:
     return [rng.gamma(9.0, speed, size) for size, speed in zip(sizes, speeds, strict=True)]
 
 
-def measured(latencies_ms: Floats, *, sketched: bool) -> Measurement:
+def measured(latencies_ms: FloatArray, *, sketched: bool) -> Measurement:
     p50_ms, p90_ms, p95_ms, p99_ms = np.quantile(latencies_ms, LEVELS, method="inverted_cdf").tolist()
     mean_ms, requests = float(latencies_ms.mean()), len(latencies_ms)
     window = Measurement(100.0, mean_ms, p50_ms, p90_ms, p95_ms, p99_ms, requests=requests, stable=True)
@@ -43,7 +42,7 @@ def measured(latencies_ms: Floats, *, sketched: bool) -> Measurement:
     return replace(window, latency_sketch=sketch_latencies(latencies_ms), requests_over_ms=counts)
 
 
-def pooled_errors(own: Sequence[Floats], *, sketched: bool, method: str) -> list[float]:
+def pooled_errors(own: Sequence[FloatArray], *, sketched: bool, method: str) -> list[float]:
     windows = [measured(latencies_ms, sketched=sketched) for latencies_ms in own]
     true_ms = np.quantile(np.concatenate(own), LEVELS, method=method)  # type: ignore[call-overload]
     return [abs(pooled_quantile_ms(windows, level) / ms - 1) for level, ms in zip(LEVELS, true_ms, strict=True)]

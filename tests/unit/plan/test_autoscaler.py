@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from objectives.arrays import FloatArray
 from objectives.sla import Sla
 from optimizer.core.trial import Candidate
 from optimizer.plan.autoscaler import (
     MOST_STEPS,
     STEP_SECONDS,
-    Array,
     Autoscaler,
     AutoscalerTest,
     day_rates,
@@ -30,7 +30,9 @@ MEASURED = 90.0  # requests per second, the load that the target is a share of
 HOUR = 3600 // STEP_SECONDS
 
 
-def outcome(autoscaler: Autoscaler, rates: Array, measured_load: float = MEASURED, **more: bool) -> AutoscalerTest:
+def outcome(
+    autoscaler: Autoscaler, rates: FloatArray, measured_load: float = MEASURED, **more: bool
+) -> AutoscalerTest:
     times = ServiceTimes(np.array([[1 / CAPACITY]]))
     model = ServerModel(lambda _: times, 1, FittedOverheads(0.0, gap_s=0.0, wake_s=0.0, jitter=0.0))
     replica = Replica(Candidate(1), model, 1, Sla.from_bounds({"p95": 60.0}), estimate_slowness([0.0] * 8))
@@ -39,7 +41,7 @@ def outcome(autoscaler: Autoscaler, rates: Array, measured_load: float = MEASURE
     return simulate_autoscaler(autoscaler, fleet, Slowdown(), rates, measured_load, 2.0, **options)
 
 
-def jump(low: float, high: float) -> Array:
+def jump(low: float, high: float) -> FloatArray:
     """Return ten minutes at a low rate, then twenty at a high one."""
     return np.array([low] * (HOUR // 6) + [high] * (HOUR // 3))
 

@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.simulator.black_box_fit import DEVIATIONS, THROUGHPUT_ERROR, sample_parameters
 from optimizer.simulator.fitted_parameters import THREADS, ExecutionSettings, FittedOverheads
 from optimizer.simulator.metrics import ConfigurationLoad
-from optimizer.simulator.scenario import Array, ServiceTimes
+from optimizer.simulator.scenario import ServiceTimes
 from optimizer.simulator.server_model import ServerModel, fit, sample_models
 
 LATENCY = "latency-p95"
@@ -57,7 +58,7 @@ def samples(measured: Sequence[Point], seed: int = 0, count: int = COUNT) -> lis
     return sample_models(fit(measured, PROBLEM, LATENCY, seed), measured, PROBLEM, LATENCY, count)
 
 
-def throughputs(models: Sequence[ServerModel], cell: ConfigurationLoad) -> Array:
+def throughputs(models: Sequence[ServerModel], cell: ConfigurationLoad) -> FloatArray:
     return np.array([model.simulate([cell])[0].throughput_infer_per_s for model in models])
 
 
@@ -139,7 +140,7 @@ def test_samples_of_a_linear_simulation_have_the_exact_posterior() -> None:
 def test_eight_samples_take_few_simulations() -> None:
     calls = []
 
-    def simulate(vector: Array) -> Array:
+    def simulate(vector: FloatArray) -> FloatArray:
         calls.append(vector)
         return np.array([[-vector[0], np.logaddexp(vector[0], vector[3])]])
 

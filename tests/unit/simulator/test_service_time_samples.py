@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from objectives.arrays import FloatArray
 from objectives.batch_stats import BatchStatistic
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.simulator.calibration import Observation
 from optimizer.simulator.fitted_parameters import THREADS, ExecutionSettings, GroupServiceTimes
-from optimizer.simulator.scenario import Array
 from optimizer.simulator.service_time_samples import sample_service_times
 
 PROBLEM = Problem("m", SearchSpace((16,), (0,), ("none",), (1, 2, 4)), 1, 32, cpu_count=16)
@@ -38,7 +38,7 @@ def samples(
     return sample_service_times(groups, problem, 16, COUNT, seed)
 
 
-def seconds(result: Sequence[GroupServiceTimes], size: int, settings: ExecutionSettings = ALONE) -> Array:
+def seconds(result: Sequence[GroupServiceTimes], size: int, settings: ExecutionSettings = ALONE) -> FloatArray:
     """Return the time [samples] of a batch of ``size`` while all instances are busy."""
     return np.array([sample.times(settings).seconds[size - 1, settings[0] - 1] for sample in result])
 
