@@ -6,6 +6,7 @@ paths, which also work on GitHub. The build needs no network.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,19 @@ def _add_measurements(_app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += LIST_OF_MEASUREMENTS
 
 
+def _add_tasks(_app: Sphinx, page: str, source: list[str]) -> None:
+    """Append the pages of ``docs/README.md`` to the navigation, with one caption for each of its sections."""
+    if page != "docs/index":
+        return
+    _, *sections = (ROOT / "docs/README.md").read_text(encoding="utf-8").split("\n## ")
+    for section in sections:
+        pages = re.findall(r"\| \[([\w-]+)\.md\]\(\1\.md\) \|$", section, re.MULTILINE)
+        lines = (f":caption: {section.splitlines()[0]}", ":maxdepth: 1", "", *pages)
+        source[0] += "\n```{toctree}\n" + "\n".join(lines) + "\n```\n"
+
+
 def setup(app: Sphinx) -> None:
     """Connect the handlers."""
     app.connect("doctree-read", _show_folders_as_text)
     app.connect("source-read", _add_measurements)
+    app.connect("source-read", _add_tasks)

@@ -94,7 +94,7 @@ GUIDES: Final = {  # key of a profile -> the page that explains it
     "request.shapes": "input-data.md#sizes",
     "request.ranges": "input-data.md#generated-requests",
     "tokens": "streaming.md#lengths",
-    "space": "profile.md#the-derived-search-space",
+    "space": "search-space.md",
     "space.instance_group_gpus": "gpu.md#several-gpus",
     "space.server_cpus": "running.md#cpus",
     "space.server_processes": "server-processes.md",

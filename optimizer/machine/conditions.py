@@ -36,9 +36,9 @@ class CpuUsage:
     different processes.
 
     Attributes:
-        total: Of the observed CPUs, idle time included.
-        taken: Of the observed CPUs, used by processes or by other virtual machines (steal).
-        own: Of this run's processes, on any CPU.
+        total: CPU seconds of the observed CPUs, including idle time.
+        taken: CPU seconds of the observed CPUs that processes or other virtual machines (steal) used.
+        own: CPU seconds of this run's processes on any CPU.
     """
 
     total: float

@@ -444,7 +444,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         Option(
             "budget",
             _BUDGET,
-            "Wall time of the whole search: 5m, 90s",
+            "Wall time of the run: search (60 %) and confirmation (40 %); 5m, 90s",
             stored_as="budget_seconds",
             also="PR",
             is_common=True,
@@ -505,8 +505,8 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         Option(
             "cluster-cpus",
             _number("N", 1, values.LARGEST_COUNT),
-            "CPUs of each trial, which then gets no GPU",
-            default="one GPU, else a whole node",
+            "CPUs per trial; such trials use no GPU",
+            default="one GPU per trial, or a whole node without GPUs",
             also="P",
         ),
     ),
@@ -534,7 +534,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         Option(
             "log",
             _CHOICE,
-            "What is shown during the run on standard error: plain is a line for each trial",
+            "Progress on standard error: live display, plain (one line per trial) or none",
             stored_as="",
             default="live on a terminal, else plain",
             choices=LOGS,
