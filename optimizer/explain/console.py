@@ -65,10 +65,10 @@ def _print_subject(console: Console, explanation: Explanation) -> None:
     headline = summary.headline(outcome, problem)
     for line in wrap(headline, WIDTH):
         console.print(Text(line, formatting.VERDICT_STYLES[outcome.verdict]))
-    latency = problem.sla.judged_latency
+    latencies = problem.sla.bounded_latencies
     role = "recommended" if explanation.recommended else "closest"
     _sentences(console, f"{role}, trial {point.trial}: {formatting.configuration(point.candidate)}")
-    _sentences(console, f"measured: {point_values.measured_performance(outcome, point, latency)}")
+    _sentences(console, f"measured: {point_values.measured_performance(outcome, point, *latencies)}")
     if explanation.unfinished:
         _sentences(console, explanation.unfinished)
 
@@ -152,12 +152,12 @@ def _more_within(explanation: Explanation) -> Iterator[str]:
 
 def _measured(explanation: Explanation, point: Point) -> str:
     """Return a measurement with its intervals and its origin."""
-    outcome, latency = explanation.run.outcome, explanation.run.problem.sla.judged_latency
+    outcome, latencies = explanation.run.outcome, explanation.run.problem.sla.bounded_latencies
     assert outcome is not None
     origin = f"trial {point.trial}"
     if outcome.confirmation_of(point) is None:
         origin += ", one measurement of the search" + ("" if point.measurement.stable else ", unstable")
-    return f"{point_values.measured_performance(outcome, point, latency)}; {origin}"
+    return f"{point_values.measured_performance(outcome, point, *latencies)}; {origin}"
 
 
 def _next_load(forecast: Forecast, measured: Point | None, explanation: Explanation) -> str:
@@ -338,8 +338,8 @@ def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator
         yield "There is none: no other configuration met the SLA."
         return
     yield f"trial {runner_up.point.trial}: {formatting.configuration(runner_up.point.candidate)}"
-    latency = explanation.run.problem.sla.judged_latency
-    yield f"{formatting.performance(runner_up.point, latency)}{'' if runner_up.confirmed else ', in the search'}"
+    latencies = explanation.run.problem.sla.bounded_latencies
+    yield f"{formatting.performance(runner_up.point, *latencies)}{'' if runner_up.confirmed else ', in the search'}"
     if runner_up.confirmed is None:
         yield (
             f"It served {_less(runner_up.less)} than the recommendation in single measurements. It was not confirmed "

@@ -246,14 +246,16 @@ def bounds(sla: Sla) -> str:
     return " and ".join(map(bound, sla))
 
 
-def performance(point: Point, latency: str) -> str:
+def performance(point: Point, *latencies: str) -> str:
     """Return ``12,345 infer/s, p95 18.2 ms, concurrency 24``, or ``at 3,000 req/s`` in an open loop.
 
-    For a model that streams, the output tokens per second follow the throughput.
+    ``latencies`` are the names of the metrics that are shown. For a model that streams, the output tokens per second
+    follow the throughput.
     """
     has_tokens = point.measurement.output_tokens_per_sec is not None
     output = f", {value_of(point, OUTPUT_THROUGHPUT)}" if has_tokens else ""
-    figures = f"{value_of(point, 'throughput')}{output}, {short_metric(latency)} {value_of(point, latency)}"
+    times = "".join(f", {short_metric(latency)} {value_of(point, latency)}" for latency in latencies)
+    figures = f"{value_of(point, 'throughput')}{output}{times}"
     if point.load.request_rate:
         return f"{figures}, at {load(point.load)}"
     return f"{figures}, concurrency {load(point.load)}"

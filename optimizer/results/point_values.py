@@ -33,18 +33,19 @@ def estimate(outcome: Outcome, point: Point, metric: str) -> str:
     return formatting.estimate(value, interval(outcome, point, metric), measured.unit)
 
 
-def measured_performance(outcome: Outcome, point: Point, latency: str) -> str:
+def measured_performance(outcome: Outcome, point: Point, *latencies: str) -> str:
     """Return a measurement with its confidence intervals, such as ``18,400 ± 2,000 infer/s, p95 18.3 ± 1.1 ms, …``.
 
     A measurement of the search has no intervals.
     """
     if outcome.confirmation_of(point) is None:
-        return formatting.performance(point, latency)
+        return formatting.performance(point, *latencies)
     tokens = formatting.OUTPUT_THROUGHPUT if point.measurement.output_tokens_per_sec is not None else ""
     values = [estimate(outcome, point, metric) for metric in ("throughput", tokens) if metric]
+    values += [f"{formatting.short_metric(latency)} {estimate(outcome, point, latency)}" for latency in latencies]
     load = formatting.load(point.load)
     at = f"at {load}" if point.load.request_rate else f"concurrency {load}"
-    return f"{', '.join(values)}, {formatting.short_metric(latency)} {estimate(outcome, point, latency)}, {at}"
+    return f"{', '.join(values)}, {at}"
 
 
 def interval(outcome: Outcome, point: Point, metric: str) -> ConfidenceInterval | None:

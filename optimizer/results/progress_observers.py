@@ -50,7 +50,6 @@ class PlainObserver(QuietObserver):
     def __init__(self, console: Console, problem: Problem, budget: Budget) -> None:
         self._console, self._problem, self._budget = console, problem, budget
         self._started = time.monotonic()
-        self._latency = problem.sla.judged_latency
         self._roles: dict[int, str] = {}  # roles of running trials, by number
         self._servers: dict[int, int] = {}  # newest fresh server that was shown, by trial
 
@@ -97,7 +96,7 @@ class PlainObserver(QuietObserver):
     def _point_figures(self, point: Point) -> str:
         if point.measurement.throughput_infer_per_sec is None:
             return point.measurement.reason or "no figures"
-        return formatting.performance(point, self._latency)
+        return formatting.performance(point, *self._problem.sla.bounded_latencies)
 
     def _print_line(self, line: str) -> None:
         elapsed = formatting.clock(time.monotonic() - self._started)

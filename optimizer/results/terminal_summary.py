@@ -95,7 +95,7 @@ def print_best_so_far(console: Console, outcome: Outcome, problem: Problem, *, r
     best = outcome.recommended
     goal = formatting.bounds(problem.sla)
     if best is not None:
-        figures = formatting.performance(best, problem.sla.judged_latency)
+        figures = formatting.performance(best, *problem.sla.bounded_latencies)
         print_wrapped(console, "best so far", figures)
         print_wrapped(console, "", formatting.configuration(best.candidate))
     else:
@@ -114,7 +114,7 @@ def _print_answer(console: Console, outcome: Outcome, problem: Problem) -> None:
 
 
 def _print_closest(console: Console, closest: Point, problem: Problem) -> None:
-    figures = formatting.performance(closest, problem.sla.judged_latency)
+    figures = formatting.performance(closest, *problem.sla.bounded_latencies)
     print_wrapped(console, "closest", f"{figures} (trial {closest.trial})")
     print_wrapped(console, "", formatting.configuration(closest.candidate))
     print_line(console)

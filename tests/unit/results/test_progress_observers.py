@@ -129,7 +129,7 @@ class TestPlain:
         problem = replace(run.problem, sla=Sla.from_bounds({"p95": 20.0, "p99": 40.0}))
         with PlainObserver(Console(file=text, width=80), problem, Budget(240.0, clock=lambda: 0.0)) as observer:
             observer.trial_finished(replace(trial, measurements=((load, slow),)), None)
-        assert "p95 15.0 ms, concurrency 4, misses p99 <= 40 ms; " in text.getvalue().replace(
+        assert "p95 15.0 ms, p99 50.0 ms, concurrency 4, misses p99 <= 40 ms; " in text.getvalue().replace(
             f"concurrency {load.concurrency},", "concurrency 4,"
         )
 
