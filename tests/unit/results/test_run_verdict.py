@@ -281,10 +281,13 @@ def slow(p95_ms: float, slowness: float, throughput: float = 1000.0) -> Measurem
 
 
 def drifted(*best: Measurement, confirmed: Sequence[Measurement] = ()) -> Outcome:
-    """Return the outcome of a run whose best candidate shows ``best``, on a machine that is slow for a time."""
+    """Return the outcome of a run whose best candidate shows ``best``, on a machine that is slow for a time.
+
+    The slow time lasts for several deployments, so that the speed probe is reliable.
+    """
     others = [
-        Trial(n, replace(PLAIN, max_batch_size=n), ((LOAD, slow(30.0, 1.4 if n == 4 else 1.0, 500.0)),))
-        for n in range(2, 5)
+        Trial(n, replace(PLAIN, max_batch_size=n), ((LOAD, slow(30.0, 1.4 if n < 10 else 1.0, 500.0)),))
+        for n in range(2, 30)
     ]
     confirmations = tuple(Confirmation(n, LOAD, window, ERROR) for n, window in enumerate(confirmed))
     loads = tuple((LoadPoint(1, concurrency=8 + n), window) for n, window in enumerate(best))
