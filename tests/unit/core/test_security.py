@@ -305,7 +305,7 @@ def test_the_cells_of_a_table_are_shown_harmlessly(tmp_path: Path) -> None:
 def test_many_blanks_are_refused(parse: object) -> None:
     """A regular expression with quadratic time would exceed the time limit."""
     for text in ("1" + " " * 1_000_000 + "x", " " * 1_000_000, "9" * 1_000_000):
-        with pytest.raises(ValueError, match=r"^write a positive "):
+        with pytest.raises(ValueError, match="write a positive "):
             parse(text)  # type: ignore[operator]
 
 

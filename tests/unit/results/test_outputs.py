@@ -441,7 +441,7 @@ class TestHtml:
         assert f"tune verify {tmp_path}/dlrm/1 --budget 3m" in page
         for text in ("not confirmed", "out of [memory]", "perf_analyzer timed out", "1,234,567", NOTE, "--sla-p95"):
             assert text in page
-        assert page.count('role="img"') == page.count("<desc id=") == page.count("<figure>") == 3
+        assert page.count('role="img"') == page.count("<desc id=") == 2 * page.count("<figure>") == 6
 
     def test_it_shows_the_verdict(self, tmp_path: Path) -> None:
         trials = confirmed(15.0)
@@ -497,11 +497,15 @@ class TestHtml:
     def test_the_plots_show_values_on_hover(self, tmp_path: Path) -> None:
         def titles(trials: Sequence[Trial]) -> dict[str, list[str]]:
             page = self.page(tmp_path, outcome(trials), trials)
-            plots = {
-                re.findall('id="run-1-([a-z]+)-title"', svg)[0]: svg
-                for svg in re.findall("<svg.*?</svg>", page, re.S)
-            }
-            return {name: re.findall("<title>([^<]+)</title>", svg) for name, svg in plots.items()}
+            wide, narrow = (
+                {
+                    re.findall('id="run-1-([a-z]+)', svg)[0]: re.findall("<title>([^<]+)</title>", svg)
+                    for svg in re.findall(f'<svg [^>]*class="plot {kind}".*?</svg>', page, re.S)
+                }
+                for kind in ("wide", "narrow")
+            )
+            assert wide == narrow
+            return wide
 
         more = {**dict.fromkeys(tables.STAGES, 1.0), "batch_stats": "16:30:1000 32:10:1000"}
         points = (2, measured(2000, 10.0, **more)), (4, measured(3000, 19.0, **more))
