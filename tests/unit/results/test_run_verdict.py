@@ -286,7 +286,7 @@ def drifted(*best: Measurement, confirmed: Sequence[Measurement] = ()) -> Outcom
     The slow time lasts for several deployments, so that the speed probe is reliable.
     """
     others = [
-        Trial(n, replace(PLAIN, max_batch_size=n), ((LOAD, slow(30.0, 1.4 if n < 10 else 1.0, 500.0)),))
+        Trial(n, replace(PLAIN, max_batch_size=32 + n), ((LOAD, slow(30.0, 1.4 if n < 10 else 1.0, 500.0)),))
         for n in range(2, 30)
     ]
     confirmations = tuple(Confirmation(n, LOAD, window, ERROR) for n, window in enumerate(confirmed))

@@ -316,10 +316,12 @@ def slowed(one: Trial, factor: float, *, probed: bool = True) -> Trial:
 
 def test_a_change_of_speed_that_the_probe_shows_changes_no_prediction() -> None:
     candidate, on_cpus = Candidate(8, True, 500), replace(problem(), cpu_count=2)
-    trials = [trial(n, c, 4, 16, counted=False) for n, c in enumerate((Candidate(32, True), candidate, Candidate(8)))]
+    fast = *(Candidate(size, True) for size in (32, 16, 4)), *(Candidate(size) for size in (8, 32, 16, 4))
+    slow = candidate, Candidate(8, True), Candidate(16, True, 500)
+    trials = [trial(n, c, 4, 16, counted=False) for n, c in enumerate((*fast, *slow))]
 
     def predicted(factor: float, *, probed: bool = True) -> float:
-        factors = (1.0, factor, 1.0)
+        factors = [1.0] * len(fast) + [factor] * len(slow)
         own = [slowed(one, by, probed=probed) for one, by in zip(trials, factors, strict=True)]
         return float(forecast(on_cpus, own, [(candidate, 16)])[0][0])
 

@@ -155,8 +155,8 @@ def test_without_statistics_samples_promise_different_gains_where_nothing_was_me
 
 def test_a_slow_machine_is_forecast_to_serve_less() -> None:
     """The machine is at its median speed in the first forecast, and slower by a fifth in the second."""
-    trials = [trial(0, Candidate(1), 4, probe_ms=80.0), trial(1, BATCHED, 4, 16, probe_ms=110.0)]
-    trials += [trial(2, Candidate(8, True), 8, probe_ms=100.0)]
+    trials = [trial(0, Candidate(1), 4, probe_ms=80.0), trial(1, Candidate(8, True), 8, probe_ms=100.0)]
+    trials += [trial(2, BATCHED, 4, 16, probe_ms=110.0)]
     surrogate, slope = fit_surrogate(PROBLEM, trials), fit_speed_correction(trials, PROBLEM).slope
     assert slope > 0.2
     (usual, latency), (slow, slow_latency) = (
