@@ -259,10 +259,10 @@ class RunRecord:
 
         ``document`` is what ``write`` returned.
         """
-        from optimizer.results.report.write import write_page
-
-        compared = self.task.baseline, self.task.dynamic_batching
         with interrupts.deferred():
+            from optimizer.results.report.write import write_page  # takes a second
+
+            compared = self.task.baseline, self.task.dynamic_batching
             info = self.folder.read_info()
             write_page(
                 FinishedRun(

@@ -77,7 +77,7 @@ REFUSED_RUNS = {
     "a storage behind the folder": (
         record(storage="run/../other.journal"),
         "verify run",
-        ("--resume run: ", "outside its folder", "give --storage run/../other.journal"),
+        ("verify run: ", "outside its folder", "give --storage run/../other.journal"),
     ),
     "a database server": (
         record(storage="postgresql://me@host/db"),
@@ -98,7 +98,7 @@ REFUSED_RUNS = {
     "an address that was not given": (
         record(target="remote", url="h:1", headers=["a:$SECRET"]),
         "verify run --target remote",
-        ("--resume run: run.json was not written by your tune", "add --url h:1 --header 'a:$SECRET'"),
+        ("verify run: run.json was not written by your tune", "add --url h:1 --header 'a:$SECRET'"),
     ),
     "an address of a separate test that was not given": (
         record(target="remote", url="h:1"),
@@ -120,7 +120,7 @@ REFUSED_RUNS = {
         "--resume run",
         ("--resume run: run.json was not written by your tune", "add run"),
     ),
-    "another model for a test": (record(), "verify run mlp", ("--resume run", "'mlp'", "out")),
+    "another model for a test": (record(), "verify run mlp", ("verify run", "'mlp'", "out")),
     "a redacted password": (
         record(storage="postgresql://u:***@host/db"),
         "--resume run",
