@@ -93,7 +93,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Method:
-    """What the search sees and does."""
+    """A search: the measurements of the machine that it reads, and its number of control measurements."""
 
     name: str
     sees_probe: bool = True

@@ -267,7 +267,7 @@ class SpeedProbe:
 
 @dataclass
 class SpeedLog:
-    """Probes of the machine's speed, taken beside the idle server before and after each measurement.
+    """Probes of the machine's speed, taken while a server is idle, before its first load.
 
     ``seconds`` runs one probe and returns its time.
     """

@@ -118,8 +118,8 @@ class Confirmed:
     ``throughput`` and ``latency_ms`` are confidence intervals at the run's confidence; ``latency`` names the metric
     of the latter. ``point`` pools the windows that count. ``error`` is the error probability of the test; 0 for a
     comparison. ``agreement`` says whether perf_analyzer measured the same; None if it did not measure next to another
-    load generator. ``further`` has the intervals of the other bounded latencies by metric and, for a model that
-    streams, of the output tokens per second. ``sla`` is the SLA of the verdict.
+    load generator. ``other_intervals`` has the intervals of the other bounded latencies by metric and, for a model
+    that streams, of the output tokens per second. ``sla`` is the SLA of the verdict.
     """
 
     point: Point
@@ -131,12 +131,12 @@ class Confirmed:
     latency_ms: ConfidenceInterval
     error: float = 0.0
     agreement: Agreement | None = None
-    further: Mapping[str, ConfidenceInterval] = field(default_factory=dict)
+    other_intervals: Mapping[str, ConfidenceInterval] = field(default_factory=dict)
     sla: Sla = field(default_factory=Sla)
 
     def interval(self, metric: str) -> ConfidenceInterval | None:
         """Return the confidence interval of ``metric``; None if it was not estimated."""
-        return {**self.further, "throughput": self.throughput, self.latency: self.latency_ms}.get(metric)
+        return {**self.other_intervals, "throughput": self.throughput, self.latency: self.latency_ms}.get(metric)
 
     @property
     def disturbance(self) -> str:
@@ -583,18 +583,18 @@ def _judge_confirmation(
         _latency_interval_ms(counted, latency, judged, problem, spreads),
         error,
         load_agreement(trial, load, problem),
-        _further_intervals(counted, judged, problem, spreads),
+        _other_intervals(counted, judged, problem, spreads),
         problem.sla,
     )
 
 
-def _further_intervals(
+def _other_intervals(
     servers: Sequence[Sequence[Measurement]],
     judged: SlaVerdict,
     problem: Problem,
     spreads: Mapping[str, ServerSpread],
 ) -> dict[str, ConfidenceInterval]:
-    """Return ``Confirmed.further``."""
+    """Return ``Confirmed.other_intervals``."""
     confidence, output = problem.confidence, "output-throughput"
     latencies = {bound.metric for bound in problem.sla.latencies} - {problem.sla.judged_latency}
     intervals = {

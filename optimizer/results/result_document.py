@@ -182,9 +182,9 @@ def confirmation(confirmed: Confirmed) -> dict[str, object]:
         "latency": confirmed.latency,
         "latency_ms": [_known(confirmed.latency_ms.low), _known(confirmed.latency_ms.high)],
         "other_latencies_ms": _bounds_of(
-            {name: own for name, own in confirmed.further.items() if METRICS[name].timing}
+            {name: own for name, own in confirmed.other_intervals.items() if METRICS[name].timing}
         ),
-        **({"streaming": _bounds_of(confirmed.further)} if confirmed.point.measurement.is_streamed else {}),
+        **({"streaming": _bounds_of(confirmed.other_intervals)} if confirmed.point.measurement.is_streamed else {}),
         "perf_analyzer": _agreement(confirmed.agreement) if confirmed.agreement else None,
     }
 

@@ -323,7 +323,7 @@ def confirmed_intervals(confirmed: Confirmed) -> list[str]:
     if (tokens := confirmed.interval(formatting.OUTPUT_THROUGHPUT)) is not None:
         throughputs[formatting.OUTPUT_THROUGHPUT] = tokens
     texts = [formatting.interval(METRICS[metric], own) for metric, own in throughputs.items()]
-    latencies = {confirmed.latency: confirmed.latency_ms, **confirmed.further}
+    latencies = {confirmed.latency: confirmed.latency_ms, **confirmed.other_intervals}
     return texts + [
         f"{formatting.short_metric(metric)} {formatting.interval(METRICS[metric], own)}"
         for metric, own in latencies.items()

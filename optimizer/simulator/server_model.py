@@ -90,8 +90,8 @@ class ServerModel:
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[SimulationResult]:
         """Return the simulated performance of each (candidate, concurrency).
 
-        Of several server processes one is simulated, with its share of the load. A cell that occurs several times, as
-        of a candidate that was deployed again, is simulated once.
+        Of several server processes one is simulated, with its share of the load. A cell that occurs several times,
+        for example because a candidate was deployed again, is simulated once.
         """
         distinct = list(dict.fromkeys(cells))
         if len(distinct) < len(cells):
@@ -139,7 +139,7 @@ class ServerModel:
         return np.asarray(np.nan_to_num(np.array(shares)))
 
     def measure(self, cells: Sequence[ConfigurationLoad]) -> list[Measurement]:
-        """Return what a load generator and the server's statistics would report of each (candidate, concurrency)."""
+        """Return the simulated report of a load generator and of the server for each (candidate, concurrency)."""
         jitter, gaps_s = self._random_rings()
         traces = [trace(scenario, jitter=jitter, gaps_s=gaps_s) for scenario in self._scenarios(cells)]
         return [

@@ -15,10 +15,10 @@ def start_line(action: str, problem: Problem, options: RunOptions, seconds: floa
     limit = f"for at most {formatting.clock(seconds)} minutes"
     if options.max_trials is not None:
         limit += f" and {formatting.count(options.max_trials, 'trial')}"
-    return f"{action} {problem.model} on {server(options)}, {limit}: {goal(problem)}; results in {folder}"
+    return f"{action} {problem.model} on {describe_server(options)}, {limit}: {goal(problem)}; results in {folder}"
 
 
-def server(options: RunOptions) -> str:
+def describe_server(options: RunOptions) -> str:
     """Return the server that is measured, in words."""
     if options.cluster is not None:
         return f"{options.target} servers of a cluster"

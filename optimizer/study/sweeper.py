@@ -38,7 +38,7 @@ from optimizer.study import sweep_output
 from optimizer.study.environment import Environment
 from optimizer.study.model_finder import sizes_given_twice, trace_sizes
 from optimizer.study.option_check import check_server_processes
-from optimizer.study.start_line import server
+from optimizer.study.start_line import describe_server
 from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, configurations, sweep_cells
 from optimizer.study.task import Task, check_settings
 from optimizer.study.trial_runner import CandidateMeasurer, CrashRetry
@@ -203,7 +203,7 @@ def sweep(
             sweep_output.write(folder, sweep_output.document("running", facts, [], notes, stopwatch.wall_seconds()))
             try:
                 loads = formatting.count(len(plan), "measurement")
-                say(f"sweeping {problem.model} on {server(options)}: {loads}; results in {folder.path}")
+                say(f"sweeping {problem.model} on {describe_server(options)}: {loads}; results in {folder.path}")
                 with environment.closed_at_end():
                     target = environment.make_target(task, folder)
                     target.start()
