@@ -1,8 +1,8 @@
 """Correction of the search's measurements for the speed that the machine had, and for disturbances.
 
 The speed of a machine changes during a search, and configurations are compared across minutes. The speed probe, taken
-while the server is idle, is a covariate (analysis of covariance, Fisher 1932): throughput and latency are corrected to
-the median probe of the run. Stored measurements stay as they were measured.
+while the server is idle, is a covariate (analysis of covariance, Fisher 1932): throughput and latency are corrected
+to the median probe of the run. Stored measurements stay as they were measured.
 """
 
 from __future__ import annotations
