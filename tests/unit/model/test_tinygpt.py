@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -144,21 +146,30 @@ def test_steps_with_the_cache_equal_one_pass(session: Any, weights: dict[str, Ar
 # -- continuous batching --------------------------------------------------------------------------------------------
 
 
-class RecordingClient:
-    """Keeps the responses to a request."""
+PATIENCE_SECONDS = 240.0  # the processor may serve other processes first
 
-    def __init__(self) -> None:
+
+class RecordingClient:
+    """Keeps the responses to a request. With ``is_held``, the scheduler's thread waits at its first token."""
+
+    def __init__(self, *, is_held: bool = False) -> None:
         self.tokens: list[int] = []
         self.error = ""
         self.cancelled = False
         self.ended = threading.Event()
+        self.ended_seconds = 0.0
         self.begun = threading.Event()
+        self.may_go_on = threading.Event()
+        if not is_held:
+            self.may_go_on.set()
 
     def send(self, token: int, *, is_last: bool) -> None:
         assert not self.ended.is_set()
         self.tokens.append(token)
         self.begun.set()
+        assert self.may_go_on.wait(PATIENCE_SECONDS)
         if is_last:
+            self.ended_seconds = time.perf_counter()
             self.ended.set()
 
     def fail(self, message: str) -> None:
@@ -170,8 +181,11 @@ class RecordingClient:
         return self.cancelled
 
     def wait(self) -> list[int]:
-        assert self.ended.wait(30)
+        assert self.ended.wait(PATIENCE_SECONDS)
         return self.tokens
+
+    def wait_for_first_token(self) -> None:
+        assert self.begun.wait(PATIENCE_SECONDS)
 
 
 def prompts(count: int, seed: int = 0) -> list[Array]:
@@ -224,29 +238,32 @@ def scheduler(session: Any) -> Any:
     made.stop()
 
 
-def submit(scheduler: Scheduler, prompt: Array, wanted: int) -> RecordingClient:
-    client = RecordingClient()
+def submit(scheduler: Scheduler, prompt: Array, wanted: int, *, is_held: bool = False) -> RecordingClient:
+    client = RecordingClient(is_held=is_held)
     scheduler.submit(Generation(prompt, wanted, client))
     return client
 
 
 def test_a_short_request_ends_before_a_long_one_that_came_first(session: Any, scheduler: Scheduler) -> None:
     prompt = np.arange(5)
-    long = submit(scheduler, prompt, POSITIONS - 5)
-    assert long.begun.wait(30)
+    long = submit(scheduler, prompt, POSITIONS - 5, is_held=True)
+    long.wait_for_first_token()
     short = [submit(scheduler, prompt, 2) for _ in range(3)]
+    long.may_go_on.set()
     alone = generate(RunningBatch(session, 1), [(prompt, 2)])[0]
     assert [client.wait() for client in short] == [alone] * 3
-    assert not long.ended.is_set()
     assert len(long.wait()) == POSITIONS - 5
+    assert all(client.ended_seconds < long.ended_seconds for client in short)
 
 
 def test_cancelled_requests_leave_their_slots(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tinygpt_serve, "CANCELLATION_SECONDS", 0.0)
-    running = [submit(scheduler, np.arange(5), POSITIONS - 5) for _ in range(2)]
+    running = [submit(scheduler, np.arange(5), POSITIONS - 5, is_held=True) for _ in range(2)]
     waiting = submit(scheduler, np.arange(5), 4)
     for client in (*running, waiting):
         client.cancelled = True
+    for client in running:
+        client.may_go_on.set()
     last = submit(scheduler, np.arange(5), 3)
     assert len(last.wait()) == 3
     for client in (*running, waiting):
@@ -257,9 +274,14 @@ def test_cancelled_requests_leave_their_slots(scheduler: Scheduler, monkeypatch:
 
 def test_unfinished_requests_get_an_error_at_the_end(session: Any) -> None:
     scheduler = Scheduler(RunningBatch(session, 1), pytest.fail)
-    clients = [submit(scheduler, np.arange(5), POSITIONS - 5) for _ in range(2)]
-    assert clients[0].begun.wait(30)
-    scheduler.stop()
+    clients = [submit(scheduler, np.arange(5), POSITIONS - 5, is_held=True) for _ in range(2)]
+    clients[0].wait_for_first_token()
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(scheduler.stop)
+        while not scheduler._is_stopping:
+            time.sleep(0.001)
+        clients[0].may_go_on.set()
+        stopping.result()
     assert [client.error for client in clients] == ["the model is unloaded"] * 2
 
 
