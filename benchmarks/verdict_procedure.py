@@ -275,15 +275,13 @@ class SimulatedConfirmation:
         compared = others[:affordable]
         groups = [self.group() for _ in compared]
         for _ in range(COMPARED_SERVERS if compared else 0):
-            tests.deploy(first)
+            tests.deploy()
             for own, other in zip(groups, compared, strict=True):
                 own.append(self.machine.measure(other.configuration, self.in_flight[first]))
         expected = [other.correct(first, own) for other, own in zip(compared, groups, strict=True)]
         self.competing = [tests, compared[int(np.argmax(expected))] if expected else others[0]]
-        before = -1.0
-        while self.machine.seconds > before and (chosen := self.chosen()) is not None:
-            before = self.machine.seconds
-            chosen.sequence.run(chosen)
+        while (chosen := self.chosen()) is not None:
+            chosen.deploy()
 
     def left_seconds(self) -> float:
         """Return the time until the confirmation has to end."""
@@ -297,7 +295,7 @@ class SimulatedConfirmation:
 
 @dataclass
 class SimulatedTests:
-    """The tests of one configuration, see ``LoadTester``. ``speed`` is the measured one over the average one."""
+    """The tests of one configuration, see ``LoadResults``. ``speed`` is the measured one over the average one."""
 
     confirmation: SimulatedConfirmation
     configuration: Configuration
@@ -340,15 +338,15 @@ class SimulatedTests:
 
     def state(self) -> CandidateState:
         """Return how far the tests are."""
-        load = self.sequence.current
+        load = self.sequence.next_load(self)
         if load is None:
-            return CandidateState(self.served(), None)
-        look = next((look for look in LOOKS if look > self.servers(load)), math.inf)
-        if look - self.servers(load) > self.possible_servers():
             return CandidateState(self.served(), None)
         return CandidateState(self.served(), self.throughput(load), is_begun=load in self.measured)
 
-    def deploy(self, load: int) -> bool:
+    def deploy(self) -> None:
+        """Measure one more fresh server at the current load."""
+        load = self.sequence.current
+        assert load is not None
         if load not in self.measured:
             self.measured[load] = self.confirmation.group()
         machine, servers = self.confirmation.machine, self.servers(load)
@@ -356,7 +354,6 @@ class SimulatedTests:
         windows = with_windows(TESTED, missing, self.confirmation.left_seconds()).windows
         self.measured[load].append(machine.measure(self.configuration, self.confirmation.in_flight[load], windows))
         machine.seconds += CROSS_CHECK_SECONDS
-        return True
 
     def servers(self, load: int) -> int:
         return len(self.measured.get(load, ()))
@@ -377,9 +374,6 @@ class SimulatedTests:
         misses = counts(own, self.confirmation.in_flight[load], log_bound)
         judged = judge_share(misses, ALLOWED, spread, error, most_servers)
         return LoadJudgement(judged.verdict, judged.is_promising, judged.excess)
-
-    def is_worth_testing(self, load: int) -> bool:
-        return self.confirmation.chosen() is self
 
 
 def _speed(servers: list[Server]) -> float:

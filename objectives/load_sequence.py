@@ -42,12 +42,8 @@ class LoadJudgement:
     excess: float
 
 
-class LoadTester(Protocol):
-    """Measures one configuration on fresh servers at loads that are numbered from 0, ascending."""
-
-    def deploy(self, load: int) -> bool:
-        """Measure one more fresh server at this load. Return False if that cannot be done."""
-        ...
+class LoadResults(Protocol):
+    """What was measured of one configuration on fresh servers, at loads that are numbered from 0, ascending."""
 
     def servers(self, load: int) -> int:
         """Return the number of servers that were measured at this load."""
@@ -59,10 +55,6 @@ class LoadTester(Protocol):
 
     def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
         """Return the verdict on this load, whose test errs with ``error`` and can have ``most_servers`` servers."""
-        ...
-
-    def is_worth_testing(self, load: int) -> bool:
-        """Return whether to test this load after a decided one; not if another configuration is next."""
         ...
 
 
@@ -121,29 +113,25 @@ class LoadSequence:
             if self.current != load or not math.isclose(error, self.current_error):
                 raise ValueError(f"the test of load {load} with error {error:g} is not one of this sequence")
 
-    def run(self, tester: LoadTester) -> None:
-        """Test loads until no other can pass, the time is over or another configuration is next.
+    def next_load(self, results: LoadResults) -> int | None:
+        """Return the load that needs another server; None if no load can pass in the time that is left.
 
-        A load is given up between the planned looks as well, which errs on the safe side. Servers that were measured
-        before, such as those of an interrupted run, count.
+        Tests that ``results`` decide are ended first. A load is given up between the planned looks as well, which
+        errs on the safe side. Servers that were measured before, such as those of an interrupted run, count.
         """
-        judged_servers: dict[int, int] = {}
         while self.current is not None:
-            load, servers = self.current, tester.servers(self.current)
-            if servers and judged_servers.get(load) != servers:
-                judged_servers[load] = servers
-                judged = tester.judge(load, self.current_error, servers + tester.possible_servers())
+            load, servers = self.current, results.servers(self.current)
+            if servers:
+                judged = results.judge(load, self.current_error, servers + results.possible_servers())
                 if judged.verdict is Verdict.PASS and servers in LOOKS:
                     self.finish_passed(judged.excess)
                 elif judged.verdict is not Verdict.PASS and not judged.is_promising:
                     self.finish_failed(judged.excess)
                 if self.current != load:
-                    if self.current is not None and not tester.is_worth_testing(self.current):
-                        return
                     continue
             look = next((look for look in LOOKS if look > servers), None)
-            if look is None or look - servers > tester.possible_servers() or not tester.deploy(load):
-                return
+            return load if look is not None and look - servers <= results.possible_servers() else None
+        return None
 
     def finish_passed(self, excess: float) -> None:
         """End the test of the current load with a PASS.

@@ -29,7 +29,7 @@ def sequence_of(predicted: tuple[float, ...] = PREDICTED, gain: float = 1.1) -> 
 
 
 @dataclass
-class ScriptedTester:
+class ScriptedResults:
     """Answers by a function of the load and the number of servers at planned looks; records what was deployed."""
 
     answer: Callable[[int, int], LoadJudgement]
@@ -37,10 +37,11 @@ class ScriptedTester:
     deployed: list[int] = field(default_factory=list)
     errors: list[tuple[int, float]] = field(default_factory=list)
 
-    def deploy(self, load: int) -> bool:
-        self.deployed.append(load)
-        self.possible -= 1
-        return True
+    def measure(self, sequence: LoadSequence) -> None:
+        """Measure servers until the sequence needs no other."""
+        while (load := sequence.next_load(self)) is not None:
+            self.deployed.append(load)
+            self.possible -= 1
 
     def servers(self, load: int) -> int:
         return self.deployed.count(load)
@@ -51,11 +52,9 @@ class ScriptedTester:
     def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
         if self.servers(load) not in LOOKS:
             return judged(Verdict.UNDECIDED, promising=True)
-        self.errors.append((load, error))
+        if (load, error) not in self.errors:
+            self.errors.append((load, error))
         return self.answer(load, self.servers(load))
-
-    def is_worth_testing(self, load: int) -> bool:
-        return True
 
 
 def judged(verdict: Verdict, *, promising: bool = False, excess: float = 0.1) -> LoadJudgement:
@@ -70,9 +69,9 @@ def test_the_first_load_is_predicted_to_be_inside_the_bound_by_a_margin() -> Non
 
 
 def test_a_pass_hands_its_error_on_to_a_higher_load() -> None:
-    tester = ScriptedTester(lambda load, _: judged(Verdict.PASS if load < 4 else Verdict.FAIL))
+    tester = ScriptedResults(lambda load, _: judged(Verdict.PASS if load < 4 else Verdict.FAIL))
     sequence = sequence_of()
-    sequence.run(tester)
+    tester.measure(sequence)
     assert tester.errors == [(2, 0.005), (3, 0.005), (4, 0.005)]
     assert sequence.passed == 3
     assert tester.deployed == [2] * LOOKS[0] + [3] * LOOKS[0] + [4] * LOOKS[0]
@@ -82,27 +81,27 @@ def test_after_a_pass_far_inside_the_bound_loads_that_would_pass_as_well_are_ski
     def answer(load: int, _: int) -> LoadJudgement:
         return judged(Verdict.FAIL, excess=0.1) if load == 4 else judged(Verdict.PASS, excess=-0.3)
 
-    tester = ScriptedTester(answer)
+    tester = ScriptedResults(answer)
     sequence = sequence_of()
-    sequence.run(tester)
+    tester.measure(sequence)
     assert tester.errors == [(2, 0.005), (4, 0.005), (3, 0.0025)], "then one between them, with a reserved share"
     assert sequence.passed == 3
 
 
 def test_after_a_pass_a_load_that_serves_hardly_more_is_skipped() -> None:
-    tester = ScriptedTester(lambda *_: judged(Verdict.PASS))
+    tester = ScriptedResults(lambda *_: judged(Verdict.PASS))
     sequence = LoadSequence(PREDICTED, (100, 120, 140, 142, 150), 0.01)
-    sequence.run(tester)
+    tester.measure(sequence)
     assert [load for load, _ in tester.errors] == [2, 4]
     saturated = LoadSequence(PREDICTED, (100, 120, 140, 141, 142), 0.01)
-    saturated.run(tester)
+    tester.measure(saturated)
     assert saturated.passed == 2
 
 
 def test_lower_loads_after_failures_spend_reserved_shares_of_the_error() -> None:
-    tester = ScriptedTester(lambda *_: judged(Verdict.UNDECIDED, excess=0.0))
+    tester = ScriptedResults(lambda *_: judged(Verdict.UNDECIDED, excess=0.0))
     sequence = sequence_of((-0.9, -0.8, -0.7, -0.6, -0.5))
-    sequence.run(tester)
+    tester.measure(sequence)
     assert [error for _, error in tester.errors] == [0.005, 0.0025, 0.000625]
     assert [load for load, _ in tester.errors] == [4, 3, 2]
     assert sequence.passed is None
@@ -111,36 +110,35 @@ def test_lower_loads_after_failures_spend_reserved_shares_of_the_error() -> None
 
 
 def test_the_next_lower_load_is_predicted_to_be_faster_by_the_excess() -> None:
-    tester = ScriptedTester(lambda load, _: judged(Verdict.FAIL if load == 2 else Verdict.PASS, excess=0.3))
+    tester = ScriptedResults(lambda load, _: judged(Verdict.FAIL if load == 2 else Verdict.PASS, excess=0.3))
     sequence = sequence_of()
-    sequence.run(tester)
+    tester.measure(sequence)
     assert [load for load, _ in tester.errors] == [2, 0, 1], "a load that failed is not tested again"
     assert sequence.passed == 1
 
 
 def test_an_undecided_load_is_measured_on_more_servers_while_it_is_promising() -> None:
-    tester = ScriptedTester(
+    tester = ScriptedResults(
         lambda _, servers: judged(Verdict.PASS) if servers >= LOOKS[2] else judged(Verdict.UNDECIDED, promising=True)
     )
     sequence = sequence_of(PREDICTED[:3])
-    sequence.run(tester)
+    tester.measure(sequence)
     assert tester.servers(2) == LOOKS[2]
     assert sequence.passed == 2
 
 
 def test_the_sequence_ends_when_the_time_allows_no_further_look() -> None:
-    tester = ScriptedTester(lambda *_: judged(Verdict.UNDECIDED, promising=True), possible=LOOKS[0] + 1)
+    tester = ScriptedResults(lambda *_: judged(Verdict.UNDECIDED, promising=True), possible=LOOKS[0] + 1)
     sequence = sequence_of()
-    sequence.run(tester)
+    tester.measure(sequence)
     assert tester.servers(2) == LOOKS[0]
     assert (sequence.current, sequence.passed) == (2, None)
 
 
-def test_a_server_that_cannot_be_measured_ends_the_sequence() -> None:
-    tester = ScriptedTester(lambda *_: judged(Verdict.PASS))
-    tester.deploy = lambda load: False  # type: ignore[method-assign]
+def test_a_server_that_cannot_be_measured_changes_nothing() -> None:
+    tester = ScriptedResults(lambda *_: judged(Verdict.PASS))
     sequence = sequence_of()
-    sequence.run(tester)
+    assert sequence.next_load(tester) == sequence.next_load(tester) == 2
     assert sequence.passed is None
 
 
@@ -153,7 +151,7 @@ def test_a_finished_sequence_takes_no_verdict() -> None:
 
 
 def test_a_hopeless_load_is_given_up_before_the_first_look() -> None:
-    class Hopeless(ScriptedTester):
+    class Hopeless(ScriptedResults):
         def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
             if load == 2:
                 return judged(Verdict.UNDECIDED, excess=0.1)
@@ -161,21 +159,21 @@ def test_a_hopeless_load_is_given_up_before_the_first_look() -> None:
 
     tester = Hopeless(lambda *_: judged(Verdict.PASS))
     sequence = sequence_of()
-    sequence.run(tester)
+    tester.measure(sequence)
     assert tester.servers(2) == 1
     assert sequence.passed == 1
 
 
 def test_servers_of_an_interrupted_run_count() -> None:
-    tester = ScriptedTester(lambda *_: judged(Verdict.PASS), deployed=[2] * LOOKS[0])
+    tester = ScriptedResults(lambda *_: judged(Verdict.PASS), deployed=[2] * LOOKS[0])
     sequence = sequence_of(PREDICTED[:3])
-    sequence.run(tester)
+    tester.measure(sequence)
     assert len(tester.deployed) == LOOKS[0]
     assert sequence.passed == 2
 
 
 @dataclass
-class RememberingTester:
+class RememberedResults:
     """A candidate whose verdicts follow from ``seed``. It keeps load and error of each server, as a table does.
 
     A session ends after ``left`` servers. ``is_in_time`` says whether a test knows that end, as it knows a budget.
@@ -191,15 +189,10 @@ class RememberingTester:
         """Continue the sequence, and return the highest load that passed."""
         self.sequence = sequence_of(predicted, 1 + self.seed % 4 / 100)
         self.sequence.resume(list(dict.fromkeys(self.rows)))
-        self.sequence.run(self)
+        while (load := self.sequence.next_load(self)) is not None and self.left:
+            self.left -= 1
+            self.rows.append((load, self.sequence.current_error))
         return self.sequence.passed
-
-    def deploy(self, load: int) -> bool:
-        if not self.left:
-            return False
-        self.left -= 1
-        self.rows.append((load, self.sequence.current_error))
-        return True
 
     def servers(self, load: int) -> int:
         return sum(own == load for own, _ in self.rows)
@@ -217,9 +210,6 @@ class RememberingTester:
         is_promising = verdict is Verdict.UNDECIDED and needed <= most_servers
         return LoadJudgement(verdict, is_promising, chance.uniform(-0.1, 0.4))
 
-    def is_worth_testing(self, load: int) -> bool:
-        return (self.seed + load) % 5 > 0
-
 
 predictions = st.lists(st.floats(-1, 0.5), min_size=1, max_size=12).map(tuple)
 
@@ -228,7 +218,7 @@ predictions = st.lists(st.floats(-1, 0.5), min_size=1, max_size=12).map(tuple)
 def test_a_sequence_in_several_sessions_makes_the_same_decisions(
     predicted: tuple[float, ...], seed: int, sessions: list[int]
 ) -> None:
-    at_once, in_parts = RememberingTester(seed), RememberingTester(seed)
+    at_once, in_parts = RememberedResults(seed), RememberedResults(seed)
     passed = at_once.run(predicted)
     for in_parts.left in sessions:
         in_parts.run(predicted)
@@ -242,7 +232,7 @@ def test_a_sequence_in_several_sessions_makes_the_same_decisions(
 def test_sessions_with_short_budgets_spend_no_more_error_than_one(
     predicted: tuple[float, ...], seed: int, sessions: list[int]
 ) -> None:
-    tester = RememberingTester(seed, is_in_time=True)
+    tester = RememberedResults(seed, is_in_time=True)
     for tester.left in sessions:
         tester.run(predicted)
     errors = dict(tester.rows)
@@ -255,7 +245,7 @@ def test_sessions_with_short_budgets_spend_no_more_error_than_one(
 
 
 def test_a_load_given_up_for_lack_of_time_stays_given_up_once_a_lower_one_is_tested() -> None:
-    class NeedingTime(RememberingTester):
+    class NeedingTime(RememberedResults):
         def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
             return judged(Verdict.UNDECIDED, promising=most_servers >= (13 if load == 2 else 6), excess=0.3)
 
@@ -315,17 +305,3 @@ def test_a_begun_test_is_finished_first() -> None:
     first, other = CandidateState(0, 40, is_begun=True), CandidateState(0, 95)
     assert choose_candidate([first, other]) == 0
     assert choose_candidate([CandidateState(50, 60), CandidateState(0, 20, is_begun=True)]) == 1
-
-
-def test_a_sequence_stops_after_a_failure_if_another_configuration_is_next() -> None:
-    class Competing(ScriptedTester):
-        def is_worth_testing(self, load: int) -> bool:
-            return False
-
-    tester = Competing(lambda load, _: judged(Verdict.FAIL))
-    sequence = sequence_of()
-    sequence.run(tester)
-    assert set(tester.deployed) == {2}
-    assert sequence.current == 1, "it continues there"
-    sequence.run(tester)
-    assert set(tester.deployed) == {2, 1}
