@@ -45,6 +45,7 @@ from tune_runs import judged, row
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from objectives.verdict import count_misses, pool_measurements
+from optimizer.confirmation.server_plan import plan_server
 from optimizer.core.errors import TuneError
 from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.deploy.embedded_target import EmbeddedTarget
@@ -52,7 +53,6 @@ from optimizer.deploy.server_process import remove_leftovers
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.results import formatting
-from optimizer.results.confirmation_plan import confirmation_candidate
 from optimizer.study.task import Task
 
 MODEL, ROUNDS, MOST_SPREAD = "dlrm", 20, 0.05
@@ -197,11 +197,11 @@ def _measure(
 ) -> tuple[list[Measurement], float]:
     """Return the windows on a fresh server, as the confirmation takes them, and the speed probe in ms."""
     known = Measurement(entrant.throughput_infer_per_sec)
-    planned = confirmation_candidate(Point(0, entrant.candidate, entrant.load, known), entrant.load, None)
+    planned = plan_server(Point(0, entrant.candidate, entrant.load, known), entrant.load, None)
     with target.deploy_fresh(entrant.candidate) as endpoint:
         probe_ms = 1000 * speed.probe()
         generator.warm_up(endpoint, entrant.load)
-        return generator.measure_windows(endpoint, entrant.load, planned.seconds, planned.windows), probe_ms
+        return generator.measure_windows(endpoint, entrant.load, planned.window_seconds, planned.windows), probe_ms
 
 
 def _remeasurement(

@@ -31,6 +31,7 @@ from simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.plan import finalists
 from optimizer.core.interfaces import Endpoint, ResourceUsage
 from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
@@ -39,7 +40,6 @@ from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import DiscardingRecord
 from optimizer.results import formatting
-from optimizer.results.confirmation_plan import finalists
 from optimizer.search import make_searcher
 from optimizer.simulator.speed_correction import TIMES, fit_speed_correction
 from optimizer.store.recording import baselines

@@ -49,21 +49,10 @@ from objectives.load_sequence import (
 from objectives.sequential import LOOKS
 from objectives.sla import CONFIDENCE
 from objectives.verdict import MOST_EXCLUDED, counted_windows
+from optimizer.confirmation.load_predictions import FARTHEST_LOAD, HIGHEST_LOAD, LOAD_STEP, LOWEST_LOAD
+from optimizer.confirmation.server_plan import COMPARED_SERVERS, SHORTEST_SECONDS, START_SECONDS, WINDOWS, ServerPlan
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.machine import hardware
-from optimizer.results.confirmation_plan import (
-    COMPARED_SERVERS,
-    FARTHEST_LOAD,
-    HIGHEST_LOAD,
-    LOAD_STEP,
-    LOWEST_LOAD,
-    SHORTEST_SECONDS,
-    START_SECONDS,
-    WINDOWS,
-    ConfirmationCandidate,
-    reserved_seconds,
-    with_windows,
-)
 
 ALLOWED = 0.05  # p95
 CONFIRMATION_SECONDS = 110.0  # of the default budget of 180 s
@@ -72,7 +61,7 @@ EPOCH_SECONDS, EPOCH_FACTOR = (20.0, 60.0), 1.5
 BURST_SECONDS, LONG_BURST_SECONDS = (1.0, 8.0), (10.0, 40.0)  # of other programs
 BURST_FACTOR = 1.5  # the slowness of a window that they fill
 BURST_LIMIT = 0.3  # a window counts as disturbed if other programs fill more than this share of it
-COMPARED = ConfirmationCandidate(0, Candidate(1), LoadPoint(1, 1), SHORTEST_SECONDS)
+COMPARED = ServerPlan(0, Candidate(1), LoadPoint(1, 1), SHORTEST_SECONDS)
 TESTED = replace(COMPARED, is_cross_checked=True)
 CROSS_CHECK_SECONDS = TESTED.server_seconds - COMPARED.server_seconds  # of perf_analyzer
 PROBE_NOISE = 0.03  # of the speed probe
@@ -270,7 +259,7 @@ class SimulatedConfirmation:
         """
         first = tests.sequence.current
         assert first is not None
-        left = self.left_seconds() - reserved_seconds(with_windows(TESTED, LOOKS[0], self.left_seconds()), LOOKS[0])
+        left = self.left_seconds() - TESTED.fitting(LOOKS[0], self.left_seconds()).reserved_seconds(LOOKS[0])
         affordable = max(0, int(left / (COMPARED_SERVERS * COMPARED.server_seconds)))
         compared = others[:affordable]
         groups = [self.group() for _ in compared]
@@ -351,7 +340,7 @@ class SimulatedTests:
             self.measured[load] = self.confirmation.group()
         machine, servers = self.confirmation.machine, self.servers(load)
         missing = next((look - servers for look in LOOKS if look > servers), 1)
-        windows = with_windows(TESTED, missing, self.confirmation.left_seconds()).windows
+        windows = TESTED.fitting(missing, self.confirmation.left_seconds()).windows
         self.measured[load].append(machine.measure(self.configuration, self.confirmation.in_flight[load], windows))
         machine.seconds += CROSS_CHECK_SECONDS
 
@@ -360,7 +349,7 @@ class SimulatedTests:
 
     def possible_servers(self) -> int:
         left_seconds = self.confirmation.left_seconds()
-        return int(left_seconds / with_windows(TESTED, LOOKS[0], left_seconds).server_seconds)
+        return int(left_seconds / TESTED.fitting(LOOKS[0], left_seconds).server_seconds)
 
     def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
         log_bound = self.confirmation.log_bound
@@ -396,7 +385,7 @@ def simulate(scenario: Scenario, budget_seconds: float, seed: int) -> Ended:
     in_flight = sorted({max(1, round(at_bound * LOAD_STEP**step)) for step in steps})
     bias = random.normal(0, PREDICTION_NOISE) + math.log(EPOCH_FACTOR) / 2 * scenario.epochs
     confirmation = SimulatedConfirmation(machine, in_flight, log_bound, budget_seconds)
-    is_single = budget_seconds < reserved_seconds(TESTED, LOOKS[0]) and scenario.disturbed <= MOST_EXCLUDED
+    is_single = budget_seconds < TESTED.reserved_seconds(LOOKS[0]) and scenario.disturbed <= MOST_EXCLUDED
     first_margin = OTHER_MARGIN if is_single else MARGIN
     rules = [
         (recommended, ERROR_SHARES, first_margin),

@@ -43,7 +43,7 @@ class LoadJudgement:
 
 
 class LoadResults(Protocol):
-    """What was measured of one configuration on fresh servers, at loads that are numbered from 0, ascending."""
+    """The measurements of one configuration on fresh servers, at loads that are numbered from 0, ascending."""
 
     def servers(self, load: int) -> int:
         """Return the number of servers that were measured at this load."""

@@ -14,6 +14,7 @@ from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.confirmation.confirmer import Confirmer
 from optimizer.core.errors import DeploymentError
 from optimizer.core.interfaces import Endpoint, ResourceUsage
 from optimizer.core.timing import Budget
@@ -22,7 +23,6 @@ from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.confirmation import Confirmer
 
 BASELINE = Candidate(max_batch_size=1)
 FAST, FASTER = (Candidate(max_batch_size=64, dynamic_batching=True, instance_count=n) for n in (1, 2))

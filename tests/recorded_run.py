@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from objectives.metrics import Measurement
+from optimizer.confirmation.confirmer import Confirmer
+from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_plan_document
 from optimizer.core import interrupts
 from optimizer.core.errors import TuneError
 from optimizer.core.files import write_atomically
@@ -28,7 +30,6 @@ from optimizer.core.timing import Budget
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import recorded_problem
-from optimizer.results.confirmation_state import ConfirmationPlan, plan_document, read_plan_document
 from optimizer.results.recommendation import assess
 from optimizer.results.result_document import entry
 from optimizer.search import make_searcher
@@ -36,7 +37,6 @@ from optimizer.store import optuna_storage
 from optimizer.store.recording import RecordedServer, baselines, read_recording
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.confirmation import Confirmer
 from optimizer.study.study import Tuner
 
 MEASURE_SECONDS, RETRY_SECONDS = 0.01, 3.0

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from objectives.metrics import Measurement
+from optimizer.confirmation.confirmer import Confirmer
 from optimizer.core.files import write_atomically
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.timing import Budget
@@ -33,7 +34,6 @@ from optimizer.store.optuna_study import StudySharing
 from optimizer.store.recording import RecordedServer, baselines, read_recording
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.confirmation import Confirmer
 from optimizer.study.distributed.shared_study import join
 from optimizer.study.study import Tuner
 from tests.recorded_run import RESULT, ending_as_tune, read_plan, wait_while_held, write_plan

@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("deploy",),
     ("store",),
     ("search",),
+    ("confirmation",),
     ("results",),
     ("study",),
     ("replay",),

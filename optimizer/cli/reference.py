@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from objectives.metrics import Forecast, Measurement
 from optimizer.cli.commands import COMMANDS, overview
 from optimizer.config.queue_policy import QUEUE_PATHS
+from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.machine.hardware import Fingerprint, Hardware
 from optimizer.model.profile import GPU_DESCRIPTION, SECTIONS, Profile
@@ -30,7 +31,6 @@ from optimizer.model.profile_text import flow
 from optimizer.options.command_line import Parser
 from optimizer.options.option import Option
 from optimizer.options.table import GROUPS, OPTIONS
-from optimizer.results.confirmation_state import ConfirmationPlan
 from optimizer.store.trials_reader import COLUMNS, DESCRIPTIONS, FORECAST
 from optimizer.study import run_record
 from optimizer.study.environment import ServerResources

@@ -12,6 +12,8 @@ from objectives.metrics import METRICS
 from objectives.sla import Sla
 from objectives.verdict import ConfidenceInterval
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.plan import finalists
+from optimizer.confirmation.verdicts import Confirmed, compare_throughput, meets_sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Candidate, Point, latest_points
 from optimizer.explain.bottleneck import (
@@ -26,7 +28,6 @@ from optimizer.explain.forecaster import Forecast, Forecaster, Gain, OtherSla, R
 from optimizer.explain.predicted_changes import SurrogateForecaster, predicted_remedies, single_changes
 from optimizer.explain.simulated_changes import FP16_FACTOR, SimulatedForecaster, remedies
 from optimizer.results import formatting, result_document
-from optimizer.results.confirmation_plan import Confirmed, compare_throughput, finalists, meets_sla
 from optimizer.results.finished_run import FinishedRun, remark
 from optimizer.results.forecast_accuracy import (
     CheckedForecast,

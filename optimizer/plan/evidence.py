@@ -17,12 +17,12 @@ from objectives.metrics import Measurement
 from objectives.sla import Sla
 from objectives.verdict import ConfidenceInterval, pool_measurements
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.server_plan import START_SECONDS
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points
 from optimizer.measure.load_client import arrivals
 from optimizer.measure.load_client.arrivals import Arrivals
 from optimizer.results import summary
-from optimizer.results.confirmation_plan import START_SECONDS
 from optimizer.results.finished_run import FinishedRun, resume_command
 from optimizer.results.measured_throughput import measured_within
 from optimizer.results.recommendation import Outcome, assess

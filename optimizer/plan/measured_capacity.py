@@ -25,11 +25,12 @@ from objectives.metrics import METRICS
 from objectives.sla import Constraint
 from objectives.verdict import ConfidenceInterval, count_misses
 from optimizer.config.search_space import ModelKind
+from optimizer.confirmation.verdicts import Confirmed
+from optimizer.confirmation.windows import windows_of
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point
 from optimizer.results import summary
-from optimizer.results.confirmation_plan import Confirmed, windows_of
 from optimizer.results.finished_run import FinishedRun, resume_command
 
 LONGEST_TEXT = 80  # of a value in run.json, which may come from anywhere
@@ -277,7 +278,7 @@ def _late_share(run: FinishedRun, point: Point, bound: Constraint) -> float:
     """Return the share of requests over ``bound``, which is on a percentile."""
     assert run.outcome is not None, "it has points"
     again = run.outcome.confirmation_of(point)
-    servers = windows_of(again, run.trials) if again else [[point.measurement]]
+    servers = windows_of(again.point, run.trials) if again else [[point.measurement]]
     timing, level = METRICS[bound.metric].timing, METRICS[bound.metric].quantile
     assert timing is not None, "the bound is on a latency"
     assert level is not None, "the bound is on a percentile"

@@ -9,12 +9,13 @@ from typing import Any
 
 from objectives.confidence import Verdict
 from objectives.verdict import ThroughputRatio, server_spreads, throughput_ratio
+from optimizer.confirmation.verdicts import Confirmed
+from optimizer.confirmation.windows import confirmed_windows, windows_of
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Point
 from optimizer.machine.hardware import Fingerprint, Hardware, parse_fingerprint
 from optimizer.results import formatting, result_document, summary
-from optimizer.results.confirmation_plan import Confirmed, confirmed_windows, windows_of
 from optimizer.results.finished_run import FinishedRun, unfinished
 from optimizer.results.recommendation import Outcome
 
@@ -214,7 +215,7 @@ def _ratio(a: ComparedRun, b: ComparedRun, confidence: float, *, is_same_machine
     spread = server_spreads(groups, a.run.problem.sla)["throughput"]
     if not is_same_machine:
         spread = replace(spread, slope=0.0, slope_variance=0.0)
-    ours, theirs = (windows_of(side.confirmed, side.run.trials) for side in (b, a) if side.confirmed)
+    ours, theirs = (windows_of(side.confirmed.point, side.run.trials) for side in (b, a) if side.confirmed)
     ratio = throughput_ratio(ours, theirs, spread, confidence)
     if ratio is None or not 1 / LARGEST < ratio.estimate < LARGEST:
         return None

@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 
 from objectives.metrics import Measurement
+from optimizer.confirmation.verdicts import Confirmed
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import CROSS_CHECKING, SETTING_COLUMNS, LoadPoint, Trial
 from optimizer.results import result_document
-from optimizer.results.confirmation_plan import Confirmed
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome
 from optimizer.results.report import tables

@@ -13,10 +13,10 @@ from objectives.metrics import LATENCY, METRICS, Measurement, Metric
 from objectives.sla import Constraint, Sla
 from objectives.verdict import ConfidenceInterval, ThroughputRatio, is_disturbed
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.verdicts import Confirmed, compare_throughput, judge_confirmations, meets_sla
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points, latest_points
 from optimizer.machine.conditions import describe_disturbance
 from optimizer.results import formatting
-from optimizer.results.confirmation_plan import Confirmed, compare_throughput, judge_confirmations, meets_sla
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
 FRONT_METRICS = (METRICS["throughput"], METRICS["latency-p95"])  # unless the goals are those of a model that streams

@@ -19,8 +19,8 @@ from optimizer.results.summary import undecided_cause
 
 if TYPE_CHECKING:
     from objectives.verdict import ConfidenceInterval, ThroughputRatio
+    from optimizer.confirmation.verdicts import Confirmed
     from optimizer.core.trial import Point
-    from optimizer.results.confirmation_plan import Confirmed
     from optimizer.results.recommendation import Outcome
 
 _LOAD = ("request_batch_size", "concurrency", "request_rate")

@@ -21,7 +21,7 @@ from optimizer.results import formatting, point_values
 
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
-    from optimizer.results.confirmation_plan import Confirmed
+    from optimizer.confirmation.verdicts import Confirmed
     from optimizer.results.recommendation import Doubt, Outcome
 
 VERIFY_BUDGET = "3m"  # of the proposed command that continues the tests

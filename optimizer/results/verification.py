@@ -12,19 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from objectives.confidence import Verdict
+from optimizer.confirmation.plan import finalists
+from optimizer.confirmation.server_plan import ServerPlan, plan_server
+from optimizer.confirmation.verdicts import Confirmed, judge_confirmations, meets_sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note
 from optimizer.core.safe_text import is_file, one_line, read_bytes
 from optimizer.core.trial import Candidate, latest_points
 from optimizer.results import formatting, result_document, summary
-from optimizer.results.confirmation_plan import (
-    ConfirmationCandidate,
-    Confirmed,
-    confirmation_candidate,
-    finalists,
-    judge_confirmations,
-    meets_sla,
-)
 from optimizer.results.recommendation import may_meet_undisturbed
 from optimizer.store.run_folder import RunFolder, newest_first
 
@@ -68,19 +63,17 @@ class Verification:
         return Verdict.UNDECIDED if self.is_undecided else Verdict.FAIL
 
 
-def verification_candidates(
-    recommended: Point, trials: Sequence[Trial], problem: Problem
-) -> list[ConfirmationCandidate]:
+def verification_candidates(recommended: Point, trials: Sequence[Trial], problem: Problem) -> list[ServerPlan]:
     """Return the recommendation at its own load, which is tested, then the runners-up for comparison."""
     rest = [point for point in latest_points(trials) if point.candidate != recommended.candidate]
     times = problem.request_times
     return [
-        confirmation_candidate(recommended, recommended.load, times, 1 - problem.confidence, problem.sla),
-        *(confirmation_candidate(point, point.load, times) for point in finalists(rest, problem, RUNNERS_UP)),
+        plan_server(recommended, recommended.load, times, 1 - problem.confidence, problem.sla),
+        *(plan_server(point, point.load, times) for point in finalists(rest, problem, RUNNERS_UP)),
     ]
 
 
-def verify(trials: Sequence[Trial], candidates: Sequence[ConfirmationCandidate], problem: Problem) -> Verification:
+def verify(trials: Sequence[Trial], candidates: Sequence[ServerPlan], problem: Problem) -> Verification:
     """Judge the confirmations of ``candidates`` in ``trials``; the recommendation is the first candidate."""
     measured, failed = list[Confirmed](), list[tuple[Candidate, str]]()
     confirmed = {(own.point.trial, own.point.load): own for own in judge_confirmations(trials, problem)}

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.confirmer import Confirmer
+from optimizer.confirmation.server_plan import COMPARED_SERVERS
 from optimizer.core.files import write_json
 from optimizer.core.notes import Note, present
 from optimizer.core.timing import Budget, Stopwatch
@@ -16,11 +18,9 @@ from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.judgement import lateness_note
 from optimizer.options.run_options import RunOptions
 from optimizer.results import summary, verification
-from optimizer.results.confirmation_plan import COMPARED_SERVERS
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.confirmation import Confirmer
 from optimizer.study.environment import Environment, ObserverFactory
 from optimizer.study.start_line import start_line
 from optimizer.study.trial_runner import take_reference

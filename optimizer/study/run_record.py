@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from optimizer.config import model_config
 from optimizer.config.model_source import served_models
 from optimizer.config.search_space import ModelKind
+from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_plan_document
 from optimizer.core import interrupts
 from optimizer.core.errors import TuneError
 from optimizer.core.notes import Note, lasting_documents, present
@@ -30,7 +31,6 @@ from optimizer.options import server_options
 from optimizer.options.addresses import redact, redact_header, redact_words
 from optimizer.options.command_line import command_line
 from optimizer.results import result_document, summary
-from optimizer.results.confirmation_state import ConfirmationPlan, plan_document, read_plan_document
 from optimizer.results.finished_run import FinishedRun, candidate_document
 from optimizer.results.recommendation import Outcome
 from optimizer.simulator.batching_fit import BatchingModel

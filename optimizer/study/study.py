@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.confirmer import Confirmer, model_fitter
 from optimizer.core.interfaces import Searcher, Target
 from optimizer.core.notes import Note
 from optimizer.core.timing import Budget, Stopwatch
@@ -16,7 +17,6 @@ from optimizer.core.trial import Candidate, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.simulator.performance_model import compile_model
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.confirmation import Confirmer, model_fitter
 from optimizer.study.environment import Environment, ObserverFactory
 from optimizer.study.run_record import RunRecord
 from optimizer.study.scheduler import NoOtherWorkers, OtherWorkers, Scheduler, SearchEnd

@@ -23,6 +23,7 @@ from optimizer.core.signature import sign
 from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import VARIANT, Candidate, FieldValue, LoadPoint, Trial
 from optimizer.machine.conditions import machine_conditions
+from optimizer.measure.candidate_measurer import CandidateMeasurer, CrashRetry
 from optimizer.measure.measurer import Measurer, ProgressObserver
 from optimizer.model.default_space import without_batch_dimension
 from optimizer.model.instance_limit import too_many_instances
@@ -41,7 +42,6 @@ from optimizer.study.option_check import check_server_processes
 from optimizer.study.start_line import describe_server
 from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, configurations, sweep_cells
 from optimizer.study.task import Task, check_settings
-from optimizer.study.trial_runner import CandidateMeasurer, CrashRetry
 
 
 class SweepTables:

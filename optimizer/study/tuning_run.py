@@ -17,6 +17,7 @@ from objectives.metrics import METRICS
 from optimizer.config import execution
 from optimizer.config.model_source import served_models
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.next_test import next_verdict
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.notes import (
@@ -42,7 +43,6 @@ from optimizer.measure.load_client.judgement import lateness_note
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions
 from optimizer.results import summary
-from optimizer.results.confirmation_state import next_look_of
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.search import SMALLEST_GAIN
@@ -370,6 +370,6 @@ def _notes(result: StudyResult, record: RunRecord, confirm_seconds: float | None
         SearchConverged(SMALLEST_GAIN) if record.search_ended == "converged" else None,
     ]
     if confirm_seconds is not None and (plan := record.confirmation_plan()) is not None:
-        look = next_look_of(plan, result.trials, record.task.problem)
-        notes.append(NextVerdictNeeds(look.servers, look.seconds) if look else ConfirmationComplete())
+        test = next_verdict(plan, result.trials, record.task.problem)
+        notes.append(NextVerdictNeeds(test.missing_servers, test.seconds) if test else ConfirmationComplete())
     return notes

@@ -21,6 +21,7 @@ from scipy import special
 from objectives.confidence import ServerSpread, pool_server_spread
 from objectives.metrics import LATENCY, METRICS, Measurement
 from objectives.sla import Sla
+from optimizer.confirmation.windows import confirmed_spreads, windows_of
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import VARIANT, Candidate, LoadPoint, Point
@@ -40,7 +41,6 @@ from optimizer.plan.measured_capacity import measured_capacity
 from optimizer.plan.replica import RATE_REQUESTS, Replica, replica
 from optimizer.plan.traffic import PoissonTraffic
 from optimizer.results import formatting, summary
-from optimizer.results.confirmation_plan import confirmed_spreads, windows_of
 from optimizer.results.finished_run import FinishedRun, unfinished
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.scenario import SimulationResult
@@ -272,7 +272,7 @@ def expectation(run: FinishedRun) -> Expectation:
     if outcome is None or outcome.recommended is None:
         raise summary.nothing_recommended(run.folder.path, run.problem, "watch", outcome)
     point, confirmed = outcome.recommended, outcome.confirmed
-    servers = windows_of(confirmed, run.trials) if confirmed else []
+    servers = windows_of(confirmed.point, run.trials) if confirmed else []
     windows = [] if is_pipeline(run) else servers or [[point.measurement]]
     spread = confirmed_spreads(run.trials, run.problem, servers)["throughput"]
     size = run.problem.request_batch_size

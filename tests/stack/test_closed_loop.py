@@ -23,6 +23,7 @@ from objectives.metrics import Measurement
 from objectives.sla import Constraint, Sla
 from objectives.verdict import pooled_quantile_ms
 from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.confirmation.verdicts import load_agreement
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import Candidate, LoadPoint, Trial
@@ -37,7 +38,6 @@ from optimizer.measure.measurer import Measurer
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.perf_output import silent_server
 from optimizer.model.repository import read_repository_model
-from optimizer.results.confirmation_plan import load_agreement
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
 from tests.command_fixtures import eventually

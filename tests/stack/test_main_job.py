@@ -357,10 +357,10 @@ def test_the_test_of_a_run_continues_where_it_ended(steady_run: Run) -> None:
         assert rows[: len(before)] == before
         assert (len(rows) == len(before)) or budget == "10s"
         continued = after["confirmation_plan"]
-        assert continued | {"ladders": {}} == plan | {"ladders": {}}
-        assert continued["ladders"].keys() == plan["ladders"].keys()
+        assert continued | {"predictions": {}} == plan | {"predictions": {}}
+        assert continued["predictions"].keys() == plan["predictions"].keys()
         for number in tested:  # those of another candidate may be corrected before its first test
-            assert continued["ladders"][number] == plan["ladders"][number]
+            assert continued["predictions"][number] == plan["predictions"][number]
         assert after["result"] == document
         assert ended.code == {"PASS": 0, "UNDECIDED": 4}[document["verdict"]]
         assert document["status"] == "found"

@@ -14,12 +14,12 @@ from statistics import median
 
 from objectives.metrics import METRICS, Metric
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.verdicts import Confirmed
 from optimizer.core.timing import CONFIRM_SHARE
 from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.machine.conditions import DISTURBANCE_LIMIT
 from optimizer.results import formatting, summary
 from optimizer.results.comparison import COMPARED_VERSIONS, conditions, is_regression
-from optimizer.results.confirmation_plan import Confirmed
 from optimizer.results.finished_run import FinishedRun
 from optimizer.study.batch.record import BatchRecord, Change, ChangeKind, EntryRecord, Estimate
 

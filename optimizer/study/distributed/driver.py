@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.files import write_atomically
 from optimizer.core.notes import ConfirmationIncomplete, Note
 from optimizer.core.timing import Budget
 from optimizer.core.trial import Confirmation, Trial
+from optimizer.measure.candidate_measurer import CrashRetry
 from optimizer.measure.measurer import ProgressObserver, TrialStore
-from optimizer.results.confirmation_state import ConfirmationPlan
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.distributed.messages import (
     ConfirmationEnded,
@@ -31,7 +32,6 @@ from optimizer.study.distributed.messages import (
 from optimizer.study.distributed.worker import REFERENCES
 from optimizer.study.distributed.worker_pool import WorkerEvent, WorkerGroup, WorkerHandle, WorkerLost, WorkerReady
 from optimizer.study.scheduler import Scheduler
-from optimizer.study.trial_runner import CrashRetry
 
 FILE = "running.txt"
 

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from objectives.metrics import METRICS, Measurement
 from optimizer.config.model_config_proto import ModelConfig
+from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.notes import Note
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
@@ -21,7 +22,6 @@ from optimizer.model.profile_schema import ScoreSection
 from optimizer.model.profile_values import MetricFunction
 from optimizer.model.requests import GENERATED_DATA
 from optimizer.options.run_options import RunOptions, is_distribution
-from optimizer.results.confirmation_state import ConfirmationPlan
 from optimizer.study.task import Task
 
 

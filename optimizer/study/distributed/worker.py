@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
+from optimizer.confirmation.confirmer import Confirmer, model_fitter
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.notes import CpusUsedByOthers, FewerCpusThanRayCounts, Note
 from optimizer.core.safe_text import read_tail
@@ -26,7 +27,6 @@ from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import usable_cpus
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.confirmation import Confirmer, model_fitter
 from optimizer.study.distributed import resources
 from optimizer.study.distributed.messages import (
     ConfirmationEnded,

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from objectives.metrics import METRICS
+from optimizer.confirmation.confirmer import Confirmer
 from optimizer.core.timing import Budget
 from optimizer.core.trial import Point
 from optimizer.explain.console import print_explanation
@@ -29,7 +30,6 @@ from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
 from optimizer.search import make_searcher
 from optimizer.store.recording import baselines, read_recording
-from optimizer.study.confirmation import Confirmer
 from optimizer.study.study import Tuner
 
 SAMPLES = (Path("tests/data/dlrm/sample"), Path("results/dlrm/sample"))

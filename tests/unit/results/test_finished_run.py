@@ -13,12 +13,12 @@ import pytest
 from objectives.confidence import Verdict
 from objectives.metrics import METRICS
 from objectives.sla import Constraint, Sla
+from optimizer.confirmation.confirmer import model_fitter
+from optimizer.confirmation.load_predictions import predict_loads
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import latest_points
-from optimizer.results.confirmation_plan import first_compared_load, load_ladder
 from optimizer.results.finished_run import read_run
-from optimizer.study.confirmation import model_fitter
 
 SAMPLE = Path("tests/data/dlrm/sample")
 
@@ -73,8 +73,8 @@ def test_a_load_that_the_search_did_not_try_is_predicted_for_a_comparison(run: P
     (lowest,) = (point for point in points if point.candidate == finished.baseline)
     model = model_fitter(finished.problem, finished.options)(points)
     assert model is not None
-    ladder = load_ladder(lowest, points, finished.problem, model, every_load=True)
-    assert 13 <= first_compared_load(ladder).concurrency <= 18
+    predictions = predict_loads(lowest, points, finished.problem, model, every_load=True)
+    assert 13 <= predictions.first_compared_load.concurrency <= 18
 
 
 def test_the_run_that_the_readme_shows_is_complete() -> None:

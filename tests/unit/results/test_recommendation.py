@@ -12,9 +12,9 @@ from objectives.metrics import Measurement
 from objectives.pareto import dominates
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.confirmation.verdicts import judge_confirmations, meets_sla
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial, latest_points
 from optimizer.results import outcome_tables
-from optimizer.results.confirmation_plan import judge_confirmations, meets_sla
 from optimizer.results.recommendation import FRONT_METRICS, assess
 
 CANDIDATES = [Candidate(64, True, delay, instance_count=count) for delay in (0, 500, 2000) for count in (1, 2)]

@@ -19,9 +19,9 @@ from objectives.verdict import ConfidenceInterval, ThroughputRatio
 from optimizer.cli.main import INTERRUPTED
 from optimizer.cli.run import exit_code
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
 from optimizer.results import outcome_tables, result_document, summary
-from optimizer.results.confirmation_plan import judge_confirmations
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import Outcome, assess
 from tests.conftest import known_problem, measurement

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from objectives.confidence import Verdict
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.confirmer import Confirmer
 from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate
 from optimizer.measure.measurer import Measurer
@@ -23,7 +24,6 @@ from optimizer.results.verification import (
     verify,
 )
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.confirmation import Confirmer
 from tests.drawn_server import BASELINE, FAST, FASTER, LOADS, Drawing, drawn_problem, searched
 
 

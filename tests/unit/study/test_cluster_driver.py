@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.results.confirmation_state import ConfirmationPlan
+from optimizer.measure.candidate_measurer import MAX_CRASHES
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.store.run_folder import RunFolder
@@ -30,7 +31,6 @@ from optimizer.study.distributed.messages import (
 from optimizer.study.distributed.resources import ClusterNode
 from optimizer.study.distributed.worker_pool import WorkerEvent, WorkerHandle, WorkerLost
 from optimizer.study.scheduler import Scheduler
-from optimizer.study.trial_runner import MAX_CRASHES
 from tests.conftest import known_server
 
 BASELINE = Candidate(64)

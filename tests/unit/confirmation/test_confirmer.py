@@ -20,6 +20,12 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Constraint, Sla
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.confirmer import Confirmer
+from optimizer.confirmation.load_predictions import LoadPredictions
+from optimizer.confirmation.plan import ConfirmationPlan
+from optimizer.confirmation.server_plan import COMPARED_SERVERS, FEWER_WINDOWS, START_SECONDS, WINDOWS, plan_server
+from optimizer.confirmation.verdicts import Confirmed, judge_confirmations
+from optimizer.confirmation.windows import disturbance_limit
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint, ResourceUsage
 from optimizer.core.load_shapes import RequestTimes
@@ -27,25 +33,10 @@ from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
-from optimizer.results.confirmation_plan import (
-    COMPARED_SERVERS,
-    FEWER_WINDOWS,
-    START_SECONDS,
-    WINDOWS,
-    Confirmed,
-    LoadLadder,
-    confirmation_candidate,
-    disturbance_limit,
-    judge_confirmations,
-    reserved_seconds,
-    rival_ladder,
-)
-from optimizer.results.confirmation_state import ConfirmationPlan
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
 from optimizer.results.summary import undecided_cause
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.confirmation import Confirmer
 from tests.drawn_server import (
     BASELINE,
     BOUND_MS,
@@ -178,12 +169,14 @@ def test_the_test_of_a_compared_candidate_begins_near_the_load_of_its_comparison
             trial = trial.with_confirmation(Confirmation(number, LoadPoint(1, 4), window))
     (measured,) = judge_confirmations([trial], problem)
     loads = [LoadPoint(1, concurrency) for concurrency in (2, 4, 6, 8, 10)]
-    ladder = LoadLadder(tuple(loads), (-3.0, -2.5, -2.49, -2.48, -2.47), (200.0, 400.0, 600.0, 800.0, 1000.0))
-    corrected = rival_ladder(ladder, measured, problem)
+    predictions = LoadPredictions(
+        tuple(loads), (-3.0, -2.5, -2.49, -2.48, -2.47), (200.0, 400.0, 600.0, 800.0, 1000.0)
+    )
+    corrected = predictions.for_rival(measured, problem)
     assert corrected is not None
     sequence = LoadSequence(
-        corrected.predicted,
-        corrected.throughput,
+        corrected.log_latency_ratios,
+        corrected.throughput_infer_per_sec,
         0.01,
         OTHER_ERROR_SHARES,
         OTHER_MARGIN,
@@ -540,7 +533,7 @@ def test_comparisons_come_after_the_test_if_time_is_short(problem: Problem, tmp_
     server = Drawing()
     measured = searched(server, LOADS)
     point = Point(2, FASTER, *measured[2].measurements[0])
-    enough = (LOOKS[0] + 0.5) * confirmation_candidate(point, point.load, None).server_seconds
+    enough = (LOOKS[0] + 0.5) * plan_server(point, point.load, None).server_seconds
     confirm(server, measured, problem, tmp_path, seconds=enough)
     assert set(server.deployed[: LOOKS[0]]) == {FASTER}
     assert server.deployed[LOOKS[0] + COMPARED_SERVERS :], "the server takes less time than planned"
@@ -551,8 +544,8 @@ def test_the_runner_up_is_left_out_first_if_time_is_short(problem: Problem, tmp_
     server = Drawing(served={**SERVED, other: 1100.0})
     measured = searched(server, {**LOADS, other: 12})
     point = Point(2, FASTER, *measured[2].measurements[0])
-    planned = confirmation_candidate(point, point.load, None)
-    enough = reserved_seconds(planned, LOOKS[0]) + 2.5 * COMPARED_SERVERS * planned.server_seconds
+    planned = plan_server(point, point.load, None)
+    enough = planned.reserved_seconds(LOOKS[0]) + 2.5 * COMPARED_SERVERS * planned.server_seconds
     confirm(server, measured, problem, tmp_path, seconds=enough)
     assert server.deployed[: 3 * COMPARED_SERVERS] == COMPARED_SERVERS * [FASTER, BASELINE, FAST]
 
@@ -560,7 +553,7 @@ def test_the_runner_up_is_left_out_first_if_time_is_short(problem: Problem, tmp_
 def test_the_test_begins_even_if_the_time_is_too_short_for_a_verdict(problem: Problem, tmp_path: Path) -> None:
     server = Drawing()
     measured = searched(server, LOADS)
-    planned = confirmation_candidate(Point(2, FASTER, *measured[2].measurements[0]), LoadPoint(1, 8), None)
+    planned = plan_server(Point(2, FASTER, *measured[2].measurements[0]), LoadPoint(1, 8), None)
     before, seconds = len(server.deployed), replace(planned, windows=FEWER_WINDOWS).server_seconds
     budget = Budget((LOOKS[0] - 1) * seconds, clock=lambda: seconds * (len(server.deployed) - before))
     measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
@@ -615,10 +608,14 @@ def test_a_budget_for_one_load_begins_at_a_load_that_is_likelier_to_pass(
     ]
     measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
     Confirmer(problem, server, measuring, server.budget(seconds), trials, record=plans.append).run(COMPARISONS)
-    ladder = plans[0].ladders[plans[0].finalists[0]]
-    assert (ladder.highest_first is not None) is is_limited
-    if ladder.highest_first is not None:
-        assert ladder.predicted[ladder.highest_first] <= -OTHER_MARGIN < ladder.predicted[ladder.highest_first + 1]
+    predictions = plans[0].predictions[plans[0].finalists[0]]
+    assert (predictions.highest_first is not None) is is_limited
+    if predictions.highest_first is not None:
+        assert (
+            predictions.log_latency_ratios[predictions.highest_first]
+            <= -OTHER_MARGIN
+            < predictions.log_latency_ratios[predictions.highest_first + 1]
+        )
 
 
 def test_the_test_of_a_lower_load_begins_even_if_the_time_is_too_short(problem: Problem, tmp_path: Path) -> None:
@@ -734,7 +731,7 @@ def test_a_rising_time_to_first_response_shows_that_the_queue_grows(rise_ms: flo
 def test_a_window_has_whole_periods(times: RequestTimes | None, seconds: float) -> None:
     load = LoadPoint(1, request_rate=1000.0)
     point = Point(0, FAST, load, Measurement(1000.0))
-    planned = confirmation_candidate(point, load, times)
-    assert planned.seconds == pytest.approx(seconds)
+    planned = plan_server(point, load, times)
+    assert planned.window_seconds == pytest.approx(seconds)
     lead_in = min(times.period_at(1000.0), 2.0) if times else 0.0
     assert planned.server_seconds == pytest.approx(START_SECONDS + lead_in + WINDOWS * seconds)

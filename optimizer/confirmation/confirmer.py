@@ -1,4 +1,4 @@
-"""Tests the best candidate on fresh servers and measures the others for comparison."""
+"""Test the best candidates on fresh servers, and measure others in turn with them for comparison."""
 
 from __future__ import annotations
 
@@ -9,50 +9,32 @@ from dataclasses import dataclass, field, replace
 
 from objectives.confidence import Verdict
 from objectives.sequential import LOOKS
-from objectives.sla import Sla
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.candidate_tests import (
+    SMALLEST_ERROR,
+    CandidateTests,
+    begun_error,
+    error_shares,
+    errors_by_load,
+    without_lost_end,
+)
+from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
+from optimizer.confirmation.next_test import NextTest, next_test
+from optimizer.confirmation.plan import ConfirmationPlan, finalists
+from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, plan_server
+from optimizer.confirmation.verdicts import judge_confirmations
+from optimizer.confirmation.windows import disturbance_limit, server_windows, was_search_disturbed
 from optimizer.core.errors import ServerCrashed
 from optimizer.core.interfaces import Endpoint, Target
 from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.measure.candidate_measurer import CandidateMeasurer
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
-from optimizer.results.confirmation_plan import (
-    COMPARED_LOADS,
-    COMPARED_SERVERS,
-    WINDOWS,
-    ConfirmationCandidate,
-    LoadLadder,
-    confirmation_candidate,
-    disturbance_limit,
-    finalists,
-    first_compared_load,
-    judge_confirmations,
-    load_ladder,
-    next_compared_load,
-    reserved_seconds,
-    rival_ladder,
-    server_windows,
-    was_search_disturbed,
-    with_single_load,
-    with_windows,
-)
-from optimizer.results.confirmation_state import (
-    SMALLEST_ERROR,
-    CandidateTests,
-    ConfirmationPlan,
-    NextTest,
-    begun_error,
-    error_shares,
-    errors_by_load,
-    next_test,
-    without_lost_end,
-)
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.metrics import is_complete, predicted_latencies
 from optimizer.simulator.performance_model import PerformanceModel, fit_model
 from optimizer.simulator.speed_correction import fit_speed_correction
-from optimizer.study.trial_runner import CandidateMeasurer
 
 MOST_DEPLOYED = 6  # candidates, if some cannot be deployed as their config.pbtxt is written
 NEARLY_AS_MUCH = 0.8  # of the best candidate's throughput in the search; its runner-up serves at least that
@@ -105,34 +87,26 @@ class Confirmer:
             return self.trials
         compared = self._compared(best, comparisons, points)
         plan = self._predict_loads(plan, [best[0], *compared], points)
-        if (tester := self._tester(plan, best[0])) is not None:
+        if (tests := self._tests(plan, best[0])) is not None:
             untested = [other for other in compared if not errors_by_load(self.trial(other.trial))]
             loads = [self._compared_load(plan, other) for other in untested]
-            self._measure_in_turn(tester, list(map(self._planned, untested, loads)))
-        before = None
-        while before != self.trials:
-            before = list(self.trials)
-            test = self.next_test()
-            if test is None:
-                break
-            plan = self._predict_loads(plan, [test.point], points)
-            plan = self._correct_loads(plan, test.point)
-            if (tester := self._tester(plan, test.point)) is not None:
-                tester.sequence.run(tester)
+            self._measure_in_turn(tests, list(map(self._planned, untested, loads)))
+        plan = self._test(plan, points)
         self._begin_test(plan, best[0])
         self._continue_comparisons(plan, compared)
         return self.trials
 
-    def verify(self, recommended: Point, planned: Sequence[ConfirmationCandidate]) -> None:
+    def verify(self, recommended: Point, planned: Sequence[ServerPlan]) -> None:
         """Test the recommendation at its own load, and measure the others in turn with its first servers."""
-        ladder = LoadLadder((recommended.load,), (-math.inf,), (recommended.throughput_infer_per_sec,))
+        only = LoadPredictions((recommended.load,), (-math.inf,), (recommended.throughput_infer_per_sec,))
         limit = self.measurer.disturbance_limit = disturbance_limit(self.trials)
         plan = ConfirmationPlan(1 - self.problem.confidence, limit, (recommended.trial,))
-        tester = CandidateTester(self.problem, plan, self.trials, recommended, ladder, (1.0,), self)
-        self._measure_in_turn(tester, planned[1:])
-        tester.sequence.run(tester)
+        tests = self._tests_at(plan, recommended, only, (1.0,))
+        self._measure_in_turn(tests, planned[1:])
+        while (load := tests.next_load()) is not None and self.measure(tests.server_plan(load)):
+            pass
 
-    def measure(self, planned: ConfirmationCandidate) -> bool:
+    def measure(self, planned: ServerPlan) -> bool:
         """Measure one more fresh server of ``planned``. Return False if it could not be measured."""
         if self.budget.left_seconds() <= 0:
             return False
@@ -151,8 +125,8 @@ class Confirmer:
         def measure(current: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
             nonlocal attempts
             attempts += 1
-            error = planned.error
-            current = self.measurer.confirm(current, endpoint, load, server, planned.seconds, planned.windows, error)
+            seconds, error = planned.window_seconds, planned.error
+            current = self.measurer.confirm(current, endpoint, load, server, seconds, planned.windows, error)
             if planned.is_cross_checked:
                 seconds = planned.cross_check_seconds
                 current = self.measurer.cross_check(current, endpoint, load, server, seconds, error)
@@ -182,34 +156,56 @@ class Confirmer:
         """Return the trial with this number, with its confirmations so far."""
         return self.trials[self._place(number)]
 
-    def tested(self, planned: ConfirmationCandidate, missing: int = LOOKS[0]) -> ConfirmationCandidate:
-        """Return ``planned`` with the cross-check of a tested candidate, and fewer windows if time is short.
+    def _test(self, plan: ConfirmationPlan, points: Sequence[Point]) -> ConfirmationPlan:
+        """Measure one server after another of the candidate that is tested next. Return the plan at the end."""
+        while (test := self._next_test(plan)) is not None:
+            fixed = self._correct_loads(self._predict_loads(plan, [test.point], points), test.point)
+            if fixed != plan:  # the next load may be another one
+                plan = fixed
+                continue
+            before = self.trial(test.point.trial)
+            self.measure(test.server)
+            if self.trial(test.point.trial) == before:
+                break
+        return plan
 
-        ``missing`` is the number of servers that its next look needs.
-        """
-        planned = replace(planned, is_cross_checked=self.measurer.cross_checking is not None)
-        return with_windows(planned, missing, self.budget.left_seconds())
-
-    def next_test(self) -> NextTest | None:
+    def _next_test(self, plan: ConfirmationPlan) -> NextTest | None:
         """Return which finalist is tested next; None if no server that the time allows can change a verdict."""
-        assert self.plan is not None
-        return next_test(self.plan, self.trials, self.best, self.problem, self.possible_servers)
+        return next_test(
+            plan,
+            self.trials,
+            self.best,
+            self.problem,
+            left_seconds=self.budget.left_seconds,
+            is_cross_checked=self._is_cross_checked,
+        )
 
-    def possible_servers(self, point: Point) -> int:
-        """Return how many more servers of the tested candidate of ``point`` the time allows."""
-        server_seconds = self.tested(self._planned(point, point.load, self.problem.sla)).server_seconds
-        return max(0, int(min(self.budget.left_seconds() / server_seconds, LOOKS[-1])))
+    @property
+    def _is_cross_checked(self) -> bool:
+        return self.measurer.cross_checking is not None
 
-    def _planned(self, point: Point, load: LoadPoint, tested: Sla | None = None) -> ConfirmationCandidate:
-        """Return the plan for ``point`` at ``load``, which is tested for the bounds in ``tested``, else compared."""
-        return confirmation_candidate(point, load, self.problem.request_times, sla=tested)
+    def _planned(self, point: Point, load: LoadPoint) -> ServerPlan:
+        """Return how the candidate of ``point`` is measured at ``load`` for comparison."""
+        return plan_server(point, load, self.problem.request_times)
 
-    def _tester(self, plan: ConfirmationPlan, point: Point) -> CandidateTester | None:
+    def _tests(self, plan: ConfirmationPlan, point: Point) -> CandidateTests | None:
         """Return the tests of the candidate of ``point``; None if other candidates use all of the error."""
         shares = error_shares(plan, self.trials, point.trial)
-        if shares is None:
-            return None
-        return CandidateTester(self.problem, plan, self.trials, point, _ladder(plan, point), shares, self)
+        return None if shares is None else self._tests_at(plan, point, _predictions(plan, point), shares)
+
+    def _tests_at(
+        self, plan: ConfirmationPlan, point: Point, predictions: LoadPredictions, shares: tuple[float, ...]
+    ) -> CandidateTests:
+        return CandidateTests(
+            self.problem,
+            plan,
+            self.trials,
+            point,
+            predictions,
+            shares,
+            self.budget.left_seconds,
+            is_cross_checked=self._is_cross_checked,
+        )
 
     def _place(self, number: int) -> int:
         return next(place for place, trial in enumerate(self.trials) if trial.number == number)
@@ -242,7 +238,7 @@ class Confirmer:
     def _compared_load(self, plan: ConfirmationPlan, point: Point) -> LoadPoint:
         """Return the first load at which the candidate of ``point`` was compared, or is."""
         measured = [again.load for again in self.trial(point.trial).confirmations]
-        return measured[0] if measured else first_compared_load(_ladder(plan, point))
+        return measured[0] if measured else _predictions(plan, point).first_compared_load
 
     def _fix_plan(self, points: Sequence[Point]) -> ConfirmationPlan:
         """Return the plan of the earlier session, or a new one.
@@ -255,8 +251,8 @@ class Confirmer:
         untested = tuple(point.trial for point in best if point.trial not in tested) if error > SMALLEST_ERROR else ()
         if self.plan is not None and not (untested and best[0].trial not in self.plan.finalists):
             return self.plan
-        ladders = self.plan.ladders if self.plan else {}
-        return ConfirmationPlan(error, disturbance_limit(self.trials), untested, ladders)
+        predictions = self.plan.predictions if self.plan else {}
+        return ConfirmationPlan(error, disturbance_limit(self.trials), untested, predictions)
 
     def _predict_loads(
         self, plan: ConfirmationPlan, candidates: Sequence[Point], points: Sequence[Point]
@@ -266,20 +262,20 @@ class Confirmer:
         The search knows the first of them well, so its loads are near its best one; all loads of the others are
         possible.
         """
-        new = [point for point in candidates if point.trial not in plan.ladders]
+        new = [point for point in candidates if point.trial not in plan.predictions]
         if new:
             with self.measurer.stopwatch.count("search"):
                 model = self.fit(points)
-                ladders = {
-                    point.trial: load_ladder(
+                predictions = {
+                    point.trial: predict_loads(
                         point, points, self.problem, model, every_load=point.trial != candidates[0].trial
                     )
                     for point in new
                 }
             first = candidates[0]
             if first in new and self._begins_lower(first):
-                ladders[first.trial] = with_single_load(ladders[first.trial])
-            plan = replace(plan, ladders={**plan.ladders, **ladders})
+                predictions[first.trial] = predictions[first.trial].for_single_load()
+            plan = replace(plan, predictions={**plan.predictions, **predictions})
         return self._recorded(plan)
 
     def _begins_lower(self, point: Point) -> bool:
@@ -290,16 +286,19 @@ class Confirmer:
         """
         if was_search_disturbed(self.trials):
             return False
-        planned = replace(self.tested(self._planned(point, point.load, self.problem.sla)), windows=WINDOWS)
-        return self.budget.left_seconds() < reserved_seconds(planned, LOOKS[0])
+        planned = plan_server(point, point.load, self.problem.request_times, sla=self.problem.sla)
+        planned = replace(planned, is_cross_checked=self._is_cross_checked)
+        return self.budget.left_seconds() < planned.reserved_seconds(LOOKS[0])
 
     def _correct_loads(self, plan: ConfirmationPlan, point: Point) -> ConfirmationPlan:
         """Return ``plan`` with the loads of an untested candidate as its comparisons corrected them."""
         own = [entry for entry in judge_confirmations(self.trials, self.problem) if entry.point.trial == point.trial]
         if not own or own[-1].error:
             return plan
-        ladder = rival_ladder(_ladder(plan, point), own[-1], self.problem)
-        return self._recorded(replace(plan, ladders={**plan.ladders, point.trial: ladder})) if ladder else plan
+        corrected = _predictions(plan, point).for_rival(own[-1], self.problem)
+        if corrected is None:
+            return plan
+        return self._recorded(replace(plan, predictions={**plan.predictions, point.trial: corrected}))
 
     def _recorded(self, plan: ConfirmationPlan) -> ConfirmationPlan:
         """Return ``plan`` after recording it, if it is new."""
@@ -308,33 +307,33 @@ class Confirmer:
             self.record(plan)
         return plan
 
-    def _measure_in_turn(self, tester: CandidateTester, others: Sequence[ConfirmationCandidate]) -> None:
+    def _measure_in_turn(self, tests: CandidateTests, others: Sequence[ServerPlan]) -> None:
         """Measure the first servers of all candidates in turn, so that a drift of the machine affects all alike.
 
-        If time is short, the last of ``others`` are left out: the verdict needs the time, see ``reserved_seconds``.
-        Servers of an earlier session count.
+        If time is short, the last of ``others`` are left out: the verdict needs the time, see
+        ``ServerPlan.reserved_seconds``. Servers of an earlier session count.
         """
-        load = tester.sequence.current or 0
-        own_seconds = reserved_seconds(tester.planned(load), max(0, LOOKS[0] - tester.servers(load)))
+        load = tests.sequence.current or 0
+        own_seconds = tests.server_plan(load).reserved_seconds(max(0, LOOKS[0] - tests.servers(load)))
         missing = self._affordable(others, self.budget.left_seconds() - own_seconds)
         for server in range(1, COMPARED_SERVERS + 1) if missing else ():
-            if tester.servers(load) < server:
-                tester.deploy(load)
+            if tests.servers(load) < server:
+                self.measure(tests.server_plan(load))
             self._add_servers(missing, server)
 
     def _begin_test(self, plan: ConfirmationPlan, point: Point) -> None:
         """Measure those of the first servers of the next load that the time allows, unless a candidate has passed."""
-        tester, judged = self._tester(plan, point), judge_confirmations(self.trials, self.problem)
-        if tester is None or any(entry.judged.verdict is Verdict.PASS for entry in judged):
+        tests, judged = self._tests(plan, point), judge_confirmations(self.trials, self.problem)
+        if tests is None or any(entry.judged.verdict is Verdict.PASS for entry in judged):
             return
-        tester.sequence.run(tester)
-        if (load := tester.sequence.current) is None:
+        tests.next_load()
+        if (load := tests.sequence.current) is None:
             return
-        for _ in range(LOOKS[0] - tester.servers(load)):
-            if not self.possible_servers(point) or not tester.deploy(load):
+        for _ in range(LOOKS[0] - tests.servers(load)):
+            if not tests.possible_servers() or not self.measure(tests.server_plan(load)):
                 return
 
-    def _affordable(self, others: Sequence[ConfirmationCandidate], seconds: float) -> list[ConfirmationCandidate]:
+    def _affordable(self, others: Sequence[ServerPlan], seconds: float) -> list[ServerPlan]:
         """Return those of ``others`` that lack servers, and of them the first that take ``seconds`` together."""
         missing = {place: COMPARED_SERVERS - self._servers(other) for place, other in enumerate(others)}
         lacking = [place for place, servers in missing.items() if servers > 0]
@@ -345,31 +344,31 @@ class Confirmer:
         """Measure comparisons at better loads, in turn, while there are such loads and time is left."""
         for _ in range(COMPARED_LOADS):
             judged = judge_confirmations(self.trials, self.problem)
-            planned = list[ConfirmationCandidate]()
+            planned = list[ServerPlan]()
             for point in compared:
                 own = [entry for entry in judged if entry.point.trial == point.trial]
                 if any(entry.error for entry in own) or self.trial(point.trial).status == "failed":
                     continue
-                if (load := next_compared_load(_ladder(plan, point), own, self.problem)) is not None:
+                if (load := _predictions(plan, point).next_compared_load(own, self.problem)) is not None:
                     planned.append(self._planned(point, load))
             missing = self._affordable(planned, self.budget.left_seconds())
             for server in range(1, COMPARED_SERVERS + 1):
                 self._add_servers(missing, server)
 
-    def _add_servers(self, others: Sequence[ConfirmationCandidate], servers: int) -> None:
+    def _add_servers(self, others: Sequence[ServerPlan], servers: int) -> None:
         """Measure one more server of each of ``others`` that has fewer than ``servers``."""
         for other in others:
             if self._servers(other) < servers:
                 self.measure(other)
 
-    def _servers(self, planned: ConfirmationCandidate) -> int:
+    def _servers(self, planned: ServerPlan) -> int:
         return len(server_windows(self.trial(planned.trial), planned.load))
 
 
-def _ladder(plan: ConfirmationPlan, point: Point) -> LoadLadder:
-    ladder = plan.ladder(point)
-    assert ladder is not None
-    return ladder
+def _predictions(plan: ConfirmationPlan, point: Point) -> LoadPredictions:
+    predictions = plan.predictions_of(point)
+    assert predictions is not None
+    return predictions
 
 
 def model_fitter(problem: Problem, options: RunOptions) -> Callable[[Sequence[Point]], PerformanceModel | None]:
@@ -386,29 +385,3 @@ def model_fitter(problem: Problem, options: RunOptions) -> Callable[[Sequence[Po
         return fit_model(complete, problem, latencies, options.seed)
 
     return fit
-
-
-@dataclass
-class CandidateTester(CandidateTests):
-    """Tests one candidate on fresh servers, see ``objectives.load_sequence.LoadTester``."""
-
-    confirmer: Confirmer
-
-    def planned(self, load: int) -> ConfirmationCandidate:
-        """Return the plan of the measurements on each server at this load."""
-        servers = self.servers(load)
-        missing = next((look - servers for look in LOOKS if look > servers), 1)
-        return self.confirmer.tested(super().planned(load), missing)
-
-    def deploy(self, load: int) -> bool:
-        """Measure one more fresh server at this load."""
-        return self.confirmer.measure(self.planned(load))
-
-    def possible_servers(self) -> int:
-        """Return how many more servers the time allows."""
-        return self.confirmer.possible_servers(self.point)
-
-    def is_worth_testing(self, load: int) -> bool:
-        """Return whether no other candidate is next."""
-        test = self.confirmer.next_test()
-        return test is None or test.point.trial == self.point.trial

@@ -16,16 +16,11 @@ from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
+from optimizer.confirmation.load_predictions import COMPARED_LOADS, predict_loads
+from optimizer.confirmation.server_plan import WINDOWS, plan_server
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point
 from optimizer.results import outcome_tables
-from optimizer.results.confirmation_plan import (
-    COMPARED_LOADS,
-    WINDOWS,
-    confirmation_candidate,
-    first_compared_load,
-    load_ladder,
-)
 from optimizer.results.recommendation import assess
 from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors
 from tests.drawn_server import (
@@ -138,10 +133,10 @@ def test_a_comparison_that_misses_the_sla_on_fresh_servers_has_no_gain(problem: 
     assert rows["current (baseline)"][-1] == f"not confirmed, misses p95 <= {BOUND_MS:g} ms on fresh servers"
 
 
-class TestLadder:
+class TestPredictedLoads:
     def test_all_loads_are_possible_for_a_comparison(self, problem: Problem) -> None:
-        ladder = load_ladder(self.at(4, 1.0), [self.at(4, 1.0)], problem, None, every_load=True)
-        loads = [load.concurrency for load in ladder.loads]
+        predictions = predict_loads(self.at(4, 1.0), [self.at(4, 1.0)], problem, None, every_load=True)
+        loads = [load.concurrency for load in predictions.loads]
         assert (loads[0], loads[-1]) == (1, problem.max_concurrency)
         assert all(after <= max(before + 1, 1.12 * before) for before, after in pairwise(loads))
 
@@ -151,35 +146,39 @@ class TestLadder:
 
     def test_latency_is_interpolated_between_the_measured_loads(self, problem: Problem) -> None:
         points = [self.at(10, 10.0), self.at(20, 20.0)]
-        ladder = load_ladder(points[1], points, problem, None)
-        loads = [load.concurrency for load in ladder.loads]
+        predictions = predict_loads(points[1], points, problem, None)
+        loads = [load.concurrency for load in predictions.loads]
         assert loads == sorted(set(loads))
         assert loads[0] == 6
         assert 20 in loads
         expected = [math.log(load / 20) for load in loads]
-        assert ladder.predicted == pytest.approx(expected, abs=0.05)
+        assert predictions.log_latency_ratios == pytest.approx(expected, abs=0.05)
 
     def test_a_first_load_close_to_the_bound_is_lower_than_the_measured_one(self, problem: Problem) -> None:
-        ladder = load_ladder(self.at(40, 19.9), [self.at(40, 19.9)], problem, None)
-        start = max(load for load, log_ratio in enumerate(ladder.predicted) if log_ratio <= -MARGIN)
-        assert 31 <= ladder.loads[start].concurrency <= 36
+        predictions = predict_loads(self.at(40, 19.9), [self.at(40, 19.9)], problem, None)
+        start = max(load for load, log_ratio in enumerate(predictions.log_latency_ratios) if log_ratio <= -MARGIN)
+        assert 31 <= predictions.loads[start].concurrency <= 36
 
     def test_a_model_predicts_the_latency_where_requests_begin_to_wait(self, problem: Problem) -> None:
         """Up to 16 requests run at once; the measured latency is 1.1 times the predicted one."""
         points = [self.at(8, 11.0), self.at(14, 11.0)]
-        ladder = load_ladder(points[1], points, problem, SteepModel())
+        predictions = predict_loads(points[1], points, problem, SteepModel())
         predicted = {
-            load.concurrency: math.exp(share) for load, share in zip(ladder.loads, ladder.predicted, strict=True)
+            load.concurrency: math.exp(share)
+            for load, share in zip(predictions.loads, predictions.log_latency_ratios, strict=True)
         }
         assert predicted[16] == pytest.approx(11.0 / BOUND_MS)
         assert predicted[18] == pytest.approx(22.0 / BOUND_MS)
-        assert max(ladder.throughput) == pytest.approx(50 * 16, rel=0.15)
+        assert max(predictions.throughput_infer_per_sec) == pytest.approx(50 * 16, rel=0.15)
 
     def test_errors_of_a_model_that_is_no_simulator_are_interpolated(self, problem: Problem) -> None:
         """The model is wrong about where requests begin to wait: at 8 instead of 16."""
         points = [self.at(8, 10.0), self.at(12, 40.0)]
-        ladder = load_ladder(points[0], points, replace(problem, kind=ModelKind.STATEFUL), SteepModel())
-        predicted = {load.concurrency: share for load, share in zip(ladder.loads, ladder.predicted, strict=True)}
+        predictions = predict_loads(points[0], points, replace(problem, kind=ModelKind.STATEFUL), SteepModel())
+        predicted = {
+            load.concurrency: share
+            for load, share in zip(predictions.loads, predictions.log_latency_ratios, strict=True)
+        }
         assert predicted[8] == pytest.approx(math.log(10.0 / BOUND_MS))
         assert 0 < predicted[11] < math.log(40.0 / BOUND_MS)
 
@@ -187,7 +186,7 @@ class TestLadder:
         good, lost = self.at(8, 10.0), self.at(16, 10.0)
         lost = replace(lost, measurement=replace(lost.measurement, latency_p95_ms=None))
         for model in (None, SteepModel()):
-            assert load_ladder(good, [good, lost], problem, model) == load_ladder(good, [good], problem, model)
+            assert predict_loads(good, [good, lost], problem, model) == predict_loads(good, [good], problem, model)
 
     def test_only_allowed_loads_are_tested(self, problem: Problem) -> None:
         class Listed(SearchSpace):
@@ -195,19 +194,19 @@ class TestLadder:
                 return 8, 16, 40, 64
 
         listed = replace(problem, space=Listed(max_batch_size=(1, 64), instance_count=(1, 2)))
-        ladder = load_ladder(self.at(40, 19.9), [self.at(40, 19.9)], listed, None)
-        assert [load.concurrency for load in ladder.loads] == [8, 16, 40, 64]
+        predictions = predict_loads(self.at(40, 19.9), [self.at(40, 19.9)], listed, None)
+        assert [load.concurrency for load in predictions.loads] == [8, 16, 40, 64]
 
     def test_without_a_latency_bound_the_measured_load_is_kept(self, problem: Problem) -> None:
         point = self.at(40, 19.9)
-        assert load_ladder(point, [point], replace(problem, sla=Sla()), None).loads == (point.load,)
+        assert predict_loads(point, [point], replace(problem, sla=Sla()), None).loads == (point.load,)
 
     def test_request_rates_have_smaller_steps(self, problem: Problem) -> None:
         load = LoadPoint(1, request_rate=1000.0)
         point = Point(0, FAST, load, Measurement(1000.0, latency_p95_ms=10.0, stable=True))
-        ladder = load_ladder(point, [point], problem, None)
-        rates = [other.request_rate for other in ladder.loads]
-        assert load in ladder.loads
+        predictions = predict_loads(point, [point], problem, None)
+        rates = [other.request_rate for other in predictions.loads]
+        assert load in predictions.loads
         assert max(b / a for a, b in pairwise(rates)) < 1.04
 
 
@@ -216,7 +215,7 @@ def test_streams_need_time_before_and_after_their_windows() -> None:
     measurement = Measurement(2.0, latency_avg_ms=4000.0, responses_per_sec=30.0, stable=True)
     point = Point(0, FAST, LoadPoint(1, 8), measurement)
     batched = replace(point, measurement=replace(measurement, responses_per_sec=None))
-    seconds = [confirmation_candidate(own, own.load, None).server_seconds for own in (batched, point)]
+    seconds = [plan_server(own, own.load, None).server_seconds for own in (batched, point)]
     assert seconds[1] - seconds[0] == pytest.approx(2 * 4.0)
 
 
@@ -224,5 +223,5 @@ def test_the_test_of_a_model_that_streams_begins_further_inside_the_bound(proble
     stable = Measurement(50.0, latency_p95_ms=BOUND_MS, stable=True)
     batched = Point(0, FAST, LoadPoint(1, 40), stable)
     streamed = replace(batched, measurement=replace(stable, ttft_p50_ms=1.0))
-    first = [first_compared_load(load_ladder(own, [own], problem, None)) for own in (batched, streamed)]
+    first = [predict_loads(own, [own], problem, None).first_compared_load for own in (batched, streamed)]
     assert first[1].concurrency < first[0].concurrency

@@ -16,23 +16,19 @@ from objectives.load_sequence import ERROR_SHARES
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.candidate_tests import begun_error, errors_by_load
+from optimizer.confirmation.confirmer import Confirmer
+from optimizer.confirmation.next_test import next_verdict
+from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_plan_document
+from optimizer.confirmation.server_plan import START_SECONDS, WINDOWS
+from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
-from optimizer.results.confirmation_plan import START_SECONDS, WINDOWS, judge_confirmations
-from optimizer.results.confirmation_state import (
-    ConfirmationPlan,
-    begun_error,
-    errors_by_load,
-    next_look_of,
-    plan_document,
-    read_plan_document,
-)
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.confirmation import Confirmer
 from tests.drawn_server import BASELINE, BOUND_MS, FAST, FASTER, LOADS, SERVED, Drawing, drawn_problem, searched
 
 COMPARISONS = (BASELINE, FAST)
@@ -77,9 +73,9 @@ class Sessions:
         return read_plan_document(json.loads(self.documents[-1])) if self.documents else None
 
     def record(self, plan: ConfirmationPlan) -> None:
-        known = self.plan.ladders.keys() if self.plan else set()
+        known = self.plan.predictions.keys() if self.plan else set()
         tested = {trial.number for trial in self.table.read() if errors_by_load(trial)}
-        assert not tested & (plan.ladders.keys() - known), "loads are fixed before the first window"
+        assert not tested & (plan.predictions.keys() - known), "loads are fixed before the first window"
         self.documents.append(json.dumps(plan_document(plan)))
 
     def run(self, seconds: float = 6000, servers: int = 1000) -> list[Trial]:
@@ -156,10 +152,10 @@ def test_repeating_until_pass_spends_no_more_error_than_one_session(
             assert own.judged.verdict is not Verdict.PASS or own.servers in LOOKS
     assert errors
     assert sessions.plan is not None
-    for number, ladder in sessions.plan.ladders.items():
+    for number, predictions in sessions.plan.predictions.items():
         tested = errors_by_load(trials[number])
         for share in set(tested.values()):
-            places = [ladder.loads.index(load) for load, error in tested.items() if error == share]
+            places = [predictions.loads.index(load) for load, error in tested.items() if error == share]
             assert places == sorted(places), "a share is used once, or handed on after a PASS"
     assert 0 < begun_error(trials) <= (1 - problem.confidence) * (1 + 1e-9)
     tested_trials = {trial.number for trial in trials if errors_by_load(trial)}
@@ -172,7 +168,7 @@ def test_a_complete_confirmation_deploys_nothing(new_sessions: Callable[..., Ses
     trials = sessions.run()
     deployed = len(sessions.server.deployed)
     assert sessions.plan is not None
-    assert next_look_of(sessions.plan, trials, problem) is None
+    assert next_verdict(sessions.plan, trials, problem) is None
     assert sessions.run() == trials
     assert len(sessions.server.deployed) == deployed
 
@@ -181,10 +177,10 @@ def test_what_the_next_verdict_needs_is_known(new_sessions: Callable[..., Sessio
     sessions = new_sessions()
     trials = sessions.run(servers=1)
     assert sessions.plan is not None
-    look = next_look_of(sessions.plan, trials, problem)
+    look = next_verdict(sessions.plan, trials, problem)
     assert look is not None
-    assert look.servers == LOOKS[0] - 1
-    assert look.seconds == pytest.approx(look.servers * (START_SECONDS + WINDOWS * 0.5))
+    assert look.missing_servers == LOOKS[0] - 1
+    assert look.seconds == pytest.approx(look.missing_servers * (START_SECONDS + WINDOWS * 0.5))
 
 
 def test_a_pass_needs_a_planned_number_of_servers(problem: Problem) -> None:
@@ -258,23 +254,34 @@ def test_confirmations_of_another_plan_are_refused(new_sessions: Callable[..., S
         ({"error": "much"}, "confirmation_plan.error: "),
         ({"error": 2.0}, "confirmation_plan.error: 2 is not between 0 and 1"),
         ({"finalists": None}, "confirmation_plan.finalists: "),
-        ({"ladders": {"2": {"loads": [], "predicted": [], "throughput": []}}}, "confirmation_plan.ladders.2: "),
         (
-            {"ladders": {"2": {"loads": [{"request_batch_size": 1}], "predicted": [1.0], "throughput": []}}},
-            "ladders.2",
+            {"predictions": {"2": {"loads": [], "log_latency_ratios": [], "throughput_infer_per_sec": []}}},
+            "confirmation_plan.predictions.2: ",
         ),
         (
             {
-                "ladders": {
+                "predictions": {
                     "2": {
                         "loads": [{"request_batch_size": 1}],
-                        "predicted": [1.0],
-                        "throughput": [1.0],
+                        "log_latency_ratios": [1.0],
+                        "throughput_infer_per_sec": [],
+                    }
+                }
+            },
+            "predictions.2",
+        ),
+        (
+            {
+                "predictions": {
+                    "2": {
+                        "loads": [{"request_batch_size": 1}],
+                        "log_latency_ratios": [1.0],
+                        "throughput_infer_per_sec": [1.0],
                         "highest_first": 1,
                     }
                 }
             },
-            "ladders.2: highest_first is not one of the loads",
+            "predictions.2: highest_first is not one of the loads",
         ),
     ],
 )

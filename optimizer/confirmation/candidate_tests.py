@@ -1,0 +1,174 @@
+"""The tests of one candidate, judged from its confirmations, and their share of the error probability."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from objectives.load_sequence import (
+    ERROR_SHARES,
+    MARGIN,
+    OTHER_ERROR_SHARES,
+    OTHER_MARGIN,
+    CandidateState,
+    LoadJudgement,
+    LoadSequence,
+)
+from objectives.sequential import LOOKS
+from objectives.verdict import pool_measurements
+from optimizer.config.search_space import Problem
+from optimizer.confirmation.load_predictions import LoadPredictions
+from optimizer.confirmation.plan import ConfirmationPlan
+from optimizer.confirmation.server_plan import ServerPlan, plan_server
+from optimizer.confirmation.verdicts import judge_load
+from optimizer.confirmation.windows import confirmed_spreads, counted_server_windows, server_windows
+from optimizer.core.errors import BadInputError
+from optimizer.core.trial import LoadPoint, Point, Trial
+
+SHARES = (ERROR_SHARES, OTHER_ERROR_SHARES)  # of the error, for the candidates that are tested
+SMALLEST_ERROR = 1e-9  # below it, rounding is all that is left of the error
+
+
+def errors_by_load(trial: Trial) -> dict[LoadPoint, float]:
+    """Return the error of the test of each tested load of ``trial``, in the order of testing."""
+    return {again.load: again.error for again in trial.confirmations if again.error}
+
+
+def begun_error(trials: Sequence[Trial]) -> float:
+    """Return the error probability of all tests that were begun. A load that inherits an error adds nothing."""
+    return sum(sum(set(errors_by_load(trial).values())) for trial in trials)
+
+
+def error_shares(plan: ConfirmationPlan, trials: Sequence[Trial], number: int) -> tuple[float, ...] | None:
+    """Return the shares of the error for the tests of finalist ``number``; None if other finalists use them all.
+
+    They are those of its earlier tests, otherwise the first ones that are free. The tests of a candidate that can no
+    longer be deployed do not count.
+    """
+    first = {
+        trial.number: next(iter(errors.values()))
+        for trial in trials
+        if trial.number in plan.finalists and (errors := errors_by_load(trial))
+    }
+    for shares in SHARES:
+        users = [own for own, error in first.items() if math.isclose(error, plan.error * shares[0])]
+        if number in users or (number not in first and not users):
+            return shares
+    return SHARES[0] if number in first else None  # its confirmations do not follow the plan: CandidateTests says so
+
+
+def without_lost_end(trial: Trial) -> Trial:
+    """Return ``trial`` without a lost measurement at the end of its confirmations, which is repeated."""
+    kept = trial.confirmations
+    while kept and kept[-1].is_lost:
+        kept = kept[:-1]
+    return replace(trial, confirmations=kept)
+
+
+@dataclass
+class CandidateTests:
+    """The tests of one candidate at its predicted loads, which are numbered from 0, ascending.
+
+    Attributes:
+        problem: The search problem.
+        plan: The plan of the confirmation.
+        trials: All trials of the run, with the confirmations so far.
+        point: The candidate at its best load.
+        predictions: Its loads.
+        shares: The shares of the error for its tests.
+        left_seconds: Returns the time that is left for tests.
+        is_cross_checked: Whether perf_analyzer measures each tested server as well.
+        sequence: The tests, which continue where the confirmations of the trial end.
+    """
+
+    problem: Problem
+    plan: ConfirmationPlan
+    trials: Sequence[Trial]
+    point: Point
+    predictions: LoadPredictions
+    shares: tuple[float, ...]
+    left_seconds: Callable[[], float] = lambda: math.inf
+    is_cross_checked: bool = False
+    sequence: LoadSequence = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raise BadInputError if the trial's confirmations do not belong to the plan."""
+        self.sequence = LoadSequence(
+            self.predictions.log_latency_ratios,
+            self.predictions.throughput_infer_per_sec,
+            self.plan.error,
+            self.shares,
+            MARGIN if self.shares == ERROR_SHARES else OTHER_MARGIN,
+            self.predictions.highest_first,
+        )
+        try:
+            self.sequence.resume(
+                [(self.predictions.loads.index(load), error) for load, error in errors_by_load(self.trial).items()]
+            )
+        except ValueError:
+            raise BadInputError(
+                f"the confirmations of trial {self.point.trial} do not follow the plan in run.json; "
+                "`tune verify --fresh` makes a separate test"
+            ) from None
+
+    @property
+    def trial(self) -> Trial:
+        """The tested trial, with its confirmations so far."""
+        return next(trial for trial in self.trials if trial.number == self.point.trial)
+
+    def next_load(self) -> int | None:
+        """Return the load that needs another server; None if no load can pass in the time that is left."""
+        return self.sequence.next_load(self)
+
+    def state(self, load: int | None) -> CandidateState:
+        """Return how far the tests are; ``load`` is ``next_load``."""
+        passed = 0.0 if self.sequence.passed is None else self.throughput(self.sequence.passed)
+        if load is None:
+            return CandidateState(passed, None)
+        return CandidateState(passed, self.throughput(load), is_begun=self.servers(load) > 0)
+
+    def server_plan(self, load: int) -> ServerPlan:
+        """Return how the next server at this load is measured, with fewer windows if the time is short."""
+        return self._server_plan(self.predictions.loads[load], self.missing_servers(load))
+
+    def servers(self, load: int) -> int:
+        """Return the number of servers that were measured to test this load."""
+        place = self.predictions.loads[load]
+        return len(server_windows(self.trial, place)) if place in errors_by_load(self.trial) else 0
+
+    def missing_servers(self, load: int) -> int:
+        """Return how many more servers the next look at this load needs."""
+        servers = self.servers(load)
+        return next((look - servers for look in LOOKS if look > servers), 1)
+
+    def possible_servers(self) -> int:
+        """Return how many more servers the time allows."""
+        seconds = self._server_plan(self.point.load, LOOKS[0]).server_seconds
+        return max(0, int(min(self.left_seconds() / seconds, LOOKS[-1])))
+
+    def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+        """Return the verdict on this load."""
+        place = self.predictions.loads[load]
+        spreads = confirmed_spreads(self.trials, self.problem, counted_server_windows(self.trial, place))
+        judged = judge_load(self.trial, place, self.problem, spreads, error, most_servers)
+        return LoadJudgement(judged.verdict, judged.is_promising, judged.excess)
+
+    def throughput(self, load: int) -> float:
+        """Return the throughput at this load: the predicted one, corrected by the measurement at a tested load.
+
+        That is this load if it was tested, otherwise the one that passed, otherwise the last one.
+        """
+        predicted = self.predictions.throughput_infer_per_sec
+        tested = [self.predictions.loads.index(own) for own in errors_by_load(self.trial)]
+        if not tested:
+            return predicted[load]
+        reference = next((own for own in (load, self.sequence.passed) if own in tested), tested[-1])
+        windows = [window for own in server_windows(self.trial, self.predictions.loads[reference]) for window in own]
+        measured = pool_measurements(windows).throughput_infer_per_sec or 0.0
+        return measured * predicted[load] / predicted[reference]
+
+    def _server_plan(self, load: LoadPoint, servers: int) -> ServerPlan:
+        error = 0.0 if self.sequence.current is None else self.sequence.current_error
+        own = plan_server(self.point, load, self.problem.request_times, error, self.problem.sla)
+        return replace(own, is_cross_checked=self.is_cross_checked).fitting(servers, self.left_seconds())

@@ -1,0 +1,247 @@
+"""The loads at which a candidate can be confirmed, with the predicted latency and throughput at each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from objectives.arrays import FloatArray
+from objectives.load_sequence import MARGIN, OTHER_MARGIN
+from objectives.metrics import METRICS, Measurement
+from optimizer.config.search_space import Problem
+from optimizer.confirmation.server_plan import COMPARED_SERVERS
+from optimizer.confirmation.verdicts import Confirmed, meets_sla
+from optimizer.core.trial import LoadPoint, Point
+from optimizer.simulator.metrics import Performance
+from optimizer.simulator.performance_model import PerformanceModel
+
+LOAD_STEP, RATE_STEP = 1.06, 1.03  # between neighboring loads; latency rises steeply with a request rate
+LOWEST_LOAD, HIGHEST_LOAD = 0.3, 1.4  # tested loads, relative to the best one that the search measured
+# log of latency, added to the predictions for a model that streams. Requests that run together have similar times, so
+# the search estimates them less well, and a test on few servers passes only well inside the bound.
+STREAM_CAUTION = 0.2
+NO_BOUND = -1e3  # log of the latency over its bound if there is none
+FARTHEST_LOAD = 1.5  # at which the test of a compared candidate begins, relative to the load of the comparison
+ROUNDING = 1e-9  # difference between a prediction and a measurement that is none
+COMPARED_LOADS = 3  # most loads of a candidate that is measured for comparison
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPredictions:
+    """The loads of one candidate that can be tested, ascending, with the predicted latency and throughput.
+
+    Attributes:
+        loads: At least one load.
+        log_latency_ratios: The log of the latency over its bound; NO_BOUND if no latency is bounded.
+        throughput_infer_per_sec: The throughput at each load.
+        highest_first: Number of the highest load at which the tests may begin; None if all may be the first.
+    """
+
+    loads: tuple[LoadPoint, ...]
+    log_latency_ratios: tuple[float, ...]
+    throughput_infer_per_sec: tuple[float, ...]
+    highest_first: int | None = None
+
+    @property
+    def first_compared_load(self) -> LoadPoint:
+        """The highest load that is predicted to be inside the bound by MARGIN, as for the tested candidate."""
+        return self.loads[self._highest(-MARGIN)]
+
+    @property
+    def rival_throughput_infer_per_sec(self) -> float:
+        """The predicted throughput at the load at which the test of a rival of the best candidate begins."""
+        return self.throughput_infer_per_sec[self._highest(-OTHER_MARGIN)]
+
+    def for_single_load(self) -> LoadPredictions:
+        """Return them for a test without time for a second load: it begins at a load that is likelier to pass."""
+        return replace(self, highest_first=self._highest(-OTHER_MARGIN))
+
+    def corrected(self, measured: Confirmed, problem: Problem) -> LoadPredictions | None:
+        """Return them shifted by the difference of a measurement at one of the loads; None if it is unknown."""
+        throughput = measured.point.throughput_infer_per_sec
+        latency = _log_metrics(measured.point.measurement, problem)[0]
+        if measured.point.load not in self.loads or latency == NO_BOUND or throughput <= 0:
+            return None
+        load = self.loads.index(measured.point.load)
+        shift, factor = latency - self.log_latency_ratios[load], throughput / self.throughput_infer_per_sec[load]
+        if math.isclose(shift, 0, abs_tol=ROUNDING) and math.isclose(factor, 1, rel_tol=ROUNDING):
+            return replace(self, highest_first=None)  # they were corrected before
+        return LoadPredictions(
+            self.loads,
+            tuple(ratio + shift for ratio in self.log_latency_ratios),
+            tuple(factor * predicted for predicted in self.throughput_infer_per_sec),
+        )
+
+    def for_rival(self, measured: Confirmed, problem: Problem) -> LoadPredictions | None:
+        """Return them for the test of a compared candidate, corrected by its measurement; None if that is unknown.
+
+        The test begins at most at FARTHEST_LOAD times the load that was measured.
+        """
+        corrected = self.corrected(measured, problem)
+        if corrected is None:
+            return None
+        farthest = _log_size(measured.point.load) + math.log(FARTHEST_LOAD)
+        return replace(corrected, highest_first=sum(_log_size(load) <= farthest for load in self.loads) - 1)
+
+    def next_compared_load(self, measured: Sequence[Confirmed], problem: Problem) -> LoadPoint | None:
+        """Return the load at which the candidate is measured next for comparison; None if it needs no more servers.
+
+        A candidate whose last load missed the SLA, or was inside it by more than MARGIN, gets another one. Then the
+        predictions are shifted by the measured difference, and the highest load at which a test would be likely to
+        pass is next.
+
+        Args:
+            measured: The candidate's confirmations, in the order of measuring.
+            problem: The search problem.
+        """
+        if not measured:
+            return self.first_compared_load
+        last = measured[-1]
+        if last.servers < COMPARED_SERVERS:
+            return last.point.load
+        known = [entry.point.load for entry in measured]
+        if len(known) >= COMPARED_LOADS:
+            return None
+        corrected = self.corrected(last, problem)
+        is_close = _log_metrics(last.point.measurement, problem)[0] > -2 * MARGIN
+        if corrected is None or (meets_sla(last, problem) and is_close):
+            return None
+        chosen = corrected.first_compared_load
+        return None if chosen in known else chosen
+
+    def _highest(self, limit: float) -> int:
+        """Return the highest load whose predicted log of the latency over its bound is at most ``limit``, else 0."""
+        end = len(self.loads) if self.highest_first is None else self.highest_first + 1
+        inside = [load for load, ratio in enumerate(self.log_latency_ratios[:end]) if ratio <= limit]
+        return max(inside, default=0)
+
+
+def predict_loads(
+    point: Point,
+    points: Sequence[Point],
+    problem: Problem,
+    model: PerformanceModel | None,
+    *,
+    every_load: bool = False,
+) -> LoadPredictions:
+    """Return the loads around that of ``point`` with the predicted latency and throughput of its candidate.
+
+    Latency is not monotonic in the load: with a queue delay, fewer requests in flight fill batches worse. It rises
+    steeply once requests wait for a place in a running batch. So ``model`` predicts it, and the candidate's own
+    measurements correct the predictions. The simulator of the dynamic batcher is corrected by the median error, and
+    other models, whose errors depend more on the load, by the interpolated one. Without a model, or where it predicts
+    nothing, the measurements are interpolated. Measurements without a latency that is bounded do not count.
+
+    Args:
+        point: The candidate at its best load.
+        points: The search's points of all candidates.
+        problem: The search problem.
+        model: The performance model that was fitted to the search's points; None if there is none.
+        every_load: Whether the loads cover all concurrencies, for a candidate of which the search tried few loads.
+    """
+    loads = _possible_loads(point, problem, every_load=every_load)
+    own = [other for other in points if other.candidate == point.candidate and _has_all_latencies(other, problem)]
+    own = own or [point]
+    expected = None if model is None or problem.open_loop else _modeled(model, own, loads, problem)
+    if expected is None:
+        expected = _extrapolated(own, loads, problem)
+    if point.measurement.is_streamed:
+        expected[:, 0] += STREAM_CAUTION
+    return LoadPredictions(tuple(loads), tuple(expected[:, 0].tolist()), tuple(np.exp(expected[:, 1]).tolist()))
+
+
+def _modeled(
+    model: PerformanceModel, own: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem
+) -> FloatArray | None:
+    """Return ``_log_metrics`` at ``loads`` [loads, 2] by ``model``; None where it predicts nothing.
+
+    The errors at ``own``, the points of one candidate, correct the predictions.
+    """
+    known = [other.load for other in own]
+    cells = [(own[0].candidate, load.concurrency) for load in (*loads, *known)]
+    figures = np.array([_log_predicted(performance, problem) for performance in model.simulate(cells)])
+    if not np.isfinite(figures).all():
+        return None
+    errors = _measured(own, problem) - figures[len(loads) :]
+    correction = np.median(errors, axis=0) if problem.is_simulated else _interpolated(loads, known, errors)
+    predicted: FloatArray = figures[: len(loads)] + correction
+    return predicted
+
+
+def _extrapolated(own: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem) -> FloatArray:
+    """Return ``_log_metrics`` at ``loads`` [loads, 2], interpolated between ``own``, the points of one candidate.
+
+    Beyond them, latency is proportional to the load, and throughput no higher.
+    """
+    known = [other.load for other in own]
+    sizes, ends = np.array(list(map(_log_size, loads))), list(map(_log_size, known))
+    beyond = sizes - np.clip(sizes, min(ends), max(ends))
+    inside = _interpolated(loads, known, _measured(own, problem))
+    extrapolated: FloatArray = inside + np.stack([beyond, np.minimum(beyond, 0.0)], axis=1)
+    return extrapolated
+
+
+def _measured(own: Sequence[Point], problem: Problem) -> FloatArray:
+    """Return ``_log_metrics`` of points [points, 2]."""
+    return np.array([_log_metrics(other.measurement, problem) for other in own])
+
+
+def _has_all_latencies(point: Point, problem: Problem) -> bool:
+    return point.throughput_infer_per_sec > 0 and problem.sla.share_of_bound(point.measurement) < math.inf
+
+
+def _interpolated(loads: Sequence[LoadPoint], known: Sequence[LoadPoint], values: FloatArray) -> FloatArray:
+    """Return ``values`` [known, columns] interpolated at ``loads``; values at the same load are averaged."""
+    distinct, place = np.unique(list(map(_log_size, known)), return_inverse=True)
+    averages = [np.bincount(place, column) / np.bincount(place) for column in values.T]
+    sizes = list(map(_log_size, loads))
+    return np.stack([np.interp(sizes, distinct, average) for average in averages], axis=1)
+
+
+def _possible_loads(point: Point, problem: Problem, *, every_load: bool) -> list[LoadPoint]:
+    load, possible = point.load, problem.space.allowed_concurrencies(point.candidate)
+    if not problem.sla.latencies:
+        return [load]
+    if any(METRICS[bound.metric].counted for bound in problem.sla) or METRICS["goodput"] in problem.objectives:
+        # only the search's measurements show at which load too many requests fail, or the goodput falls again
+        return [own for own in _loads_around(point, problem, possible, every_load=every_load) if own <= load]
+    return _loads_around(point, problem, possible, every_load=every_load)
+
+
+def _loads_around(
+    point: Point, problem: Problem, possible: tuple[int, ...] | None, *, every_load: bool
+) -> list[LoadPoint]:
+    load = point.load
+    if load.request_rate:
+        steps = range(math.ceil(math.log(LOWEST_LOAD, RATE_STEP)), math.floor(math.log(HIGHEST_LOAD, RATE_STEP)) + 1)
+        rates = sorted({float(f"{load.request_rate * RATE_STEP**step:.3g}") for step in steps} | {load.request_rate})
+        return [replace(load, request_rate=rate) for rate in rates]
+    if possible is None and every_load:
+        steps = range(math.ceil(math.log(problem.max_concurrency, LOAD_STEP)))
+        possible = (*(round(LOAD_STEP**step) for step in steps), problem.max_concurrency)
+    elif possible is None:
+        steps = range(math.ceil(math.log(LOWEST_LOAD, LOAD_STEP)), math.floor(math.log(HIGHEST_LOAD, LOAD_STEP)) + 1)
+        possible = tuple(round(load.concurrency * LOAD_STEP**step) for step in steps)
+    within = {size for size in possible if 1 <= size <= problem.max_concurrency} | {load.concurrency}
+    return [replace(load, concurrency=size) for size in sorted(within)]
+
+
+def _log_size(load: LoadPoint) -> float:
+    return math.log(load.request_rate or load.concurrency)
+
+
+def _log_metrics(measurement: Measurement, problem: Problem) -> tuple[float, float]:
+    """Return the log of the latency over its bound and of the throughput."""
+    share = problem.sla.share_of_bound(measurement) if problem.sla.latencies else 0.0
+    return math.log(share) if 0 < share < math.inf else NO_BOUND, math.log(
+        measurement.throughput_infer_per_sec or 1.0
+    )
+
+
+def _log_predicted(performance: Performance, problem: Problem) -> tuple[float, float]:
+    """Return what ``_log_metrics`` returns of a measurement."""
+    shares = [1e3 * performance.latency_s(bound.metric) / bound.bound for bound in problem.sla.latencies]
+    return math.log(max(shares)) if shares else NO_BOUND, math.log(performance.throughput_infer_per_s)

@@ -1,0 +1,93 @@
+"""The decisions of a confirmation that are fixed before its first window, and how run.json keeps them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from optimizer.config.search_space import Problem
+from optimizer.confirmation.load_predictions import LoadPredictions
+from optimizer.core.trial import Point
+from optimizer.simulator.speed_correction import SpeedCorrection
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmationPlan:
+    """The decisions that are fixed before the first window of a confirmation.
+
+    Attributes:
+        error: Error probability of all tests together.
+        disturbance_limit: CPU share of other processes above which a window does not count.
+        finalists: Trials of the candidates in the order in which they are tested.
+        predictions: The loads that can be tested, by trial, with the predicted latency and throughput. Those of a
+            later finalist are added before its first window.
+    """
+
+    error: float
+    disturbance_limit: float
+    finalists: tuple[int, ...]
+    predictions: Mapping[int, LoadPredictions] = field(default_factory=dict)
+
+    def predictions_of(self, point: Point) -> LoadPredictions | None:
+        """Return the loads of the candidate of ``point``; None if they were not predicted yet."""
+        predictions = self.predictions.get(point.trial)
+        if predictions is None:
+            return None
+        size = point.load.request_batch_size  # JSON does not keep whether it is a whole number
+        loads = tuple(replace(load, request_batch_size=size) for load in predictions.loads)
+        return replace(predictions, loads=loads)
+
+    def best_points(self, points: Sequence[Point], problem: Problem) -> list[Point]:
+        """Return the best of ``points`` for each finalist that can be deployed, in the order of testing."""
+        best = [finalists([own for own in points if own.trial == number], problem, 1) for number in self.finalists]
+        return [point for own in best for point in own]
+
+
+_PLAN = TypeAdapter(ConfirmationPlan)
+
+
+def plan_document(plan: ConfirmationPlan) -> dict[str, Any]:
+    """Return ``plan`` for run.json."""
+    document: dict[str, Any] = _PLAN.dump_python(plan, mode="json")
+    return document
+
+
+def read_plan_document(document: object) -> ConfirmationPlan:
+    """Return what ``plan_document`` has written. Raises ValueError with one line for anything else."""
+    try:
+        plan = _PLAN.validate_python(document)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise ValueError(".".join(map(str, ("confirmation_plan", *fault["loc"]))) + f": {fault['msg']}") from None
+    for number, own in plan.predictions.items():
+        key = f"confirmation_plan.predictions.{number}"
+        figures = (*own.log_latency_ratios, *own.throughput_infer_per_sec)
+        if not own.loads or len(figures) != 2 * len(own.loads) or not all(map(math.isfinite, figures)):
+            raise ValueError(f"{key}: not a prediction for each load")
+        if own.highest_first is not None and not 0 <= own.highest_first < len(own.loads):
+            raise ValueError(f"{key}: highest_first is not one of the loads")
+    if not 0 < plan.error < 1:
+        raise ValueError(f"confirmation_plan.error: {plan.error:g} is not between 0 and 1")
+    return plan
+
+
+def finalists(points: Sequence[Point], problem: Problem, most: int) -> list[Point]:
+    """Return the best point of each of the ``most`` best candidates, best first.
+
+    Disturbed measurements count with less weight, see ``SpeedCorrection.best_point``. If no point is stable, the best
+    unstable one is returned: fresh servers decide about it.
+    """
+    rest, chosen = points, list[Point]()
+    while len(chosen) < most:
+        best = SpeedCorrection().best_point(rest, problem.best_point)
+        if best is None and not chosen:
+            best = problem.best_point(rest, unstable=True)
+        if best is None:
+            break
+        chosen.append(best)
+        rest = [point for point in rest if point.candidate != best.candidate]
+    return chosen

@@ -1,0 +1,92 @@
+"""How long each fresh server of a candidate is measured, and what that takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from objectives.sequential import LOOKS
+from objectives.sla import Sla
+from objectives.verdict import needed_requests
+from optimizer.core.load_shapes import RequestTimes
+from optimizer.core.trial import Candidate, LoadPoint, Point
+from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
+
+WINDOWS, FEWER_WINDOWS = 8, 3  # per server; fewer if time is short
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.5, 10.0  # length of a window
+WINDOW_REQUESTS = 40  # requests in a window of a slow model
+START_SECONDS = 2.5  # estimated: start of a server and of the load generator, and its lead-in
+STREAM_GENERATIONS = 2  # of requests of a model that streams: those before the first window, and the last ones
+CROSS_CHECK_WINDOWS = 2  # length of perf_analyzer's measurement on each server of a test, in windows
+CROSS_CHECK_START_SECONDS = 0.5  # estimated: start and end of perf_analyzer
+COMPARED_SERVERS = 2  # fresh servers at each load of a candidate that is measured for comparison only
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """How each fresh server of a candidate is measured at one load.
+
+    Attributes:
+        trial: The number of the candidate's trial.
+        candidate: The configuration.
+        load: The load.
+        window_seconds: The length of a window.
+        error: The error probability of the test; 0 if the candidate is measured for comparison only.
+        windows: The number of windows.
+        is_cross_checked: Whether perf_analyzer measures once after the windows.
+        start_seconds: The estimated time without windows.
+    """
+
+    trial: int
+    candidate: Candidate
+    load: LoadPoint
+    window_seconds: float
+    error: float = 0.0
+    windows: int = WINDOWS
+    is_cross_checked: bool = False
+    start_seconds: float = START_SECONDS
+
+    @property
+    def server_seconds(self) -> float:
+        """The estimated duration on one server, including its start."""
+        cross_check = CROSS_CHECK_START_SECONDS + self.cross_check_seconds if self.is_cross_checked else 0.0
+        return self.start_seconds + self.windows * self.window_seconds + cross_check
+
+    @property
+    def cross_check_seconds(self) -> float:
+        """The duration of perf_analyzer's load, if it measures."""
+        return CROSS_CHECK_WINDOWS * self.window_seconds
+
+    def fitting(self, servers: int, seconds: float) -> ServerPlan:
+        """Return the plan with WINDOWS on each server, or FEWER_WINDOWS if ``servers`` need more than ``seconds``."""
+        full = replace(self, windows=WINDOWS)
+        return full if servers * full.server_seconds <= seconds else replace(self, windows=FEWER_WINDOWS)
+
+    def reserved_seconds(self, missing: int) -> float:
+        """Return the time that comparisons leave to the test of the recommendation.
+
+        It is that of its ``missing`` servers, and of a lower load, because the first one may not pass.
+        """
+        return missing * self.server_seconds + LOOKS[0] * replace(self, windows=FEWER_WINDOWS).server_seconds
+
+
+def plan_server(
+    point: Point, load: LoadPoint, times: RequestTimes | None, error: float = 0.0, sla: Sla | None = None
+) -> ServerPlan:
+    """Return the plan for the candidate of ``point`` at ``load``, sent at ``times`` in an open loop.
+
+    Slow models get longer windows. So do tests of the bounds in ``sla`` that permit few requests to be slow. If the
+    times of the requests repeat, a window has whole periods. So all windows have the same load, and their differences
+    are those of the server.
+    """
+    served = point.throughput_infer_per_sec / load.request_batch_size
+    requests = max(WINDOW_REQUESTS, *(needed_requests(bound) / (WINDOWS * LOOKS[0]) for bound in sla or ()), 0)
+    seconds = requests / served if served > 0 else LONGEST_SECONDS
+    start_seconds = START_SECONDS
+    if point.measurement.responses_per_sec is not None:
+        latency_s = (point.measurement.latency_avg_ms or 0.0) / 1e3
+        start_seconds += STREAM_GENERATIONS * min(latency_s, MAX_LEAD_IN_SECONDS)
+    seconds = min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS)
+    if times is not None:
+        start_seconds += times.lead_in_at(load.request_rate)
+        seconds = times.whole_periods(seconds, load.request_rate)
+    return ServerPlan(point.trial, point.candidate, load, seconds, error, start_seconds=start_seconds)

@@ -1,0 +1,243 @@
+"""The verdict on each candidate and load that was measured on fresh servers, with confidence intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from objectives.agreement import Agreement, ServerPair, compare_load_generators
+from objectives.confidence import ServerSpread, Verdict, next_look
+from objectives.metrics import TIMINGS, Measurement, Timing, four_digits
+from objectives.sequential import LOOKS
+from objectives.sla import Sla
+from objectives.verdict import (
+    ConfidenceInterval,
+    SequentialTest,
+    SlaVerdict,
+    ThroughputRatio,
+    judge_sla,
+    latency_interval_ms,
+    pool_measurements,
+    server_spreads,
+    throughput_interval,
+    throughput_ratio,
+)
+from optimizer.config.search_space import Problem
+from optimizer.confirmation.windows import (
+    confirmed_loads,
+    confirmed_spreads,
+    confirmed_windows,
+    counted_server_windows,
+    has_disturbed,
+    server_windows,
+    windows_by_server,
+    windows_of,
+)
+from optimizer.core.trial import Confirmation, LoadPoint, Point, Trial
+
+MOST_RISE = 0.1  # allowed rise of the mean latency within a server's windows, as a share of the bound
+COMPARED = "measured for comparison only"
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """Verdict on one candidate at one load, from its windows on fresh servers.
+
+    ``throughput`` and ``latency_ms`` are confidence intervals at the run's confidence; ``latency`` names the metric
+    of the latter. ``point`` pools the windows that count. ``error`` is the error probability of the test; 0 for a
+    comparison. ``agreement`` says whether perf_analyzer measured the same; None if it did not measure next to another
+    load generator. ``other_intervals`` has the intervals of the other bounded latencies by metric and, for a model
+    that streams, of the output tokens per second. ``sla`` is the SLA of the verdict.
+    """
+
+    point: Point
+    judged: SlaVerdict
+    servers: int
+    windows: int
+    throughput: ConfidenceInterval
+    latency: str
+    latency_ms: ConfidenceInterval
+    error: float = 0.0
+    agreement: Agreement | None = None
+    other_intervals: Mapping[str, ConfidenceInterval] = field(default_factory=dict)
+    sla: Sla = field(default_factory=Sla)
+
+    def interval(self, metric: str) -> ConfidenceInterval | None:
+        """Return the confidence interval of ``metric``; None if it was not estimated."""
+        return {**self.other_intervals, "throughput": self.throughput, self.latency: self.latency_ms}.get(metric)
+
+    @property
+    def disturbance(self) -> str:
+        """Why its values are not comparable with those of another run; empty if the machine was not disturbed."""
+        if self.judged.counts_disturbed:
+            return f"{100 * self.judged.disturbed_share:.0f} % of its windows were disturbed"
+        pooled = self.point.measurement
+        return "" if pooled.stable else pooled.reason or "its windows disagree"
+
+
+def judge_confirmations(trials: Sequence[Trial], problem: Problem) -> list[Confirmed]:
+    """Return the verdict on each trial and load that was confirmed.
+
+    A candidate that was measured for comparison only is UNDECIDED.
+    """
+    spreads = {
+        disturbed: server_spreads(confirmed_windows(trials, disturbed=disturbed), problem.sla)
+        for disturbed in (False, True)
+    }
+    return [_judge_confirmation(trial, load, problem, spreads) for trial, load in confirmed_loads(trials)]
+
+
+def judge_load(
+    trial: Trial,
+    load: LoadPoint,
+    problem: Problem,
+    spreads: Mapping[str, ServerSpread],
+    error: float,
+    most_servers: int = 0,
+) -> SlaVerdict:
+    """Return the verdict on ``trial`` at ``load`` from its windows on fresh servers.
+
+    It is a PASS only after a planned number of servers (LOOKS): each further look would be another chance to err.
+
+    Args:
+        trial: The trial, with at least one confirmation at ``load``.
+        load: The load to judge.
+        problem: The search problem.
+        spreads: The variance between servers, see ``confirmed_spreads``.
+        error: The error probability of the test at this load.
+        most_servers: The number of servers that the time allows.
+    """
+    test = SequentialTest(error, most_servers, problem.confidence)
+    servers = server_windows(trial, load)
+    judged = judge_sla(servers, problem.sla, spreads, test)
+    if judged.verdict is Verdict.PASS and len(servers) not in LOOKS:
+        reason = f"{len(servers)} of {next_look(len(servers))} fresh servers were measured"
+        return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=True)
+    if judged.verdict is Verdict.PASS:
+        if reason := _rise([again for again in trial.confirmations if again.load == load], problem.sla):
+            return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False)
+        agreement = load_agreement(trial, load, problem)
+        if agreement is not None and agreement.contradiction:
+            reason, excess = agreement.contradiction, max(judged.excess, agreement.excess)
+            return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False, excess=excess)
+    return judged
+
+
+def load_agreement(trial: Trial, load: LoadPoint, problem: Problem) -> Agreement | None:
+    """Return whether perf_analyzer measured the same as tune's own client; None if it measured nothing there.
+
+    A false disagreement has the error probability of the run.
+    """
+    windows = windows_by_server(trial, load)
+    pairs = [ServerPair(windows.get(c.server, []), c.measurement) for c in trial.cross_checks if c.load == load]
+    if not pairs:
+        return None
+    return compare_load_generators(pairs, problem.sla, 1 - problem.confidence, shares_cpus=problem.client_shares_cpus)
+
+
+def meets_sla(confirmed: Confirmed, problem: Problem) -> bool:
+    """Return whether all windows on fresh servers together meet the SLA."""
+    return confirmed.judged.verdict is not Verdict.FAIL and problem.sla.is_met(confirmed.point.measurement)
+
+
+def compare_throughput(
+    ours: Confirmed, theirs: Confirmed, trials: Sequence[Trial], problem: Problem
+) -> ThroughputRatio | None:
+    """Return the throughput of ``ours`` relative to that of ``theirs``, both confirmed in ``trials``.
+
+    It is None if one of them served nothing.
+    """
+    windows = windows_of(ours.point, trials), windows_of(theirs.point, trials)
+    spread = confirmed_spreads(trials, problem, [*windows[0], *windows[1]])["throughput"]
+    return throughput_ratio(*windows, spread, problem.confidence)
+
+
+def _judge_confirmation(
+    trial: Trial, load: LoadPoint, problem: Problem, spreads_by_disturbance: Mapping[bool, Mapping[str, ServerSpread]]
+) -> Confirmed:
+    servers, counted = server_windows(trial, load), counted_server_windows(trial, load)
+    spreads = spreads_by_disturbance[has_disturbed(counted)]
+    error = max(again.error for again in trial.confirmations if again.load == load)
+    judged = judge_load(trial, load, problem, spreads, error or 1 - problem.confidence)
+    if not error:
+        judged = replace(judged, verdict=Verdict.UNDECIDED, reason=COMPARED)
+    pooled = pool_measurements([window for own in counted for window in own])
+    if judged.verdict is Verdict.PASS:  # disturbed windows may count, and then they are no reason to doubt it
+        pooled = replace(pooled, stable=True, reason="")
+    latency = problem.sla.judged_latency
+    return Confirmed(
+        Point(trial.number, trial.candidate, load, pooled),
+        judged,
+        len(servers),
+        sum(map(len, servers)),
+        throughput_interval(counted, spreads["throughput"], problem.confidence),
+        latency,
+        _latency_interval_ms(counted, latency, judged, problem, spreads),
+        error,
+        load_agreement(trial, load, problem),
+        _other_intervals(counted, judged, problem, spreads),
+        problem.sla,
+    )
+
+
+def _other_intervals(
+    servers: Sequence[Sequence[Measurement]],
+    judged: SlaVerdict,
+    problem: Problem,
+    spreads: Mapping[str, ServerSpread],
+) -> dict[str, ConfidenceInterval]:
+    """Return ``Confirmed.other_intervals``."""
+    confidence, output = problem.confidence, "output-throughput"
+    latencies = {bound.metric for bound in problem.sla.latencies} - {problem.sla.judged_latency}
+    intervals = {
+        metric: _latency_interval_ms(servers, metric, judged, problem, spreads) for metric in sorted(latencies)
+    }
+    if output not in spreads:
+        return intervals
+    return {output: throughput_interval(servers, spreads[output], confidence, output), **intervals}
+
+
+def _latency_interval_ms(
+    servers: Sequence[Sequence[Measurement]],
+    metric: str,
+    judged: SlaVerdict,
+    problem: Problem,
+    spreads: Mapping[str, ServerSpread],
+) -> ConfidenceInterval:
+    """Return the interval of a latency. After a PASS it ends at the bound at the latest.
+
+    The test may bound the quantile where few effective requests do not: by the variance of its log between servers.
+    """
+    effective = judged.effective_requests_of(metric)
+    interval = latency_interval_ms(servers, metric, effective, spreads[metric], problem.confidence)
+    if judged.verdict is Verdict.PASS:
+        return replace(interval, high=min(interval.high, problem.sla.latency_bound_ms(metric)))
+    return interval
+
+
+def _rise(own: Sequence[Confirmation], sla: Sla) -> str:
+    """Return which mean time of a request rose too much for its bound, which a growing queue does; else nothing."""
+    for timing in TIMINGS:
+        rise_ms = _rise_ms(own, timing)
+        if rise_ms > MOST_RISE * min(sla.bounds_ms(timing), default=math.inf):
+            rose = f"the {timing.subject} rose by {four_digits(rise_ms)} ms on each server"
+            return f"{rose}: the rate may exceed the capacity"
+    return ""
+
+
+def _rise_ms(own: Sequence[Confirmation], timing: Timing) -> float:
+    """Return by how much the mean of ``timing`` rose on each server, from the first to the last third of its windows.
+
+    The result is the average over servers, and 0 if latency did not rise on one of them. It is 0 in a closed loop,
+    where no queue can grow.
+    """
+    rises = []
+    for server in {confirmation.server for confirmation in own}:
+        mean = timing.field_of("avg")
+        means = [getattr(window.measurement, mean) or 0.0 for window in own if window.server == server]
+        third = len(means) // 3
+        if third == 0 or not own[0].load.request_rate:
+            return 0.0
+        rises.append((sum(means[-third:]) - sum(means[:third])) / third)
+    return sum(rises) / len(rises) if rises and min(rises) > 0 else 0.0

@@ -1,0 +1,97 @@
+"""The windows on fresh servers: those of one candidate and load, and those of all that were confirmed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from objectives.confidence import ServerSpread
+from objectives.metrics import Measurement
+from objectives.verdict import MOST_EXCLUDED, counted_windows, is_disturbed, server_spreads
+from optimizer.config.search_space import Problem
+from optimizer.core.trial import LoadPoint, Point, Trial
+from optimizer.machine.conditions import describe_disturbance
+
+USUAL_DISTURBANCE = 0.10  # CPU share of other processes beyond the usual one that disturbs no measurement
+
+
+def server_windows(trial: Trial, load: LoadPoint) -> list[list[Measurement]]:
+    """Return the windows of each fresh server of ``trial`` at ``load``, in the order of measuring.
+
+    If the load was tested, they are those of the test. Earlier ones, for comparison, do not count, because the
+    candidate and the load were chosen by them.
+    """
+    return list(windows_by_server(trial, load).values())
+
+
+def counted_server_windows(trial: Trial, load: LoadPoint) -> list[list[Measurement]]:
+    """Return those of ``server_windows`` that count for the verdict, see ``counted_windows``."""
+    return counted_windows(server_windows(trial, load), is_disturbed)
+
+
+def windows_by_server(trial: Trial, load: LoadPoint) -> dict[int, list[Measurement]]:
+    """Return ``server_windows`` by the number of the fresh server."""
+    own = [confirmation for confirmation in trial.confirmations if confirmation.load == load]
+    servers: dict[int, list[Measurement]] = {}
+    for confirmation in [again for again in own if again.error] or own:
+        servers.setdefault(confirmation.server, []).append(confirmation.measurement)
+    return servers
+
+
+def confirmed_windows(trials: Sequence[Trial], *, disturbed: bool = False) -> list[list[list[Measurement]]]:
+    """Return the windows by fresh server, of each candidate and load that was confirmed.
+
+    They are those that count if ``disturbed``, otherwise only those in which the machine was not disturbed.
+    """
+    confirmed = confirmed_loads(trials)
+    if disturbed:
+        return [counted_server_windows(trial, load) for trial, load in confirmed]
+    groups = [server_windows(trial, load) for trial, load in confirmed]
+    kept = [[[window for window in own if not is_disturbed(window)] for own in servers] for servers in groups]
+    return [[own for own in servers if own] for servers in kept]
+
+
+def windows_of(point: Point, trials: Sequence[Trial]) -> list[list[Measurement]]:
+    """Return the windows at the load of ``point`` that count, by fresh server; one of ``trials`` has them."""
+    trial = next(trial for trial in trials if trial.number == point.trial)
+    return counted_server_windows(trial, point.load)
+
+
+def confirmed_spreads(
+    trials: Sequence[Trial], problem: Problem, counted: Sequence[Sequence[Measurement]]
+) -> dict[str, ServerSpread]:
+    """Return the variance between servers by metric, pooled over all candidates and loads that were confirmed.
+
+    It is that of the conditions of ``counted``, the windows of one candidate and load that count. A disturbance makes
+    servers differ more, so disturbed windows of the others count only if one of these was disturbed as well.
+    """
+    return server_spreads(confirmed_windows(trials, disturbed=has_disturbed(counted)), problem.sla)
+
+
+def has_disturbed(counted: Sequence[Sequence[Measurement]]) -> bool:
+    """Return whether other processes or machines disturbed one of these windows."""
+    return any(is_disturbed(window) for own in counted for window in own)
+
+
+def confirmed_loads(trials: Sequence[Trial]) -> list[tuple[Trial, LoadPoint]]:
+    """Return each trial and load with confirmations, in the order of measuring."""
+    loads = {(trial.number, again.load): (trial, again.load) for trial in trials for again in trial.confirmations}
+    return list(loads.values())
+
+
+def was_search_disturbed(trials: Sequence[Trial]) -> bool:
+    """Return whether other processes or machines disturbed more than MOST_EXCLUDED of the search's measurements."""
+    measured = [measurement for trial in trials for _, measurement in trial.measurements]
+    disturbed = [measurement for measurement in measured if describe_disturbance(measurement)]
+    return len(disturbed) > MOST_EXCLUDED * len(measured)
+
+
+def disturbance_limit(trials: Sequence[Trial]) -> float:
+    """Return the CPU share of other processes above which a window on a fresh server does not count.
+
+    It is fixed before the first of these windows, from what was usual during the search: a machine that is always
+    shared is measured as it is.
+    """
+    shares = [measurement.other_cpu_share for trial in trials for _, measurement in trial.measurements]
+    known = [share for share in shares if share is not None]
+    return USUAL_DISTURBANCE + (statistics.median(known) if known else 0.0)

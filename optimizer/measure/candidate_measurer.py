@@ -1,0 +1,108 @@
+"""Deploy a candidate and measure it load by load, and deploy it again after a server crash."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from objectives.metrics import Measurement
+from optimizer.core.errors import DeploymentError, ServerCrashed
+from optimizer.core.interfaces import Endpoint, Target
+from optimizer.core.trial import LoadPoint, Trial
+from optimizer.measure.measurer import Measurer
+
+MAX_CRASHES = 3  # crashes of a configuration before it counts as infeasible
+HOPELESS = "given up after a first short window"  # reason in the trials table
+
+
+@dataclass
+class CrashRetry:
+    """Count the crashes of one candidate and decide whether it gets another attempt.
+
+    A crash is a dead server or, on a cluster, a lost worker. ``max_crashes`` None sets no limit.
+    """
+
+    max_crashes: int | None = MAX_CRASHES
+    crashes: int = 0
+
+    def count_crash(self) -> bool:
+        """Count one crash. Return whether another attempt is allowed."""
+        self.crashes += 1
+        return self.max_crashes is None or self.crashes < self.max_crashes
+
+
+@dataclass(frozen=True)
+class CandidateMeasurer:
+    """Deploy candidates on ``target`` and measure them with ``measurer``."""
+
+    target: Target
+    measurer: Measurer
+
+    def run(
+        self,
+        trial: Trial,
+        next_load: Callable[[Trial], LoadPoint | None],
+        *,
+        measure: Callable[[Trial, Endpoint, LoadPoint], Trial] | None = None,
+        prepare: Callable[[Endpoint], None] | None = None,
+        is_hopeless: Callable[[Measurement], bool] = lambda _: False,
+        is_worth_retrying: Callable[[], bool] = lambda: True,
+        retry: CrashRetry | None = None,
+        always_deploy: bool = False,
+        fresh: bool = False,
+    ) -> tuple[Trial, DeploymentError | None]:
+        """Deploy the candidate of ``trial`` and measure it as long as ``next_load`` names a load.
+
+        Args:
+            trial: The trial with the measurements so far.
+            next_load: Returns the load to measure next, None at the end. It is also called before each deployment.
+            measure: Returns the trial with one more measurement; by default ``measurer.measure``.
+            prepare: Called on each deployment before its first load; by default ``measurer.check_deployment``.
+            is_hopeless: Whether the short warm-up window already rules the candidate out.
+            is_worth_retrying: Whether to deploy again after a crash.
+            retry: The limit on crashes.
+            always_deploy: Deploy even if there is no load to measure. A recorded deployment that failed has none.
+            fresh: Deploy on a fresh server from the written config.pbtxt, as production does.
+
+        Returns:
+            The trial with its new measurements, and the error that ended it, if any. The error is a ServerCrashed if
+            another attempt was allowed but not worth it.
+        """
+        retry = retry or CrashRetry()
+        measure = measure or self.measurer.measure
+        prepare = prepare or self.measurer.check_deployment
+
+        def attempt() -> None:
+            nonlocal trial  # measurements before a crash count
+            started, is_warm = time.monotonic(), False
+            deploy = self.target.deploy_fresh if fresh else self.target.deploy
+            with deploy(trial.candidate) as endpoint:
+                if not fresh:
+                    seconds = endpoint.deploy_seconds
+                    seconds = round(time.monotonic() - started, 3) if seconds is None else seconds
+                    trial = replace(trial, deploy_seconds=seconds)
+                prepare(endpoint)
+                while (load := next_load(trial)) is not None:
+                    if not is_warm:
+                        window = self.measurer.warm_up(endpoint, load, confirming=fresh)
+                        if window is not None and is_hopeless(window):
+                            trial = self.measurer.record(trial, load, replace(window, reason=HOPELESS))
+                            return
+                        is_warm = True
+                    trial = measure(trial, endpoint, load)
+
+        while always_deploy or next_load(trial) is not None:
+            try:
+                attempt()
+            except ServerCrashed as error:
+                if not retry.count_crash():
+                    reason = f"crashed {retry.crashes} times: {error}"
+                    return trial, DeploymentError(reason, log=error.log)
+                if not is_worth_retrying():
+                    return trial, error
+            except DeploymentError as error:
+                return trial, error
+            else:
+                break
+        return trial, None
