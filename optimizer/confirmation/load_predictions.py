@@ -13,7 +13,7 @@ from objectives.load_sequence import MARGIN, OTHER_MARGIN
 from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
-from optimizer.confirmation.verdicts import Confirmed, meets_sla
+from optimizer.confirmation.verdicts import ConfirmedLoad, meets_sla
 from optimizer.core.trial import LoadPoint, Point
 from optimizer.simulator.metrics import Performance
 from optimizer.simulator.performance_model import PerformanceModel
@@ -59,7 +59,7 @@ class LoadPredictions:
         """Return them for a test without time for a second load: it begins at a load that is likelier to pass."""
         return replace(self, highest_first=self._highest(-OTHER_MARGIN))
 
-    def corrected(self, measured: Confirmed, problem: Problem) -> LoadPredictions | None:
+    def corrected(self, measured: ConfirmedLoad, problem: Problem) -> LoadPredictions | None:
         """Return them shifted by the difference of a measurement at one of the loads; None if it is unknown."""
         throughput = measured.point.throughput_infer_per_sec
         latency = _log_metrics(measured.point.measurement, problem)[0]
@@ -75,7 +75,7 @@ class LoadPredictions:
             tuple(factor * predicted for predicted in self.throughput_infer_per_sec),
         )
 
-    def for_rival(self, measured: Confirmed, problem: Problem) -> LoadPredictions | None:
+    def for_rival(self, measured: ConfirmedLoad, problem: Problem) -> LoadPredictions | None:
         """Return them for the test of a compared candidate, corrected by its measurement; None if that is unknown.
 
         The test begins at most at FARTHEST_LOAD times the load that was measured.
@@ -86,7 +86,7 @@ class LoadPredictions:
         farthest = _log_size(measured.point.load) + math.log(FARTHEST_LOAD)
         return replace(corrected, highest_first=sum(_log_size(load) <= farthest for load in self.loads) - 1)
 
-    def next_compared_load(self, measured: Sequence[Confirmed], problem: Problem) -> LoadPoint | None:
+    def next_compared_load(self, measured: Sequence[ConfirmedLoad], problem: Problem) -> LoadPoint | None:
         """Return the load at which the candidate is measured next for comparison; None if it needs no more servers.
 
         A candidate whose last load missed the SLA, or was inside it by more than MARGIN, gets another one. Then the

@@ -41,14 +41,22 @@ COMPARED = "measured for comparison only"
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
-    """Verdict on one candidate at one load, from its windows on fresh servers.
+class ConfirmedLoad:
+    """The verdict on one candidate at one load, from its windows on fresh servers.
 
-    ``throughput`` and ``latency_ms`` are confidence intervals at the run's confidence; ``latency`` names the metric
-    of the latter. ``point`` pools the windows that count. ``error`` is the error probability of the test; 0 for a
-    comparison. ``agreement`` says whether perf_analyzer measured the same; None if it did not measure next to another
-    load generator. ``other_intervals`` has the intervals of the other bounded latencies by metric and, for a model
-    that streams, of the output tokens per second. ``sla`` is the SLA of the verdict.
+    Attributes:
+        point: The candidate and the load, with the pooled measurement of the windows that count.
+        judged: The verdict.
+        servers: The number of fresh servers.
+        windows: The number of their windows.
+        throughput: The confidence interval of the throughput, at the run's confidence as all intervals.
+        latency: The metric of ``latency_ms``.
+        latency_ms: The confidence interval of the bounded latency.
+        error: The error probability of the test; 0 for a comparison.
+        agreement: Whether perf_analyzer measured the same; None if it did not check another load generator.
+        other_intervals: Those of the other bounded latencies by metric and, for a model that streams, of the output
+            tokens per second.
+        sla: The SLA of the verdict.
     """
 
     point: Point
@@ -76,7 +84,7 @@ class Confirmed:
         return "" if pooled.stable else pooled.reason or "its windows disagree"
 
 
-def judge_confirmations(trials: Sequence[Trial], problem: Problem) -> list[Confirmed]:
+def judge_confirmations(trials: Sequence[Trial], problem: Problem) -> list[ConfirmedLoad]:
     """Return the verdict on each trial and load that was confirmed.
 
     A candidate that was measured for comparison only is UNDECIDED.
@@ -136,13 +144,13 @@ def load_agreement(trial: Trial, load: LoadPoint, problem: Problem) -> Agreement
     return compare_load_generators(pairs, problem.sla, 1 - problem.confidence, shares_cpus=problem.client_shares_cpus)
 
 
-def meets_sla(confirmed: Confirmed, problem: Problem) -> bool:
+def meets_sla(confirmed: ConfirmedLoad, problem: Problem) -> bool:
     """Return whether all windows on fresh servers together meet the SLA."""
     return confirmed.judged.verdict is not Verdict.FAIL and problem.sla.is_met(confirmed.point.measurement)
 
 
 def compare_throughput(
-    ours: Confirmed, theirs: Confirmed, trials: Sequence[Trial], problem: Problem
+    ours: ConfirmedLoad, theirs: ConfirmedLoad, trials: Sequence[Trial], problem: Problem
 ) -> ThroughputRatio | None:
     """Return the throughput of ``ours`` relative to that of ``theirs``, both confirmed in ``trials``.
 
@@ -155,7 +163,7 @@ def compare_throughput(
 
 def _judge_confirmation(
     trial: Trial, load: LoadPoint, problem: Problem, spreads_by_disturbance: Mapping[bool, Mapping[str, ServerSpread]]
-) -> Confirmed:
+) -> ConfirmedLoad:
     servers, counted = server_windows(trial, load), counted_server_windows(trial, load)
     spreads = spreads_by_disturbance[has_disturbed(counted)]
     error = max(again.error for again in trial.confirmations if again.load == load)
@@ -166,7 +174,7 @@ def _judge_confirmation(
     if judged.verdict is Verdict.PASS:  # disturbed windows may count, and then they are no reason to doubt it
         pooled = replace(pooled, stable=True, reason="")
     latency = problem.sla.judged_latency
-    return Confirmed(
+    return ConfirmedLoad(
         Point(trial.number, trial.candidate, load, pooled),
         judged,
         len(servers),
@@ -187,7 +195,7 @@ def _other_intervals(
     problem: Problem,
     spreads: Mapping[str, ServerSpread],
 ) -> dict[str, ConfidenceInterval]:
-    """Return ``Confirmed.other_intervals``."""
+    """Return ``ConfirmedLoad.other_intervals``."""
     confidence, output = problem.confidence, "output-throughput"
     latencies = {bound.metric for bound in problem.sla.latencies} - {problem.sla.judged_latency}
     intervals = {

@@ -13,7 +13,7 @@ from objectives.sla import Sla
 from objectives.verdict import ConfidenceInterval
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.plan import finalists
-from optimizer.confirmation.verdicts import Confirmed, compare_throughput, meets_sla
+from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, meets_sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Candidate, Point, latest_points
 from optimizer.explain.bottleneck import (
@@ -54,7 +54,7 @@ class RunnerUp:
     """
 
     point: Point
-    confirmed: Confirmed | None
+    confirmed: ConfirmedLoad | None
     less: float
     interval: ConfidenceInterval
     missed: str

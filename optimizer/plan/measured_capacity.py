@@ -25,7 +25,7 @@ from objectives.metrics import METRICS
 from objectives.sla import Constraint
 from objectives.verdict import ConfidenceInterval, count_misses
 from optimizer.config.search_space import ModelKind
-from optimizer.confirmation.verdicts import Confirmed
+from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.confirmation.windows import windows_of
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
@@ -142,8 +142,8 @@ class MeasuredCapacity:
         safe: Rate at the lower end of the confidence interval of the throughput, likely: at its middle, high: at its
             upper end.
         confidence: One-sided confidence of each end.
-        confirmed: Confirmed throughput, and ``interval`` its confidence interval on a fresh server.
-        concurrency: Confirmed requests in flight; 0 if a request rate was confirmed.
+        confirmed: ConfirmedLoad throughput, and ``interval`` its confidence interval on a fresh server.
+        concurrency: ConfirmedLoad requests in flight; 0 if a request rate was confirmed.
         loads: Measured loads of the configuration up to that.
         mean_in_flight: Mean number in flight at the safe rate of a replica with the lower end of the throughput; None
             if a request rate was confirmed or no rate is safe.
@@ -228,7 +228,7 @@ def _lengths(run: FinishedRun) -> RequestLengths:
     return RequestLengths(tokens, one_line(str(problem.get("sequence_length") or ""), LONGEST_TEXT))
 
 
-def _curve(run: FinishedRun, confirmed: Confirmed) -> tuple[ReplicaCurve, int]:
+def _curve(run: FinishedRun, confirmed: ConfirmedLoad) -> tuple[ReplicaCurve, int]:
     """Return the curve of the confirmed configuration, and the number of its measured loads.
 
     Between two loads the throughput is interpolated. Below the lowest one it is proportional to the number in flight,
@@ -245,7 +245,7 @@ def _curve(run: FinishedRun, confirmed: Confirmed) -> tuple[ReplicaCurve, int]:
     return ReplicaCurve(throughput, late, np.array([1 - level for _, level in bounds])), len(loads)
 
 
-def _points(run: FinishedRun, confirmed: Confirmed) -> Sequence[Point]:
+def _points(run: FinishedRun, confirmed: ConfirmedLoad) -> Sequence[Point]:
     """Return the stable points of the confirmed configuration below its load, ascending, then the confirmed point."""
     assert run.outcome is not None, "it has a confirmation"
     own = confirmed.point

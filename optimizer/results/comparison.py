@@ -9,7 +9,7 @@ from typing import Any
 
 from objectives.confidence import Verdict
 from objectives.verdict import ThroughputRatio, server_spreads, throughput_ratio
-from optimizer.confirmation.verdicts import Confirmed
+from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.confirmation.windows import confirmed_windows, windows_of
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
@@ -75,7 +75,7 @@ class ComparedRun:
     recommended: Point
 
     @property
-    def confirmed(self) -> Confirmed | None:
+    def confirmed(self) -> ConfirmedLoad | None:
         """The confirmation of the recommendation; None if only the search measured it."""
         return self.outcome.confirmed
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from objectives.metrics import Measurement
-from optimizer.confirmation.verdicts import Confirmed
+from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import CROSS_CHECKING, SETTING_COLUMNS, LoadPoint, Trial
 from optimizer.results import result_document
@@ -74,12 +74,12 @@ def of_front(outcome: Outcome | None) -> pd.DataFrame:
     return _frame(rows, (*_LOAD, "confirmed", *_MEASURED))
 
 
-def of_confirmed(confirmed: Sequence[Confirmed]) -> pd.DataFrame:
+def of_confirmed(confirmed: Sequence[ConfirmedLoad]) -> pd.DataFrame:
     """Return one row per confirmed candidate and load, with verdict and confidence intervals."""
     return _frame(map(_confirmed_row, confirmed), (*_LOAD, *_CONFIRMED, *_INTERVALS[2:]))
 
 
-def _confirmed_row(confirmed: Confirmed) -> Row:
+def _confirmed_row(confirmed: ConfirmedLoad) -> Row:
     document = result_document.confirmation(confirmed)
     low_high = {
         f"{name}_{end}": bounds[place]

@@ -13,7 +13,7 @@ from objectives.metrics import LATENCY, METRICS, Measurement, Metric
 from objectives.sla import Constraint, Sla
 from objectives.verdict import ConfidenceInterval, ThroughputRatio, is_disturbed
 from optimizer.config.search_space import Problem
-from optimizer.confirmation.verdicts import Confirmed, compare_throughput, judge_confirmations, meets_sla
+from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, judge_confirmations, meets_sla
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points, latest_points
 from optimizer.machine.conditions import describe_disturbance
 from optimizer.results import formatting
@@ -81,7 +81,7 @@ class Outcome:
     measurements: int
     holds_back: str = ""
     untried: frozenset[str] = frozenset()
-    again: tuple[Confirmed, ...] = ()
+    again: tuple[ConfirmedLoad, ...] = ()
     confirmations: int = 0
     sla: Sla = field(default_factory=Sla)
     points: tuple[Point, ...] = ()
@@ -118,11 +118,11 @@ class Outcome:
         return self.gain.estimate if self.gain else None
 
     @property
-    def confirmed(self) -> Confirmed | None:
+    def confirmed(self) -> ConfirmedLoad | None:
         """Return the confirmation of the recommendation; None if only the search measured it."""
         return self.confirmation_of(self.recommended)
 
-    def confirmation_of(self, point: Point | None) -> Confirmed | None:
+    def confirmation_of(self, point: Point | None) -> ConfirmedLoad | None:
         """Return the confirmation of ``point``; None if only the search measured it."""
         return _confirmation_of(point, self.again)
 
@@ -195,18 +195,18 @@ def front_metrics(problem: Problem) -> tuple[Metric, Metric]:
     )
 
 
-def _confirmation_of(point: Point | None, confirmed: Sequence[Confirmed]) -> Confirmed | None:
+def _confirmation_of(point: Point | None, confirmed: Sequence[ConfirmedLoad]) -> ConfirmedLoad | None:
     return next((entry for entry in confirmed if entry.point is point), None)
 
 
-def _points(trials: Sequence[Trial], confirmed: Sequence[Confirmed]) -> list[Point]:
+def _points(trials: Sequence[Trial], confirmed: Sequence[ConfirmedLoad]) -> list[Point]:
     """Return each configuration at each load: confirmed if it is, otherwise as the search measured it."""
     again = {(entry.point.candidate, entry.point.load) for entry in confirmed}
     searched = [point for point in latest_points(trials) if (point.candidate, point.load) not in again]
     return searched + [entry.point for entry in confirmed]
 
 
-def _without_selection(points: Sequence[Point], confirmed: Sequence[Confirmed]) -> list[Point]:
+def _without_selection(points: Sequence[Point], confirmed: Sequence[ConfirmedLoad]) -> list[Point]:
     """Return the confirmed points, and the search's points of the candidates that were not confirmed.
 
     The search's points of a confirmed candidate are too good on average: it was chosen because of them.
@@ -218,7 +218,7 @@ def _without_selection(points: Sequence[Point], confirmed: Sequence[Confirmed]) 
 def _comparison(
     candidate: Candidate,
     points: Sequence[Point],
-    confirmed: Sequence[Confirmed],
+    confirmed: Sequence[ConfirmedLoad],
     problem: Problem,
     speed: SpeedCorrection,
 ) -> Point | None:
@@ -237,7 +237,7 @@ def _comparison(
     )
 
 
-def _below_failed_loads(points: Sequence[Point], confirmed: Sequence[Confirmed], problem: Problem) -> list[Point]:
+def _below_failed_loads(points: Sequence[Point], confirmed: Sequence[ConfirmedLoad], problem: Problem) -> list[Point]:
     """Return the search's points of candidates that failed their confirmation, at loads below the failed one."""
     met, lowest = set[Candidate](), dict[Candidate, LoadPoint]()
     for entry in confirmed:
@@ -251,7 +251,7 @@ def _below_failed_loads(points: Sequence[Point], confirmed: Sequence[Confirmed],
 
 def _recommended(
     measured: Sequence[Point],
-    confirmed: Sequence[Confirmed],
+    confirmed: Sequence[ConfirmedLoad],
     problem: Problem,
     baseline: Candidate,
     speed: SpeedCorrection,
@@ -276,7 +276,7 @@ def _best(points: Sequence[Point], problem: Problem, *, unstable: bool = False) 
 
 
 def _best_at_usual_speed(
-    points: Sequence[Point], confirmed: Sequence[Confirmed], problem: Problem, speed: SpeedCorrection
+    points: Sequence[Point], confirmed: Sequence[ConfirmedLoad], problem: Problem, speed: SpeedCorrection
 ) -> Point | None:
     """Return the best of ``points`` that meets the constraints as measured and at the machine's usual speed.
 
@@ -292,7 +292,9 @@ def _best_at_usual_speed(
     )
 
 
-def _doubt(points: Sequence[Point], confirmed: Sequence[Confirmed], closest: Point | None, sla: Sla) -> Doubt | None:
+def _doubt(
+    points: Sequence[Point], confirmed: Sequence[ConfirmedLoad], closest: Point | None, sla: Sla
+) -> Doubt | None:
     """Return why the measurements do not show that the SLA cannot be met; None if they do.
 
     Args:
@@ -322,7 +324,7 @@ def _doubt(points: Sequence[Point], confirmed: Sequence[Confirmed], closest: Poi
     return None
 
 
-def _may_meet(tested: Confirmed, sla: Sla) -> bool:
+def _may_meet(tested: ConfirmedLoad, sla: Sla) -> bool:
     """Return whether the test did not decide, and the interval of each bounded latency reaches its bound."""
     if tested.judged.verdict is not Verdict.UNDECIDED or sla.share_of_bound(tested.point.measurement) == math.inf:
         return False
@@ -355,7 +357,7 @@ def may_meet_undisturbed(measurement: Measurement, sla: Sla) -> bool:
 
 
 def _holds_back(
-    trials: Sequence[Trial], confirmed: Sequence[Confirmed], closest: Point | None, problem: Problem
+    trials: Sequence[Trial], confirmed: Sequence[ConfirmedLoad], closest: Point | None, problem: Problem
 ) -> str:
     """Return a sentence that says why no point meets the constraints."""
     if closest is None:
@@ -377,7 +379,7 @@ def _holds_back(
 
 
 def _latency_reason(
-    trials: Sequence[Trial], confirmed: Sequence[Confirmed], metric_name: str, bound_ms: float
+    trials: Sequence[Trial], confirmed: Sequence[ConfirmedLoad], metric_name: str, bound_ms: float
 ) -> str:
     """Return why a latency bound is missed: one inference is too slow, or all loads are, or the confirmation was."""
     metric = METRICS[metric_name]

@@ -19,7 +19,7 @@ from optimizer.results.summary import undecided_cause
 
 if TYPE_CHECKING:
     from objectives.verdict import ConfidenceInterval, ThroughputRatio
-    from optimizer.confirmation.verdicts import Confirmed
+    from optimizer.confirmation.verdicts import ConfirmedLoad
     from optimizer.core.trial import Point
     from optimizer.results.recommendation import Outcome
 
@@ -164,7 +164,7 @@ def _gain(name: str, gain: ThroughputRatio | None) -> dict[str, object]:
     return {name: gain.estimate if gain else None, f"{name}_interval": list(gain.bounds) if gain else None}
 
 
-def confirmation(confirmed: Confirmed) -> dict[str, object]:
+def confirmation(confirmed: ConfirmedLoad) -> dict[str, object]:
     """Return verdict and confidence intervals of a confirmation: [low, high], None for an end that is unknown."""
     judged = confirmed.judged
     return {

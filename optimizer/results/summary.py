@@ -21,7 +21,7 @@ from optimizer.results import formatting, point_values
 
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
-    from optimizer.confirmation.verdicts import Confirmed
+    from optimizer.confirmation.verdicts import ConfirmedLoad
     from optimizer.results.recommendation import Doubt, Outcome
 
 VERIFY_BUDGET = "3m"  # of the proposed command that continues the tests
@@ -92,7 +92,7 @@ def undecided_cause(outcome: Outcome) -> str:
     return "; ".join(filter(None, (_cause_in_test(outcome, confirmed), disturbance)))
 
 
-def _untested(outcome: Outcome, compared: Confirmed | None) -> str:
+def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
     """Return a predicate that says how the recommendation was measured, which was not tested at its load.
 
     ``compared`` is its confirmation if it was measured for comparison only.
@@ -147,7 +147,7 @@ def _has_test_to_continue(doubt: Doubt) -> bool:
     return doubt.kind in ("test", "undecided")
 
 
-def _cause_in_test(outcome: Outcome, confirmed: Confirmed) -> str:
+def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
     """Return why the test on fresh servers did not decide."""
     judged, servers = confirmed.judged, confirmed.servers
     if servers < LOOKS[0]:
@@ -179,12 +179,12 @@ def _cause_in_test(outcome: Outcome, confirmed: Confirmed) -> str:
     return too_few if effective < needed else f"{measured}, and {100 * allowed:.4g} % may be"
 
 
-def _last_tested(outcome: Outcome) -> Confirmed | None:
+def _last_tested(outcome: Outcome) -> ConfirmedLoad | None:
     """Return the newest test on fresh servers; None if nothing was tested, or only compared."""
     return next((entry for entry in reversed(outcome.again) if entry.error), None)
 
 
-def _is_disturbed(confirmed: Confirmed | None) -> bool:
+def _is_disturbed(confirmed: ConfirmedLoad | None) -> bool:
     """Return whether other processes or machines took CPU time from the test."""
     if confirmed is None or not confirmed.error:
         return False
@@ -317,7 +317,7 @@ def verdict_lines(outcome: Outcome) -> list[tuple[str, str]]:
     return [("verdict", verdict(outcome)), *estimated, *check]
 
 
-def confirmed_intervals(confirmed: Confirmed) -> list[str]:
+def confirmed_intervals(confirmed: ConfirmedLoad) -> list[str]:
     """Return the known confidence intervals of the throughput, the output tokens and the bounded latencies."""
     throughputs = {"throughput": confirmed.throughput}
     if (tokens := confirmed.interval(formatting.OUTPUT_THROUGHPUT)) is not None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from objectives.confidence import Verdict
 from optimizer.confirmation.plan import finalists
 from optimizer.confirmation.server_plan import ServerPlan, plan_server
-from optimizer.confirmation.verdicts import Confirmed, judge_confirmations, meets_sla
+from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations, meets_sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note
 from optimizer.core.safe_text import is_file, one_line, read_bytes
@@ -44,7 +44,7 @@ class Verification:
     ``is_undecided`` says whether its test did not decide, and nothing else contradicts it.
     """
 
-    measured: tuple[Confirmed, ...]
+    measured: tuple[ConfirmedLoad, ...]
     failed: tuple[tuple[Candidate, str], ...]
     verdict_holds: bool
     ranking_holds: bool
@@ -75,7 +75,7 @@ def verification_candidates(recommended: Point, trials: Sequence[Trial], problem
 
 def verify(trials: Sequence[Trial], candidates: Sequence[ServerPlan], problem: Problem) -> Verification:
     """Judge the confirmations of ``candidates`` in ``trials``; the recommendation is the first candidate."""
-    measured, failed = list[Confirmed](), list[tuple[Candidate, str]]()
+    measured, failed = list[ConfirmedLoad](), list[tuple[Candidate, str]]()
     confirmed = {(own.point.trial, own.point.load): own for own in judge_confirmations(trials, problem)}
     for candidate in candidates:
         own = confirmed.get((candidate.trial, candidate.load))
@@ -98,14 +98,14 @@ def verify(trials: Sequence[Trial], candidates: Sequence[ServerPlan], problem: P
     return Verification(tuple(measured), tuple(failed), verdict_holds, not better, "; ".join(reasons), is_undecided)
 
 
-def _may_pass(recommended: Confirmed, problem: Problem) -> bool:
+def _may_pass(recommended: ConfirmedLoad, problem: Problem) -> bool:
     """Return whether the recommendation may pass with more servers, or on a machine that is not disturbed."""
     if recommended.judged.counts_disturbed:
         return may_meet_undisturbed(recommended.point.measurement, problem.sla)
     return meets_sla(recommended, problem)
 
 
-def _is_better(other: Confirmed, recommended: Confirmed, problem: Problem) -> bool:
+def _is_better(other: ConfirmedLoad, recommended: ConfirmedLoad, problem: Problem) -> bool:
     """Return True if ``other`` meets the SLA and the intervals of the throughputs do not overlap."""
     meets = problem.sla.is_met(other.point.measurement)
     return meets and other.judged.verdict is not Verdict.FAIL and other.throughput.low > recommended.throughput.high

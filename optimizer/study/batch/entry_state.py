@@ -14,7 +14,7 @@ from statistics import median
 
 from objectives.metrics import METRICS, Metric
 from optimizer.config.search_space import Problem
-from optimizer.confirmation.verdicts import Confirmed
+from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.timing import CONFIRM_SHARE
 from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.machine.conditions import DISTURBANCE_LIMIT
@@ -200,7 +200,7 @@ def describe_entry(entry: EntryRecord, run: FinishedRun) -> EntryRecord:
     )
 
 
-def _estimate(metric: Metric, point: Point | None, confirmed: Confirmed | None) -> Estimate | None:
+def _estimate(metric: Metric, point: Point | None, confirmed: ConfirmedLoad | None) -> Estimate | None:
     value = metric.value(point.measurement) if point else None
     if value is None or not math.isfinite(value):
         return None

@@ -24,7 +24,7 @@ from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, FEWER_WINDOWS, START_SECONDS, WINDOWS, plan_server
-from optimizer.confirmation.verdicts import Confirmed, judge_confirmations
+from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations
 from optimizer.confirmation.windows import disturbance_limit
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint, ResourceUsage
@@ -57,7 +57,7 @@ def problem() -> Problem:
     return drawn_problem()
 
 
-def judged_loads(trials: list[Trial], problem: Problem) -> dict[tuple[Candidate, int], Confirmed]:
+def judged_loads(trials: list[Trial], problem: Problem) -> dict[tuple[Candidate, int], ConfirmedLoad]:
     """Return the confirmations with a test, by candidate and requests in flight."""
     confirmed = judge_confirmations(trials, problem)
     return {(own.point.candidate, own.point.load.concurrency): own for own in confirmed if own.error}
@@ -282,7 +282,7 @@ def test_a_crash_under_perf_analyzer_keeps_the_windows_before_it(problem: Proble
 
 
 def test_servers_that_differ_widen_the_interval_until_the_verdict_is_undecided(problem: Problem) -> None:
-    def judged(*slow: float) -> Confirmed:
+    def judged(*slow: float) -> ConfirmedLoad:
         server, trial = Drawing(slow={FASTER: slow}), Trial(1, FASTER)
         for number in range(1, LOOKS[0] + 1):
             server.deployed.append(FASTER)
@@ -321,7 +321,7 @@ def test_the_speed_is_probed_beside_each_fresh_server(problem: Problem, tmp_path
 
 
 def test_windows_in_which_the_machine_was_disturbed_are_left_out(problem: Problem) -> None:
-    def judged(disturbed: int) -> Confirmed:
+    def judged(disturbed: int) -> ConfirmedLoad:
         server, trial = Drawing(), Trial(1, FASTER)
         for number in range(1, LOOKS[0] + 1):
             windows = server.measure_windows(Endpoint("", FASTER), LoadPoint(1, 11), 0.5, WINDOWS)
