@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from objectives.confidence import ServerSpread
 from objectives.metrics import Measurement
-from objectives.verdict import MOST_EXCLUDED, counted_windows, is_disturbed, server_spreads
+from objectives.verdict import MOST_EXCLUDED, counted_windows, is_disturbed, pool_measurements, server_spreads
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import LoadPoint, Point, Trial
 from optimizer.machine.conditions import describe_disturbance
@@ -55,6 +55,12 @@ def windows_of(point: Point, trials: Sequence[Trial]) -> list[list[Measurement]]
     """Return the windows at the load of ``point`` that count, by fresh server; one of ``trials`` has them."""
     trial = next(trial for trial in trials if trial.number == point.trial)
     return counted_server_windows(trial, point.load)
+
+
+def pooled_point(trial: Trial, load: LoadPoint) -> Point:
+    """Return the candidate of ``trial`` at ``load``, with the pooled measurement of the windows that count."""
+    windows = [window for own in counted_server_windows(trial, load) for window in own]
+    return Point(trial.number, trial.candidate, load, pool_measurements(windows))
 
 
 def confirmed_spreads(
