@@ -7,21 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from objectives.agreement import Agreement, ServerPair, compare_load_generators
-from objectives.confidence import ServerSpread, Verdict, next_look
-from objectives.metrics import TIMINGS, Measurement, Timing, four_digits
-from objectives.sequential import LOOKS
-from objectives.sla import Sla
-from objectives.verdict import (
+from objectives.confidence import Verdict, next_look
+from objectives.intervals import (
     ConfidenceInterval,
-    SequentialTest,
-    SlaVerdict,
     ThroughputRatio,
-    judge_sla,
     latency_interval_ms,
-    server_spreads,
     throughput_interval,
     throughput_ratio,
 )
+from objectives.metrics import TIMINGS, Measurement, Timing, four_digits
+from objectives.sequential import LOOKS
+from objectives.server_spread import ServerSpread, server_spreads
+from objectives.sla import Sla
+from objectives.verdict import SequentialTest, SlaVerdict, judge_sla
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.windows import (
     confirmed_loads,
