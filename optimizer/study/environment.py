@@ -235,7 +235,7 @@ class Environment:
         if self.options.target == "docker":
             telemetry = ContainerTelemetry(telemetry)
         scorer = read_scorer(task.score) if task.score else None
-        output_check = self._make_output_check(task, folder)
+        output_check = self.make_output_check(task, folder)
         return Measurer(
             generators.search,
             telemetry,
@@ -339,10 +339,10 @@ class Environment:
     def _needs_gpus(self, task: Task) -> bool:
         return task.on_gpu or (bool(self.hardware.gpus) and has_gpu_choice(task.problem.space.fields))
 
-    def _make_output_check(self, task: Task, folder: RunFolder) -> OutputCheck:
+    def make_output_check(self, task: Task, folder: RunFolder) -> OutputCheck:
+        """Return the check of outputs against the reference outputs in ``folder``, which may be missing still."""
         if not self.options.output_check:
             return NoOutputCheck(OutputsNotCompared())
-
         length = task.sequence_length
         kind: Callable[..., BaselineOutputCheck] = (
             StreamedOutputCheck if task.source.is_streaming else BaselineOutputCheck

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.files import write_atomically
-from optimizer.core.notes import ConfirmationIncomplete, Note
+from optimizer.core.notes import ConfirmationIncomplete, Note, present
 from optimizer.core.timing import Budget
 from optimizer.core.trial import Confirmation, Trial
 from optimizer.measure.candidate_measurer import CrashRetry
@@ -64,15 +64,21 @@ class UnfinishedTrials:
 
 @dataclass
 class EventRecorder:
-    """Stores and shows the events of workers, and keeps the baseline's reference outputs for them."""
+    """Stores and shows the events of workers, and keeps their notes and the baseline's reference outputs."""
 
     table: TrialStore
     observer: ProgressObserver
     folder: RunFolder
     say: Callable[[str], None]
-    _with_references: set[object] = field(default_factory=set)  # workers that have them
+    _with_references: set[WorkerHandle] = field(default_factory=set)  # workers that have them
+    _notes: dict[WorkerHandle, tuple[Note, ...]] = field(default_factory=dict)  # the latest of each worker
 
-    def record(self, host: str, event: WorkerEvent) -> None:
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Notes for the user on the deployments of all workers, including those that were lost since."""
+        return present(note for notes in self._notes.values() for note in notes)
+
+    def record(self, worker: WorkerHandle, event: WorkerEvent) -> None:
         """Store or show ``event``; its row is on disk when this returns. Other events are ignored.
 
         Raises EnvironmentFault if the disk refuses it.
@@ -88,7 +94,9 @@ class EventRecorder:
             case ConfirmationStep(trial, best):
                 self.observer.trial_finished(trial, best)
             case LogLine(line):
-                self.say(f"{host}: {line}")
+                self.say(f"{worker.host}: {line}")
+            case TrialEnded(notes=notes) | ConfirmationEnded(notes=notes):
+                self._notes[worker] = notes
 
     def write_log(self, number: int, text: str) -> Path | None:
         """Write the end of a failed trial's log, which is on a node, to this machine. Return its path."""
@@ -98,7 +106,7 @@ class EventRecorder:
         write_atomically(path, text)
         return path
 
-    def references_for(self, worker: object) -> dict[str, bytes]:
+    def references_for(self, worker: WorkerHandle) -> dict[str, bytes]:
         """Return the reference outputs by file name, once for each worker; empty while there are none."""
         if worker in self._with_references:
             return {}
@@ -107,7 +115,7 @@ class EventRecorder:
             self._with_references.add(worker)
         return references
 
-    def add_references(self, worker: object, references: Mapping[str, bytes]) -> None:
+    def add_references(self, worker: WorkerHandle, references: Mapping[str, bytes]) -> None:
         """Keep the reference outputs that ``worker`` has taken; the first ones count."""
         if references:
             self._with_references.add(worker)
@@ -155,9 +163,9 @@ class ClusterConfirmer:
                 if worker is not confirming:
                     continue
                 match event:
-                    case ConfirmationEnded(trials, notes):
+                    case ConfirmationEnded(trials):
                         known.update({trial.number: trial for trial in trials})
-                        self.notes += notes
+                        self.recorder.record(worker, event)
                         return True
                     case WorkerFailed() | WorkerLost():
                         return False
@@ -169,7 +177,7 @@ class ClusterConfirmer:
                         known[trial.number] = known[trial.number].with_row(confirmation, load_generator)
                     case TrialFailed(trial):
                         known[trial.number] = trial
-                self.recorder.record(worker.host, event)
+                self.recorder.record(worker, event)
 
 
 @dataclass
@@ -232,6 +240,7 @@ class Driver:
             case WorkerReady():
                 return True
             case TrialEnded(trial, log, references):
+                self.recorder.record(worker, event)
                 trial = _with_known_forecasts(trial, self._running.pop(worker)[1])
                 self.recorder.add_references(worker, references)
                 self._finish(trial, self.recorder.write_log(trial.number, log))
@@ -243,7 +252,7 @@ class Driver:
         if isinstance(event, LoadMeasured):  # workers have no searcher
             measurement = self.scheduler.with_forecast(event.trial.candidate, event.load, event.measurement)
             event = replace(event, measurement=measurement)
-        self.recorder.record(worker.host, event)
+        self.recorder.record(worker, event)
         if isinstance(event, LoadMeasured) and worker in self._running:
             role, known = self._running[worker]
             measured = (*known.measurements, (event.load, event.measurement))

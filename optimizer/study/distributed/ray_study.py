@@ -180,7 +180,7 @@ class ClusterStudy:
                 if setup.confirm_share > 0:
                     with stopwatch.confirming():
                         trials = confirmer.run(trials)
-        return StudyResult(trials, scheduler.search_ended, (*self.workers.notes, *confirmer.notes))
+        return StudyResult(trials, scheduler.search_ended, (*self.workers.notes, *recorder.notes, *confirmer.notes))
 
 
 @contextlib.contextmanager

@@ -23,7 +23,6 @@ from optimizer.machine import cpus
 from optimizer.machine.cpus import CpuPlacement
 from optimizer.machine.hardware import Fingerprint, Hardware
 from optimizer.machine.nvml import VISIBLE_DEVICES
-from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import usable_cpus
 from optimizer.store.run_folder import RunFolder
@@ -120,9 +119,10 @@ class Worker:
         fingerprint = self._environment.fingerprint(self._task)
         self._target = self._environment.make_target(self._task, self._run)
         self._target.start()
+        measurer = self._environment.make_measurer(self._task, self._run, self._outbox, self._outbox)
         self._runner = TrialRunner(
             self._target,
-            self._make_measurer(),
+            replace(measurer, node=socket.gethostname()),
             self._task.baseline,
             lambda: self._deadline - time.monotonic(),
             self._environment.stopwatch,
@@ -141,7 +141,8 @@ class Worker:
             self._use_references(job.references)
             trial = self._runner.run(job.trial, job.role, job.rules)
             log, references = _tail(self._runner.log), self._new_references()
-            self._outbox.put(TrialEnded(trial, log, references, self._target.server_version))
+            notes = self._runner.measurer.notes
+            self._outbox.put(TrialEnded(trial, log, references, notes, self._target.server_version))
 
     def confirm(self, job: ConfirmJob) -> None:
         """Confirm the best trials. The last event is ConfirmationEnded or WorkerFailed."""
@@ -178,11 +179,6 @@ class Worker:
             if not self._closed:  # after that, the driver does not wait for the result
                 raise
 
-    def _make_measurer(self) -> Measurer:
-        assert self._environment is not None
-        measurer = self._environment.make_measurer(self._task, self._run, self._outbox, self._outbox)
-        return replace(measurer, node=socket.gethostname())
-
     def _reserve_cpus(self) -> Note | None:
         """Pin this process to CPUs of its own. Return a note if it has to share them."""
         machine, host = cpus.topology(usable_cpus()), socket.gethostname()
@@ -201,7 +197,8 @@ class Worker:
         for name, content in references.items():
             (self._run.path / name).write_bytes(content)
         self._has_shared_references = True
-        self._runner.measurer = self._make_measurer()
+        assert self._environment is not None
+        self._runner.measurer.output_check = self._environment.make_output_check(self._task, self._run)
 
     def _new_references(self) -> dict[str, bytes]:
         """Return the reference outputs by file name, the first time that there are some."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pytest
 
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.plan import ConfirmationPlan
+from optimizer.core.notes import Note, ServedOnCpu
 from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.candidate_measurer import MAX_CRASHES
@@ -34,6 +35,7 @@ from optimizer.study.scheduler import Scheduler
 from tests.conftest import known_server
 
 BASELINE = Candidate(64)
+ON_CPU = ServedOnCpu("the server sees no GPU")
 PLAN = ConfirmationPlan(0.01, 0.1, (2,))
 LOADS = tuple(LoadPoint(1, concurrency) for concurrency in (4, 8, 16, 32))
 
@@ -49,6 +51,7 @@ class SimulatedWorkers:
     is_lost: Callable[[SearchJob], bool] = lambda job: False
     confirmations_lost: int = 0
     newest_first: bool = False
+    on_cpu: Collection[Candidate] = ()  # a worker that has served one of them has a note
     jobs: list[ClusterJob] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -81,7 +84,10 @@ class SimulatedWorkers:
             if self.is_lost(job):
                 self.handles[self.handles.index(worker)] = WorkerHandle(None, worker.node, "ready")
                 return [(worker, event) for event in (*events, WorkerLost("killed"))]
-        return [(worker, event) for event in (*events, TrialEnded(trial, "", {}, "2.51"))]
+        return [(worker, event) for event in (*events, TrialEnded(trial, "", {}, self._notes(trial), "2.51"))]
+
+    def _notes(self, trial: Trial) -> tuple[Note, ...]:
+        return (ON_CPU,) if trial.candidate in self.on_cpu else ()
 
 
 @dataclass
@@ -171,6 +177,16 @@ def test_several_unfinished_trials_are_resumed(setup: DriverSetup) -> None:
     assert sorted(number for _, number in begun[2:]) == [5, 6, 7]
     assert [trial.number for trial in trials] == [0, 2, 4, 5, 6, 7]
     assert len({trial.candidate for trial in trials}) == 6
+
+
+def test_a_note_of_the_search_is_kept_whichever_worker_confirms(setup: DriverSetup) -> None:
+    workers = SimulatedWorkers(2, on_cpu=[BASELINE])
+    driver = setup.driver(workers, max_trials=2)
+    trials = driver.run()
+    assert driver.recorder.notes == (ON_CPU,)
+    workers.handles.reverse()
+    ClusterConfirmer(workers, driver.recorder, Budget(600)).run(trials)
+    assert driver.recorder.notes == (ON_CPU,)
 
 
 @pytest.mark.parametrize(("lost", "notes"), [(0, 0), (MAX_CRASHES - 1, 0), (MAX_CRASHES, 1)])
