@@ -209,29 +209,30 @@ def _run(
         record = _make_record(folder, environment, task, fingerprint, before, only_confirms=only_confirms)
         record = record.with_notes([*transfer_notes, *read_lasting(before.get("lasting_notes"))])
         record.write("running", None)
+        searcher = partial(
+            open_searcher, options, task.problem, folder, fingerprint, transfer, spent, environment.say
+        )
+        setup = StudySetup(task, record, table, searcher, open_observer, spent, confirm_share, confirm_seconds)
         result = None
         try:
-            searcher = partial(
-                open_searcher, options, task.problem, folder, fingerprint, transfer, spent, environment.say
-            )
-            setup = StudySetup(task, record, table, searcher, open_observer, spent, confirm_share, confirm_seconds)
             action = "testing the recommendation for" if only_confirms else "continuing" if resumed else "tuning"
             budget = setup.budget(cluster.worker_count if cluster else 1)
             seconds = max(budget.seconds - budget.spent_seconds, 0.0)
             environment.say(start_line(action, problem, options, seconds, folder.path))
-            result = cluster.run(setup) if cluster else run_locally(environment, setup)
+            result = cluster.run(setup) if cluster else run_locally(setup)
             trials = result.trials
             if not (only_confirms and record.search_ended):
                 record = replace(record, search_ended=result.search_ended)
-            record = record.with_notes(_notes(result, record, confirm_seconds))
+            record = record.with_notes([*setup.notes, *_notes(result, record, confirm_seconds)])
         except KeyboardInterrupt:
             interrupts.acknowledge()
             record = record if only_confirms else replace(record, search_ended="interrupted")
+            record = record.with_notes(setup.notes)
             trials = table.read()
         except BaseException as error:
             with contextlib.suppress(TuneError):  # a full disk must not hide the first error
                 outcome = assess(table.read(), task.problem, task.baseline, task.dynamic_batching)
-                record.write("failed", outcome, reason=str(error))
+                record.with_notes(setup.notes).write("failed", outcome, reason=str(error))
                 if any(trial.measurements for trial in table.read()):
                     error.add_note(_how_to_continue(folder, only_confirms=only_confirms))
             raise
@@ -364,8 +365,7 @@ def _refusals_note(trials: Sequence[Trial], record: RunRecord) -> Note | None:
 
 def _notes(result: StudyResult, record: RunRecord, confirm_seconds: float | None) -> list[Note | None]:
     """Return notes for the user on the end of a study, and on the rest of a confirmation that continues."""
-    notes = [
-        *result.notes,
+    notes: list[Note | None] = [
         _refusals_note(result.trials, record),
         SearchConverged(SMALLEST_GAIN) if record.search_ended == "converged" else None,
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -126,58 +126,70 @@ class EventRecorder:
 
 
 @dataclass
-class ClusterConfirmer:
-    """Confirms the best trials on one worker; another continues if that one is lost.
-
-    ``plan`` and ``record`` are those of a Confirmer. ``notes`` are for the user.
-    """
+class ClusterExecutor:
+    """Runs the trials of a study on ``workers``, and its confirmation on one of them."""
 
     workers: WorkerGroup
     recorder: EventRecorder
-    budget: Budget
-    plan: ConfirmationPlan | None = None
-    record: Callable[[ConfirmationPlan], None] = lambda _: None
-    notes: list[Note] = field(default_factory=list)
+    _incomplete: ConfirmationIncomplete | None = None
 
-    def run(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Return the trials with their confirmations."""
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        return present([*self.workers.notes, *self.recorder.notes, self._incomplete])
+
+    def search(self, scheduler: Scheduler) -> list[Trial]:
+        return Driver(self.workers, scheduler, self.recorder).run()
+
+    def confirm(
+        self,
+        trials: list[Trial],
+        budget: Budget,
+        plan: ConfirmationPlan | None,
+        record: Callable[[ConfirmationPlan], None],
+    ) -> list[Trial]:
+        """Return the ``trials`` with their confirmations. If the confirming worker is lost, another one continues."""
         known = {trial.number: trial for trial in trials}
         retry, is_allowed = CrashRetry(), True
+
+        def keep(new: ConfirmationPlan) -> None:
+            nonlocal plan
+            plan = new
+            record(new)
+
         while is_allowed:
             while not (ready := self.workers.ready()):
                 self.workers.poll_events()
             worker = ready[0]
             references = self.recorder.references_for(worker)
-            job = ConfirmJob(tuple(known.values()), self.plan, self.budget.left_seconds(), references)
-            self.workers.send(worker, job)
-            if self._follow(worker, known):
+            self.workers.send(worker, ConfirmJob(tuple(known.values()), plan, budget.left_seconds(), references))
+            if self._follow(worker, known, keep):
                 return list(known.values())
             is_allowed = retry.count_crash()
-        self.notes.append(ConfirmationIncomplete(retry.crashes))
+        self._incomplete = ConfirmationIncomplete(retry.crashes)
         return list(known.values())
 
-    def _follow(self, confirming: WorkerHandle, known: dict[int, Trial]) -> bool:
+    def _follow(
+        self, confirming: WorkerHandle, known: dict[int, Trial], keep: Callable[[ConfirmationPlan], None]
+    ) -> bool:
         """Record events in ``known`` until the confirmation ends. Return False if its worker was lost."""
         while True:
             for worker, event in self.workers.poll_events():
                 if worker is not confirming:
                     continue
+                self.recorder.record(worker, event)
                 match event:
                     case ConfirmationEnded(trials):
                         known.update({trial.number: trial for trial in trials})
-                        self.recorder.record(worker, event)
                         return True
                     case WorkerFailed() | WorkerLost():
                         return False
                     case ConfirmationPlanned(plan):
-                        self.plan = plan
-                        self.record(plan)
+                        keep(plan)
                     case LoadMeasured(trial, load, measurement, int(server), error, load_generator):
                         confirmation = Confirmation(server, load, measurement, error)
                         known[trial.number] = known[trial.number].with_row(confirmation, load_generator)
                     case TrialFailed(trial):
                         known[trial.number] = trial
-                self.recorder.record(worker, event)
 
 
 @dataclass

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from optimizer.confirmation.confirmer import Confirmer, model_fitter
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.notes import CpusUsedByOthers, FewerCpusThanRayCounts, Note
 from optimizer.core.safe_text import read_tail
@@ -40,6 +39,7 @@ from optimizer.study.distributed.messages import (
     unpack,
 )
 from optimizer.study.environment import Environment
+from optimizer.study.study import LocalExecutor
 from optimizer.study.trial_runner import TrialRunner
 
 PARENT_POLL_SECONDS = 1.0
@@ -125,7 +125,6 @@ class Worker:
             replace(measurer, node=socket.gethostname()),
             self._task.baseline,
             lambda: self._deadline - time.monotonic(),
-            self._environment.stopwatch,
         )
         return fingerprint
 
@@ -148,19 +147,14 @@ class Worker:
         """Confirm the best trials. The last event is ConfirmationEnded or WorkerFailed."""
         with self._reporting_faults():
             self._use_references(job.references)
-            measurer = self._runner.measurer
-            confirmer = Confirmer(
-                self._task.problem,
-                self._target,
-                measurer,
-                Budget(job.seconds_left),
+            executor = LocalExecutor(self._task, self._options, self._target, self._runner.measurer)
+            trials = executor.confirm(
                 list(job.trials),
-                model_fitter(self._task.problem, self._options),
+                Budget(job.seconds_left),
                 job.plan,
                 lambda plan: self._outbox.put(ConfirmationPlanned(plan)),
             )
-            trials = confirmer.run([candidate for _, candidate in self._task.comparisons()])
-            self._outbox.put(ConfirmationEnded(tuple(trials), measurer.notes, self._target.server_version))
+            self._outbox.put(ConfirmationEnded(tuple(trials), executor.notes, self._target.server_version))
 
     def close(self) -> None:
         """End the server and remove all files from the node. May be called during any other call."""

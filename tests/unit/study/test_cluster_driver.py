@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.distributed.driver import ClusterConfirmer, Driver, EventRecorder, UnfinishedTrials
+from optimizer.study.distributed.driver import ClusterExecutor, Driver, EventRecorder, UnfinishedTrials
 from optimizer.study.distributed.messages import (
     ClusterJob,
     ConfirmationEnded,
@@ -53,6 +53,7 @@ class SimulatedWorkers:
     newest_first: bool = False
     on_cpu: Collection[Candidate] = ()  # a worker that has served one of them has a note
     jobs: list[ClusterJob] = field(default_factory=list)
+    notes: Sequence[Note] = ()
 
     def __post_init__(self) -> None:
         self.handles = [
@@ -185,18 +186,19 @@ def test_a_note_of_the_search_is_kept_whichever_worker_confirms(setup: DriverSet
     trials = driver.run()
     assert driver.recorder.notes == (ON_CPU,)
     workers.handles.reverse()
-    ClusterConfirmer(workers, driver.recorder, Budget(600)).run(trials)
-    assert driver.recorder.notes == (ON_CPU,)
+    executor = ClusterExecutor(workers, driver.recorder)
+    executor.confirm(trials, Budget(600), None, print)
+    assert executor.notes == (ON_CPU,)
 
 
 @pytest.mark.parametrize(("lost", "notes"), [(0, 0), (MAX_CRASHES - 1, 0), (MAX_CRASHES, 1)])
 def test_the_confirmation_continues_on_another_worker(setup: DriverSetup, lost: int, notes: int) -> None:
     workers, trials = SimulatedWorkers(2, confirmations_lost=lost), [Trial(0, BASELINE), Trial(2, Candidate(4))]
     recorded = list[ConfirmationPlan]()
-    confirmer = ClusterConfirmer(workers, setup.recorder(), Budget(600), record=recorded.append)
-    assert confirmer.run(trials) == trials
+    executor = ClusterExecutor(workers, setup.recorder())
+    assert executor.confirm(trials, Budget(600), None, recorded.append) == trials
     assert len(workers.jobs) == min(lost + 1, MAX_CRASHES)
     plans = [job.plan for job in workers.jobs if isinstance(job, ConfirmJob)]
     assert plans == [None, *(len(plans) - 1) * [PLAN]], "the next worker continues the plan"
     assert recorded == len(plans) * [PLAN]
-    assert len(confirmer.notes) == notes
+    assert len(executor.notes) == notes
