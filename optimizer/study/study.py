@@ -12,7 +12,7 @@ from optimizer.confirmation.confirmer import Confirmer, model_fitter
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.interfaces import Searcher, Target
 from optimizer.core.notes import Note
-from optimizer.core.timing import Budget
+from optimizer.core.timing import Budget, RunMode
 from optimizer.core.trial import Trial
 from optimizer.measure.measurer import Measurer, ProgressObserver
 from optimizer.options.run_options import RunOptions
@@ -86,9 +86,9 @@ class StudySetup:
     """The task of a study and the places where it is stored.
 
     ``open_searcher`` yields the searcher, and the shared study if there are other workers. Earlier sessions used
-    ``spent_seconds`` of the budget; ``confirm_share`` of it is reserved for the confirmation. ``confirm_seconds`` is
-    the time of a session that only continues the confirmation, and None for any other. ``notes`` gets the notes on
-    the measurements, also if the study is interrupted or fails.
+    ``spent_seconds`` of the budget. ``confirm_seconds`` replaces the budget of a session that only continues the
+    confirmation; None for the budget of the options. ``notes`` gets the notes on the measurements, also if the study
+    is interrupted or fails.
     """
 
     task: Task
@@ -97,18 +97,18 @@ class StudySetup:
     open_searcher: Callable[[], AbstractContextManager[tuple[Searcher, SharedStudy | None]]]
     open_observer: ObserverFactory
     spent_seconds: float
-    confirm_share: float
+    mode: RunMode
     confirm_seconds: float | None = None
     notes: list[Note] = field(default_factory=list)
 
     def budget(self, at_once: int = 1) -> Budget:
         """Return the budget. Earlier time is divided by ``at_once``, the number of parallel trials."""
         options = self.record.environment.options
-        seconds, spent, confirm_share = options.budget_seconds, self.spent_seconds / at_once, self.confirm_share
+        seconds, spent = options.budget_seconds, self.spent_seconds / at_once
         if self.confirm_seconds is not None:
-            seconds, spent, confirm_share = self.confirm_seconds, 0.0, 1.0
+            seconds, spent = self.confirm_seconds, 0.0
         other_seconds = min(START_AND_REPORT_SECONDS, START_AND_REPORT_SHARE * seconds)
-        return Budget(seconds, options.max_trials, spent, confirm_share, other_seconds=other_seconds)
+        return Budget(seconds, options.max_trials, spent, self.mode.confirm_share, other_seconds=other_seconds)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def run_study(
         search_ended = scheduler.search_ended
         if shared and not (continued_by := shared.leave_search()):
             trials = shared.collect_trials(trials, setup.table)
-        if setup.confirm_share > 0 and not continued_by:
+        if setup.mode is not RunMode.SEARCH and not continued_by:
             with stopwatch.confirming():
                 trials = executor.confirm(trials, budget, record.confirmation_plan(), record.write_plan)
     return StudyResult(trials, search_ended, continued_by)

@@ -34,7 +34,7 @@ from optimizer.core.notes import (
     read_lasting,
 )
 from optimizer.core.safe_text import is_file, one_line
-from optimizer.core.timing import CONFIRM_SHARE, Stopwatch, spent_seconds
+from optimizer.core.timing import RunMode, Stopwatch, spent_seconds
 from optimizer.core.trial import Trial
 from optimizer.machine.conditions import speed_note
 from optimizer.machine.gpu_readings import throttle_note
@@ -96,7 +96,7 @@ def tune(
     resumed: RunFolder | None,
     say: Callable[[str], None],
     open_observer: ObserverFactory,
-    confirm_share: float | None = None,
+    mode: RunMode | None = None,
     *,
     report: bool = True,
     show: ShowResult = show_nothing,
@@ -109,22 +109,19 @@ def tune(
         resumed: The folder of the run to continue.
         say: Called with one line for each slow preparation.
         open_observer: Opens the display of progress.
-        confirm_share: Share of the budget for the confirmation; 0 skips it, 1 does nothing else. By default as
-            ``options`` say.
+        mode: Whether to search, to confirm, or both; by default as ``options`` say.
         report: Whether to write the report page.
         show: Called with the result before the report page is written, which takes a second or more.
-        confirm_seconds: Time of a session that only continues the confirmation; None for the budget of ``options``.
+        confirm_seconds: Time of a session in the mode CONFIRM; None for the budget of ``options``.
 
     An interrupt (KeyboardInterrupt) ends the run early with the best result so far. Raises TuneError.
     """
     stopwatch = Stopwatch()
-    if confirm_share is None:
-        confirm_share = CONFIRM_SHARE if options.confirmation else 0.0
+    if mode is None:
+        mode = RunMode.SEARCH_AND_CONFIRM if options.confirmation else RunMode.SEARCH
     if options.cluster is None:
         with Environment.open(options, stopwatch, say) as environment:
-            return _run(
-                environment, None, resumed, open_observer, confirm_share, confirm_seconds, report=report, show=show
-            )
+            return _run(environment, None, resumed, open_observer, mode, confirm_seconds, report=report, show=show)
     from optimizer.study.distributed.ray_study import open_cluster
 
     preferred = resumed.fingerprint() if resumed else None
@@ -134,7 +131,7 @@ def tune(
             cluster,
             resumed,
             open_observer,
-            confirm_share,
+            mode,
             confirm_seconds,
             report=report,
             show=show,
@@ -177,7 +174,7 @@ def continue_confirmation(
             f"{path}: run.json has no confirmation_plan, so the test cannot continue; make a separate one: "
             f"`tune verify --fresh {path}`"
         )
-    return tune(options, run, say, open_observer, 1.0, show=show, confirm_seconds=seconds)
+    return tune(options, run, say, open_observer, RunMode.CONFIRM, show=show, confirm_seconds=seconds)
 
 
 def _run(
@@ -185,7 +182,7 @@ def _run(
     cluster: ClusterStudy | None,
     resumed: RunFolder | None,
     open_observer: ObserverFactory,
-    confirm_share: float,
+    mode: RunMode,
     confirm_seconds: float | None,
     *,
     report: bool,
@@ -200,7 +197,7 @@ def _run(
         if confirm_seconds is not None:
             resumed.refuse_other_bounds(list(map(str, task.problem.sla)))
     transfer, transfer_notes = load_warm_start(options, task, resumed)
-    folder, only_confirms = resumed or RunFolder.create(options.out, task.source.name), confirm_share == 1
+    folder, only_confirms = resumed or RunFolder.create(options.out, task.source.name), mode is RunMode.CONFIRM
     with folder.locked():
         problem = task.problem
         table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
@@ -212,7 +209,7 @@ def _run(
         searcher = partial(
             open_searcher, options, task.problem, folder, fingerprint, transfer, spent, environment.say
         )
-        setup = StudySetup(task, record, table, searcher, open_observer, spent, confirm_share, confirm_seconds)
+        setup = StudySetup(task, record, table, searcher, open_observer, spent, mode, confirm_seconds)
         result = None
         try:
             action = "testing the recommendation for" if only_confirms else "continuing" if resumed else "tuning"
