@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +28,7 @@ from optimizer.core.notes import (
     present,
 )
 from optimizer.core.timing import Budget, Stopwatch
-from optimizer.core.trial import SERVER_CPUS, FieldValue
+from optimizer.core.trial import SERVER_CPUS, FieldChoices
 from optimizer.deploy import runtime, target_factory
 from optimizer.deploy.docker_target import ContainerTelemetry
 from optimizer.deploy.managed_target import exports_metrics
@@ -167,9 +167,7 @@ class Environment:
         """Return the hardware with the CPUs that the server gets."""
         return replace(self.hardware, cpu_count=len(self.placement().server))
 
-    def prepare_task(
-        self, *, fetch_server: bool = True, swept: Mapping[str, tuple[FieldValue, ...]] | None = None
-    ) -> Task:
+    def prepare_task(self, *, fetch_server: bool = True, swept: FieldChoices | None = None) -> Task:
         """Return the model, found or built, and the problem to solve. Raises BadInputError and EnvironmentFault.
 
         With ``fetch_server`` the embedded server and perf_analyzer are downloaded if they are not installed, and

@@ -18,7 +18,7 @@ from optimizer.core.notes import SamplesLeftOut
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
-from optimizer.core.trial import Candidate, FieldValue, model_of_field
+from optimizer.core.trial import Candidate, FieldChoices, FieldValue, model_of_field
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, parse_arrivals
 from optimizer.measure.output_comparison import Tolerance
@@ -84,7 +84,7 @@ def prepare_task(
     options: RunOptions,
     hardware: Hardware,
     say: Callable[[str], None],
-    swept: Mapping[str, tuple[FieldValue, ...]] | None = None,
+    swept: FieldChoices | None = None,
 ) -> Task:
     """Find or build the model and return its task. Raises BadInputError.
 
@@ -158,9 +158,7 @@ def prepare_task(
     )
 
 
-def _compared_candidates(
-    source: ModelSource, fields: Mapping[str, tuple[FieldValue, ...]]
-) -> tuple[Candidate, Candidate]:
+def _compared_candidates(source: ModelSource, fields: FieldChoices) -> tuple[Candidate, Candidate]:
     """Return the model's own configuration, and the same with default dynamic batching if Triton allows it."""
     baseline = configured_candidate(source, fields)
     dynamic_batching = baseline
@@ -241,7 +239,7 @@ def _check_instances(space: SearchSpace, source: ModelSource, options: RunOption
 
 def _priorities(
     named: NamedModel,
-    fields: Mapping[str, tuple[FieldValue, ...]],
+    fields: FieldChoices,
     options: RunOptions,
     arrivals: Arrivals | None,
 ) -> SizeDistribution | None:
