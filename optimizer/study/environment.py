@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -107,21 +107,10 @@ class Environment:
     say: Callable[[str], None]
     node_placement: CpuPlacement | None = None
     cpu_quota: float | None = None
-    _opened: ExitStack = field(default_factory=ExitStack)
-
-    @classmethod
-    @contextmanager
-    def open(cls, options: RunOptions, stopwatch: Stopwatch, say: Callable[[str], None]) -> Iterator[Environment]:
-        """Yield the environment on this machine and close all that it opened at the end.
-
-        Raises EnvironmentFault or BadInputError as ``detect``.
-        """
-        with closing(cls.detect(options, stopwatch, say)) as environment:
-            yield environment
 
     @classmethod
     def detect(cls, options: RunOptions, stopwatch: Stopwatch, say: Callable[[str], None]) -> Environment:
-        """Return the environment on this machine. Its owner has to close it.
+        """Return the environment on this machine.
 
         Raises EnvironmentFault if this machine lacks a requirement of ``options``, BadInputError if an option is
         wrong for it.
@@ -144,24 +133,6 @@ class Environment:
         parse_arrivals(options.arrivals)  # refuse a bad file before anything is started
         quota = None if options.target == "docker" else cpus.quota()  # a container runs outside this control group
         return cls(options, hardware, gpus, stopwatch, say, cpu_quota=quota)
-
-    def close(self) -> None:
-        """Close the target, if one was started. May be called twice."""
-        self._opened.close()
-
-    @contextmanager
-    def closed_at_end(self) -> Iterator[None]:
-        """Close the target at the end. If the work has failed too, the error of closing is a note of its error."""
-        try:
-            yield
-        except TuneError as error:
-            try:
-                self.close()
-            except TuneError as second:
-                error.add_note(str(second))
-            raise
-        finally:
-            self.close()
 
     def server_hardware(self) -> Hardware:
         """Return the hardware with the CPUs that the server gets."""
@@ -206,8 +177,12 @@ class Environment:
             perf_analyzer=perf_analyzer_identity(self.options, task, self.say),
         )
 
-    def make_target(self, task: Task, folder: RunFolder) -> ServerTarget:
-        """Return the target that serves ``task``; its log is in ``folder``. It is closed with this environment."""
+    @contextmanager
+    def open_target(self, task: Task, folder: RunFolder) -> Iterator[ServerTarget]:
+        """Yield the target that serves ``task``, and close it at the end. Its log is in ``folder``.
+
+        If the work has failed too, the error of closing is a note of its error.
+        """
         settings = TargetSettings(
             log=folder.server_log,
             cpus=self.placement(task).server,
@@ -218,8 +193,16 @@ class Environment:
         )
         self._ensure_openvino(task)  # a sweep may name it after ``prepare_task``, and a node of a cluster may lack it
         target = target_factory.make_target(task.source, task.problem.space, self.options, settings)
-        self._opened.callback(target.close)
-        return target
+        with ExitStack() as opened:
+            opened.callback(target.close)
+            try:
+                yield target
+            except TuneError as error:
+                try:
+                    opened.close()
+                except TuneError as second:
+                    error.add_note(str(second))
+                raise
 
     def make_measurer(self, task: Task, folder: RunFolder, table: TrialStore, observer: ProgressObserver) -> Measurer:
         """Return the measurer of ``task``. It writes to ``table`` and reports to ``observer``."""

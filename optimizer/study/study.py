@@ -121,18 +121,16 @@ class StudyResult:
 
 
 def run_locally(setup: StudySetup) -> StudyResult:
-    """Search, then confirm, on the target of the run's environment, which is closed afterwards."""
+    """Search, then confirm, on a target of the run's environment."""
     task, folder, environment = setup.task, setup.record.folder, setup.record.environment
-    with environment.closed_at_end():
-        target = environment.make_target(task, folder)
 
-        def make_executor(observer: ProgressObserver) -> LocalExecutor:
-            measurer = environment.make_measurer(task, folder, setup.table, observer)
-            return LocalExecutor(task, environment.options, target, measurer)
+    def make_executor(observer: ProgressObserver) -> LocalExecutor:
+        measurer = environment.make_measurer(task, folder, setup.table, observer)
+        return LocalExecutor(task, environment.options, target, measurer)
 
-        with setup.record.adding_version(target):
-            target.start()  # while the simulator and Optuna are loaded
-            return run_study(setup, make_executor)
+    with environment.open_target(task, folder) as target, setup.record.adding_version(target):
+        target.start()  # while the simulator and Optuna are loaded
+        return run_study(setup, make_executor)
 
 
 def run_study(

@@ -120,8 +120,8 @@ def tune(
     if mode is None:
         mode = RunMode.SEARCH_AND_CONFIRM if options.confirmation else RunMode.SEARCH
     if options.cluster is None:
-        with Environment.open(options, stopwatch, say) as environment:
-            return _run(environment, None, resumed, open_observer, mode, confirm_seconds, report=report, show=show)
+        environment = Environment.detect(options, stopwatch, say)
+        return _run(environment, None, resumed, open_observer, mode, confirm_seconds, report=report, show=show)
     from optimizer.study.distributed.ray_study import open_cluster
 
     preferred = resumed.fingerprint() if resumed else None

@@ -86,6 +86,7 @@ class Worker:
         self._outbox = Outbox()
         self._deadline = 0.0
         self._environment: Environment | None = None
+        self._opened = contextlib.ExitStack()  # the server and the folder of the worker
         self._has_shared_references = self._closed = False
 
     def start(self) -> WorkerInfo:
@@ -99,6 +100,7 @@ class Worker:
         environment = Environment.detect(options, Stopwatch(), self._outbox.say)
         self._environment = environment
         self._folder = server_process.new_folder()
+        self._opened.callback(shutil.rmtree, self._folder, ignore_errors=True)
         return WorkerInfo(
             socket.gethostname(),
             metadata.version("tritune"),
@@ -117,7 +119,7 @@ class Worker:
         self._run = RunFolder(self._folder / "run")
         self._run.server_log.parent.mkdir(parents=True)
         fingerprint = self._environment.fingerprint(self._task)
-        self._target = self._environment.make_target(self._task, self._run)
+        self._target = self._opened.enter_context(self._environment.open_target(self._task, self._run))
         self._target.start()
         measurer = self._environment.make_measurer(self._task, self._run, self._outbox, self._outbox)
         self._runner = TrialRunner(
@@ -159,9 +161,7 @@ class Worker:
     def close(self) -> None:
         """End the server and remove all files from the node. May be called during any other call."""
         self._closed = True
-        if self._environment is not None:
-            self._environment.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._opened.close()
 
     @contextlib.contextmanager
     def _reporting_faults(self) -> Iterator[None]:
