@@ -321,11 +321,6 @@ def test_optunas_samplers_begin_once_with_the_best_transferred_candidates(
     assert not [one for one in study.trials if one.state == optuna.trial.TrialState.WAITING]
 
 
-def test_grid_refuses_a_transfer(problem: Problem, known_table: list[Trial]) -> None:
-    with pytest.raises(BadInputError, match="grid measures every configuration anyway; leave one out"):
-        make_searcher("grid", problem, transferred=slower(known_table, 2.5))
-
-
 def test_transferred_failures_and_request_rates_do_no_harm(problem: Problem) -> None:
     candidates = problem.space.candidates()
     rated = Trial(0, candidates[3], ((LoadPoint(1, request_rate=100.0), measurement(100.0, 10.0)),))
