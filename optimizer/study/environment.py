@@ -41,7 +41,6 @@ from optimizer.machine.engine_telemetry import EngineTelemetry
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.hardware import Fingerprint, Hardware, make_fingerprint
 from optimizer.machine.nvml import VISIBLE_DEVICES
-from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.measurer import Measurer, ProgressObserver, TrialStore
 from optimizer.measure.output_check import (
     BaselineOutputCheck,
@@ -130,7 +129,6 @@ class Environment:
             raise EnvironmentFault(f"{fault}; to continue without GPUs: {VISIBLE_DEVICES}= tune …")
         if fault:
             say(f"GPUs are not measured: {fault}")
-        parse_arrivals(options.arrivals)  # refuse a bad file before anything is started
         quota = None if options.target == "docker" else cpus.quota()  # a container runs outside this control group
         return cls(options, hardware, gpus, stopwatch, say, cpu_quota=quota)
 

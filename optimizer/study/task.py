@@ -91,13 +91,13 @@ def prepare_task(
     ``hardware`` is the server's. Whether its GPUs serve the model follows from configuration and backend. ``swept``
     are the fields that a sweep tries in place of the space, so they decide which priorities can be sent.
     """
+    arrivals = parse_arrivals(options.arrivals) if options.load == "rate" else None  # before a model is built
     named = find_model(options, hardware, say)
     source, batch, profile = named.source, named.batch, named.profile
     hardware = serving_hardware(named, hardware, options)
     on_gpu = bool(hardware.gpus)
     space = search_space(named, hardware, options)
     score = profile.score if profile else None
-    arrivals = parse_arrivals(options.arrivals) if options.load == "rate" else None
     fields = space.fields if swept is None else swept
     if isinstance(arrivals, RecordedArrivals) and arrivals.kinds is not None:
         check_recorded_kinds(arrivals.name, arrivals.kinds, source, fields)

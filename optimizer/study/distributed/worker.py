@@ -62,7 +62,6 @@ def end_with_parent() -> None:
 
 LOG_BYTES = 1 << 16
 REFERENCES = "reference*.npz"
-DEFAULT_ARRIVALS = RunOptions("").arrivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +95,7 @@ class Worker:
         if not self._own_gpus:
             os.environ[VISIBLE_DEVICES] = ""
         note = self._reserve_cpus()
-        options = replace(self._options, arrivals=DEFAULT_ARRIVALS)  # a file of intervals arrives with the task
-        environment = Environment.detect(options, Stopwatch(), self._outbox.say)
+        environment = Environment.detect(self._options, Stopwatch(), self._outbox.say)
         self._environment = environment
         self._folder = server_process.new_folder()
         self._opened.callback(shutil.rmtree, self._folder, ignore_errors=True)
