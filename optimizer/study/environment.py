@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 
 from optimizer.config import gpu_placement
 from optimizer.config.execution import uses_openvino
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import EnvironmentFault, TuneError
-from optimizer.core.interfaces import OutputCheck, ServerTarget, TargetSettings, Telemetry
+from optimizer.core.interfaces import ServerTarget, TargetSettings, Telemetry
 from optimizer.core.notes import (
     BatcherTuned,
     ContinuousBatchingSimulated,
     GpusNotRead,
     MigInstanceUsed,
     Note,
-    OutputsNotCompared,
     OwnBackend,
     RemoteServerUsed,
     SearchedWithoutSimulator,
@@ -42,17 +39,9 @@ from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.hardware import Fingerprint, Hardware, make_fingerprint
 from optimizer.machine.nvml import VISIBLE_DEVICES
 from optimizer.measure.measurer import Measurer, ProgressObserver, TrialStore
-from optimizer.measure.output_check import (
-    BaselineOutputCheck,
-    CombinedOutputCheck,
-    NoOutputCheck,
-    StreamedOutputCheck,
-)
 from optimizer.measure.score import read_scorer
-from optimizer.measure.sequence_output_check import SequenceOutputCheck
 from optimizer.model.default_space import explain_cpu_serving, has_gpu_choice
 from optimizer.model.repository import backend_of, is_ensemble
-from optimizer.model.requests import Requests
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import format_cpus, parse_cpus, usable_cpus
@@ -60,6 +49,7 @@ from optimizer.simulator.batching_fit import BatchingModel
 from optimizer.simulator.performance_model import model_type
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.load_generators import LoadGenerators, make_load_generators, perf_analyzer_identity
+from optimizer.study.output_check_factory import make_output_check
 from optimizer.study.task import Task, prepare_task
 
 NO_POWER = (
@@ -204,29 +194,27 @@ class Environment:
 
     def make_measurer(self, task: Task, folder: RunFolder, table: TrialStore, observer: ProgressObserver) -> Measurer:
         """Return the measurer of ``task``. It writes to ``table`` and reports to ``observer``."""
-        placement = self.placement(task)
-        all_cpus = placement.server | placement.client
         generators = self.make_generators(task, folder)
-        gpus = self.gpus.local if self._needs_gpus(task) or self._is_remote else ()
-        telemetry: Telemetry = GpuTelemetry(ProcessTelemetry(all_cpus), gpus)
-        if exports_metrics(task.source):
-            telemetry = EngineTelemetry(telemetry)
-        if self.options.target == "docker":
-            telemetry = ContainerTelemetry(telemetry)
-        scorer = read_scorer(task.score) if task.score else None
-        output_check = self.make_output_check(task, folder)
         return Measurer(
             generators.search,
-            telemetry,
+            self._make_telemetry(task),
             table,
             observer,
-            output_check,
-            scorer,
+            make_output_check(self.options, task, folder),
+            read_scorer(task.score) if task.score else None,
             self.stopwatch,
             confirming=generators.confirmation,
             cross_checking=generators.cross_checking,
             speed=None if self._is_remote else SpeedLog(),
         )
+
+    def _make_telemetry(self, task: Task) -> Telemetry:
+        placement = self.placement(task)
+        gpus = self.gpus.local if self._needs_gpus(task) or self._is_remote else ()
+        telemetry: Telemetry = GpuTelemetry(ProcessTelemetry(placement.server | placement.client), gpus)
+        if exports_metrics(task.source):
+            telemetry = EngineTelemetry(telemetry)
+        return ContainerTelemetry(telemetry) if self.options.target == "docker" else telemetry
 
     def make_generators(self, task: Task, folder: RunFolder, options: RunOptions | None = None) -> LoadGenerators:
         """Return the load generators of ``task``; ``options`` replace those of this environment."""
@@ -317,30 +305,3 @@ class Environment:
 
     def _needs_gpus(self, task: Task) -> bool:
         return task.on_gpu or (bool(self.hardware.gpus) and has_gpu_choice(task.problem.space.fields))
-
-    def make_output_check(self, task: Task, folder: RunFolder) -> OutputCheck:
-        """Return the check of outputs against the reference outputs in ``folder``, which may be missing still."""
-        if not self.options.output_check:
-            return NoOutputCheck(OutputsNotCompared())
-        length = task.sequence_length
-        kind: Callable[..., BaselineOutputCheck] = (
-            StreamedOutputCheck if task.source.is_streaming else BaselineOutputCheck
-        )
-        if length is not None:
-            kind = partial(SequenceOutputCheck, sequence_length=length.largest)
-
-        def make_check(file: Path, requests: Task | Requests) -> BaselineOutputCheck:
-            return kind(
-                file,
-                input_data=requests.input_data,
-                shapes=requests.shapes,
-                request_batch_size=task.problem.space.request_batch_size,
-                unbounded=requests.unbounded,
-                tolerance=task.tolerance,
-            )
-
-        own = make_check(folder.reference, task)
-        if not task.concurrent:
-            return own
-        others = {name: make_check(folder.reference_of(name), requests) for name, requests in task.concurrent.items()}
-        return CombinedOutputCheck({task.source.name: own, **others})

@@ -39,6 +39,7 @@ from optimizer.study.distributed.messages import (
     unpack,
 )
 from optimizer.study.environment import Environment
+from optimizer.study.output_check_factory import make_output_check
 from optimizer.study.study import LocalExecutor
 from optimizer.study.trial_runner import TrialRunner
 
@@ -189,8 +190,7 @@ class Worker:
         for name, content in references.items():
             (self._run.path / name).write_bytes(content)
         self._has_shared_references = True
-        assert self._environment is not None
-        self._runner.measurer.output_check = self._environment.make_output_check(self._task, self._run)
+        self._runner.measurer.output_check = make_output_check(self._options, self._task, self._run)
 
     def _new_references(self) -> dict[str, bytes]:
         """Return the reference outputs by file name, the first time that there are some."""
