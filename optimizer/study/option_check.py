@@ -9,7 +9,7 @@ from optimizer.config.search_space import ModelKind, Problem
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import SERVER_PROCESSES, FieldChoices
+from optimizer.core.trial import SERVER_CPUS, SERVER_OPTION_PREFIX, SERVER_PROCESSES, FieldChoices
 from optimizer.deploy.target_factory import CAN_RESTART
 from optimizer.measure.load_client.request_trace import PRIORITY, SIZE, RecordedKinds
 from optimizer.model.profile_schema import ScoreSection
@@ -54,20 +54,26 @@ def _size_fault(named: NamedModel, options: RunOptions, problem: str) -> BadInpu
     return BadInputError(f"--request-batch-size {problem}")
 
 
-def check_server_processes(source: ModelSource, options: RunOptions, problem: Problem) -> None:
-    """Raise an error if the model or the options do not allow the server processes of the space.
+def check_server_settings(source: ModelSource, options: RunOptions, problem: Problem) -> None:
+    """Raise an error if the model or the options do not allow the settings of the server in the space.
 
-    It is a ParameterError if they do not allow several at all, or a BadInputError that names the option.
+    These are its options, its CPUs and the number of its processes. The error is a ParameterError if a setting is
+    not allowed at all, or a BadInputError that names the option.
     """
-    if problem.space.most_server_processes == 1:
-        return
-    if options.target == "remote":
+    settings = [path for path in problem.space.fields if path.startswith(SERVER_OPTION_PREFIX) or path == SERVER_CPUS]
+    has_several = problem.space.most_server_processes > 1
+    settings += [SERVER_PROCESSES] if has_several else []
+    if settings and options.target not in CAN_RESTART:
         targets = " or ".join(CAN_RESTART)
         raise ParameterError(
-            SERVER_PROCESSES,
+            settings[0],
             f"tune does not start the server at {options.url}, and starts no other; leave it out, or tune on "
             f"--target {targets}",
         )
+    if SERVER_CPUS in settings and options.cluster is not None:
+        raise ParameterError(SERVER_CPUS, "on a cluster each trial gets free CPUs of its node; leave it out")
+    if not has_several:
+        return
     if source.is_stateful:
         name = one_line(source.name)
         raise ParameterError(

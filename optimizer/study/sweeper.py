@@ -38,7 +38,7 @@ from optimizer.store.trials_table import TrialsTable
 from optimizer.study import sweep_output
 from optimizer.study.environment import Environment
 from optimizer.study.model_finder import sizes_given_twice, trace_sizes
-from optimizer.study.option_check import check_server_processes
+from optimizer.study.option_check import check_server_settings
 from optimizer.study.start_line import describe_server
 from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, configurations, sweep_cells
 from optimizer.study.task import Task, check_settings
@@ -251,7 +251,7 @@ def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count
         fields[VARIANT] = tuple(task.source.variants)
     problem = replace(task.problem, space=SearchSpace((largest,), fields=fields), request_mix=mix)
     try:
-        check_server_processes(task.source, options, problem)
+        check_server_settings(task.source, options, problem)
     except ParameterError as error:
         raise BadInputError(f"--config {error}") from None
     return plan, replace(task, problem=problem, input_data=requests.input_data, request_note=requests.note)

@@ -31,7 +31,7 @@ from optimizer.study.option_check import (
     check_own_client,
     check_recorded_kinds,
     check_requests,
-    check_server_processes,
+    check_server_settings,
     check_shared_memory,
 )
 from optimizer.study.task_requests import (
@@ -127,9 +127,9 @@ def prepare_task(
         queue=_queue(source),
     )
     try:
-        check_server_processes(source, options, problem)
+        check_server_settings(source, options, problem)
     except ParameterError as error:
-        assert profile is not None, "without a profile there is one server process"
+        assert profile is not None, "without a profile the space has no settings of the server"
         raise profile.space_fault(error) from None
     check_own_client(named, options, problem)
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.config.model_config_proto import ModelInstanceGroup
-from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.core.errors import EnvironmentFault
 from optimizer.core.interrupts import SIGNALS
 from optimizer.core.notes import ShareOfNode
 from optimizer.core.safe_text import one_line
 from optimizer.core.timing import Stopwatch
-from optimizer.core.trial import SERVER_CPUS
 from optimizer.deploy.target_factory import VisibleGpus
 from optimizer.machine.cpus import CpuPlacement
 from optimizer.machine.hardware import Fingerprint
@@ -140,10 +139,6 @@ class ClusterStudy:
 
     def prepare_workers(self, task: Task) -> Fingerprint:
         """Send the task to the workers and return the fingerprint of their measurements. Raises TuneError."""
-        if SERVER_CPUS in task.problem.space.fields:
-            raise BadInputError(
-                f"space: {SERVER_CPUS}: on a cluster each trial gets free CPUs of its node: leave it out"
-            )
         kinds = {group.kind for config in task.source.models.values() for group in config.instance_group}
         if not self.share.gpus and ModelInstanceGroup.KIND_GPU in kinds:
             fix = (
