@@ -126,16 +126,8 @@ def tune(
 
     preferred = resumed.fingerprint() if resumed else None
     with open_cluster(options, stopwatch, say, preferred) as cluster:
-        return _run(
-            cluster.environment,
-            cluster,
-            resumed,
-            open_observer,
-            mode,
-            confirm_seconds,
-            report=report,
-            show=show,
-        )
+        environment = cluster.environment
+        return _run(environment, cluster, resumed, open_observer, mode, confirm_seconds, report=report, show=show)
 
 
 def continue_confirmation(
