@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from optimizer.core.errors import TuneError
+from optimizer.core.timing import RunMode
 from optimizer.core.trial import Point, Trial
 from optimizer.machine import hardware
 from optimizer.options.run_options import RunOptions
@@ -95,7 +96,7 @@ def measure(workers: int, trials: int) -> Clock:
             out=str(Path(root, "results")),
         )
         clock = Clock()
-        if tune(options, None, say, lambda *_: clock, 0.0, report=False).status == "interrupted":
+        if tune(options, None, say, lambda *_: clock, RunMode.SEARCH, report=False).status == "interrupted":
             raise KeyboardInterrupt
         return clock
 

@@ -35,7 +35,7 @@ from tune_runs import TuneFailedError, row, run_tune
 from objectives.metrics import METRICS
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import TuneError
-from optimizer.core.timing import Budget
+from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import DiscardingRecord, recorded_problem
@@ -44,7 +44,8 @@ from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.search.candidate_selector import fit_surrogate
 from optimizer.store.recording import Recording, baselines, read_recording
-from optimizer.study.study import Tuner
+from optimizer.study.scheduler import Scheduler
+from optimizer.study.trial_runner import run_trials
 
 MODELS = ("dlrm", "mlp", "bert-mini", "minilm-16", "text_recognition-small")
 LEVELS = (0.5, 0.1, 0.9, 0.025, 0.975)  # the median, and the ends of the 80 % and of the 95 % interval
@@ -165,14 +166,9 @@ def _of_table(table: Path, name: str, seed: int) -> Iterator[SearchChecks]:
 def search(recording: Recording, problem: Problem, seed: int) -> list[Trial]:
     """Return the trials of the default search on a recorded table."""
     server = recording.server
-    tuner = Tuner(
-        problem=problem,
-        searcher=make_searcher("simulated", problem, seed),
-        target=server,
-        measurer=Measurer(server, server, DiscardingRecord(), QuietObserver()),
-        budget=Budget(math.inf, MAX_TRIALS),
-    )
-    return tuner.run(baselines(problem.space))
+    searcher, budget = make_searcher("simulated", problem, seed), Budget(math.inf, MAX_TRIALS)
+    scheduler = Scheduler(problem, searcher, budget, Stopwatch(), baselines(problem.space))
+    return run_trials(scheduler, server, Measurer(server, server, DiscardingRecord(), QuietObserver()))
 
 
 def checks(model: str, source: str, problem: Problem, trials: Sequence[Trial], seed: int) -> SearchChecks:

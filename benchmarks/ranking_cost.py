@@ -28,7 +28,7 @@ from objectives.metrics import Forecast
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.interfaces import Endpoint, Searcher
-from optimizer.core.timing import Budget
+from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine import hardware
 from optimizer.measure.measurer import Measurer
@@ -37,7 +37,8 @@ from optimizer.replay.engine import DiscardingRecord
 from optimizer.results import formatting
 from optimizer.search import make_searcher
 from optimizer.store.recording import baselines
-from optimizer.study.study import Tuner
+from optimizer.study.scheduler import Scheduler
+from optimizer.study.trial_runner import run_trials
 
 MOST_RANKING_S, MOST_LARGE_RANKING_S, MOST_SUGGESTION_S = 5.0, 60.0, 1.0
 MOST_MEMORY_BYTES = 1e9
@@ -176,15 +177,10 @@ def _search(space: str, server: str, seed: str, max_trials: str) -> SearchCost:
     started = time.perf_counter()
     searcher = _Timed(make_searcher("simulated", problem, int(seed)))
     making_s = time.perf_counter() - started
-    tuner = Tuner(
-        problem=problem,
-        searcher=searcher,
-        target=stack,
-        measurer=Measurer(stack, stack, DiscardingRecord(), stack),
-        budget=Budget(math.inf, int(max_trials)),
-    )
-    trials = tuner.run(baselines(problem.space))
-    best = tuner.scheduler.best()
+    budget = Budget(math.inf, int(max_trials))
+    scheduler = Scheduler(problem, searcher, budget, Stopwatch(), baselines(problem.space))
+    trials = run_trials(scheduler, stack, Measurer(stack, stack, DiscardingRecord(), stack))
+    best = scheduler.best()
     return SearchCost(
         configurations=len(problem.space),
         making_s=making_s,

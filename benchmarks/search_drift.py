@@ -244,7 +244,7 @@ def search(job: Search) -> Result:
     searcher = make_searcher("simulated", problem, job.seed)
     comparisons = baselines(problem.space)
     scheduler = Scheduler(problem, searcher, budget, Stopwatch(), comparisons, max_controls=job.method.max_controls)
-    runner = TrialRunner(server, measurer, scheduler.baseline, budget.search_seconds_left, Stopwatch())
+    runner = TrialRunner(server, measurer, scheduler.baseline, budget.search_seconds_left)
     while (scheduled := scheduler.next()) is not None:
         role, trial = scheduled
         scheduler.finished(runner.run(trial, role, scheduler.rules(trial.candidate)))

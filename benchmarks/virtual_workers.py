@@ -93,7 +93,7 @@ def search(
     """Search until the searcher ends, ``max_trials`` have started, or the best result is good enough."""
     scheduler = Scheduler(problem, searcher, Budget(float("inf"), max_trials), Stopwatch(), baselines(problem.space))
     measuring = Measurer(stack, stack, DiscardingRecord(), stack)
-    runner = TrialRunner(stack, measuring, scheduler.baseline, lambda: float("inf"), scheduler.stopwatch)
+    runner = TrialRunner(stack, measuring, scheduler.baseline, lambda: float("inf"))
     random = np.random.default_rng(seed)
     history = History(workers)
     running: list[tuple[float, int, Trial]] = []  # a heap of the times at which running trials end

@@ -33,7 +33,7 @@ from search_report import as_count, as_percent
 from tune_runs import row
 
 from optimizer.config.search_space import Problem
-from optimizer.core.timing import Budget
+from optimizer.core.timing import Budget, Stopwatch
 from optimizer.machine import hardware
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import ReplayResult, Spread, recorded_problem, replay
@@ -42,8 +42,9 @@ from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.store.recording import Recording, baselines, read_recording
 from optimizer.store.trials_table import TrialsTable
+from optimizer.study.scheduler import Scheduler
 from optimizer.study.searcher_factory import read_transfer
-from optimizer.study.study import Tuner
+from optimizer.study.trial_runner import run_trials
 
 MAX_TRIALS = 30
 FEWER, NO_MORE = 0.25, 1.3  # deployments with a related study, and with a misleading one
@@ -176,7 +177,8 @@ def _write_run(recording: Recording, share: float, path: Path) -> None:
     table = TrialsTable(path, recording.name, problem.space.fields, cpu_count=problem.cpu_count)
     measuring = Measurer(recording.server, recording.server, table, QuietObserver())
     searcher = make_searcher("simulated", problem)
-    Tuner(problem, searcher, recording.server, measuring, Budget(math.inf)).run(baselines(problem.space))
+    scheduler = Scheduler(problem, searcher, Budget(math.inf), Stopwatch(), baselines(problem.space))
+    run_trials(scheduler, recording.server, measuring)
 
 
 # -- searching ---------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from optimizer.core import interrupts
 from optimizer.core.errors import TuneError
 from optimizer.core.files import write_atomically
 from optimizer.core.interfaces import Endpoint
-from optimizer.core.timing import Budget
+from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import recorded_problem
@@ -37,7 +37,8 @@ from optimizer.store import optuna_storage
 from optimizer.store.recording import RecordedServer, baselines, read_recording
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.study import Tuner
+from optimizer.study.scheduler import Scheduler
+from optimizer.study.trial_runner import run_trials
 
 MEASURE_SECONDS, RETRY_SECONDS = 0.01, 3.0
 BOUND_MS = 5.0
@@ -101,7 +102,7 @@ def run(table: Path, folder: Path, search: str, storage: str | None = None) -> N
         budget = Budget(math.inf)
         compared = baselines(problem.space)
         (_, baseline), (_, plain) = compared
-        trials = Tuner(problem, searcher, recording.server, measuring, budget).run(compared)
+        trials = run_trials(Scheduler(problem, searcher, budget, Stopwatch(), compared), recording.server, measuring)
         confirmer = Confirmer(problem, recording.server, measuring, budget, trials)
         confirmer.plan, confirmer.record = read_plan(folder), partial(write_plan, folder)
         trials = confirmer.run([baseline, plain])

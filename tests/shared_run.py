@@ -20,7 +20,7 @@ from objectives.metrics import Measurement
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.core.files import write_atomically
 from optimizer.core.interfaces import Endpoint
-from optimizer.core.timing import Budget
+from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
@@ -35,7 +35,8 @@ from optimizer.store.recording import RecordedServer, baselines, read_recording
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.distributed.shared_study import join
-from optimizer.study.study import Tuner
+from optimizer.study.scheduler import Scheduler
+from optimizer.study.trial_runner import run_trials
 from tests.recorded_run import RESULT, ending_as_tune, read_plan, wait_while_held, write_plan
 
 BEAT_SECONDS, GRACE_SECONDS = 1, 4
@@ -96,7 +97,8 @@ def run(worker: WorkerSettings, table: Path, folder: RunFolder, storage: str, st
         compared = baselines(problem.space)
         with join(options, problem, folder, None, StudySharing(retry, BEAT_SECONDS, GRACE_SECONDS)) as shared:
             searcher = make_searcher_on(shared.tracker, worker.search, problem)
-            trials = Tuner(problem, searcher, recording.server, measurer, budget, others=shared).run(compared)
+            scheduler = Scheduler(problem, searcher, budget, Stopwatch(), compared, shared)
+            trials = run_trials(scheduler, recording.server, measurer)
             if continued_by := shared.leave_search():
                 say(continued_by)
                 return

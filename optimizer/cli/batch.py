@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from optimizer.cli.main import EXIT_CODES, INTERRUPTED, fail
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import one_line
+from optimizer.core.timing import RunMode
 from optimizer.options.command_line import Parser
 from optimizer.options.values import parse_budget_seconds, parse_optional, parse_regression
 from optimizer.store.run_folder import RunFolder
@@ -194,7 +195,8 @@ def _runs_on(terminal: Console) -> RunEntry:
 
     _, watch = progress_on(terminal)
 
-    def run_slice(options: RunOptions, folder: RunFolder, confirm_share: float) -> str:
-        return tune(options, folder, _line_printer(terminal), watch, confirm_share, report=confirm_share > 0).status
+    def run_slice(options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
+        is_last = mode is RunMode.CONFIRM  # only the last session of a run writes its page
+        return tune(options, folder, _line_printer(terminal), watch, mode, report=is_last).status
 
     return run_slice

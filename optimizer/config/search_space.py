@@ -39,6 +39,7 @@ from optimizer.core.trial import (
     SERVER_OPTION_PREFIX,
     SERVER_PROCESSES,
     Candidate,
+    FieldChoices,
     FieldValue,
     short_path,
 )
@@ -89,7 +90,7 @@ class SearchSpace:
     max_queue_delay_us: tuple[int | str | None, ...] = (OFF,)
     preferred_batch_sizes: tuple[Any, ...] = ("none",)
     instance_count: tuple[int, ...] = (1,)
-    fields: Mapping[str, tuple[FieldValue, ...]] = field(default_factory=dict, hash=False)
+    fields: FieldChoices = field(default_factory=dict, hash=False)
     request_batch_size: int = 1
     is_streaming: bool = False
 

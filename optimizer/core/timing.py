@@ -7,12 +7,27 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from optimizer.core.trial import Trial
 
 CONFIRM_SHARE = 0.4  # share of the time that is reserved for the confirmation
+
+
+class RunMode(Enum):
+    """What a session of a run does."""
+
+    SEARCH_AND_CONFIRM = "search and confirm"
+    SEARCH = "search"
+    CONFIRM = "confirm"
+
+    @property
+    def confirm_share(self) -> float:
+        """The share of the budget that is reserved for the confirmation."""
+        shares = {RunMode.SEARCH_AND_CONFIRM: CONFIRM_SHARE, RunMode.SEARCH: 0.0, RunMode.CONFIRM: 1.0}
+        return shares[self]
 
 
 @dataclass

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from objectives.metrics import Measurement
 
 FieldValue: TypeAlias = str | int | float | bool
+FieldChoices: TypeAlias = Mapping[str, tuple[FieldValue, ...]]  # by the names in Candidate.fields
 SEQUENCE_PREFIX = "sequence_batching."  # prefix of paths in ModelConfig that only a stateful model has
 # names in Candidate.fields that are not paths in ModelConfig
 SERVER_CPUS = "server_cpus"  # CPUs that the server runs on, as parse_cpus reads them

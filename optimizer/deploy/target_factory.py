@@ -15,7 +15,6 @@ from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import ServerTarget, TargetSettings
 from optimizer.core.safe_text import is_file, one_line
-from optimizer.core.trial import SERVER_CPUS
 from optimizer.deploy import docker_engine, local_target, runtime
 from optimizer.deploy.docker_container import ALL_GPUS, NO_GPUS, read_gpus
 from optimizer.deploy.embedded_target import Installation, embedded_installation
@@ -143,15 +142,9 @@ def find_installation(options: RunOptions, say: Callable[[str], None]) -> Instal
 
 
 def check_space(space: SearchSpace, options: RunOptions, say: Callable[[str], None]) -> None:
-    """Raise BadInputError if the target cannot vary a server option of the space."""
+    """Raise BadInputError if the server lacks a server option of the space."""
     tried = server_options.option_names(space.fields)
-    if options.target not in CAN_RESTART and (tried or SERVER_CPUS in space.fields):
-        about = f"server: {tried[0]}" if tried else SERVER_CPUS
-        raise BadInputError(
-            f"space: {about}: --target {options.target} cannot restart its server with other options; leave it "
-            f"out, or tune on --target {' or '.join(CAN_RESTART)}"
-        )
-    if tried and options.target != "docker":  # the options of an image are known when it starts
+    if tried and options.target in ON_THIS_MACHINE:  # the options of an image are known when it starts
         installation = find_installation(options, say)
         known = local_target.known_options(installation.tritonserver, installation.environment)
         for name in tried:

@@ -18,7 +18,7 @@ from objectives.sla import Constraint, Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError, ServerFault
 from optimizer.core.interfaces import Searcher
-from optimizer.core.timing import Budget
+from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.noise import Noise, NoisyServer
@@ -29,7 +29,8 @@ from optimizer.search import make_searcher
 from optimizer.search.transfer import TransferredStudy
 from optimizer.store.recorded_rows import RecordedRow
 from optimizer.store.recording import DEPLOY_SECONDS, Recording, baselines
-from optimizer.study.study import Tuner
+from optimizer.study.scheduler import Scheduler
+from optimizer.study.trial_runner import run_trials
 
 TOLERANCES = (0.05, 0.01)  # shares of the table's best by which a search may fall short of it
 WINDOW_SECONDS = 0.55  # if a table has no times: the median of results/dlrm/sample
@@ -144,16 +145,10 @@ def replay(
         searcher = make_searcher(method, problem, seed, transferred=transferred)
     else:
         searcher = method(problem, seed)
-    tuner = Tuner(
-        problem=problem,
-        searcher=searcher,
-        target=server,
-        measurer=Measurer(server, server, DiscardingRecord(), meter),
-        budget=Budget(math.inf, max_trials),
-    )
-    with contextlib.suppress(ServerFault):  # the tuner gave up: no deployment succeeded
-        tuner.run(baselines(problem.space))
-    row = _confirmed(recording, problem, tuner.scheduler.trials)
+    scheduler = Scheduler(problem, searcher, Budget(math.inf, max_trials), Stopwatch(), baselines(problem.space))
+    with contextlib.suppress(ServerFault):  # no deployment succeeded
+        run_trials(scheduler, server, Measurer(server, server, DiscardingRecord(), meter))
+    row = _confirmed(recording, problem, scheduler.trials)
     return ReplayResult(
         effort=Effort(len(meter.best_by_deployment), meter.measurements),
         until={tolerance: meter.until.get(tolerance, NEVER) for tolerance in TOLERANCES},

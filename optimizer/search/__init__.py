@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Protocol, cast
 
-from optimizer.core.errors import BadInputError
-from optimizer.options.run_options import SEARCHERS, SIMULATED_OBJECTIVES
+from optimizer.options.run_options import SEARCHERS
 
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
@@ -48,31 +47,17 @@ def make_searcher(
         storage: Where the study is stored (see ``open_study``); None keeps it in memory.
         study_name: The name of the study in ``storage``.
         fingerprint: The machine that is measured.
-        transferred: The study of another machine to begin with.
+        transferred: The study of another machine to begin with; not for `grid`.
 
     Raises:
-        BadInputError: The method is unknown, lacks a package or cannot begin with another study; or the study
-            cannot be opened.
+        BadInputError: The method lacks a package, or the study cannot be opened.
     """
-    _check(name, problem, transferred)
     from optimizer.search.candidate_tracker import CandidateTracker
     from optimizer.search.optuna_samplers import sampler_for
     from optimizer.store.optuna_study import open_study
 
     study = open_study(storage, study_name, problem, sampler_for(name, seed), fingerprint)
     return make_searcher_on(CandidateTracker(problem, study), name, problem, seed, transferred)
-
-
-def _check(name: str, problem: Problem, transferred: TransferredStudy | None) -> None:
-    if name not in SEARCHERS:
-        raise BadInputError(f"unknown search method {name!r}; take one of {', '.join(SEARCHERS)}")
-    if name == "simulated" and problem.objectives[0].name not in SIMULATED_OBJECTIVES:
-        raise BadInputError(
-            f"the search method simulated ranks by throughput or goodput; for {problem.objectives[0].name} take "
-            f"{', '.join(other for other in SEARCHERS if other != name)}"
-        )
-    if name == "grid" and transferred is not None:
-        raise BadInputError("--warm-start: the search method grid measures every configuration anyway; leave one out")
 
 
 def make_searcher_on(

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 
 from optimizer.config import gpu_placement
 from optimizer.config.execution import uses_openvino
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import EnvironmentFault, TuneError
-from optimizer.core.interfaces import OutputCheck, ServerTarget, TargetSettings, Telemetry
+from optimizer.core.interfaces import ServerTarget, TargetSettings, Telemetry
 from optimizer.core.notes import (
     BatcherTuned,
     ContinuousBatchingSimulated,
     GpusNotRead,
     MigInstanceUsed,
     Note,
-    OutputsNotCompared,
     OwnBackend,
     RemoteServerUsed,
     SearchedWithoutSimulator,
@@ -28,7 +25,7 @@ from optimizer.core.notes import (
     present,
 )
 from optimizer.core.timing import Budget, Stopwatch
-from optimizer.core.trial import SERVER_CPUS, FieldValue
+from optimizer.core.trial import SERVER_CPUS, FieldChoices
 from optimizer.deploy import runtime, target_factory
 from optimizer.deploy.docker_target import ContainerTelemetry
 from optimizer.deploy.managed_target import exports_metrics
@@ -41,19 +38,10 @@ from optimizer.machine.engine_telemetry import EngineTelemetry
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.hardware import Fingerprint, Hardware, make_fingerprint
 from optimizer.machine.nvml import VISIBLE_DEVICES
-from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.measurer import Measurer, ProgressObserver, TrialStore
-from optimizer.measure.output_check import (
-    BaselineOutputCheck,
-    CombinedOutputCheck,
-    NoOutputCheck,
-    StreamedOutputCheck,
-)
 from optimizer.measure.score import read_scorer
-from optimizer.measure.sequence_output_check import SequenceOutputCheck
 from optimizer.model.default_space import explain_cpu_serving, has_gpu_choice
 from optimizer.model.repository import backend_of, is_ensemble
-from optimizer.model.requests import Requests
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import format_cpus, parse_cpus, usable_cpus
@@ -61,6 +49,7 @@ from optimizer.simulator.batching_fit import BatchingModel
 from optimizer.simulator.performance_model import model_type
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.load_generators import LoadGenerators, make_load_generators, perf_analyzer_identity
+from optimizer.study.output_check_factory import make_output_check
 from optimizer.study.task import Task, prepare_task
 
 NO_POWER = (
@@ -107,21 +96,10 @@ class Environment:
     say: Callable[[str], None]
     node_placement: CpuPlacement | None = None
     cpu_quota: float | None = None
-    _opened: ExitStack = field(default_factory=ExitStack)
-
-    @classmethod
-    @contextmanager
-    def open(cls, options: RunOptions, stopwatch: Stopwatch, say: Callable[[str], None]) -> Iterator[Environment]:
-        """Yield the environment on this machine and close all that it opened at the end.
-
-        Raises EnvironmentFault or BadInputError as ``detect``.
-        """
-        with closing(cls.detect(options, stopwatch, say)) as environment:
-            yield environment
 
     @classmethod
     def detect(cls, options: RunOptions, stopwatch: Stopwatch, say: Callable[[str], None]) -> Environment:
-        """Return the environment on this machine. Its owner has to close it.
+        """Return the environment on this machine.
 
         Raises EnvironmentFault if this machine lacks a requirement of ``options``, BadInputError if an option is
         wrong for it.
@@ -141,35 +119,14 @@ class Environment:
             raise EnvironmentFault(f"{fault}; to continue without GPUs: {VISIBLE_DEVICES}= tune …")
         if fault:
             say(f"GPUs are not measured: {fault}")
-        parse_arrivals(options.arrivals)  # refuse a bad file before anything is started
         quota = None if options.target == "docker" else cpus.quota()  # a container runs outside this control group
         return cls(options, hardware, gpus, stopwatch, say, cpu_quota=quota)
-
-    def close(self) -> None:
-        """Close the target, if one was started. May be called twice."""
-        self._opened.close()
-
-    @contextmanager
-    def closed_at_end(self) -> Iterator[None]:
-        """Close the target at the end. If the work has failed too, the error of closing is a note of its error."""
-        try:
-            yield
-        except TuneError as error:
-            try:
-                self.close()
-            except TuneError as second:
-                error.add_note(str(second))
-            raise
-        finally:
-            self.close()
 
     def server_hardware(self) -> Hardware:
         """Return the hardware with the CPUs that the server gets."""
         return replace(self.hardware, cpu_count=len(self.placement().server))
 
-    def prepare_task(
-        self, *, fetch_server: bool = True, swept: Mapping[str, tuple[FieldValue, ...]] | None = None
-    ) -> Task:
+    def prepare_task(self, *, fetch_server: bool = True, swept: FieldChoices | None = None) -> Task:
         """Return the model, found or built, and the problem to solve. Raises BadInputError and EnvironmentFault.
 
         With ``fetch_server`` the embedded server and perf_analyzer are downloaded if they are not installed, and
@@ -208,8 +165,12 @@ class Environment:
             perf_analyzer=perf_analyzer_identity(self.options, task, self.say),
         )
 
-    def make_target(self, task: Task, folder: RunFolder) -> ServerTarget:
-        """Return the target that serves ``task``; its log is in ``folder``. It is closed with this environment."""
+    @contextmanager
+    def open_target(self, task: Task, folder: RunFolder) -> Iterator[ServerTarget]:
+        """Yield the target that serves ``task``, and close it at the end. Its log is in ``folder``.
+
+        If the work has failed too, the error of closing is a note of its error.
+        """
         settings = TargetSettings(
             log=folder.server_log,
             cpus=self.placement(task).server,
@@ -220,34 +181,40 @@ class Environment:
         )
         self._ensure_openvino(task)  # a sweep may name it after ``prepare_task``, and a node of a cluster may lack it
         target = target_factory.make_target(task.source, task.problem.space, self.options, settings)
-        self._opened.callback(target.close)
-        return target
+        with ExitStack() as opened:
+            opened.callback(target.close)
+            try:
+                yield target
+            except TuneError as error:
+                try:
+                    opened.close()
+                except TuneError as second:
+                    error.add_note(str(second))
+                raise
 
     def make_measurer(self, task: Task, folder: RunFolder, table: TrialStore, observer: ProgressObserver) -> Measurer:
         """Return the measurer of ``task``. It writes to ``table`` and reports to ``observer``."""
-        placement = self.placement(task)
-        all_cpus = placement.server | placement.client
         generators = self.make_generators(task, folder)
-        gpus = self.gpus.local if self._needs_gpus(task) or self._is_remote else ()
-        telemetry: Telemetry = GpuTelemetry(ProcessTelemetry(all_cpus), gpus)
-        if exports_metrics(task.source):
-            telemetry = EngineTelemetry(telemetry)
-        if self.options.target == "docker":
-            telemetry = ContainerTelemetry(telemetry)
-        scorer = read_scorer(task.score) if task.score else None
-        output_check = self._make_output_check(task, folder)
         return Measurer(
             generators.search,
-            telemetry,
+            self._make_telemetry(task),
             table,
             observer,
-            output_check,
-            scorer,
+            make_output_check(self.options, task, folder),
+            read_scorer(task.score) if task.score else None,
             self.stopwatch,
             confirming=generators.confirmation,
             cross_checking=generators.cross_checking,
             speed=None if self._is_remote else SpeedLog(),
         )
+
+    def _make_telemetry(self, task: Task) -> Telemetry:
+        placement = self.placement(task)
+        gpus = self.gpus.local if self._needs_gpus(task) or self._is_remote else ()
+        telemetry: Telemetry = GpuTelemetry(ProcessTelemetry(placement.server | placement.client), gpus)
+        if exports_metrics(task.source):
+            telemetry = EngineTelemetry(telemetry)
+        return ContainerTelemetry(telemetry) if self.options.target == "docker" else telemetry
 
     def make_generators(self, task: Task, folder: RunFolder, options: RunOptions | None = None) -> LoadGenerators:
         """Return the load generators of ``task``; ``options`` replace those of this environment."""
@@ -338,30 +305,3 @@ class Environment:
 
     def _needs_gpus(self, task: Task) -> bool:
         return task.on_gpu or (bool(self.hardware.gpus) and has_gpu_choice(task.problem.space.fields))
-
-    def _make_output_check(self, task: Task, folder: RunFolder) -> OutputCheck:
-        if not self.options.output_check:
-            return NoOutputCheck(OutputsNotCompared())
-
-        length = task.sequence_length
-        kind: Callable[..., BaselineOutputCheck] = (
-            StreamedOutputCheck if task.source.is_streaming else BaselineOutputCheck
-        )
-        if length is not None:
-            kind = partial(SequenceOutputCheck, sequence_length=length.largest)
-
-        def make_check(file: Path, requests: Task | Requests) -> BaselineOutputCheck:
-            return kind(
-                file,
-                input_data=requests.input_data,
-                shapes=requests.shapes,
-                request_batch_size=task.problem.space.request_batch_size,
-                unbounded=requests.unbounded,
-                tolerance=task.tolerance,
-            )
-
-        own = make_check(folder.reference, task)
-        if not task.concurrent:
-            return own
-        others = {name: make_check(folder.reference_of(name), requests) for name, requests in task.concurrent.items()}
-        return CombinedOutputCheck({task.source.name: own, **others})

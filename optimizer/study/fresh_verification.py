@@ -53,33 +53,36 @@ def verify(
 
     Raises BadInputError if the run recommends nothing or its profile has other bounds by now; TuneError as a run.
     """
-    with Environment.open(options, Stopwatch(), say) as environment:
-        task = environment.prepare_task()
-        problem = task.problem
-        run.refuse_other_bounds(list(map(str, problem.sla)))
-        with run.locked():
-            trials = TrialsTable(run.trials, task.source.name, problem.space.fields).read()
-        before = assess(trials, problem, task.baseline, task.dynamic_batching)
-        if before.recommended is None:
-            raise summary.nothing_recommended(run.path, problem, "verify", before)
-        planned = verification.verification_candidates(before.recommended, trials, problem)
-        folder = RunFolder.create(str(run.path), verification.FOLDER)
-        fingerprint = environment.fingerprint(task)
-        table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
-        if run.reference.exists():
-            shutil.copyfile(run.reference, folder.reference)  # the requests are the same, so are the outputs
-        fresh = [replace(trial, confirmations=(), cross_checks=()) for trial in trials]
-        target = environment.make_target(task, folder)
-        servers = [LOOKS[1], *(COMPARED_SERVERS for _ in planned[1:])]
-        expected_seconds = sum(n * entrant.server_seconds for n, entrant in zip(servers, planned, strict=True))
-        budget = Budget(TIME_FACTOR * expected_seconds if seconds is None else seconds)
-        say(start_line("testing", problem, options, budget.seconds, folder.path))
-        # the lock tells `tune runs` that a process works on the run
-        with folder.locked(), open_observer(problem, budget, environment.hardware) as observer:
-            measurer = environment.make_measurer(task, folder, table, observer)
-            take_reference(target, measurer, task.baseline)
-            confirmer = Confirmer(problem, target, measurer, budget, fresh)
-            confirmer.verify(before.recommended, planned)
+    environment = Environment.detect(options, Stopwatch(), say)
+    task = environment.prepare_task()
+    problem = task.problem
+    run.refuse_other_bounds(list(map(str, problem.sla)))
+    with run.locked():
+        trials = TrialsTable(run.trials, task.source.name, problem.space.fields).read()
+    before = assess(trials, problem, task.baseline, task.dynamic_batching)
+    if before.recommended is None:
+        raise summary.nothing_recommended(run.path, problem, "verify", before)
+    planned = verification.verification_candidates(before.recommended, trials, problem)
+    folder = RunFolder.create(str(run.path), verification.FOLDER)
+    fingerprint = environment.fingerprint(task)
+    table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
+    if run.reference.exists():
+        shutil.copyfile(run.reference, folder.reference)  # the requests are the same, so are the outputs
+    fresh = [replace(trial, confirmations=(), cross_checks=()) for trial in trials]
+    servers = [LOOKS[1], *(COMPARED_SERVERS for _ in planned[1:])]
+    expected_seconds = sum(n * entrant.server_seconds for n, entrant in zip(servers, planned, strict=True))
+    budget = Budget(TIME_FACTOR * expected_seconds if seconds is None else seconds)
+    say(start_line("testing", problem, options, budget.seconds, folder.path))
+    # the lock tells `tune runs` that a process works on the run
+    with (
+        folder.locked(),
+        environment.open_target(task, folder) as target,
+        open_observer(problem, budget, environment.hardware) as observer,
+    ):
+        measurer = environment.make_measurer(task, folder, table, observer)
+        take_reference(target, measurer, task.baseline)
+        confirmer = Confirmer(problem, target, measurer, budget, fresh)
+        confirmer.verify(before.recommended, planned)
     verified = verification.verify(confirmer.trials, planned, problem)
     windows = [window.measurement for trial in confirmer.trials for window in trial.confirmations]
     shown = present([environment.remote_note(), *measurer.notes, lateness_note(windows), speed_note(windows)])

@@ -50,8 +50,7 @@ def initial_profile(options: RunOptions, output: Path | None, say: Say, *, with_
         _check_output(output)
     if names_profile(options):
         return _from_profile(load_profile(find_profile(options.model)), options, output, with_schema=with_schema)
-    with Environment.open(options, Stopwatch(), say) as environment:
-        hardware = environment.server_hardware()
+    hardware = Environment.detect(options, Stopwatch(), say).server_hardware()
     named = find_model(options, hardware, say, start_server=False)
     path = output or Path(f"{named.source.name}.yaml")
     tree: dict[str, Any] = {

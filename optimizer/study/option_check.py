@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeAlias
-
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.config.queue_policy import PRIORITY_LEVELS
@@ -12,15 +9,13 @@ from optimizer.config.search_space import ModelKind, Problem
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import SERVER_PROCESSES, FieldValue
+from optimizer.core.trial import SERVER_CPUS, SERVER_OPTION_PREFIX, SERVER_PROCESSES, FieldChoices
 from optimizer.deploy.target_factory import CAN_RESTART
 from optimizer.measure.load_client.request_trace import PRIORITY, SIZE, RecordedKinds
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.study.model_finder import NamedModel
-
-Fields: TypeAlias = Mapping[str, tuple[FieldValue, ...]]  # choices of the settings that config.pbtxt does not fix
 
 
 def check_requests(named: NamedModel, score: ScoreSection | None, options: RunOptions) -> None:
@@ -59,20 +54,26 @@ def _size_fault(named: NamedModel, options: RunOptions, problem: str) -> BadInpu
     return BadInputError(f"--request-batch-size {problem}")
 
 
-def check_server_processes(source: ModelSource, options: RunOptions, problem: Problem) -> None:
-    """Raise an error if the model or the options do not allow the server processes of the space.
+def check_server_settings(source: ModelSource, options: RunOptions, problem: Problem) -> None:
+    """Raise an error if the model or the options do not allow the settings of the server in the space.
 
-    It is a ParameterError if they do not allow several at all, or a BadInputError that names the option.
+    These are its options, its CPUs and the number of its processes. The error is a ParameterError if a setting is
+    not allowed at all, or a BadInputError that names the option.
     """
-    if problem.space.most_server_processes == 1:
-        return
-    if options.target == "remote":
+    settings = [path for path in problem.space.fields if path.startswith(SERVER_OPTION_PREFIX) or path == SERVER_CPUS]
+    has_several = problem.space.most_server_processes > 1
+    settings += [SERVER_PROCESSES] if has_several else []
+    if settings and options.target not in CAN_RESTART:
         targets = " or ".join(CAN_RESTART)
         raise ParameterError(
-            SERVER_PROCESSES,
+            settings[0],
             f"tune does not start the server at {options.url}, and starts no other; leave it out, or tune on "
             f"--target {targets}",
         )
+    if SERVER_CPUS in settings and options.cluster is not None:
+        raise ParameterError(SERVER_CPUS, "on a cluster each trial gets free CPUs of its node; leave it out")
+    if not has_several:
+        return
     if source.is_stateful:
         name = one_line(source.name)
         raise ParameterError(
@@ -125,7 +126,7 @@ def check_own_client(named: NamedModel, options: RunOptions, problem: Problem) -
         )
 
 
-def check_recorded_kinds(file: str, kinds: RecordedKinds, source: ModelSource, fields: Fields) -> None:
+def check_recorded_kinds(file: str, kinds: RecordedKinds, source: ModelSource, fields: FieldChoices) -> None:
     """Raise BadInputError if a request of the trace ``file`` does not fit the model.
 
     Triton gives a request whose priority the model lacks the default priority, without an error. A priority has to be
@@ -152,7 +153,7 @@ def check_recorded_kinds(file: str, kinds: RecordedKinds, source: ModelSource, f
             )
 
 
-def fewest_levels(source: ModelSource, fields: Fields) -> int:
+def fewest_levels(source: ModelSource, fields: FieldChoices) -> int:
     """Return the fewest priority levels of the configurations that have any; 0 if none has.
 
     An ensemble passes the priority of a request on to its steps, so the levels are those of the steps.
@@ -171,7 +172,7 @@ def _prioritized(source: ModelSource, name: str) -> dict[str, ModelConfig]:
     return {own: used for step in steps for own, used in step.items()} if steps else {name: config}
 
 
-def priorities_fault(priorities: SizeDistribution, source: ModelSource, fields: Fields) -> str:
+def priorities_fault(priorities: SizeDistribution, source: ModelSource, fields: FieldChoices) -> str:
     """Return why the model cannot serve the ``priorities`` of a load; an empty text if it can."""
     name, levels = one_line(source.name), fewest_levels(source, fields)
     if source.is_streaming or source.is_stateful:

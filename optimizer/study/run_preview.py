@@ -122,23 +122,23 @@ def preview(options: RunOptions, say: Callable[[str], None]) -> RunPreview:
             "--dry-run: it describes a run on this machine, but --cluster measures on other nodes; leave one out"
         )
     RunFolder.check(options.out)
-    with Environment.open(options, Stopwatch(), say) as environment:
-        has_server = runtime.installed() is not None
-        undeclared = _undeclared(environment)
-        if undeclared and options.target == "embedded" and not has_server:
-            models = one_line(", ".join(undeclared))
-            raise EnvironmentFault(
-                f"--dry-run: config.pbtxt of {models} declares no inputs or outputs, and the "
-                "server that knows them is not installed; install it (`tune setup`), or declare them"
-            )
-        task = environment.prepare_task(fetch_server=False)
-        if has_server or options.target != "embedded":
-            target_factory.check_space(task.problem.space, options, say)
-        transfer, transfer_notes = load_warm_start(options, task, None)
-        notes = (*task.notes, *map(str, (*environment.notes(task), *transfer_notes)))
-        resources = environment.server_resources(task)
-        first = _first_trials(options, task, transfer)
-        hardware = environment.hardware
+    environment = Environment.detect(options, Stopwatch(), say)
+    has_server = runtime.installed() is not None
+    undeclared = _undeclared(environment)
+    if undeclared and options.target == "embedded" and not has_server:
+        models = one_line(", ".join(undeclared))
+        raise EnvironmentFault(
+            f"--dry-run: config.pbtxt of {models} declares no inputs or outputs, and the "
+            "server that knows them is not installed; install it (`tune setup`), or declare them"
+        )
+    task = environment.prepare_task(fetch_server=False)
+    if has_server or options.target != "embedded":
+        target_factory.check_space(task.problem.space, options, say)
+    transfer, transfer_notes = load_warm_start(options, task, None)
+    notes = (*task.notes, *map(str, (*environment.notes(task), *transfer_notes)))
+    resources = environment.server_resources(task)
+    first = _first_trials(options, task, transfer)
+    hardware = environment.hardware
     return RunPreview(options, task, hardware, resources, first, notes, has_server, bool(undeclared))
 
 

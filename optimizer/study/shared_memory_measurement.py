@@ -35,28 +35,27 @@ def measure_shared_memory(run: FinishedRun, say: Callable[[str], None]) -> Share
     point, options = _point(run), read_stored_options(run.folder)
     _check(run, options)
     shared = replace(options, shared_memory="system")
-    with Environment.open(shared, Stopwatch(), say) as environment:
-        task = environment.prepare_task()
-        with run.folder.locked():
-            folder = RunFolder.create(str(run.folder.path), FOLDER)
-            fingerprint = environment.fingerprint(task)
-            target = environment.make_target(task, folder)
-            without = replace(shared, shared_memory="none", output_shared_memory_bytes=None)
-            generators = [environment.make_generators(task, folder, each).confirmation for each in (without, shared)]
-            say(f"measuring {configuration(point.candidate)} without and with shared memory, {ROUNDS} rounds")
-            with target.deploy_fresh(point.candidate) as endpoint:
-                pairs = _measure(endpoint, point.load, generators)
-            effect = SharedMemoryEffect(
-                trial=point.trial,
-                concurrency=point.load.concurrency,
-                pairs=pairs,
-                confidence=run.problem.confidence,
-                hardware=str(environment.hardware),
-                same_machine=run.folder.fingerprint() == fingerprint,
-                measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            )
-            write_effect(run.folder.path, effect)
-            return effect
+    environment = Environment.detect(shared, Stopwatch(), say)
+    task = environment.prepare_task()
+    with run.folder.locked():
+        folder = RunFolder.create(str(run.folder.path), FOLDER)
+        fingerprint = environment.fingerprint(task)
+        without = replace(shared, shared_memory="none", output_shared_memory_bytes=None)
+        generators = [environment.make_generators(task, folder, each).confirmation for each in (without, shared)]
+        say(f"measuring {configuration(point.candidate)} without and with shared memory, {ROUNDS} rounds")
+        with environment.open_target(task, folder) as target, target.deploy_fresh(point.candidate) as endpoint:
+            pairs = _measure(endpoint, point.load, generators)
+        effect = SharedMemoryEffect(
+            trial=point.trial,
+            concurrency=point.load.concurrency,
+            pairs=pairs,
+            confidence=run.problem.confidence,
+            hardware=str(environment.hardware),
+            same_machine=run.folder.fingerprint() == fingerprint,
+            measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        )
+        write_effect(run.folder.path, effect)
+        return effect
 
 
 def _point(run: FinishedRun) -> Point:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from objectives.metrics import Measurement
@@ -13,7 +13,15 @@ from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import CombinationsLeftOut
-from optimizer.core.trial import INSTANCE_GPUS, Candidate, FieldValue, LoadPoint, Trial, is_server_field, short_path
+from optimizer.core.trial import (
+    INSTANCE_GPUS,
+    Candidate,
+    FieldChoices,
+    LoadPoint,
+    Trial,
+    is_server_field,
+    short_path,
+)
 
 MAX_CONFIGURATIONS = 1000
 
@@ -30,7 +38,7 @@ class SweepChoices:
     max_queue_delay_us: tuple[int | None, ...] = ()
     preferred_batch_size: tuple[str, ...] = ()
     instance_count: tuple[int, ...] = ()
-    fields: Mapping[str, tuple[FieldValue, ...]] = field(default_factory=dict)
+    fields: FieldChoices = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise BadInputError for an unknown ModelConfig field or a value of the wrong type."""

@@ -38,7 +38,7 @@ from optimizer.store.trials_table import TrialsTable
 from optimizer.study import sweep_output
 from optimizer.study.environment import Environment
 from optimizer.study.model_finder import sizes_given_twice, trace_sizes
-from optimizer.study.option_check import check_server_processes
+from optimizer.study.option_check import check_server_settings
 from optimizer.study.start_line import describe_server
 from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, configurations, sweep_cells
 from optimizer.study.task import Task, check_settings
@@ -177,48 +177,47 @@ def sweep(
     An interrupt (KeyboardInterrupt) ends it early; its measurements are kept.
     """
     stopwatch = Stopwatch()
-    with Environment.open(options, stopwatch, say) as environment:
-        if resumed is None:
-            RunFolder.check(options.out)
-        task = environment.prepare_task(swept=request.choices.fields)
-        plan, task = _make_plan(task, request, options, len(environment.hardware.gpus))
-        fingerprint = environment.fingerprint(task)
-        folder = resumed or RunFolder.create(options.out, task.source.name)
-        with folder.locked():
-            problem = task.problem
-            table = SweepTables(folder, problem.model, plan, problem.space.fields, fingerprint.id, problem.cpu_count)
-            status: SweepStatus = "done"
-            facts = {
-                "command": shlex.join(["tune", "sweep", *request.words]),
-                "words": list(request.words),
-                "signature": sign(external_values(options)),
-                "model": {"name": task.source.name, **task.source.facts},
-                "hardware": str(environment.hardware),
-                "fingerprint": fingerprint.to_document(),
-                "machine": machine_conditions(),
-                "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-                "results_dir": str(folder.path),
-            }
-            notes = (*environment.notes(task), *present([plan.left_out]))
-            sweep_output.write(folder, sweep_output.document("running", facts, [], notes, stopwatch.wall_seconds()))
-            try:
-                loads = formatting.count(len(plan), "measurement")
-                say(f"sweeping {problem.model} on {describe_server(options)}: {loads}; results in {folder.path}")
-                with environment.closed_at_end():
-                    target = environment.make_target(task, folder)
-                    target.start()
-                    measurer = environment.make_measurer(task, folder, table, make_observer(plan))
-                    try:
-                        Sweeper(plan, target, measurer).run()
-                    finally:
-                        notes = (*notes, *(note for note in measurer.notes if isinstance(note, ServedOnCpu)))
-            except KeyboardInterrupt:
-                interrupts.acknowledge()
-                status = "interrupted"
-            cells = sweep_cells(plan, table.read())
-            notes = (*notes, *sweep_output.notes(cells))
-            document = sweep_output.document(status, facts, cells, notes, stopwatch.wall_seconds())
-            sweep_output.write(folder, document)
+    environment = Environment.detect(options, stopwatch, say)
+    if resumed is None:
+        RunFolder.check(options.out)
+    task = environment.prepare_task(swept=request.choices.fields)
+    plan, task = _make_plan(task, request, options, len(environment.hardware.gpus))
+    fingerprint = environment.fingerprint(task)
+    folder = resumed or RunFolder.create(options.out, task.source.name)
+    with folder.locked():
+        problem = task.problem
+        table = SweepTables(folder, problem.model, plan, problem.space.fields, fingerprint.id, problem.cpu_count)
+        status: SweepStatus = "done"
+        facts = {
+            "command": shlex.join(["tune", "sweep", *request.words]),
+            "words": list(request.words),
+            "signature": sign(external_values(options)),
+            "model": {"name": task.source.name, **task.source.facts},
+            "hardware": str(environment.hardware),
+            "fingerprint": fingerprint.to_document(),
+            "machine": machine_conditions(),
+            "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "results_dir": str(folder.path),
+        }
+        notes = (*environment.notes(task), *present([plan.left_out]))
+        sweep_output.write(folder, sweep_output.document("running", facts, [], notes, stopwatch.wall_seconds()))
+        try:
+            loads = formatting.count(len(plan), "measurement")
+            say(f"sweeping {problem.model} on {describe_server(options)}: {loads}; results in {folder.path}")
+            with environment.open_target(task, folder) as target:
+                target.start()
+                measurer = environment.make_measurer(task, folder, table, make_observer(plan))
+                try:
+                    Sweeper(plan, target, measurer).run()
+                finally:
+                    notes = (*notes, *(note for note in measurer.notes if isinstance(note, ServedOnCpu)))
+        except KeyboardInterrupt:
+            interrupts.acknowledge()
+            status = "interrupted"
+        cells = sweep_cells(plan, table.read())
+        notes = (*notes, *sweep_output.notes(cells))
+        document = sweep_output.document(status, facts, cells, notes, stopwatch.wall_seconds())
+        sweep_output.write(folder, document)
     return SweepResult(status, plan, cells, folder, document)
 
 
@@ -252,7 +251,7 @@ def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count
         fields[VARIANT] = tuple(task.source.variants)
     problem = replace(task.problem, space=SearchSpace((largest,), fields=fields), request_mix=mix)
     try:
-        check_server_processes(task.source, options, problem)
+        check_server_settings(task.source, options, problem)
     except ParameterError as error:
         raise BadInputError(f"--config {error}") from None
     return plan, replace(task, problem=problem, input_data=requests.input_data, request_note=requests.note)

@@ -15,34 +15,35 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.notes import SamplesLeftOut
-from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
-from optimizer.core.safe_text import one_line
-from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
-from optimizer.core.trial import Candidate, FieldValue, model_of_field
+from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.trial import Candidate, FieldChoices, FieldValue, model_of_field
 from optimizer.machine.hardware import Hardware
-from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, parse_arrivals
+from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
 from optimizer.measure.output_comparison import Tolerance
 from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice
 from optimizer.model.instance_limit import too_many_instances
-from optimizer.model.profile_schema import ScoreSection, SpaceSection, TokensSection
+from optimizer.model.profile_schema import ScoreSection, SpaceSection
 from optimizer.model.repository import backend_of
 from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
 from optimizer.options.run_options import RunOptions
-from optimizer.options.values import parse_optional, quote
 from optimizer.study.model_finder import NamedModel, find_model
 from optimizer.study.option_check import (
     check_own_client,
     check_recorded_kinds,
     check_requests,
-    check_server_processes,
+    check_server_settings,
     check_shared_memory,
-    priorities_fault,
+)
+from optimizer.study.task_requests import (
+    make_requests,
+    request_options,
+    request_priorities,
+    sequence_lengths,
+    token_requests,
 )
 
 MAX_CONCURRENCY = 256
-DEFAULT_SEQUENCE_LENGTH = 20  # as perf_analyzer's
 DEFAULT_TOLERANCE = Tolerance()
-NO_OPTIONS = RequestOptions()
 
 
 @dataclass(frozen=True)
@@ -84,29 +85,29 @@ def prepare_task(
     options: RunOptions,
     hardware: Hardware,
     say: Callable[[str], None],
-    swept: Mapping[str, tuple[FieldValue, ...]] | None = None,
+    swept: FieldChoices | None = None,
 ) -> Task:
     """Find or build the model and return its task. Raises BadInputError.
 
     ``hardware`` is the server's. Whether its GPUs serve the model follows from configuration and backend. ``swept``
     are the fields that a sweep tries in place of the space, so they decide which priorities can be sent.
     """
+    arrivals = parse_arrivals(options.arrivals) if options.load == "rate" else None  # before a model is built
     named = find_model(options, hardware, say)
     source, batch, profile = named.source, named.batch, named.profile
     hardware = serving_hardware(named, hardware, options)
     on_gpu = bool(hardware.gpus)
     space = search_space(named, hardware, options)
     score = profile.score if profile else None
-    arrivals = parse_arrivals(options.arrivals) if options.load == "rate" else None
     fields = space.fields if swept is None else swept
     if isinstance(arrivals, RecordedArrivals) and arrivals.kinds is not None:
         check_recorded_kinds(arrivals.name, arrivals.kinds, source, fields)
-    priorities = _priorities(named, fields, options, arrivals)
+    priorities = request_priorities(named, fields, options, arrivals)
     check_requests(named, score, options)
     check_shared_memory(options, source, on_gpu=on_gpu)
-    sequence_length = _sequence_length(named, options)
-    request_options = _request_options(named, options)
-    tokens = _token_requests(named, request_options, options)
+    sequence_length = sequence_lengths(named, options)
+    input_options = request_options(named, options)
+    tokens = token_requests(named, input_options, options)
     problem = Problem(
         model=source.name,
         space=space,
@@ -126,13 +127,13 @@ def prepare_task(
         queue=_queue(source),
     )
     try:
-        check_server_processes(source, options, problem)
+        check_server_settings(source, options, problem)
     except ParameterError as error:
-        assert profile is not None, "without a profile there is one server process"
+        assert profile is not None, "without a profile the space has no settings of the server"
         raise profile.space_fault(error) from None
     check_own_client(named, options, problem)
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
-    requests = _requests(named, batching, request_options, tokens)
+    requests = make_requests(named, batching, input_options, tokens)
     if options.model_warmup:
         source = replace(source, warm_up=requests.largest)
     baseline, dynamic_batching = _compared_candidates(source, space.fields)
@@ -147,7 +148,7 @@ def prepare_task(
         score=score,
         unbounded=requests.unbounded,
         concurrent={
-            name: prepare_requests(NO_OPTIONS, source.composing[name], batching, cache_folder())
+            name: prepare_requests(RequestOptions(), source.composing[name], batching, cache_folder())
             for name in source.concurrent
         },
         notes=named.notes,
@@ -158,9 +159,7 @@ def prepare_task(
     )
 
 
-def _compared_candidates(
-    source: ModelSource, fields: Mapping[str, tuple[FieldValue, ...]]
-) -> tuple[Candidate, Candidate]:
+def _compared_candidates(source: ModelSource, fields: FieldChoices) -> tuple[Candidate, Candidate]:
     """Return the model's own configuration, and the same with default dynamic batching if Triton allows it."""
     baseline = configured_candidate(source, fields)
     dynamic_batching = baseline
@@ -239,48 +238,6 @@ def _check_instances(space: SearchSpace, source: ModelSource, options: RunOption
             raise ParameterError(path, problem)
 
 
-def _priorities(
-    named: NamedModel,
-    fields: Mapping[str, tuple[FieldValue, ...]],
-    options: RunOptions,
-    arrivals: Arrivals | None,
-) -> SizeDistribution | None:
-    """Return the shares of the priorities of the requests; None without any. ``fields`` are those that are tried.
-
-    Raises BadInputError if the model lacks a priority, or if a trace has its own.
-    """
-    of_profile = named.profile.request.priorities if named.profile else None
-    text = options.priorities or of_profile
-    if text is None:
-        return None
-    priorities = parse_priorities(text)
-    fault = priorities_fault(priorities, named.source, fields)
-    if isinstance(arrivals, RecordedArrivals) and arrivals.kinds is not None:
-        fault = f"the trace {arrivals.name} has the requests' own; leave the priorities out"
-    if not fault:
-        return priorities
-    if named.profile and not options.priorities:
-        raise named.profile.fault("request", "priorities", problem=fault)
-    raise BadInputError(f"--priorities {fault}" if fault[0].isdigit() else f"--priorities: {fault}")
-
-
-def _sequence_length(named: NamedModel, options: RunOptions) -> SizeDistribution | None:
-    """Return the distribution of the requests in a sequence; None if the model is not stateful.
-
-    Raises BadInputError if a model that is not stateful is given one.
-    """
-    of_profile = named.profile.request.sequence_length if named.profile else None
-    length = options.sequence_length or of_profile
-    if named.source.is_stateful:
-        return parse_size_distribution(str(length or DEFAULT_SEQUENCE_LENGTH))
-    if length is not None:
-        problem = f"{named.source.name} is not stateful (no sequence_batching); leave it out"
-        if named.profile and not options.sequence_length:
-            raise named.profile.fault("request", "sequence_length", problem=problem)
-        raise BadInputError(f"--sequence-length: {problem}")
-    return None
-
-
 def _sla(named: NamedModel, score: ScoreSection | None, options: RunOptions, on_gpu: bool) -> Sla:
     """Return the SLA; latency bounds of the command line replace those of the profile."""
     bounds: dict[str, float] = dict(options.sla_ms.items())
@@ -316,63 +273,3 @@ def _check_timings(sla: Sla, objectives: Sequence[str], named: NamedModel) -> No
         f"{what}: {named.source.name} sends one response to a request; only a decoupled model streams "
         f"(model_transaction_policy in config.pbtxt), so {instead}"
     )
-
-
-def _request_options(named: NamedModel, options: RunOptions) -> RequestOptions:
-    """Return the options of the command line for requests, and those of the profile for the rest."""
-    defaults = named.profile.request.options() if named.profile else NO_OPTIONS
-    return RequestOptions(
-        options.input_data or "", options.shapes, options.ranges, options.string_data, options.string_length
-    ).over(defaults)
-
-
-def _requests(
-    named: NamedModel, batching: RequestBatching, options: RequestOptions, tokens: TokenRequests | None
-) -> Requests:
-    """Return the requests by ``options`` and ``tokens``; without any, those of the model's builder."""
-    source = named.source
-    if source.input_data is not None and options == NO_OPTIONS and tokens is None:
-        return Requests(str(source.input_data)).limited(batching, cache_folder())
-    try:
-        return prepare_requests(options, source.config, batching, cache_folder(), tokens)
-    except ParameterError as error:  # an input in the section tokens, which only a profile has
-        assert named.profile is not None
-        raise named.profile.fault("tokens", error.parameter, problem=error.problem) from None
-
-
-def _token_requests(named: NamedModel, requests: RequestOptions, options: RunOptions) -> TokenRequests | None:
-    """Return the lengths of prompts and outputs by the command line, else by the profile.
-
-    None if there are none, or if the prompts are recorded.
-    """
-    profile, section = named.profile, named.profile.tokens if named.profile else TokensSection()
-    texts = {"--prompt-tokens": options.prompt_tokens, "--output-tokens": options.output_tokens}
-    given = " ".join(f"{flag} {quote(text)}" for flag, text in texts.items() if text is not None)
-    if not named.source.is_streaming:
-        problem = f"{named.source.name} sends one response to a request; only a decoupled model generates tokens"
-        if given:
-            raise BadInputError(f"{given}: {problem} (model_transaction_policy in config.pbtxt); leave it out")
-        if profile and section != TokensSection():
-            raise profile.fault("tokens", problem=f"{problem}; leave the section out")
-        return None
-    outputs = [tensor.name for tensor in named.source.config.output]
-    if profile and section.output_tensor and section.output_tensor not in outputs:
-        problem = f"{section.output_tensor}: {named.source.name} has no such output; its outputs are"
-        raise profile.fault("tokens", "output_tensor", problem=f"{problem} {one_line(', '.join(outputs), 200)}")
-    if given and requests.is_recorded:
-        raise BadInputError(
-            f"{given}: the input data {quote(requests.input_data)} have prompts of their own; leave one out"
-        )
-    if requests.is_recorded:
-        return None
-    prompt, output = (parse_optional(flag, text, parse_token_lengths) for flag, text in texts.items())
-    try:
-        tokens = section.requests(prompt, output)
-    except ValueError as error:
-        raise BadInputError(f"{given}: {error}") from None
-    if given and tokens is None:
-        raise BadInputError(
-            f"{given}: the inputs for the prompt and the number of tokens, or one of the lengths, are unknown; "
-            "write a profile with tokens: {prompt_input: NAME, output_input: NAME} and give both lengths"
-        )
-    return tokens

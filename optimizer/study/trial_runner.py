@@ -1,4 +1,4 @@
-"""Run one trial of the search: deploy its candidate and search for the highest load that meets the SLA."""
+"""Run the trials of a search: deploy each candidate and search for the highest load that meets the SLA."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
 from optimizer.core.interfaces import Endpoint, Target
-from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.candidate_measurer import CandidateMeasurer
 from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_load, next_rate
 from optimizer.measure.measurer import Measurer
+from optimizer.study.scheduler import Scheduler
 
 
 @dataclass
@@ -28,7 +28,6 @@ class TrialRunner:
     measurer: Measurer
     baseline: Candidate | None
     seconds_left: Callable[[], float]
-    stopwatch: Stopwatch
 
     def __post_init__(self) -> None:
         self._retook_reference = False
@@ -49,7 +48,7 @@ class TrialRunner:
 
         def prepare(endpoint: Endpoint) -> None:
             if is_baseline and self.measurer.output_check.needs_reference:
-                with self.stopwatch.count("server"):
+                with self.measurer.stopwatch.count("server"):
                     self.measurer.output_check.record_reference(endpoint)
             self.measurer.check_deployment(endpoint)
 
@@ -100,6 +99,26 @@ class TrialRunner:
         if needed and self.baseline is not None and candidate != self.baseline:
             self._retook_reference = True
             take_reference(self.target, self.measurer, self.baseline)
+
+
+def run_trials(scheduler: Scheduler, target: Target, measurer: Measurer) -> list[Trial]:
+    """Run the trials that ``scheduler`` chooses, one at a time, until the search is over. Return all trials.
+
+    The search continues where the trials table ends. All measurements are in the table, whatever stops it.
+    """
+    measurer.with_forecast = scheduler.with_forecast  # a copy of the measurer would have notes of its own
+    runner = TrialRunner(target, measurer, scheduler.baseline, scheduler.budget.search_seconds_left)
+    earlier = measurer.table.read()
+    unfinished = earlier.pop() if earlier else None
+    scheduler.resume(earlier)
+    scheduled = scheduler.resume_unfinished(unfinished) if unfinished else scheduler.next_or_wait()
+    while scheduled is not None:
+        role, trial = scheduled
+        trial = runner.run(trial, role, scheduler.rules(trial.candidate))
+        scheduler.finished(trial, runner.log)
+        measurer.observer.trial_finished(trial, scheduler.best())
+        scheduled = scheduler.next_or_wait()
+    return scheduler.trials
 
 
 def take_reference(target: Target, measurer: Measurer, baseline: Candidate) -> None:

@@ -34,7 +34,7 @@ from optimizer.core.notes import (
     read_lasting,
 )
 from optimizer.core.safe_text import is_file, one_line
-from optimizer.core.timing import CONFIRM_SHARE, Stopwatch, spent_seconds
+from optimizer.core.timing import RunMode, Stopwatch, spent_seconds
 from optimizer.core.trial import Trial
 from optimizer.machine.conditions import speed_note
 from optimizer.machine.gpu_readings import throttle_note
@@ -96,7 +96,7 @@ def tune(
     resumed: RunFolder | None,
     say: Callable[[str], None],
     open_observer: ObserverFactory,
-    confirm_share: float | None = None,
+    mode: RunMode | None = None,
     *,
     report: bool = True,
     show: ShowResult = show_nothing,
@@ -109,36 +109,25 @@ def tune(
         resumed: The folder of the run to continue.
         say: Called with one line for each slow preparation.
         open_observer: Opens the display of progress.
-        confirm_share: Share of the budget for the confirmation; 0 skips it, 1 does nothing else. By default as
-            ``options`` say.
+        mode: Whether to search, to confirm, or both; by default as ``options`` say.
         report: Whether to write the report page.
         show: Called with the result before the report page is written, which takes a second or more.
-        confirm_seconds: Time of a session that only continues the confirmation; None for the budget of ``options``.
+        confirm_seconds: Time of a session in the mode CONFIRM; None for the budget of ``options``.
 
     An interrupt (KeyboardInterrupt) ends the run early with the best result so far. Raises TuneError.
     """
     stopwatch = Stopwatch()
-    if confirm_share is None:
-        confirm_share = CONFIRM_SHARE if options.confirmation else 0.0
+    if mode is None:
+        mode = RunMode.SEARCH_AND_CONFIRM if options.confirmation else RunMode.SEARCH
     if options.cluster is None:
-        with Environment.open(options, stopwatch, say) as environment:
-            return _run(
-                environment, None, resumed, open_observer, confirm_share, confirm_seconds, report=report, show=show
-            )
+        environment = Environment.detect(options, stopwatch, say)
+        return _run(environment, None, resumed, open_observer, mode, confirm_seconds, report=report, show=show)
     from optimizer.study.distributed.ray_study import open_cluster
 
     preferred = resumed.fingerprint() if resumed else None
     with open_cluster(options, stopwatch, say, preferred) as cluster:
-        return _run(
-            cluster.environment,
-            cluster,
-            resumed,
-            open_observer,
-            confirm_share,
-            confirm_seconds,
-            report=report,
-            show=show,
-        )
+        environment = cluster.environment
+        return _run(environment, cluster, resumed, open_observer, mode, confirm_seconds, report=report, show=show)
 
 
 def continue_confirmation(
@@ -177,7 +166,7 @@ def continue_confirmation(
             f"{path}: run.json has no confirmation_plan, so the test cannot continue; make a separate one: "
             f"`tune verify --fresh {path}`"
         )
-    return tune(options, run, say, open_observer, 1.0, show=show, confirm_seconds=seconds)
+    return tune(options, run, say, open_observer, RunMode.CONFIRM, show=show, confirm_seconds=seconds)
 
 
 def _run(
@@ -185,7 +174,7 @@ def _run(
     cluster: ClusterStudy | None,
     resumed: RunFolder | None,
     open_observer: ObserverFactory,
-    confirm_share: float,
+    mode: RunMode,
     confirm_seconds: float | None,
     *,
     report: bool,
@@ -200,7 +189,7 @@ def _run(
         if confirm_seconds is not None:
             resumed.refuse_other_bounds(list(map(str, task.problem.sla)))
     transfer, transfer_notes = load_warm_start(options, task, resumed)
-    folder, only_confirms = resumed or RunFolder.create(options.out, task.source.name), confirm_share == 1
+    folder, only_confirms = resumed or RunFolder.create(options.out, task.source.name), mode is RunMode.CONFIRM
     with folder.locked():
         problem = task.problem
         table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
@@ -209,29 +198,30 @@ def _run(
         record = _make_record(folder, environment, task, fingerprint, before, only_confirms=only_confirms)
         record = record.with_notes([*transfer_notes, *read_lasting(before.get("lasting_notes"))])
         record.write("running", None)
+        searcher = partial(
+            open_searcher, options, task.problem, folder, fingerprint, transfer, spent, environment.say
+        )
+        setup = StudySetup(task, record, table, searcher, open_observer, spent, mode, confirm_seconds)
         result = None
         try:
-            searcher = partial(
-                open_searcher, options, task.problem, folder, fingerprint, transfer, spent, environment.say
-            )
-            setup = StudySetup(task, record, table, searcher, open_observer, spent, confirm_share, confirm_seconds)
             action = "testing the recommendation for" if only_confirms else "continuing" if resumed else "tuning"
             budget = setup.budget(cluster.worker_count if cluster else 1)
             seconds = max(budget.seconds - budget.spent_seconds, 0.0)
             environment.say(start_line(action, problem, options, seconds, folder.path))
-            result = cluster.run(setup) if cluster else run_locally(environment, setup)
+            result = cluster.run(setup) if cluster else run_locally(setup)
             trials = result.trials
             if not (only_confirms and record.search_ended):
                 record = replace(record, search_ended=result.search_ended)
-            record = record.with_notes(_notes(result, record, confirm_seconds))
+            record = record.with_notes([*setup.notes, *_notes(result, record, confirm_seconds)])
         except KeyboardInterrupt:
             interrupts.acknowledge()
             record = record if only_confirms else replace(record, search_ended="interrupted")
+            record = record.with_notes(setup.notes)
             trials = table.read()
         except BaseException as error:
             with contextlib.suppress(TuneError):  # a full disk must not hide the first error
                 outcome = assess(table.read(), task.problem, task.baseline, task.dynamic_batching)
-                record.write("failed", outcome, reason=str(error))
+                record.with_notes(setup.notes).write("failed", outcome, reason=str(error))
                 if any(trial.measurements for trial in table.read()):
                     error.add_note(_how_to_continue(folder, only_confirms=only_confirms))
             raise
@@ -364,8 +354,7 @@ def _refusals_note(trials: Sequence[Trial], record: RunRecord) -> Note | None:
 
 def _notes(result: StudyResult, record: RunRecord, confirm_seconds: float | None) -> list[Note | None]:
     """Return notes for the user on the end of a study, and on the rest of a confirmation that continues."""
-    notes = [
-        *result.notes,
+    notes: list[Note | None] = [
         _refusals_note(result.trials, record),
         SearchConverged(SMALLEST_GAIN) if record.search_ended == "converged" else None,
     ]

@@ -473,11 +473,6 @@ def test_every_method_is_covered_by_the_contract() -> None:
     assert tested == set(SEARCHERS)
 
 
-def test_an_unknown_method_is_refused() -> None:
-    with pytest.raises(BadInputError, match="unknown search method 'magic'; take one of simulated, tpe, nsga2"):
-        make_searcher("magic", problem_of(SMALL))
-
-
 def test_gp_without_its_packages_names_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optimizer.search.optuna_samplers.find_spec", lambda _: None)
     with pytest.raises(BadInputError, match=r"needs torch and scipy; pip install 'tritune\[gp\]'"):

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError, EnvironmentFault, TuneError
 from optimizer.core.safe_text import one_line
-from optimizer.core.timing import spent_seconds
+from optimizer.core.timing import RunMode, spent_seconds
 from optimizer.options.addresses import redact
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import FinishedRun, read_run
@@ -39,11 +39,10 @@ MAX_REASON_LENGTH = 400  # limit in characters
 class RunEntry(Protocol):
     """Starts or resumes the run of an entry."""
 
-    def __call__(self, options: RunOptions, folder: RunFolder, confirm_share: float) -> str:
-        """Run in ``folder`` and return the status of the run.
+    def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
+        """Search or confirm in ``folder`` and return the status of the run.
 
-        ``options`` have the budget of the whole run; ``confirm_share`` of it is for the confirmation.
-        Raises TuneError.
+        ``options`` have the budget of the whole run. Raises TuneError.
         """
 
 
@@ -107,7 +106,7 @@ class BatchRunner:
             left_seconds = self.record.budget_seconds - self.record.spent_seconds
             seconds = max(0.0, left_seconds) / (len(pending) - done)  # the other entries get the time that one leaves
             self.say(f"{self.record.entries[index].label}: confirmation on fresh servers, at most {seconds:.0f} s")
-            self._step(index, seconds, confirm_share=1.0)
+            self._step(index, seconds, RunMode.CONFIRM)
             entry = self.record.entries[index]
             if entry.state != "failed":
                 self.say(f"{entry.label}: {entry.headline}")
@@ -125,7 +124,9 @@ class BatchRunner:
                 self._update_entry(index, replace(entry, seconds=entry.seconds + self.clock() - started))
         return self._states[index]
 
-    def _step(self, index: int, seconds: float, confirm_share: float = 0.0, max_trials: int | None = None) -> None:
+    def _step(
+        self, index: int, seconds: float, mode: RunMode = RunMode.SEARCH, max_trials: int | None = None
+    ) -> None:
         """Run an entry for ``seconds`` more. Raises KeyboardInterrupt after recording the measurements."""
         entry, options = self.record.entries[index], self.suite.entries[index].options
         folder, run = RunFolder(self.folder.path / entry.folder), self._read(entry)
@@ -135,7 +136,7 @@ class BatchRunner:
         started, status, reason = self.clock(), "failed", ""
         try:
             _make(folder)
-            status = self.run_entry(options, folder, confirm_share)
+            status = self.run_entry(options, folder, mode)
         except KeyboardInterrupt:
             interrupts.acknowledge()
             status = "interrupted"
@@ -144,7 +145,7 @@ class BatchRunner:
         except Exception as error:  # the other entries still run
             self.say(redact(traceback.format_exc()))
             reason = f"a fault of tune itself: {type(error).__name__}: {redact(str(error))}"
-        entry = self._entry_after(index, status, self.clock() - started, confirmed=confirm_share > 0)
+        entry = self._entry_after(index, status, self.clock() - started, confirmed=mode is RunMode.CONFIRM)
         if status == "failed":
             reason = one_line(reason, MAX_REASON_LENGTH)
             entry = replace(entry, state="failed", figure=None, reason=reason, headline="", verdict="")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.files import write_atomically
-from optimizer.core.notes import ConfirmationIncomplete, Note
+from optimizer.core.notes import ConfirmationIncomplete, Note, present
 from optimizer.core.timing import Budget
 from optimizer.core.trial import Confirmation, Trial
 from optimizer.measure.candidate_measurer import CrashRetry
@@ -64,15 +64,21 @@ class UnfinishedTrials:
 
 @dataclass
 class EventRecorder:
-    """Stores and shows the events of workers, and keeps the baseline's reference outputs for them."""
+    """Stores and shows the events of workers, and keeps their notes and the baseline's reference outputs."""
 
     table: TrialStore
     observer: ProgressObserver
     folder: RunFolder
     say: Callable[[str], None]
-    _with_references: set[object] = field(default_factory=set)  # workers that have them
+    _with_references: set[WorkerHandle] = field(default_factory=set)  # workers that have them
+    _notes: dict[WorkerHandle, tuple[Note, ...]] = field(default_factory=dict)  # the latest of each worker
 
-    def record(self, host: str, event: WorkerEvent) -> None:
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Notes for the user on the deployments of all workers, including those that were lost since."""
+        return present(note for notes in self._notes.values() for note in notes)
+
+    def record(self, worker: WorkerHandle, event: WorkerEvent) -> None:
         """Store or show ``event``; its row is on disk when this returns. Other events are ignored.
 
         Raises EnvironmentFault if the disk refuses it.
@@ -88,7 +94,9 @@ class EventRecorder:
             case ConfirmationStep(trial, best):
                 self.observer.trial_finished(trial, best)
             case LogLine(line):
-                self.say(f"{host}: {line}")
+                self.say(f"{worker.host}: {line}")
+            case TrialEnded(notes=notes) | ConfirmationEnded(notes=notes):
+                self._notes[worker] = notes
 
     def write_log(self, number: int, text: str) -> Path | None:
         """Write the end of a failed trial's log, which is on a node, to this machine. Return its path."""
@@ -98,7 +106,7 @@ class EventRecorder:
         write_atomically(path, text)
         return path
 
-    def references_for(self, worker: object) -> dict[str, bytes]:
+    def references_for(self, worker: WorkerHandle) -> dict[str, bytes]:
         """Return the reference outputs by file name, once for each worker; empty while there are none."""
         if worker in self._with_references:
             return {}
@@ -107,7 +115,7 @@ class EventRecorder:
             self._with_references.add(worker)
         return references
 
-    def add_references(self, worker: object, references: Mapping[str, bytes]) -> None:
+    def add_references(self, worker: WorkerHandle, references: Mapping[str, bytes]) -> None:
         """Keep the reference outputs that ``worker`` has taken; the first ones count."""
         if references:
             self._with_references.add(worker)
@@ -118,58 +126,70 @@ class EventRecorder:
 
 
 @dataclass
-class ClusterConfirmer:
-    """Confirms the best trials on one worker; another continues if that one is lost.
-
-    ``plan`` and ``record`` are those of a Confirmer. ``notes`` are for the user.
-    """
+class ClusterExecutor:
+    """Runs the trials of a study on ``workers``, and its confirmation on one of them."""
 
     workers: WorkerGroup
     recorder: EventRecorder
-    budget: Budget
-    plan: ConfirmationPlan | None = None
-    record: Callable[[ConfirmationPlan], None] = lambda _: None
-    notes: list[Note] = field(default_factory=list)
+    _incomplete: ConfirmationIncomplete | None = None
 
-    def run(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Return the trials with their confirmations."""
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        return present([*self.workers.notes, *self.recorder.notes, self._incomplete])
+
+    def search(self, scheduler: Scheduler) -> list[Trial]:
+        return Driver(self.workers, scheduler, self.recorder).run()
+
+    def confirm(
+        self,
+        trials: list[Trial],
+        budget: Budget,
+        plan: ConfirmationPlan | None,
+        record: Callable[[ConfirmationPlan], None],
+    ) -> list[Trial]:
+        """Return the ``trials`` with their confirmations. If the confirming worker is lost, another one continues."""
         known = {trial.number: trial for trial in trials}
         retry, is_allowed = CrashRetry(), True
+
+        def keep(new: ConfirmationPlan) -> None:
+            nonlocal plan
+            plan = new
+            record(new)
+
         while is_allowed:
             while not (ready := self.workers.ready()):
                 self.workers.poll_events()
             worker = ready[0]
             references = self.recorder.references_for(worker)
-            job = ConfirmJob(tuple(known.values()), self.plan, self.budget.left_seconds(), references)
-            self.workers.send(worker, job)
-            if self._follow(worker, known):
+            self.workers.send(worker, ConfirmJob(tuple(known.values()), plan, budget.left_seconds(), references))
+            if self._follow(worker, known, keep):
                 return list(known.values())
             is_allowed = retry.count_crash()
-        self.notes.append(ConfirmationIncomplete(retry.crashes))
+        self._incomplete = ConfirmationIncomplete(retry.crashes)
         return list(known.values())
 
-    def _follow(self, confirming: WorkerHandle, known: dict[int, Trial]) -> bool:
+    def _follow(
+        self, confirming: WorkerHandle, known: dict[int, Trial], keep: Callable[[ConfirmationPlan], None]
+    ) -> bool:
         """Record events in ``known`` until the confirmation ends. Return False if its worker was lost."""
         while True:
             for worker, event in self.workers.poll_events():
                 if worker is not confirming:
                     continue
+                self.recorder.record(worker, event)
                 match event:
-                    case ConfirmationEnded(trials, notes):
+                    case ConfirmationEnded(trials):
                         known.update({trial.number: trial for trial in trials})
-                        self.notes += notes
                         return True
                     case WorkerFailed() | WorkerLost():
                         return False
                     case ConfirmationPlanned(plan):
-                        self.plan = plan
-                        self.record(plan)
+                        keep(plan)
                     case LoadMeasured(trial, load, measurement, int(server), error, load_generator):
                         confirmation = Confirmation(server, load, measurement, error)
                         known[trial.number] = known[trial.number].with_row(confirmation, load_generator)
                     case TrialFailed(trial):
                         known[trial.number] = trial
-                self.recorder.record(worker.host, event)
 
 
 @dataclass
@@ -232,6 +252,7 @@ class Driver:
             case WorkerReady():
                 return True
             case TrialEnded(trial, log, references):
+                self.recorder.record(worker, event)
                 trial = _with_known_forecasts(trial, self._running.pop(worker)[1])
                 self.recorder.add_references(worker, references)
                 self._finish(trial, self.recorder.write_log(trial.number, log))
@@ -243,7 +264,7 @@ class Driver:
         if isinstance(event, LoadMeasured):  # workers have no searcher
             measurement = self.scheduler.with_forecast(event.trial.candidate, event.load, event.measurement)
             event = replace(event, measurement=measurement)
-        self.recorder.record(worker.host, event)
+        self.recorder.record(worker, event)
         if isinstance(event, LoadMeasured) and worker in self._running:
             role, known = self._running[worker]
             measured = (*known.measurements, (event.load, event.measurement))

@@ -84,18 +84,19 @@ class TrialEnded:
     """A trial of the search has ended.
 
     ``log`` is the end of the server's log if it failed. ``references`` are the baseline's outputs by file name, if
-    this worker has just taken them.
+    this worker has just taken them. ``notes`` are for the user, on all deployments of the worker so far.
     """
 
     trial: Trial
     log: str
     references: Mapping[str, bytes]
+    notes: tuple[Note, ...]
     server_version: str
 
 
 @dataclass(frozen=True, slots=True)
 class ConfirmationEnded:
-    """The confirmation has ended. ``trials`` are all trials; ``notes`` are for the user."""
+    """The confirmation has ended. ``trials`` are all trials; ``notes`` are as those of TrialEnded."""
 
     trials: tuple[Trial, ...]
     notes: tuple[Note, ...]

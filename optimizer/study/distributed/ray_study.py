@@ -13,26 +13,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.config.model_config_proto import ModelInstanceGroup
-from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.core.errors import EnvironmentFault
 from optimizer.core.interrupts import SIGNALS
 from optimizer.core.notes import ShareOfNode
 from optimizer.core.safe_text import one_line
 from optimizer.core.timing import Stopwatch
-from optimizer.core.trial import SERVER_CPUS
 from optimizer.deploy.target_factory import VisibleGpus
 from optimizer.machine.cpus import CpuPlacement
 from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.load_client.arrivals import parse_arrivals
+from optimizer.measure.measurer import ProgressObserver
 from optimizer.options.addresses import LOCAL_CLUSTER, RAY_SCHEME
 from optimizer.options.run_options import RunOptions
-from optimizer.study.distributed.driver import ClusterConfirmer, Driver, EventRecorder
+from optimizer.study.distributed.driver import ClusterExecutor, EventRecorder
 from optimizer.study.distributed.messages import pack
 from optimizer.study.distributed.resources import TrialShare, read_nodes, share_of
 from optimizer.study.distributed.worker import WorkerInfo
 from optimizer.study.distributed.worker_pool import WorkerPool
 from optimizer.study.environment import Environment
-from optimizer.study.scheduler import Scheduler
-from optimizer.study.study import StudyResult, StudySetup
+from optimizer.study.study import StudyResult, StudySetup, run_study
 from optimizer.study.task import Task
 
 REACH_SECONDS = 5.0
@@ -140,10 +139,6 @@ class ClusterStudy:
 
     def prepare_workers(self, task: Task) -> Fingerprint:
         """Send the task to the workers and return the fingerprint of their measurements. Raises TuneError."""
-        if SERVER_CPUS in task.problem.space.fields:
-            raise BadInputError(
-                f"space: {SERVER_CPUS}: on a cluster each trial gets free CPUs of its node: leave it out"
-            )
         kinds = {group.kind for config in task.source.models.values() for group in config.instance_group}
         if not self.share.gpus and ModelInstanceGroup.KIND_GPU in kinds:
             fix = (
@@ -160,27 +155,13 @@ class ClusterStudy:
 
     def run(self, setup: StudySetup) -> StudyResult:
         """Search, then confirm. The time of earlier parallel trials counts once against the budget."""
-        task, stopwatch = setup.task, self.environment.stopwatch
+
+        def make_executor(observer: ProgressObserver) -> ClusterExecutor:
+            recorder = EventRecorder(setup.table, observer, setup.record.folder, self.environment.say)
+            return ClusterExecutor(self.workers, recorder)
+
         with setup.record.adding_version(self.workers):
-            setup.compile_simulator(self.environment)
-            budget = setup.budget(self.worker_count)
-            with (
-                setup.open_observer(task.problem, budget, self.environment.hardware) as observer,
-                contextlib.ExitStack() as searching,
-            ):
-                recorder = EventRecorder(setup.table, observer, setup.record.folder, self.environment.say)
-                with stopwatch.count("search"):
-                    searcher, _ = searching.enter_context(setup.open_searcher())
-                scheduler = Scheduler(task.problem, searcher, budget, stopwatch, task.comparisons())
-                trials = Driver(self.workers, scheduler, recorder).run()
-                record = setup.record
-                confirmer = ClusterConfirmer(
-                    self.workers, recorder, budget, record.confirmation_plan(), record.write_plan
-                )
-                if setup.confirm_share > 0:
-                    with stopwatch.confirming():
-                        trials = confirmer.run(trials)
-        return StudyResult(trials, scheduler.search_ended, (*self.workers.notes, *confirmer.notes))
+            return run_study(setup, make_executor, self.worker_count)
 
 
 @contextlib.contextmanager

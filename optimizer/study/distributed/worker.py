@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from optimizer.confirmation.confirmer import Confirmer, model_fitter
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.notes import CpusUsedByOthers, FewerCpusThanRayCounts, Note
 from optimizer.core.safe_text import read_tail
@@ -23,7 +22,6 @@ from optimizer.machine import cpus
 from optimizer.machine.cpus import CpuPlacement
 from optimizer.machine.hardware import Fingerprint, Hardware
 from optimizer.machine.nvml import VISIBLE_DEVICES
-from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import usable_cpus
 from optimizer.store.run_folder import RunFolder
@@ -41,6 +39,8 @@ from optimizer.study.distributed.messages import (
     unpack,
 )
 from optimizer.study.environment import Environment
+from optimizer.study.output_check_factory import make_output_check
+from optimizer.study.study import LocalExecutor
 from optimizer.study.trial_runner import TrialRunner
 
 PARENT_POLL_SECONDS = 1.0
@@ -63,7 +63,6 @@ def end_with_parent() -> None:
 
 LOG_BYTES = 1 << 16
 REFERENCES = "reference*.npz"
-DEFAULT_ARRIVALS = RunOptions("").arrivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +86,7 @@ class Worker:
         self._outbox = Outbox()
         self._deadline = 0.0
         self._environment: Environment | None = None
+        self._opened = contextlib.ExitStack()  # the server and the folder of the worker
         self._has_shared_references = self._closed = False
 
     def start(self) -> WorkerInfo:
@@ -96,10 +96,10 @@ class Worker:
         if not self._own_gpus:
             os.environ[VISIBLE_DEVICES] = ""
         note = self._reserve_cpus()
-        options = replace(self._options, arrivals=DEFAULT_ARRIVALS)  # a file of intervals arrives with the task
-        environment = Environment.detect(options, Stopwatch(), self._outbox.say)
+        environment = Environment.detect(self._options, Stopwatch(), self._outbox.say)
         self._environment = environment
         self._folder = server_process.new_folder()
+        self._opened.callback(shutil.rmtree, self._folder, ignore_errors=True)
         return WorkerInfo(
             socket.gethostname(),
             metadata.version("tritune"),
@@ -118,14 +118,14 @@ class Worker:
         self._run = RunFolder(self._folder / "run")
         self._run.server_log.parent.mkdir(parents=True)
         fingerprint = self._environment.fingerprint(self._task)
-        self._target = self._environment.make_target(self._task, self._run)
+        self._target = self._opened.enter_context(self._environment.open_target(self._task, self._run))
         self._target.start()
+        measurer = self._environment.make_measurer(self._task, self._run, self._outbox, self._outbox)
         self._runner = TrialRunner(
             self._target,
-            self._make_measurer(),
+            replace(measurer, node=socket.gethostname()),
             self._task.baseline,
             lambda: self._deadline - time.monotonic(),
-            self._environment.stopwatch,
         )
         return fingerprint
 
@@ -141,32 +141,26 @@ class Worker:
             self._use_references(job.references)
             trial = self._runner.run(job.trial, job.role, job.rules)
             log, references = _tail(self._runner.log), self._new_references()
-            self._outbox.put(TrialEnded(trial, log, references, self._target.server_version))
+            notes = self._runner.measurer.notes
+            self._outbox.put(TrialEnded(trial, log, references, notes, self._target.server_version))
 
     def confirm(self, job: ConfirmJob) -> None:
         """Confirm the best trials. The last event is ConfirmationEnded or WorkerFailed."""
         with self._reporting_faults():
             self._use_references(job.references)
-            measurer = self._runner.measurer
-            confirmer = Confirmer(
-                self._task.problem,
-                self._target,
-                measurer,
-                Budget(job.seconds_left),
+            executor = LocalExecutor(self._task, self._options, self._target, self._runner.measurer)
+            trials = executor.confirm(
                 list(job.trials),
-                model_fitter(self._task.problem, self._options),
+                Budget(job.seconds_left),
                 job.plan,
                 lambda plan: self._outbox.put(ConfirmationPlanned(plan)),
             )
-            trials = confirmer.run([candidate for _, candidate in self._task.comparisons()])
-            self._outbox.put(ConfirmationEnded(tuple(trials), measurer.notes, self._target.server_version))
+            self._outbox.put(ConfirmationEnded(tuple(trials), executor.notes, self._target.server_version))
 
     def close(self) -> None:
         """End the server and remove all files from the node. May be called during any other call."""
         self._closed = True
-        if self._environment is not None:
-            self._environment.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._opened.close()
 
     @contextlib.contextmanager
     def _reporting_faults(self) -> Iterator[None]:
@@ -177,11 +171,6 @@ class Worker:
         except Exception:
             if not self._closed:  # after that, the driver does not wait for the result
                 raise
-
-    def _make_measurer(self) -> Measurer:
-        assert self._environment is not None
-        measurer = self._environment.make_measurer(self._task, self._run, self._outbox, self._outbox)
-        return replace(measurer, node=socket.gethostname())
 
     def _reserve_cpus(self) -> Note | None:
         """Pin this process to CPUs of its own. Return a note if it has to share them."""
@@ -201,7 +190,7 @@ class Worker:
         for name, content in references.items():
             (self._run.path / name).write_bytes(content)
         self._has_shared_references = True
-        self._runner.measurer = self._make_measurer()
+        self._runner.measurer.output_check = make_output_check(self._options, self._task, self._run)
 
     def _new_references(self) -> dict[str, bytes]:
         """Return the reference outputs by file name, the first time that there are some."""

@@ -77,6 +77,10 @@ class WorkerHandle:
 class WorkerGroup(Protocol):
     """The workers of a study, as the driver uses them."""
 
+    @property
+    def notes(self) -> Sequence[Note]:
+        """Return notes for the user on the workers that were started."""
+
     def ready(self) -> list[WorkerHandle]:
         """Return the workers that can be sent jobs, including busy ones."""
 

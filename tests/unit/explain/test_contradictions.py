@@ -17,7 +17,7 @@ from rich.console import Console
 
 from objectives.metrics import METRICS
 from optimizer.confirmation.confirmer import Confirmer
-from optimizer.core.timing import Budget
+from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import Point
 from optimizer.explain.console import print_explanation
 from optimizer.explain.explanation import Explanation, document, explain
@@ -30,7 +30,8 @@ from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
 from optimizer.search import make_searcher
 from optimizer.store.recording import baselines, read_recording
-from optimizer.study.study import Tuner
+from optimizer.study.scheduler import Scheduler
+from optimizer.study.trial_runner import run_trials
 
 SAMPLES = (Path("tests/data/dlrm/sample"), Path("results/dlrm/sample"))
 TABLES = Path("benchmarks/tables")
@@ -55,7 +56,8 @@ def replayed_run(table: str, search: str, bound_ms: float) -> FinishedRun:
     compared = baselines(problem.space)
     (_, baseline), (_, plain) = compared
     searcher = make_searcher(search, problem, 0)
-    trials = Tuner(problem, searcher, recording.server, measurer, Budget(math.inf, TRIALS)).run(compared)
+    scheduler = Scheduler(problem, searcher, Budget(math.inf, TRIALS), Stopwatch(), compared)
+    trials = run_trials(scheduler, recording.server, measurer)
     if assess(trials, problem, baseline, plain).recommended is not None:
         trials = Confirmer(problem, recording.server, measurer, Budget(math.inf), trials).run([baseline, plain])
     return replace(

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.config import model_config
-from optimizer.config.search_space import SearchSpace
-from optimizer.core.errors import BadInputError
+from optimizer.config.model_source import ModelSource
+from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.trial import Candidate
-from optimizer.deploy.target_factory import check_space
 from optimizer.model.profile import load_profile
 from optimizer.options import server_options
 from optimizer.options.run_options import RunOptions
 from optimizer.results.formatting import configuration, triton_lines
 from optimizer.store.run_folder import RunFolder
+from optimizer.study.option_check import check_server_settings
 
 LIMIT, POOL = "server.rate-limit", "server.pinned-memory-pool-byte-size"
 CANDIDATE = Candidate(8, fields=((POOL, "0"), (LIMIT, "execution_count")))
@@ -87,9 +89,16 @@ def test_server_options_are_shown(tmp_path: Path) -> None:
     assert not (folder.best / "server_options").exists()
 
 
-@pytest.mark.parametrize("field", [LIMIT, "server_cpus"])
-def test_a_server_that_cannot_be_restarted_has_none(field: str) -> None:
-    space = SearchSpace((8,), fields={field: ("0", "1")})
-    options = RunOptions("m", target="remote")
-    with pytest.raises(BadInputError, match="--target remote cannot restart its server with other options"):
-        check_space(space, options, print)
+@pytest.mark.parametrize(
+    ("field", "options", "said"),
+    [
+        (LIMIT, {"target": "remote", "url": "h:8001"}, "start the server at h:8001, .* --target embedded or local"),
+        ("server_cpus", {"target": "remote", "url": "h:8001"}, "start the server at h:8001"),
+        ("server_cpus", {"cluster": "auto"}, "on a cluster each trial gets free CPUs of its node"),
+    ],
+)
+def test_a_server_whose_settings_cannot_be_chosen_has_none(field: str, options: dict[str, Any], said: str) -> None:
+    problem = Problem("m", SearchSpace((8,), fields={field: ("0", "1")}), 1, 64)
+    with pytest.raises(ParameterError, match=said) as caught:
+        check_server_settings(ModelSource(Path(), "m", ModelConfig()), RunOptions("m", **options), problem)
+    assert caught.value.parameter == field

@@ -18,7 +18,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import Endpoint, Searcher
-from optimizer.core.timing import Budget
+from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import (
@@ -39,7 +39,8 @@ from optimizer.search import installed_methods, make_searcher
 from optimizer.store import trials_reader
 from optimizer.store.recording import DEPLOY_SECONDS, RecordedServer, Recording, read_recording
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.study import Tuner
+from optimizer.study.scheduler import Scheduler
+from optimizer.study.trial_runner import run_trials
 from tests.command_fixtures import Playground, Tune, called_tune, playground
 from tests.conftest import known_server
 
@@ -529,13 +530,10 @@ def test_the_trials_of_a_run_are_a_table(tmp_path: Path, problem: Problem, known
         + [Trial(99, broken, status="failed", reason="out of memory")]
     )
     path = tmp_path / "trials.csv"
-    trials = Tuner(
-        problem=problem,
-        searcher=make_searcher("grid", problem),
-        target=server,
-        measurer=Measurer(server, server, TrialsTable(path, "known", space.fields), QuietObserver()),
-        budget=Budget(600),
-    ).run([("baseline", Candidate(1, fields=((threads, "1"),)))])
+    comparisons = [("baseline", Candidate(1, fields=((threads, "1"),)))]
+    scheduler = Scheduler(problem, make_searcher("grid", problem), Budget(600), Stopwatch(), comparisons)
+    table = TrialsTable(path, "known", space.fields)
+    trials = run_trials(scheduler, server, Measurer(server, server, table, QuietObserver()))
     assert len(trials) == len(space)
     recording = read_recording(path)
     assert set(recording.space.fields) == {threads}

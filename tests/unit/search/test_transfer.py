@@ -21,7 +21,7 @@ from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
-from optimizer.core.timing import Budget
+from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.measurer import Measurer
@@ -37,8 +37,9 @@ from optimizer.simulator.metrics import ModelErrors
 from optimizer.store.recording import RecordedServer, baselines, read_recording, recorded_space
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
+from optimizer.study.scheduler import Scheduler
 from optimizer.study.searcher_factory import WarmStartSource, read_warm_start, select_fitting
-from optimizer.study.study import Tuner
+from optimizer.study.trial_runner import run_trials
 from tests.command_fixtures import Playground, Tune, called_tune, playground
 from tests.conftest import known_server, measurement
 
@@ -279,7 +280,8 @@ def tuned(
     kept = TrialsTable(path / "trials.csv", problem.model, {})
     searcher = make_searcher(method, problem, 0, str(path / "study.journal"), "s", transferred=transferred)
     measuring = Measurer(server, server, kept, QuietObserver())
-    return Tuner(problem, searcher, server, measuring, Budget(math.inf, trials)).run(baselines(problem.space))
+    budget, compared = Budget(math.inf, trials), baselines(problem.space)
+    return run_trials(Scheduler(problem, searcher, budget, Stopwatch(), compared), server, measuring)
 
 
 def test_the_simulated_search_needs_fewer_deployments() -> None:
@@ -317,11 +319,6 @@ def test_optunas_samplers_begin_once_with_the_best_transferred_candidates(
     assert again.suggest() not in first_candidates
     study = optuna.load_study(study_name="s", storage=optuna_storage(storage))
     assert not [one for one in study.trials if one.state == optuna.trial.TrialState.WAITING]
-
-
-def test_grid_refuses_a_transfer(problem: Problem, known_table: list[Trial]) -> None:
-    with pytest.raises(BadInputError, match="grid measures every configuration anyway; leave one out"):
-        make_searcher("grid", problem, transferred=slower(known_table, 2.5))
 
 
 def test_transferred_failures_and_request_rates_do_no_harm(problem: Problem) -> None:

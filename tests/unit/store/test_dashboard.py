@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.core.timing import Budget
+from optimizer.core.timing import Budget, Stopwatch
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import recorded_problem
 from optimizer.results.progress_observers import QuietObserver
@@ -23,7 +23,8 @@ from optimizer.search import make_searcher
 from optimizer.store.recording import baselines, read_recording
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.study import Tuner
+from optimizer.study.scheduler import Scheduler
+from optimizer.study.trial_runner import run_trials
 from tests.storage_fixtures import reserved_port
 
 pytest.importorskip("optuna_dashboard")
@@ -43,7 +44,8 @@ def kept(tmp_path: Path) -> RunFolder:
     searcher = make_searcher("random", problem, 0, str(folder.study), folder.study_name)
     table = TrialsTable(folder.trials, problem.model, problem.space.fields)
     measuring = Measurer(recording.server, recording.server, table, QuietObserver())
-    Tuner(problem, searcher, recording.server, measuring, Budget(60.0, TRIALS)).run(baselines(problem.space))
+    scheduler = Scheduler(problem, searcher, Budget(60.0, TRIALS), Stopwatch(), baselines(problem.space))
+    run_trials(scheduler, recording.server, measuring)
     return folder
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from objectives.sla import Sla
 from optimizer.cli.batch import exit_code
 from optimizer.core.errors import BadInputError, ServerFault
+from optimizer.core.timing import RunMode
 from optimizer.core.trial import Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.replay.engine import recorded_problem
@@ -42,17 +43,17 @@ class SampleRuns:
     broken: dict[str, Exception] = field(default_factory=dict)
     interrupts: str = ""
     now: float = 0.0
-    calls: list[tuple[str, float, float]] = field(default_factory=list)
+    calls: list[tuple[str, float, RunMode]] = field(default_factory=list)
 
-    def __call__(self, options: RunOptions, folder: RunFolder, confirm_share: float) -> str:
+    def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
         started = self.now
-        self.calls.append((options.model, options.budget_seconds, confirm_share))
+        self.calls.append((options.model, options.budget_seconds, mode))
         if options.model in self.broken:
             raise self.broken[options.model]
         rows = list(csv.DictReader((SAMPLE / "trials.csv").read_text().splitlines()))
         written = list(csv.DictReader(folder.trials.read_text().splitlines())) if folder.trials.exists() else []
         spent = _seconds(written)
-        left = [row for row in rows if row not in written and bool(row["confirmation"]) == (confirm_share > 0)]
+        left = [row for row in rows if row not in written and bool(row["confirmation"]) == (mode is RunMode.CONFIRM)]
         for row in left:
             new = row["trial"] not in {known["trial"] for known in written}
             if new and len({known["trial"] for known in written}) == options.max_trials:
@@ -149,9 +150,8 @@ def test_the_minimums_come_first_and_the_confirmations_last(tmp_path: Path, fold
     sample_runs = SampleRuns()
     run(suite_of(tmp_path, "a", "b"), sample_runs, folder)
     assert [model for model, _, _ in sample_runs.calls[:2]] == ["a", "b"]
-    shares = [share for _, _, share in sample_runs.calls]
-    assert shares == sorted(shares)
-    assert shares.count(1.0) == 2
+    modes = [mode for _, _, mode in sample_runs.calls]
+    assert modes == [*(len(modes) - 2) * [RunMode.SEARCH], *2 * [RunMode.CONFIRM]]
 
 
 def test_the_rest_goes_to_the_largest_expected_improvement(tmp_path: Path, folder: BatchFolder) -> None:
@@ -161,7 +161,7 @@ def test_the_rest_goes_to_the_largest_expected_improvement(tmp_path: Path, folde
     batch = BatchRunner(
         suite, folder, record, sample_runs, lambda _: None, improvement, lambda: sample_runs.now
     ).run()
-    assert [model for model, _, share in sample_runs.calls if share == 0] == ["a", "b", "b"]
+    assert [model for model, _, mode in sample_runs.calls if mode is RunMode.SEARCH] == ["a", "b", "b"]
     assert batch.spent_seconds <= 150 + 3 * 5  # the last measurement of each slice
 
 
@@ -175,8 +175,8 @@ def test_a_failing_entry_does_not_stop_others(tmp_path: Path, folder: BatchFolde
 
 
 class FailAfterMeasuring(SampleRuns):
-    def __call__(self, options: RunOptions, folder: RunFolder, confirm_share: float) -> str:
-        super().__call__(options, folder, confirm_share)
+    def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
+        super().__call__(options, folder, mode)
         raise ServerFault("the server is gone")
 
 

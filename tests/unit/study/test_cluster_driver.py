@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pytest
 
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.plan import ConfirmationPlan
+from optimizer.core.notes import Note, ServedOnCpu
 from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.candidate_measurer import MAX_CRASHES
@@ -18,7 +19,7 @@ from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.distributed.driver import ClusterConfirmer, Driver, EventRecorder, UnfinishedTrials
+from optimizer.study.distributed.driver import ClusterExecutor, Driver, EventRecorder, UnfinishedTrials
 from optimizer.study.distributed.messages import (
     ClusterJob,
     ConfirmationEnded,
@@ -34,6 +35,7 @@ from optimizer.study.scheduler import Scheduler
 from tests.conftest import known_server
 
 BASELINE = Candidate(64)
+ON_CPU = ServedOnCpu("the server sees no GPU")
 PLAN = ConfirmationPlan(0.01, 0.1, (2,))
 LOADS = tuple(LoadPoint(1, concurrency) for concurrency in (4, 8, 16, 32))
 
@@ -49,7 +51,9 @@ class SimulatedWorkers:
     is_lost: Callable[[SearchJob], bool] = lambda job: False
     confirmations_lost: int = 0
     newest_first: bool = False
+    on_cpu: Collection[Candidate] = ()  # a worker that has served one of them has a note
     jobs: list[ClusterJob] = field(default_factory=list)
+    notes: Sequence[Note] = ()
 
     def __post_init__(self) -> None:
         self.handles = [
@@ -81,7 +85,10 @@ class SimulatedWorkers:
             if self.is_lost(job):
                 self.handles[self.handles.index(worker)] = WorkerHandle(None, worker.node, "ready")
                 return [(worker, event) for event in (*events, WorkerLost("killed"))]
-        return [(worker, event) for event in (*events, TrialEnded(trial, "", {}, "2.51"))]
+        return [(worker, event) for event in (*events, TrialEnded(trial, "", {}, self._notes(trial), "2.51"))]
+
+    def _notes(self, trial: Trial) -> tuple[Note, ...]:
+        return (ON_CPU,) if trial.candidate in self.on_cpu else ()
 
 
 @dataclass
@@ -173,14 +180,25 @@ def test_several_unfinished_trials_are_resumed(setup: DriverSetup) -> None:
     assert len({trial.candidate for trial in trials}) == 6
 
 
+def test_a_note_of_the_search_is_kept_whichever_worker_confirms(setup: DriverSetup) -> None:
+    workers = SimulatedWorkers(2, on_cpu=[BASELINE])
+    driver = setup.driver(workers, max_trials=2)
+    trials = driver.run()
+    assert driver.recorder.notes == (ON_CPU,)
+    workers.handles.reverse()
+    executor = ClusterExecutor(workers, driver.recorder)
+    executor.confirm(trials, Budget(600), None, print)
+    assert executor.notes == (ON_CPU,)
+
+
 @pytest.mark.parametrize(("lost", "notes"), [(0, 0), (MAX_CRASHES - 1, 0), (MAX_CRASHES, 1)])
 def test_the_confirmation_continues_on_another_worker(setup: DriverSetup, lost: int, notes: int) -> None:
     workers, trials = SimulatedWorkers(2, confirmations_lost=lost), [Trial(0, BASELINE), Trial(2, Candidate(4))]
     recorded = list[ConfirmationPlan]()
-    confirmer = ClusterConfirmer(workers, setup.recorder(), Budget(600), record=recorded.append)
-    assert confirmer.run(trials) == trials
+    executor = ClusterExecutor(workers, setup.recorder())
+    assert executor.confirm(trials, Budget(600), None, recorded.append) == trials
     assert len(workers.jobs) == min(lost + 1, MAX_CRASHES)
     plans = [job.plan for job in workers.jobs if isinstance(job, ConfirmJob)]
     assert plans == [None, *(len(plans) - 1) * [PLAN]], "the next worker continues the plan"
     assert recorded == len(plans) * [PLAN]
-    assert len(confirmer.notes) == notes
+    assert len(executor.notes) == notes

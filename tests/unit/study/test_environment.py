@@ -16,11 +16,13 @@ from optimizer.core.errors import ServerFault
 from optimizer.core.notes import ShareOfNode
 from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import SERVER_CPUS, Candidate
+from optimizer.deploy import target_factory
 from optimizer.deploy.target_factory import VisibleGpus
 from optimizer.machine import cpus
 from optimizer.machine.cpus import CpuPlacement, CpuTopology
 from optimizer.machine.hardware import Hardware
 from optimizer.options.run_options import RunOptions
+from optimizer.store.run_folder import RunFolder
 from optimizer.study import environment as environment_module
 from optimizer.study.environment import Environment
 from optimizer.study.task import Task
@@ -50,17 +52,25 @@ def test_server_and_load_generator_have_cpus_of_their_own(environment: Environme
     assert (server.client_shares_cpus, server.cpu_quota, server.server_uses_gpus) == (False, None, False)
 
 
-def test_an_error_of_closing_does_not_hide_the_error_before(environment: Environment) -> None:
-    def fail_to_close() -> None:
-        raise ServerFault("not restored")
+def test_an_error_of_closing_does_not_hide_the_error_before(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Target:
+        closed = 0
 
-    environment._opened.callback(fail_to_close)
-    with pytest.raises(ServerFault, match="no longer answers") as caught, environment.closed_at_end():
+        def close(self) -> None:
+            self.closed += 1
+            raise ServerFault("not restored")
+
+    source = SimpleNamespace(models={})
+    task, folder = cast("Task", SimpleNamespace(**vars(task_with()), source=source)), RunFolder(tmp_path)
+    monkeypatch.setattr(target_factory, "make_target", lambda *_: Target())
+    with pytest.raises(ServerFault, match="no longer answers") as caught, environment.open_target(task, folder):
         raise ServerFault("no longer answers")
     assert caught.value.__notes__ == ["not restored"]
-    environment._opened.callback(fail_to_close)
-    with pytest.raises(ServerFault, match="not restored"), environment.closed_at_end():
+    with pytest.raises(ServerFault, match="not restored"), environment.open_target(task, folder) as target:
         pass
+    assert cast("Target", target).closed == 1
 
 
 def test_a_quota_is_what_the_server_had(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,7 @@ def ids(name: str = "ids", dims: Dims = ("n", "words")) -> ModelProto:
 
 
 def here() -> Hardware:
-    with Environment.open(RunOptions("mlp"), Stopwatch(), print) as environment:
-        return environment.server_hardware()
+    return Environment.detect(RunOptions("mlp"), Stopwatch(), print).server_hardware()
 
 
 def drafted(options: RunOptions, output: str | None = None) -> InitialProfile:

@@ -14,7 +14,7 @@ from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.plan import finalists
 from optimizer.core.interfaces import Endpoint, ResourceUsage
-from optimizer.core.timing import Budget
+from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial, latest_points
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
@@ -24,8 +24,8 @@ from optimizer.search import make_searcher
 from optimizer.simulator.speed_correction import fit_speed_correction
 from optimizer.store.recording import RecordedServer
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.scheduler import MAX_CONTROLS
-from optimizer.study.study import Tuner
+from optimizer.study.scheduler import MAX_CONTROLS, Scheduler
+from optimizer.study.trial_runner import run_trials
 
 BASELINE = Candidate(max_batch_size=1)
 PLAIN = Candidate(max_batch_size=64, dynamic_batching=True)
@@ -108,8 +108,9 @@ def search(
         speed=SpeedLog(server.probe) if probed else None,
     )
     searcher = make_searcher(method, problem, 0, str(path / "study.journal"), "known")
-    tuner = Tuner(problem, searcher, server, measurer, Budget(**({"seconds": 600} | budget)))  # type: ignore[arg-type]
-    return tuner.run(COMPARISONS), observer.roles
+    limits = Budget(**({"seconds": 600} | budget))  # type: ignore[arg-type]
+    scheduler = Scheduler(problem, searcher, limits, Stopwatch(), COMPARISONS)
+    return run_trials(scheduler, server, measurer), observer.roles
 
 
 def chosen_throughput(trials: list[Trial], problem: Problem, table: list[Trial]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError, LoadRefused, MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint, LoadGenerator, ResourceUsage, Target
 from optimizer.core.notes import ServedOnCpu
-from optimizer.core.timing import Budget
+from optimizer.core.timing import Budget, Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.recommendation import Outcome, assess
@@ -24,7 +24,8 @@ from optimizer.search import make_searcher
 from optimizer.search.candidate_selector import fit_surrogate
 from optimizer.store.recording import RecordedServer
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.study import Tuner
+from optimizer.study.scheduler import Scheduler
+from optimizer.study.trial_runner import run_trials
 
 BASELINE = Candidate(max_batch_size=1)
 PLAIN = Candidate(max_batch_size=64, dynamic_batching=True)
@@ -48,8 +49,18 @@ class RecordingObserver:
         pass
 
 
+@dataclass
+class Search:
+    scheduler: Scheduler
+    target: Target
+    measurer: Measurer
+
+    def run(self) -> list[Trial]:
+        return run_trials(self.scheduler, self.target, self.measurer)
+
+
 class Session:
-    """A run in a folder; each call of ``run`` makes a new tuner, as a resumed session does."""
+    """A run in a folder; each call of ``run`` begins a new search, as a resumed session does."""
 
     def __init__(self, folder: Path, problem: Problem, table: RecordedServer, search: str = "grid") -> None:
         self.folder, self.problem, self.search = folder, problem, search
@@ -58,19 +69,18 @@ class Session:
         self.telemetry = table
         self.log = RecordingObserver()
 
-    def tuner(self, **budget: float) -> Tuner:
-        return Tuner(
-            problem=self.problem,
-            searcher=make_searcher(self.search, self.problem, 0, str(self.folder / "study.journal"), "known"),
-            target=self.target,
-            measurer=Measurer(
-                self.load_generator, self.telemetry, TrialsTable(self.folder / "trials.csv", "known", {}), self.log
-            ),
-            budget=Budget(**({"seconds": 600} | budget)),  # type: ignore[arg-type]
+    def new_search(self, **budget: float) -> Search:
+        searcher = make_searcher(self.search, self.problem, 0, str(self.folder / "study.journal"), "known")
+        limits = Budget(**({"seconds": 600} | budget))  # type: ignore[arg-type]
+        table = TrialsTable(self.folder / "trials.csv", "known", {})
+        return Search(
+            Scheduler(self.problem, searcher, limits, Stopwatch(), COMPARISONS),
+            self.target,
+            Measurer(self.load_generator, self.telemetry, table, self.log),
         )
 
     def run(self, **budget: float) -> Outcome:
-        trials = self.tuner(**budget).run(COMPARISONS)
+        trials = self.new_search(**budget).run()
         return assess(trials, self.problem, BASELINE, PLAIN)
 
 
@@ -105,7 +115,7 @@ def test_every_search_ends_near_the_best_of_the_table(study: Session, known_tabl
 
 def test_each_measurement_is_stored_with_the_forecast_from_the_trials_before(study: Session) -> None:
     study.search = "simulated"
-    trials = study.tuner().run(COMPARISONS)
+    trials = study.new_search().run()
     assert TrialsTable(study.folder / "trials.csv", "known", {}).read() == trials
     assert all(measurement.forecast is None for _, measurement in trials[0].measurements), "nothing was known"
     assert len(trials) > 2
@@ -133,9 +143,9 @@ def test_a_note_says_that_a_deployment_of_the_search_fell_back_to_the_cpu(
     study: Session, known_table: list[Trial]
 ) -> None:
     study.target = ServerOnCpu(known_table)
-    tuner = study.tuner(max_trials=2)
-    tuner.run(COMPARISONS)
-    assert tuner.measurer.notes == (ServedOnCpu("the server sees no GPU"),)
+    search = study.new_search(max_trials=2)
+    search.run()
+    assert search.measurer.notes == (ServedOnCpu("the server sees no GPU"),)
 
 
 def test_the_comparisons_come_first(study: Session) -> None:
@@ -208,8 +218,8 @@ def test_a_failed_deployment_is_recorded_and_the_search_continues(study: Session
     broken = replace(known_table[5], status="failed", reason="out of memory", measurements=())
     table = RecordedServer([*known_table[:5], broken, *known_table[6:]])
     study.target = study.load_generator = study.telemetry = table
-    tuner = study.tuner()
-    trials = tuner.run(COMPARISONS)
+    search = study.new_search()
+    trials = search.run()
     failed = [trial for trial in trials if trial.status == "failed"]
     assert [trial.reason for trial in failed] == ["out of memory"]
     assert len(trials) == len(study.problem.space)
@@ -264,15 +274,15 @@ def test_three_crashes_make_a_candidate_infeasible_despite_its_measurements(
             return super().measure(endpoint, load, seconds)
 
     study.target = study.load_generator = study.telemetry = table = Crashing(known_table)
-    tuner = study.tuner()
-    trials = tuner.run(COMPARISONS)
+    search = study.new_search()
+    trials = search.run()
     failed = [trial for trial in trials if trial.status == "failed"]
     assert failed
     assert table.crashes == 3 * len(failed)
     for trial in failed:
         assert trial.reason == "crashed 3 times: tritonserver died (SIGSEGV) while measuring"
         assert trial.measurements == ()
-    best = tuner.scheduler.best()
+    best = search.scheduler.best()
     assert best is not None
     assert best.candidate.instance_count == 1
     assert TrialsTable(study.folder / "trials.csv", "known", {}).read() == trials
@@ -285,14 +295,14 @@ def test_a_crash_at_the_end_of_the_budget_keeps_the_measurements(study: Session,
         def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
             self.measured += 1
             if endpoint.candidate == PLAIN and self.measured > 3:
-                tuner.budget.seconds = 0
+                search.scheduler.budget.seconds = 0
                 raise ServerCrashed("tritonserver died (SIGSEGV) while measuring")
             return super().measure(endpoint, load, seconds)
 
     study.target = study.load_generator = study.telemetry = Crashing(known_table)
     study.search = "random"
-    tuner = study.tuner()
-    trials = tuner.run(COMPARISONS)
+    search = study.new_search()
+    trials = search.run()
     assert [trial.status for trial in trials] == ["ok", "ok"]
     assert trials[1].measurements
 
@@ -337,7 +347,7 @@ def test_a_hopeless_deployment_ends_after_its_warm_up_window(study: Session, kno
             return Measurement(1.0 if bad else 1e6, latency_p95_ms=900.0 if bad else 1.0, requests=9)
 
     study.load_generator, study.search = HopelessWarmUp(known_table), "random"
-    trials = study.tuner(max_trials=6).run(COMPARISONS)
+    trials = study.new_search(max_trials=6).run()
     for trial in trials[2:]:
         ((load, measurement),) = trial.measurements
         assert not measurement.stable
@@ -355,7 +365,7 @@ def test_the_time_of_the_search_is_recorded(study: Session, known_table: list[Tr
             return super().measure(endpoint, load, seconds)
 
     study.load_generator = Slow(known_table)
-    tuner = study.tuner()
-    tuner.run(COMPARISONS)
-    times = tuner.stopwatch.report()
+    search = study.new_search()
+    search.run()
+    times = search.scheduler.stopwatch.report()
     assert (times["search_seconds"] or 0) > 0

@@ -1,0 +1,112 @@
+"""Tests for a study whose trials run on a server of the test."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from optimizer.config.search_space import Problem
+from optimizer.core.notes import Note, ServedOnCpu
+from optimizer.core.timing import Budget, RunMode, Stopwatch
+from optimizer.core.trial import Candidate, Trial
+from optimizer.options.run_options import RunOptions
+from optimizer.results.progress_observers import QuietObserver
+from optimizer.search import make_searcher
+from optimizer.store.trials_table import TrialsTable
+from optimizer.study.scheduler import Scheduler
+from optimizer.study.study import StudySetup, run_study
+
+ON_CPU = ServedOnCpu("the server sees no GPU")
+
+
+class Executor:
+    """A TrialExecutor that has one trial. ``interrupted`` names the step that is interrupted."""
+
+    def __init__(self, interrupted: str = "") -> None:
+        self.interrupted = interrupted
+        self.steps: list[str] = []
+        self.notes: tuple[Note, ...] = ()
+
+    def search(self, scheduler: Scheduler) -> list[Trial]:
+        self._run("search")
+        return scheduler.trials
+
+    def confirm(self, trials: list[Trial], budget: Budget, plan: object, record: Callable[..., None]) -> list[Trial]:
+        self._run("confirm")
+        return trials
+
+    def _run(self, step: str) -> None:
+        self.steps.append(step)
+        self.notes = (ON_CPU,)
+        if step == self.interrupted:
+            raise KeyboardInterrupt
+
+
+def setup_of(problem: Problem, folder: Path, mode: RunMode, **fields: Any) -> StudySetup:
+    environment = SimpleNamespace(
+        options=RunOptions("known", search="random", budget_seconds=100.0),
+        stopwatch=Stopwatch(),
+        hardware=None,
+    )
+    record = SimpleNamespace(environment=environment, confirmation_plan=lambda: None, write_plan=None)
+    return StudySetup(
+        SimpleNamespace(problem=problem, comparisons=lambda: [("baseline", Candidate(1))]),  # type: ignore[arg-type]
+        record,  # type: ignore[arg-type]
+        TrialsTable(folder / "trials.csv", "known", {}),
+        lambda: contextlib.nullcontext((make_searcher("random", problem), None)),
+        lambda *_: contextlib.nullcontext(QuietObserver()),
+        spent_seconds=40.0,
+        mode=mode,
+        **fields,
+    )
+
+
+@pytest.mark.parametrize("interrupted", ["search", "confirm"])
+def test_an_interrupted_study_keeps_its_notes(problem: Problem, tmp_path: Path, interrupted: str) -> None:
+    setup, executor = setup_of(problem, tmp_path, RunMode.SEARCH_AND_CONFIRM), Executor(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(setup, lambda _: executor)
+    assert setup.notes == [ON_CPU]
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps"),
+    [
+        (RunMode.SEARCH_AND_CONFIRM, ["search", "confirm"]),
+        (RunMode.SEARCH, ["search"]),
+        (RunMode.CONFIRM, ["search", "confirm"]),  # its search has no time, and only reads the stored trials
+    ],
+)
+def test_the_mode_says_whether_a_study_confirms(
+    problem: Problem, tmp_path: Path, mode: RunMode, steps: list[str]
+) -> None:
+    executor = Executor()
+    run_study(setup_of(problem, tmp_path, mode), lambda _: executor)
+    assert executor.steps == steps
+
+
+@pytest.mark.parametrize(
+    ("mode", "confirm_seconds", "search_seconds", "seconds"),
+    [
+        (RunMode.SEARCH_AND_CONFIRM, None, 20.0, 57.5),
+        (RunMode.SEARCH, None, 60.0, 57.5),
+        (RunMode.CONFIRM, None, -40.0, 57.5),
+        (RunMode.CONFIRM, 80.0, 0.0, 78.0),
+    ],
+)
+def test_the_budget_is_divided(
+    problem: Problem,
+    tmp_path: Path,
+    mode: RunMode,
+    confirm_seconds: float | None,
+    search_seconds: float,
+    seconds: float,
+) -> None:
+    budget = setup_of(problem, tmp_path, mode, confirm_seconds=confirm_seconds).budget()
+    assert budget.search_seconds_left() == pytest.approx(search_seconds, abs=0.5)
+    assert budget.left_seconds() == pytest.approx(seconds, abs=0.5)
