@@ -176,7 +176,7 @@ def build_parser() -> Parser:
         "-b", "--request-batch-size", metavar="LIST", help="Samples in each request: 1,8 (1*9|8: a mix)"
     )
     loads.add_argument("--repeat", metavar="N", help="Measurements of each cell, whose median is shown (default: 1)")
-    shared = {option.name for option in OPTIONS if "S" in option.also} - {"request-batch-size"}
+    shared = {option.name for option in OPTIONS if "sweep" in option.taken_by} - {"request-batch-size"}
     groups = parser.add_options(shared, hidden=BY_NAME.keys() - shared - {"request-batch-size"})
     groups[OUTPUT].add_argument("--csv", metavar="FILE", help="Write every cell as a row of this file")
     return parser
@@ -188,7 +188,7 @@ def _read(
     if arguments.request_rate is not None and arguments.concurrency is not None:
         raise BadInputError("--concurrency and --request-rate are two kinds of load; give one of them")
     for name in values:
-        if "S" not in BY_NAME[name].also:
+        if "sweep" not in BY_NAME[name].taken_by:
             raise BadInputError(
                 f"--{name}: `tune sweep` measures only the listed cells and does not take it; leave it out"
             )
