@@ -159,7 +159,7 @@ class Sweeper:
             retry=CrashRetry(max_crashes=None),
         )
         if error is not None:
-            trial = replace(trial, status="failed", reason=str(error))
+            trial = replace(trial.with_failure(error), measurements=trial.measurements)
             self.measurer.table.append_failure(trial)
             observer.trial_finished(trial, None)
         return trial
