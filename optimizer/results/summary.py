@@ -12,8 +12,7 @@ from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
 from objectives.metrics import METRICS
 from objectives.sequential import LOOKS
-from objectives.sla import Sla
-from objectives.verdict import SlaVerdict, estimand, needed_requests
+from objectives.verdict import estimand, needed_requests
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.machine.conditions import DISTURBANCE_LIMIT, describe_disturbance
@@ -29,26 +28,30 @@ SMALLEST_PERCENT = 1e-4  # a smaller share is shown as 0
 
 
 def answer(outcome: Outcome, problem: Problem) -> str:
-    """Return the result in one line: the verdict, and throughput and latencies of the recommendation with the SLA.
+    """Return the result in one line: the model, the verdict, throughput and latencies of the recommendation, the SLA.
 
     For a model that streams, the output tokens per second follow the throughput.
     """
+    return f"{problem.model}: {_answer(outcome, problem)}"
+
+
+def _answer(outcome: Outcome, problem: Problem) -> str:
     goal, best = formatting.bounds(problem.sla), outcome.recommended
     if best is None and outcome.doubt is not None:
         measured = "no stable measurement" if outcome.doubt.kind == "unstable" else "no measurement"
-        return f"{problem.model}: UNDECIDED, {measured} " + (f"meets {goal}" if goal else "was made")
+        return f"UNDECIDED, {measured} " + (f"meets {goal}" if goal else "was made")
     if best is None:
-        return f"{problem.model}: FAIL, no configuration " + (f"meets {goal}" if goal else "could be measured")
+        return "FAIL, no configuration " + (f"meets {goal}" if goal else "could be measured")
     throughput = point_values.estimate(outcome, best, "throughput")
     if best.measurement.output_tokens_per_sec is not None:
         throughput += f", {point_values.estimate(outcome, best, formatting.OUTPUT_THROUGHPUT)}"
     if not goal:
-        return f"{problem.model}: {throughput}"
+        return throughput
     latencies = (
         f", {formatting.short_metric(bound.metric)} {point_values.estimate(outcome, best, bound.metric)}"
         for bound in problem.sla.latencies
     )
-    return f"{problem.model}: {outcome.verdict.value} at {throughput}{''.join(latencies)} (SLA: {goal})"
+    return f"{outcome.verdict.value} at {throughput}{''.join(latencies)} (SLA: {goal})"
 
 
 def cause(outcome: Outcome) -> str:
@@ -64,9 +67,14 @@ def no_change(outcome: Outcome) -> str:
 
 
 def headline(outcome: Outcome, problem: Problem) -> str:
-    """Return the result in one sentence: the answer and its cause."""
+    """Return the result in one sentence: the model, the answer and its cause."""
+    return f"{problem.model}: {answer_with_cause(outcome, problem)}"
+
+
+def answer_with_cause(outcome: Outcome, problem: Problem) -> str:
+    """Return the answer and its cause, without the name of the model."""
     because = cause(outcome)
-    return f"{answer(outcome, problem)}: {because}" if because else answer(outcome, problem)
+    return f"{_answer(outcome, problem)}: {because}" if because else _answer(outcome, problem)
 
 
 def undecided_cause(outcome: Outcome) -> str:
@@ -155,10 +163,10 @@ def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
     bound = next((constraint for constraint in outcome.sla if METRICS[constraint.metric].quantile), None)
     slow = judged.slow_share
     if bound is None or slow.is_unknown:
-        return _reason_with_needed(judged, outcome.sla, confirmed.error)
+        return judged.reason
     allowed = 1 - (METRICS[bound.metric].quantile or 0.0)
     if not slow.low <= allowed < slow.high:  # another constraint is undecided
-        return _reason_with_needed(judged, outcome.sla, confirmed.error)
+        return judged.reason
     low, high = (100 * end if 100 * end >= SMALLEST_PERCENT else 0.0 for end in (slow.low, slow.high))
     share = f"{formatting.number(low, 2) if low else '0'} to {formatting.number(high, 2)} %"
     timing = METRICS[bound.metric].timing
@@ -206,17 +214,6 @@ def _served_more(outcome: Outcome) -> str:
 def _only_baseline_measured(outcome: Outcome) -> bool:
     """Return whether the run ended before the search, so that its recommendation says nothing of other settings."""
     return outcome.trials == 1 and outcome.recommended is outcome.baseline and "dynamic_batching" in outcome.untried
-
-
-def _reason_with_needed(judged: SlaVerdict, sla: Sla, error: float) -> str:
-    """Return the reason of an UNDECIDED verdict, with the effective requests that an error rate lacks."""
-    for bound in sla:
-        needed = needed_requests(bound, error)
-        is_undecided = METRICS[bound.metric].counted is not None and f"{bound}: " in judged.reason
-        if is_undecided and 0 < judged.effective_requests_of(bound.metric) < needed:
-            name = formatting.short_metric(bound.metric)
-            return f"{judged.reason}; {name} needs at least {formatting.approximate(needed)} effective requests"
-    return judged.reason
 
 
 def verify_command(folder: str | Path) -> str:
@@ -301,7 +298,7 @@ def verdict(outcome: Outcome) -> str:
         return f"UNDECIDED: {undecided_cause(outcome)}"
     judged = confirmed.judged
     reason = "" if judged.verdict is Verdict.PASS else f": {judged.reason}"
-    words = f"{formatting.verdict(judged)}{reason}" if outcome.sla else formatting.NO_SLA
+    words = f"{formatting.verdict(confirmed)}{reason}" if outcome.sla else formatting.NO_SLA
     windows, servers = formatting.count(confirmed.windows, "measurement"), confirmed.servers
     measured = f"{windows} on {formatting.count(servers, 'fresh server')}"
     return f"{words} ({', '.join(confirmed_intervals(confirmed))}; {measured})"

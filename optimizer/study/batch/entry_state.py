@@ -190,7 +190,7 @@ def describe_entry(entry: EntryRecord, run: FinishedRun) -> EntryRecord:
         trials=outcome.trials,
         figure=_estimate(metric, best, outcome.confirmed),
         baseline=_estimate(metric, outcome.baseline, outcome.confirmation_of(outcome.baseline)),
-        headline=summary.headline(outcome, problem).removeprefix(f"{problem.model}: "),
+        headline=summary.answer_with_cause(outcome, problem),
         verdict=outcome.verdict.value,
         speedup=outcome.speedup,
         speedup_interval=outcome.gain.bounds if outcome.gain else None,

@@ -156,7 +156,7 @@ def test_too_few_requests_for_a_small_error_rate_are_the_cause() -> None:
     confirmations = tuple(Confirmation(number, LOAD, own, ERROR) for number in range(LOOKS[0]) for _ in range(8))
     trials = [Trial(0, BEST, ((LOAD, own),), confirmations=confirmations)]
     cause = summary.undecided_cause(assess(trials, rare, BASELINE, PLAIN))
-    assert cause.endswith("16,000 effective requests; error-rate needs at least 53,000 effective requests"), cause
+    assert cause.endswith("16,000 effective requests; at least 52,981 are needed"), cause
 
 
 def test_a_run_that_ended_before_the_search_needs_a_larger_budget() -> None:
