@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -189,8 +188,8 @@ def sweep(
             table = SweepTables(folder, problem.model, plan, problem.space.fields, fingerprint.id, problem.cpu_count)
             status: SweepStatus = "done"
             facts = {
-                "command": shlex.join(["tune", "sweep", *request.words]),
-                "words": list(request.words),
+                "command": request.command,
+                "options": request.given,
                 "signature": sign(external_values(options)),
                 "model": {"name": task.source.name, **task.source.facts},
                 "hardware": str(environment.hardware),
