@@ -167,7 +167,7 @@ class Run:
         """One row per configuration that was confirmed on fresh servers, with its verdict and intervals."""
         from optimizer.results import data_frames
 
-        return data_frames.of_confirmed(self.outcome.again if self.outcome else ())
+        return data_frames.of_confirmed(self.outcome.confirmed_loads if self.outcome else ())
 
     @cached_property
     def plots(self) -> Mapping[str, Drawing]:

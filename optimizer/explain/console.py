@@ -91,7 +91,7 @@ def _binding(explanation: Explanation) -> Iterator[str]:
         return
     if not explanation.recommended:
         missed = formatting.bound(binding.constraint) if binding.constraint else "The SLA"
-        yield f"{missed} is missed: {explanation.holds_back.rstrip('.')}."
+        yield f"{missed} is missed: {explanation.holds_back}."
     elif binding.constraint is None or binding.beyond is None:
         yield _no_bound_binds(explanation)
     else:

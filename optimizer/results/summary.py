@@ -56,7 +56,7 @@ def _answer(outcome: Outcome, problem: Problem) -> str:
 
 def cause(outcome: Outcome) -> str:
     """Return why the verdict is UNDECIDED or FAIL, without a full stop; empty for PASS."""
-    return one_line(undecided_cause(outcome) or outcome.holds_back.rstrip("."))
+    return one_line(undecided_cause(outcome) or outcome.holds_back)
 
 
 def no_change(outcome: Outcome) -> str:
@@ -107,7 +107,8 @@ def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
     """
     best = outcome.recommended
     assert best is not None
-    elsewhere = [entry for entry in outcome.again if entry.error and entry.point.candidate == best.candidate]
+    tested = [entry for entry in outcome.confirmed_loads if entry.error]
+    elsewhere = [entry for entry in tested if entry.point.candidate == best.candidate]
     text = "was not tested on fresh servers"
     if compared is not None:
         text = f"was compared on {formatting.count(compared.servers, 'fresh server')}, but not tested"
@@ -189,7 +190,7 @@ def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
 
 def _last_tested(outcome: Outcome) -> ConfirmedLoad | None:
     """Return the newest test on fresh servers; None if nothing was tested, or only compared."""
-    return next((entry for entry in reversed(outcome.again) if entry.error), None)
+    return next((entry for entry in reversed(outcome.confirmed_loads) if entry.error), None)
 
 
 def _is_disturbed(confirmed: ConfirmedLoad | None) -> bool:
@@ -204,16 +205,18 @@ def _served_more(outcome: Outcome) -> str:
 
     The test of the recommendation may have ended at a low load, because one of its servers was slow.
     """
+    dynamic = outcome.dynamic_batching
     gains = {
-        "the current configuration": outcome.gain,
-        "dynamic_batching {}": outcome.gain_over_dynamic_batching,
+        "the current configuration": outcome.baseline.gain,
+        "dynamic_batching {}": dynamic.gain if dynamic else None,
     }
     return next((name for name, gain in gains.items() if gain is not None and gain.interval.high < 1), "")
 
 
 def _only_baseline_measured(outcome: Outcome) -> bool:
     """Return whether the run ended before the search, so that its recommendation says nothing of other settings."""
-    return outcome.trials == 1 and outcome.recommended is outcome.baseline and "dynamic_batching" in outcome.untried
+    is_baseline, other = outcome.recommended is outcome.baseline.point, outcome.dynamic_batching
+    return outcome.trials == 1 and is_baseline and other is not None and not other.is_tried
 
 
 def verify_command(folder: str | Path) -> str:
@@ -268,7 +271,7 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
             f"{name} served more, but no test has confirmed that it meets the SLA at that load; continue the tests"
         )
         return NextStep(advice, verify_command(folder))
-    if outcome.recommended is outcome.baseline:
+    if outcome.recommended is outcome.baseline.point:
         return NextStep("keep the current configuration, and see what limits it", f"tune explain {run}")
     files = [path for path in (Path(folder) / "best").rglob("*") if path.is_file()]
     into = " --out tuned_models" if len(files) > 1 else ""  # a single file goes to standard output
