@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from objectives.verdict import pool_measurements
+from objectives.pooled_windows import pool_measurements
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point
 from optimizer.results import formatting
