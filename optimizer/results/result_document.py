@@ -209,7 +209,7 @@ def _agreement(agreement: Agreement) -> dict[str, object]:
             for own in agreement.ratios
         },
         "disagreement": agreement.disagreement or None,
-        "contradicts_pass": bool(agreement.contradiction),
+        "contradicts_pass": agreement.contradicts_pass,
         "reason": agreement.reason or None,
     }
 

@@ -18,7 +18,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.notes import DisturbedCells, Note, UnstableCells, present
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
-from optimizer.machine.conditions import describe_disturbance
+from optimizer.machine.conditions import lost_cpu_time
 from optimizer.measure.load_client.judgement import lateness_note
 from optimizer.results import formatting, result_document
 from optimizer.results.formatting import plain_table, print_line, print_table
@@ -58,7 +58,7 @@ def notes(cells: Sequence[SweepCell]) -> tuple[Note, ...]:
     """Return notes for the user on the measurements."""
     known = [cell for cell in cells if cell.has_figures]
     unstable = [cell for cell in known if not cell.measurement.stable]
-    disturbed = [cell.measurement.other_cpu_share or 0.0 for cell in known if describe_disturbance(cell.measurement)]
+    disturbed = [cell.measurement.other_cpu_share or 0.0 for cell in known if lost_cpu_time(cell.measurement)]
     return present(
         [
             UnstableCells(len(unstable), len(known)) if unstable else None,

@@ -253,7 +253,7 @@ def test_a_clearly_higher_latency_of_perf_analyzer_is_no_pass(problem: Problem, 
     problem, server = replace(problem, client_shares_cpus=True), Drawing()
     trials = cross_checked(Biased(server, 1.6), server, problem, tmp_path)
     contradicted = [
-        own for own in judged_loads(trials, problem).values() if own.agreement and own.agreement.contradiction
+        own for own in judged_loads(trials, problem).values() if own.agreement and own.agreement.contradicts_pass
     ]
     assert contradicted
     for own in contradicted:
