@@ -47,8 +47,8 @@ class Option:
         name: The flag without dashes.
         type: How its value is read and written; None for a switch, which takes no value.
         help: The help text, without the targets that take it.
-        taken_by: What takes it besides ``tune run``: the keywords of ``optimizer.tune``, the entries of a suite of
-            ``tune batch``, ``tune sweep``, and ``tune run --resume``.
+        taken_by: The interfaces that take it in addition to ``tune run``: ``optimizer.tune``, the entries of a suite
+            of ``tune batch``, ``tune sweep``, and ``tune run --resume``.
         short: The letter of its short flag; empty if it has none.
         stored_as: The field of RunOptions: None if it has the option's name, empty for an option that only the
             command itself uses.
