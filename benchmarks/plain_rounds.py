@@ -135,8 +135,9 @@ def compared_points(run: FinishedRun) -> dict[str, Point]:
     """Return the points of a run by role; without the roles that it has no measurement of."""
     if run.outcome is None:
         return {}
-    found = {role: getattr(run.outcome, role) for role in ROLES}
-    return {role: point for role, point in found.items() if point is not None}
+    dynamic = run.outcome.dynamic_batching
+    points = (run.outcome.baseline.point, dynamic.point if dynamic else None, run.outcome.recommended)
+    return {role: point for role, point in zip(ROLES, points, strict=True) if point is not None}
 
 
 def measure(

@@ -127,7 +127,9 @@ def record_part(name: str, part: int) -> None:
             try:
                 for load, measurement in record(used, trial, missing[trial]):
                     table.append(trial, load, measurement)
-            except (DeploymentError, MeasurementError) as error:
+            except DeploymentError as error:
+                table.append_failure(trial.with_failure(error))
+            except MeasurementError as error:
                 table.append_failure(replace(trial, status="failed", reason=str(error)))
             seconds = time.monotonic() - started
             left = seconds / (count + 1) * (len(trials) - count - 1)

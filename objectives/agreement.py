@@ -119,6 +119,11 @@ class Agreement:
         return "; ".join(str(ratio) for ratio in self.ratios if ratio.differs)
 
     @property
+    def contradicts_pass(self) -> bool:
+        """Return whether a disagreement contradicts a PASS."""
+        return any(ratio.contradicts for ratio in self.ratios)
+
+    @property
     def contradiction(self) -> str:
         """Return the disagreements that contradict a PASS; an empty string if there are none."""
         return "; ".join(

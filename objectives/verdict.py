@@ -282,8 +282,11 @@ def _judge_counted(
     counts = MissCounts(requests, misses, misses, 1.0, -math.inf)
     spread = share_spread(counts, allowed, freedom)
     judged = judge_share(counts, allowed, spread, test.error, test.most_servers, "fail")
+    reason, needed = judged.reason, needed_requests(bound, test.error)
+    if judged.verdict is Verdict.UNDECIDED and len(servers) >= LOOKS[0] and 0 < judged.effective_requests < needed:
+        reason = f"{reason}; at least {needed:,} are needed"
     is_inside = judged.verdict is Verdict.PASS
-    return replace(judged, excess=-COUNTED_EXCESS if is_inside else COUNTED_EXCESS)
+    return replace(judged, reason=reason, excess=-COUNTED_EXCESS if is_inside else COUNTED_EXCESS)
 
 
 def _judge_each_window(values: Sequence[float | None], bound: Constraint) -> ConstraintVerdict:

@@ -17,6 +17,7 @@ from published import Row
 from studies import Step
 
 from optimizer.cli.main import EXIT_CODES
+from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.core.errors import TuneError
 from optimizer.core.notes import OwnBackend
 from optimizer.machine import hardware
@@ -52,9 +53,10 @@ def measure(step: Step, folder: Path, *, again: bool) -> StepResults:
 
 
 def _sweep(words: list[str], folder: Path, *, again: bool) -> dict[str, Any]:
+    given = read_sweep_arguments(words).request.given
     for path in sorted(folder.glob("*/*/sweep.json"), reverse=True) if not again else ():
         document: dict[str, Any] = json.loads(path.read_text())
-        if document["words"] == words:
+        if document["options"] == given:
             return (
                 document
                 if document["status"] == "done"

@@ -47,7 +47,7 @@ def tune(model: str | Path | None = None, **keywords: Unpack[RunKeywords]) -> Ru
     from optimizer.study.tuning_run import tune as run
 
     values = {name.replace("_", "-"): value for name, value in keywords.items()}
-    parsed = parse_values(values, lambda option: "P" in option.also)
+    parsed = parse_values(values, lambda option: "python" in option.taken_by)
     request = read_run_request(None if model is None else str(model), values)
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as the command does
     log, terminal = parsed.get("log", "none"), Console(stderr=True)
@@ -167,7 +167,7 @@ class Run:
         """One row per configuration that was confirmed on fresh servers, with its verdict and intervals."""
         from optimizer.results import data_frames
 
-        return data_frames.of_confirmed(self.outcome.again if self.outcome else ())
+        return data_frames.of_confirmed(self.outcome.confirmed_loads if self.outcome else ())
 
     @cached_property
     def plots(self) -> Mapping[str, Drawing]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder
 from optimizer.core.signature import is_signed
 from optimizer.core.trial import SERVER_PROCESSES, FieldValue
-from optimizer.options.addresses import redact_words
+from optimizer.options.addresses import redact_header
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option import DEFAULTS
 from optimizer.options.option_reader import external_names, external_values
@@ -35,15 +34,16 @@ from optimizer.options.values import (
 )
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.run_request import read_run_request
-from optimizer.study.sweep_output import FILE, read_words
-from optimizer.study.sweep_plan import SweepChoices, SweepRequest
+from optimizer.study.sweep_output import FILE, read_options
+from optimizer.study.sweep_plan import MODEL, GivenOptions, SweepChoices, SweepRequest
 
 T = TypeVar("T")
 
 OWN_OPTIONS = (
-    *("max_batch_size", "max_queue_delay", "preferred_batch_size", "instance_count", "config"),
-    *("concurrency", "request_rate", "repeat"),
+    *("max-batch-size", "max-queue-delay", "preferred-batch-size", "instance-count", "config"),
+    *("concurrency", "request-rate", "repeat"),
 )
+SIZES = "request-batch-size"
 DEFAULT_CONCURRENCY = "1,2,4,8,16"
 MAX_CONCURRENCY = 2**16
 MAX_REPEATS = 100
@@ -84,33 +84,32 @@ class SweepArguments:
 def read_sweep_arguments(words: list[str]) -> SweepArguments:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
     arguments = build_parser().read(words)
-    values = values_of(arguments)
-    csv = None if arguments.csv is None else _csv(arguments.csv)
+    csv, as_json = None if arguments.csv is None else _csv(arguments.csv), arguments.json is True
+    given = _given_options(arguments)
     if arguments.resume is None:
-        return _read(arguments, values, tuple(words), csv)
-    del values["resume"]
-    as_json = values.pop("json", False) is True
-    own = [f"--{name.replace('_', '-')}" for name in OWN_OPTIONS if getattr(arguments, name)]
-    others = own + [f"--{name}" for name in values] + ([arguments.model] if arguments.model is not None else [])
-    if others:
-        raise BadInputError(
-            f"--resume {quote(arguments.resume)} keeps the options of the sweep; leave {others[0]} out"
-        )
+        options, request = _read(given)
+        return SweepArguments(options, request, None, csv, as_json)
+    if given:
+        name, value = next(iter(given.items()))
+        other = value if name == MODEL else f"--{name}"
+        raise BadInputError(f"--resume {quote(arguments.resume)} keeps the options of the sweep; leave {other} out")
     folder = _find_sweep(arguments.resume)
     RunFolder(folder).refuse_links()
-    first_words, signature = read_words(folder)
-    first = build_parser().read(first_words)
-    if first.resume is not None:
-        raise BadInputError(f"{folder / FILE}: not the record of a sweep")
-    first_arguments = _read(first, values_of(first), tuple(first_words), csv)
-    options = first_arguments.options
+    stored, signature = read_options(folder)
+    options, request = _read(stored)
     if external_names(options) and not is_signed(external_values(options), signature):
-        command = quote(shlex.join(["tune", "sweep", *first_words]))
         raise BadInputError(
             f"--resume {quote(arguments.resume)}: {FILE} was not written by your tune in this folder, and names "
-            f"code, addresses or data; if you trust them, begin it again: {command}"
+            f"code, addresses or data; if you trust them, begin it again: {quote(request.command)}"
         )
-    return replace(first_arguments, resumed=RunFolder(folder), as_json=as_json)
+    return SweepArguments(options, request, RunFolder(folder), csv, as_json)
+
+
+def _given_options(arguments: argparse.Namespace) -> GivenOptions:
+    """Return the options of the sweep that are given, and the model."""
+    own = {name: getattr(arguments, name.replace("-", "_")) for name in OWN_OPTIONS}
+    values = {name: value for name, value in values_of(arguments).items() if name not in ("json", "resume")}
+    return {name: value for name, value in (own | values | {MODEL: arguments.model}).items() if value is not None}
 
 
 def _find_sweep(sweep: str) -> Path:
@@ -176,52 +175,68 @@ def build_parser() -> Parser:
         "-b", "--request-batch-size", metavar="LIST", help="Samples in each request: 1,8 (1*9|8: a mix)"
     )
     loads.add_argument("--repeat", metavar="N", help="Measurements of each cell, whose median is shown (default: 1)")
-    shared = {option.name for option in OPTIONS if "S" in option.also} - {"request-batch-size"}
-    groups = parser.add_options(shared, hidden=BY_NAME.keys() - shared - {"request-batch-size"})
+    shared = {option.name for option in OPTIONS if "sweep" in option.taken_by} - {SIZES}
+    groups = parser.add_options(shared, hidden=BY_NAME.keys() - shared - {SIZES})
     groups[OUTPUT].add_argument("--csv", metavar="FILE", help="Write every cell as a row of this file")
     return parser
 
 
-def _read(
-    arguments: argparse.Namespace, values: dict[str, object], words: tuple[str, ...], csv: Path | None
-) -> SweepArguments:
-    if arguments.request_rate is not None and arguments.concurrency is not None:
+def _read(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
+    """Return the options of the environment and the request of the sweep. Raises BadInputError."""
+    texts = {name: _text(given, name) for name in (*OWN_OPTIONS, SIZES, MODEL) if name != "config"}
+    if texts["request-rate"] is not None and texts["concurrency"] is not None:
         raise BadInputError("--concurrency and --request-rate are two kinds of load; give one of them")
+    values: dict[str, object] = {
+        name: value for name, value in given.items() if name not in (*OWN_OPTIONS, SIZES, MODEL)
+    }
     for name in values:
-        if "S" not in BY_NAME[name].also:
+        if name in BY_NAME and "sweep" not in BY_NAME[name].taken_by:
             raise BadInputError(
                 f"--{name}: `tune sweep` measures only the listed cells and does not take it; leave it out"
             )
-    values = {name: value for name, value in values.items() if name not in ("json", "request-batch-size")}
-    sizes = arguments.request_batch_size
+    sizes = texts[SIZES]
     if not set(sizes or "").isdisjoint("*|"):  # a mix of sizes; 1..8 is a list here
-        values["request-batch-size"], sizes = sizes, None
-    if arguments.request_rate is not None:
+        values[SIZES], sizes = sizes, None
+    if texts["request-rate"] is not None:
         values["load"] = "rate"
-    options = read_run_request(arguments.model, values).options
-    rates = parse_optional("--request-rate", arguments.request_rate, parse_rates) or ()
-    concurrency = arguments.concurrency or DEFAULT_CONCURRENCY
+    options = read_run_request(texts[MODEL], values).options
+    rates = parse_optional("--request-rate", texts["request-rate"], parse_rates) or ()
+    concurrency = texts["concurrency"] or DEFAULT_CONCURRENCY
+    choices = SweepChoices(
+        max_batch_size=_parse_numbers("--max-batch-size", texts["max-batch-size"], 0),
+        max_queue_delay_us=_parse_list("--max-queue-delay", texts["max-queue-delay"], _delay),
+        preferred_batch_size=_parse_list("--preferred-batch-size", texts["preferred-batch-size"], _policy),
+        instance_count=_parse_numbers("--instance-count", texts["instance-count"], 1, MAX_INSTANCES),
+        fields=dict(_field(text) for text in _list(given, "config")),
+    )
+    choices.check()
     request = SweepRequest(
-        choices=_choices(arguments),
+        choices=choices,
         concurrency=() if rates else _parse_numbers("--concurrency", concurrency, 1, MAX_CONCURRENCY),
         request_rate=rates,
         request_batch_size=_parse_numbers("--request-batch-size", sizes, 1),
-        repeat=parse_value("--repeat", arguments.repeat or "1", whole_number(1, MAX_REPEATS)),
-        words=tuple(redact_words(words)),
+        repeat=parse_value("--repeat", texts["repeat"] or "1", whole_number(1, MAX_REPEATS)),
+        given={name: _without_secrets(name, value) for name, value in given.items()},
     )
-    return SweepArguments(replace(options, output_check=False), request, None, csv, arguments.json is True)
+    return replace(options, output_check=False), request
 
 
-def _choices(arguments: argparse.Namespace) -> SweepChoices:
-    choices = SweepChoices(
-        max_batch_size=_parse_numbers("--max-batch-size", arguments.max_batch_size, 0),
-        max_queue_delay_us=_parse_list("--max-queue-delay", arguments.max_queue_delay, _delay),
-        preferred_batch_size=_parse_list("--preferred-batch-size", arguments.preferred_batch_size, _policy),
-        instance_count=_parse_numbers("--instance-count", arguments.instance_count, 1, MAX_INSTANCES),
-        fields=dict(_field(text) for text in arguments.config or ()),
-    )
-    choices.check()
-    return choices
+def _without_secrets(name: str, value: str | list[str] | bool) -> str | list[str] | bool:
+    return [redact_header(text) for text in value] if name == "header" and isinstance(value, list) else value
+
+
+def _text(given: GivenOptions, name: str) -> str | None:
+    value = given.get(name)
+    if isinstance(value, (bool, list)):
+        raise BadInputError(f"{FILE}: not the record of a sweep: {name} is not text")
+    return value
+
+
+def _list(given: GivenOptions, name: str) -> list[str]:
+    value = given.get(name, [])
+    if not isinstance(value, list):
+        raise BadInputError(f"{FILE}: not the record of a sweep: {name} is not a list")
+    return value
 
 
 def _parse_numbers(flag: str, text: str | None, least: int, most: int = LARGEST_INT32) -> tuple[int, ...]:

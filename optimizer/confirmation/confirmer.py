@@ -140,9 +140,7 @@ class Confirmer:
             fresh=True,
         )
         if error is not None and not isinstance(error, ServerCrashed):
-            trial = replace(
-                trial, status="failed", reason=str(error), measurements=(), confirmations=(), cross_checks=()
-            )
+            trial = trial.with_failure(error)
             self.measurer.table.append_failure(trial)
         self.trials[self._place(trial.number)] = trial
         if isinstance(error, ServerCrashed):  # the time is up and this measurement is lost

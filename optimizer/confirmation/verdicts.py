@@ -124,7 +124,7 @@ def judge_load(
         if reason := _rise([again for again in trial.confirmations if again.load == load], problem.sla):
             return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False)
         agreement = load_agreement(trial, load, problem)
-        if agreement is not None and agreement.contradiction:
+        if agreement is not None and agreement.contradicts_pass:
             reason, excess = agreement.contradiction, max(judged.excess, agreement.excess)
             return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False, excess=excess)
     return judged

@@ -11,7 +11,7 @@ from objectives.server_spread import ServerSpread, server_spreads
 from objectives.verdict import MOST_EXCLUDED, counted_windows, is_disturbed
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import LoadPoint, Point, Trial
-from optimizer.machine.conditions import describe_disturbance
+from optimizer.machine.conditions import lost_cpu_time
 
 USUAL_DISTURBANCE = 0.10  # CPU share of other processes beyond the usual one that disturbs no measurement
 
@@ -89,7 +89,7 @@ def confirmed_loads(trials: Sequence[Trial]) -> list[tuple[Trial, LoadPoint]]:
 def was_search_disturbed(trials: Sequence[Trial]) -> bool:
     """Return whether other processes or machines disturbed more than MOST_EXCLUDED of the search's measurements."""
     measured = [measurement for trial in trials for _, measurement in trial.measurements]
-    disturbed = [measurement for measurement in measured if describe_disturbance(measurement)]
+    disturbed = [measurement for measurement in measured if lost_cpu_time(measurement)]
     return len(disturbed) > MOST_EXCLUDED * len(measured)
 
 

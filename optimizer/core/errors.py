@@ -44,7 +44,14 @@ class ServerFault(EnvironmentFault):
 
 
 class DeploymentError(TuneError):
-    """One candidate cannot be deployed; its trial fails."""
+    """One candidate cannot be deployed; its trial fails.
+
+    ``lacks_gpu_memory`` says whether a GPU has too little memory for it.
+    """
+
+    def __init__(self, message: str, *, log: Path | None = None, lacks_gpu_memory: bool = False) -> None:
+        super().__init__(message, log=log)
+        self.lacks_gpu_memory = lacks_gpu_memory
 
 
 class LoadRefused(DeploymentError):

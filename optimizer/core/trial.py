@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from objectives.metrics import Measurement
+from optimizer.core.errors import DeploymentError
 
 FieldValue: TypeAlias = str | int | float | bool
 FieldChoices: TypeAlias = Mapping[str, tuple[FieldValue, ...]]  # by the names in Candidate.fields
@@ -214,6 +215,7 @@ class Trial:
         deploy_seconds: Time of the deployment; None if unknown.
         confirmations: Measurements on fresh servers. Only these count for the verdict.
         cross_checks: Measurements of perf_analyzer on the same servers, which check tune's own load client.
+        lacks_gpu_memory: Whether it failed because a GPU has too little memory.
     """
 
     number: int
@@ -224,6 +226,18 @@ class Trial:
     deploy_seconds: float | None = None
     confirmations: tuple[Confirmation, ...] = ()
     cross_checks: tuple[Confirmation, ...] = ()
+    lacks_gpu_memory: bool = False
+
+    def with_failure(self, error: DeploymentError) -> Trial:
+        """Return the trial as failed with ``error``, without measurements."""
+        return Trial(
+            self.number,
+            self.candidate,
+            status="failed",
+            reason=str(error),
+            deploy_seconds=self.deploy_seconds,
+            lacks_gpu_memory=error.lacks_gpu_memory,
+        )
 
     def with_confirmation(self, confirmation: Confirmation) -> Trial:
         """Return the trial with one more confirmation.

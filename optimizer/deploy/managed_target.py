@@ -273,9 +273,9 @@ class ModelLoader:
         if lacks_memory(error.message()):
             self._server.stop()  # a new process has all of the memory for the next candidate
             return DeploymentError(message, log=self._log)
-        if lacks_gpu_memory(error.message()):
+        if too_little := lacks_gpu_memory(error.message()):
             self._server.stop()  # instances that did load hold their memory until their processes have ended
-        return LoadRefused(message, log=self._log)
+        return LoadRefused(message, log=self._log, lacks_gpu_memory=too_little)
 
 
 def load_model(

@@ -23,7 +23,7 @@ from optimizer.core.interfaces import Connection
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.measure.inference import is_responding, open_client
 from optimizer.measure.server_client import CALL_SECONDS, CallError
-from optimizer.measure.server_health import diagnose_connection, without_traceback
+from optimizer.measure.server_health import diagnose_connection, lacks_gpu_memory, without_traceback
 
 
 def listener_pid(address: str) -> int | None:
@@ -348,4 +348,4 @@ class RemoteServer:
             )
         if error.failure == "overdue":
             return DeploymentError(f"no answer within the time that a load may take ({self._timeout_seconds:g} s)")
-        return LoadRefused(message)
+        return LoadRefused(message, lacks_gpu_memory=lacks_gpu_memory(message))

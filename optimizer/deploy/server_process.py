@@ -18,7 +18,7 @@ from optimizer.core.process import RunningProcess, describe_exit_code
 from optimizer.core.safe_text import is_shell_path, one_line
 from optimizer.core.trial import Candidate
 from optimizer.machine.cpus import divide, topology
-from optimizer.measure.server_health import is_live, last_error, last_output, startup_failure
+from optimizer.measure.server_health import is_live, lacks_gpu_memory, last_error, last_output, startup_failure
 from optimizer.options import server_options
 from optimizer.options.values import parse_cpus
 
@@ -224,7 +224,8 @@ class Server(ABC):
             cause = f"tritonserver {ended} while {doing}"
         self.stop()
         logged = self.logged_error() or last_output(self.log, self._log_start)
-        return ServerCrashed(f"{cause}: {logged}" if logged else cause, log=self.log)
+        message = f"{cause}: {logged}" if logged else cause
+        return ServerCrashed(message, log=self.log, lacks_gpu_memory=lacks_gpu_memory(logged))
 
     def logged_error(self) -> str:
         """Return the last error in the log since ``mark_log``; empty if there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -106,4 +107,6 @@ Error = TypeVar("Error", bound=TuneError)
 
 def _of_process(error: Error, number: int, count: int) -> Error:
     """Return ``error`` with the number of the server process."""
-    return type(error)(f"server process {number} of {count}: {error}", log=error.log)
+    numbered = copy.copy(error)
+    numbered.args = (f"server process {number} of {count}: {error}",)
+    return numbered

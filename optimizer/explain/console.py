@@ -91,7 +91,7 @@ def _binding(explanation: Explanation) -> Iterator[str]:
         return
     if not explanation.recommended:
         missed = formatting.bound(binding.constraint) if binding.constraint else "The SLA"
-        yield f"{missed} is missed: {explanation.holds_back.rstrip('.')}."
+        yield f"{missed} is missed: {explanation.holds_back}."
     elif binding.constraint is None or binding.beyond is None:
         yield _no_bound_binds(explanation)
     else:
@@ -349,7 +349,7 @@ def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator
     low, high = sorted((runner_up.interval.low, runner_up.interval.high), key=abs)
     interval = "" if math.isinf(high) else f" (from {_less(low)} to {_less(high)})"
     yield f"On average over its windows it served {_less(runner_up.less)} than the recommendation{interval}."
-    verdict = formatting.verdict(runner_up.confirmed.judged)
+    verdict = formatting.verdict(runner_up.confirmed)
     if runner_up.missed:
         yield f"{verdict}: {runner_up.missed}."
     elif runner_up.interval.high < 0 and explanation.run.outcome is not None:

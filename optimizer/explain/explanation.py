@@ -69,7 +69,9 @@ def runner_up(run: FinishedRun) -> RunnerUp | None:
     if outcome is None or outcome.recommended is None:
         return None
     best, ours = outcome.recommended, outcome.confirmed
-    confirmed = [entry for entry in outcome.again if entry.point.candidate not in (best.candidate, run.baseline)]
+    confirmed = [
+        entry for entry in outcome.confirmed_loads if entry.point.candidate not in (best.candidate, run.baseline)
+    ]
     met = [entry for entry in confirmed if meets_sla(entry, run.problem)]
     theirs = max(met or confirmed, key=lambda entry: entry.point.throughput_infer_per_sec, default=None)
     if theirs is None:
@@ -180,7 +182,7 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
     subject = stage_breakdown(point, run.trials)
     simulation = _simulation(run, outcome, subject, fp16_factor)
     recommended = outcome.recommended is not None
-    measured = [*latest_points(run.trials), *(entry.point for entry in outcome.again)]
+    measured = [*latest_points(run.trials), *(entry.point for entry in outcome.confirmed_loads)]
     return Explanation(
         run,
         subject,
@@ -202,7 +204,7 @@ def _simulation(run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp1
     closed = as_closed_loop(measured, problem) if problem.open_loop else measured
     if not any(is_complete(point, *predicted_latencies(problem, closed)) for point in closed):
         return None
-    tried = _spread(list(dict.fromkeys([own, *(point.candidate for point in outcome.front)])))
+    tried = _spread(list(dict.fromkeys([own, *(point.candidate for point in outcome.front.points)])))
     on_gpu = bool(run.info["hardware"]["gpus"])
     forecaster: Forecaster
     if problem.is_simulated:

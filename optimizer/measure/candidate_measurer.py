@@ -98,7 +98,7 @@ class CandidateMeasurer:
             except ServerCrashed as error:
                 if not retry.count_crash():
                     reason = f"crashed {retry.crashes} times: {error}"
-                    return trial, DeploymentError(reason, log=error.log)
+                    return trial, DeploymentError(reason, log=error.log, lacks_gpu_memory=error.lacks_gpu_memory)
                 if not is_worth_retrying():
                     return trial, error
             except DeploymentError as error:

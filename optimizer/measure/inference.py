@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from optimizer.core.errors import DeploymentError, ServerCrashed
 from optimizer.core.interfaces import Connection, Endpoint
 from optimizer.measure.server_client import CALL_SECONDS, CallError, ServerClient
-from optimizer.measure.server_health import model_died, without_traceback
+from optimizer.measure.server_health import lacks_gpu_memory, model_died, without_traceback
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse
@@ -90,4 +90,6 @@ def _client(endpoint: Endpoint) -> Iterator[ServerClient]:
                 raise ServerCrashed("the server did not answer a request in time") from error
             if error.failure == "unreachable" or model_died(str(error)):
                 raise ServerCrashed(f"the server died during a request: {message}") from error
-            raise DeploymentError(f"the server failed a request: {message}") from error
+            raise DeploymentError(
+                f"the server failed a request: {message}", lacks_gpu_memory=lacks_gpu_memory(message)
+            ) from error

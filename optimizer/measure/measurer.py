@@ -13,7 +13,7 @@ from optimizer.core.interfaces import Endpoint, LoadGenerator, OutputCheck, Tele
 from optimizer.core.notes import Note, ServedOnCpu, present
 from optimizer.core.timing import Stopwatch
 from optimizer.core.trial import CROSS_CHECKING, Candidate, Confirmation, LoadPoint, Point, Trial
-from optimizer.machine.conditions import DISTURBANCE_LIMIT, SpeedLog, describe_disturbance
+from optimizer.machine.conditions import DISTURBANCE_LIMIT, SpeedLog, describe_disturbance, lost_cpu_time
 from optimizer.measure.output_check import NoOutputCheck
 from optimizer.measure.score import Scorer
 
@@ -225,7 +225,7 @@ class Measurer:
         try:
             first = attempt()
             is_final = first.stable or first.overloaded or first.throughput_infer_per_sec is None
-            return first if is_final or describe_disturbance(first) else attempt()
+            return first if is_final or lost_cpu_time(first) else attempt()
         except ServerCrashed as error:
             self.table.append(trial, load, Measurement(reason=str(error)))
             raise

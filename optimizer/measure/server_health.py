@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PROBE_SECONDS = 5.0  # even under the heaviest load a server answers within a fraction of this
 LOG_BYTES = 2**16
 MAX_CHARACTERS = 300
+OTHER_HOST = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 
 
 def is_live(client: InferenceServerClient) -> bool:
@@ -196,7 +197,7 @@ def diagnose_connection(connection: Connection) -> str:
         return f"unknown host {one_line(connection.host)}; check --url"
     except ssl.SSLCertVerificationError as error:
         reason = error.verify_message.rstrip(".")
-        if "mismatch" in reason:
+        if error.verify_code in OTHER_HOST:
             return (
                 f"the certificate of the server at {address} is for another host ({reason}); use that host in --url"
             )

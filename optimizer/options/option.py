@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from optimizer.options.addresses import redact_header
 from optimizer.options.run_options import SLA_METRICS, TARGETS, RunOptions, TargetName
 from optimizer.options.values import MovePath, quote
 
 DEFAULTS: Final = RunOptions("")
+
+OptionUser: TypeAlias = Literal["python", "batch", "sweep", "resume"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class Option:
         name: The flag without dashes.
         type: How its value is read and written; None for a switch, which takes no value.
         help: The help text, without the targets that take it.
-        also: Where else it is taken: P Python, B entries of a suite, S ``tune sweep``, R together with ``--resume``.
+        taken_by: The interfaces that take it in addition to ``tune run``: ``optimizer.tune``, the entries of a suite
+            of ``tune batch``, ``tune sweep``, and ``tune run --resume``.
         short: The letter of its short flag; empty if it has none.
         stored_as: The field of RunOptions: None if it has the option's name, empty for an option that only the
             command itself uses.
@@ -65,7 +68,7 @@ class Option:
     name: str
     type: ValueType | None
     help: str
-    also: str = "PBS"
+    taken_by: tuple[OptionUser, ...] = ("python", "batch", "sweep")
     stored_as: str | None = None
     key: str = ""
     other_keys: bool = False

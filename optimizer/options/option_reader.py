@@ -303,7 +303,7 @@ def changed_options(options: RunOptions, values: Mapping[str, object]) -> list[s
 
     A value of EXTERNAL may be repeated, because a run from someone else needs it. Raises OptionError.
     """
-    given = [name for name, value in values.items() if value is not None and "R" not in BY_NAME[name].also]
+    given = [name for name, value in values.items() if value is not None and "resume" not in BY_NAME[name].taken_by]
     if others := [name for name in given if name not in EXTERNAL]:
         return others
     before, after = external_values(options), external_values(resume_options(options, values))

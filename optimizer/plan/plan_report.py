@@ -284,7 +284,7 @@ def _print_side_by_side(console: Console, plan: CapacityPlan) -> None:
         cost = answer.cost
         money = ("", "") if cost is None else (_amount(cost.per_hour), _amount(cost.per_million))
         replicas = f"{answer.replicas:,}" if answer.feasible else "none"
-        table.add_row(answer.source.hardware, replicas, count, _infer(answer, answer.rate).split()[0], *money)
+        table.add_row(answer.source.hardware, replicas, count, _infer_number(answer, answer.rate), *money)
     print_table(console, table)
     console.print()
 
@@ -429,7 +429,11 @@ def _rate(answer: FleetPlan, rate: float) -> str:
 
 
 def _infer(answer: FleetPlan, rate: float) -> str:
-    return f"{formatting.number(_size(answer) * rate)} infer/s"
+    return f"{_infer_number(answer, rate)} infer/s"
+
+
+def _infer_number(answer: FleetPlan, rate: float) -> str:
+    return formatting.number(_size(answer) * rate)
 
 
 def _size(answer: FleetPlan) -> float:

@@ -386,7 +386,7 @@ def _run_document(side: ComparedRun) -> dict[str, Any]:
         "sla": list(map(str, outcome.sla)),
         "recommended": result_document.entry(side.recommended),
         "confirmation": result_document.confirmation(side.confirmed) if side.confirmed else None,
-        "baseline": result_document.entry(baseline) if baseline else None,
+        "baseline": result_document.entry(baseline.point) if baseline.point else None,
         "speedup": outcome.speedup,
-        "speedup_interval": list(outcome.gain.bounds) if outcome.gain else None,
+        "speedup_interval": list(baseline.gain.bounds) if baseline.gain else None,
     }

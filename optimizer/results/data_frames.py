@@ -61,7 +61,7 @@ def of_trials(trials: Sequence[Trial]) -> pd.DataFrame:
 
 def of_front(outcome: Outcome | None) -> pd.DataFrame:
     """Return one row per point of the Pareto front; ``confirmed`` if it was measured on fresh servers."""
-    front = [(point, outcome.confirmation_of(point) is not None) for point in outcome.front] if outcome else []
+    front = [(point, outcome.confirmation_of(point) is not None) for point in outcome.front.points] if outcome else []
     rows = (
         {
             **_settings(Trial(point.trial, point.candidate)),

@@ -16,7 +16,6 @@ from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import LATENCY, METRICS, Measurement, Metric
 from objectives.sla import Constraint, Sla
-from objectives.verdict import SlaVerdict
 from optimizer.config import execution, field_path
 from optimizer.config.batching import (
     SEQUENCE_PREFERRED,
@@ -26,6 +25,7 @@ from optimizer.config.batching import (
     resolve_policy,
 )
 from optimizer.config.model_config_proto import ModelConfig
+from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.load_shapes import RequestTimes, is_shape, parse_shape
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import (
@@ -139,9 +139,10 @@ def count(amount: int, noun: str) -> str:
     return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
 
 
-def verdict(judged: SlaVerdict) -> str:
+def verdict(confirmed: ConfirmedLoad) -> str:
     """Return the verdict as text without a full stop: ``PASS: the SLA is met at 99 % confidence``."""
-    if judged.verdict is Verdict.PASS and not judged.reason:
+    judged = confirmed.judged
+    if judged.verdict is Verdict.PASS and not confirmed.sla:
         return NO_SLA
     meaning = {Verdict.PASS: ": the SLA is met", Verdict.FAIL: ": the SLA is missed"}.get(judged.verdict, "")
     return f"{judged.verdict.value}{meaning} at {100 * judged.confidence:g} % confidence"

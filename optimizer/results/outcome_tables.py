@@ -10,10 +10,9 @@ from optimizer.results import formatting
 from optimizer.results.point_values import header, interval
 
 if TYPE_CHECKING:
-    from objectives.intervals import ThroughputRatio
     from optimizer.config.search_space import Problem
     from optimizer.core.trial import Point
-    from optimizer.results.recommendation import Outcome
+    from optimizer.results.recommendation import BaselineResult, Outcome
 
 
 def _compared_metrics(outcome: Outcome, problem: Problem) -> list[str]:
@@ -38,9 +37,9 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
     goal, metrics = formatting.bounds(problem.sla), _compared_metrics(outcome, problem)
     missed = f"no measured load meets {goal}" if goal else "not measured"
 
-    def row(name: str, point: Point | None, gain: str, role: str = "") -> tuple[str, ...]:
+    def row(name: str, point: Point | None, gain: str, *, is_tried: bool = True) -> tuple[str, ...]:
         if point is None:
-            why = "not reached before the run ended" if role in outcome.untried else missed
+            why = missed if is_tried else "not reached before the run ended"
             return name, *("–" for _ in metrics), "–", why
         values = [
             formatting.estimate(METRICS[metric].value(point.measurement), interval(outcome, point, metric))
@@ -51,29 +50,25 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
             gain = ", ".join(filter(None, (gain, f"misses {goal}{where}")))
         return name, *values, formatting.load(point.load), gain
 
-    def gain(point: Point | None, ratio: ThroughputRatio | None) -> str:
-        return "same" if point is outcome.recommended else formatting.gain(ratio)
+    def row_of(name: str, compared: BaselineResult) -> tuple[str, ...]:
+        gain = "same" if compared.point is outcome.recommended else formatting.gain(compared.gain)
+        return row(name, compared.point, gain, is_tried=compared.is_tried)
 
-    rows = [
-        row("recommended", outcome.recommended, ""),
-        row("current (baseline)", outcome.baseline, gain(outcome.baseline, outcome.gain), "baseline"),
-    ]
-    if outcome.can_batch_dynamically:
-        dynamic = outcome.dynamic_batching
-        ratio = gain(dynamic, outcome.gain_over_dynamic_batching)
-        rows.append(row("dynamic_batching {}", dynamic, ratio, "dynamic_batching"))
-    return rows
+    rows = [row("recommended", outcome.recommended, ""), row_of("current (baseline)", outcome.baseline)]
+    return (
+        rows if outcome.dynamic_batching is None else [*rows, row_of("dynamic_batching {}", outcome.dynamic_batching)]
+    )
 
 
 def front_title(outcome: Outcome) -> str:
     """Return the axes of the Pareto front: ``Throughput against p95 latency``."""
-    throughput, latency = (metric.name for metric in outcome.front_metrics)
+    throughput, latency = (metric.name for metric in outcome.front.metrics)
     return f"{formatting.metric_label(throughput).capitalize()} against {formatting.latency_label(latency)}"
 
 
 def front_headers(outcome: Outcome) -> tuple[str, ...]:
     """Return the headers of ``front_rows``; those of numbers begin with ``>``."""
-    figures = (f">{header(metric.name)}" for metric in outcome.front_metrics)
+    figures = (f">{header(metric.name)}" for metric in outcome.front.metrics)
     return *figures, ">load", "measured", ">trial", "configuration (batch: max_batch_size)"
 
 
@@ -81,7 +76,7 @@ def front_rows(outcome: Outcome, points: Sequence[Point]) -> list[tuple[str, ...
     """Return the cells below ``front_headers`` of points of the Pareto front."""
     return [
         (
-            *(formatting.number(metric.value(point.measurement)) for metric in outcome.front_metrics),
+            *(formatting.number(metric.value(point.measurement)) for metric in outcome.front.metrics),
             formatting.load(point.load),
             "fresh" if outcome.confirmation_of(point) else "search",
             str(point.trial),
@@ -93,25 +88,25 @@ def front_rows(outcome: Outcome, points: Sequence[Point]) -> list[tuple[str, ...
 
 def shown_front(outcome: Outcome, most: int) -> list[Point]:
     """Return at most ``most`` points, evenly spread over the Pareto front, with the recommendation if it is on it."""
-    shown = list(evenly_spread(outcome.front, most))
-    best = next((place for place, point in enumerate(outcome.front) if point is outcome.recommended), None)
+    shown = list(evenly_spread(outcome.front.points, most))
+    best = next((place for place, point in enumerate(outcome.front.points) if point is outcome.recommended), None)
     if best is not None and not any(point is outcome.recommended for point in shown):
-        shown[round(best * (len(shown) - 1) / (len(outcome.front) - 1))] = outcome.front[best]
+        shown[round(best * (len(shown) - 1) / (len(outcome.front.points) - 1))] = outcome.front.points[best]
     return shown
 
 
 def front_remark(outcome: Outcome) -> str:
     """Return why the recommendation is not on the Pareto front; empty if it is on it or there is none."""
-    best, better = outcome.recommended, outcome.dominated_by
-    if best is None or any(point is best for point in outcome.front):
+    best, better = outcome.recommended, outcome.front.dominating
+    if best is None or any(point is best for point in outcome.front.points):
         return ""
     if better is None:
-        latency = formatting.latency_label(outcome.front_metrics[1].name)
+        latency = formatting.latency_label(outcome.front.metrics[1].name)
         is_stable = best.measurement.stable
         cause = f"its {latency} is unknown" if is_stable else "its measurement was unstable or disturbed"
         return f"The recommendation is not on the front: {cause}."
     why = why_not_recommended(outcome, better)
-    seen = formatting.performance(better, outcome.front_metrics[1].name)
+    seen = formatting.performance(better, outcome.front.metrics[1].name)
     return f"The recommendation is not on the front: trial {better.trial} had {seen}, but {why}."
 
 
@@ -127,7 +122,7 @@ def why_not_recommended(outcome: Outcome, point: Point) -> str:
         return f"it misses {formatting.bounds(missed)}"
     if not point.measurement.stable:
         return "its windows disagreed"
-    if any(entry.point.candidate == point.candidate for entry in outcome.again):
+    if any(entry.point.candidate == point.candidate for entry in outcome.confirmed_loads):
         return "it was measured in the search only; fresh servers of this configuration were measured at another load"
     return "it was measured in the search only, which overestimates its best configurations"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from objectives import pareto
@@ -16,7 +16,7 @@ from objectives.verdict import is_disturbed
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, judge_confirmations, meets_sla
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points, latest_points
-from optimizer.machine.conditions import describe_disturbance
+from optimizer.machine.conditions import describe_disturbance, lost_cpu_time
 from optimizer.results import formatting
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
@@ -45,6 +45,37 @@ class Doubt:
     total: int
 
 
+@dataclass(frozen=True, slots=True)
+class BaselineResult:
+    """A configuration that the recommendation is compared with.
+
+    Attributes:
+        point: It at the highest load at which fresh servers met the constraints. If none did, it is at the load that
+            came closest, and without fresh servers at the best load of the search. None if it meets the constraints
+            nowhere.
+        gain: The throughput of the recommendation relative to its own; None unless both met the constraints on fresh
+            servers.
+        is_tried: Whether it was reached before the run ended.
+    """
+
+    point: Point | None
+    gain: ThroughputRatio | None
+    is_tried: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ParetoFront:
+    """The points that no other point dominates.
+
+    ``metrics`` are its throughput and its latency. ``dominating`` is the best of its points that dominates the
+    recommendation; None if the recommendation is on the front, or is unstable.
+    """
+
+    points: tuple[Point, ...]
+    metrics: tuple[Metric, Metric]
+    dominating: Point | None
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The recommendation of a run, and the configurations that it is compared with.
@@ -53,45 +84,31 @@ class Outcome:
     the baseline whose confirmation is undecided; the best point that was not confirmed, which may have a lower load
     than one that failed. If none of these meets the constraints as measured, one that was measured while the machine
     was slow may meet them at its usual speed. It is None if no stable point meets the constraints; ``closest`` is
-    then the point that misses them by least, and ``holds_back`` is the reason for people. ``doubt`` says then why
-    another run may find a configuration; it is None if the constraints are missed for certain. ``again`` holds all
-    confirmed points.
+    then the point that misses them by least, and ``holds_back`` is the reason for people, without a full stop.
+    ``doubt`` says then why another run may find a configuration; it is None if the constraints are missed for sure.
+
+    ``baseline`` is the model's own configuration, and ``dynamic_batching`` plain ``dynamic_batching {}``. The latter
+    is None for a model that can have none: a stateful one, or one without a batch dimension.
 
     ``points`` holds each configuration at each load with its best estimate: the windows on fresh servers together, or
-    else the search's measurement. ``recommended``, ``baseline``, ``dynamic_batching`` and ``front`` are among them.
-    ``dominated_by`` is the best point of the front that dominates the recommendation; None if the recommendation is
-    on the front, or is unstable.
-
-    ``baseline`` and ``dynamic_batching`` are the model's own configuration and plain ``dynamic_batching {}`` at the
-    highest load at which fresh servers met the constraints; if none did, at the load that came closest, and without
-    fresh servers at the best load of the search. They are None if they meet the constraints nowhere. ``gain`` and
-    ``gain_over_dynamic_batching`` are the throughput of the recommendation relative to theirs, None unless both sides
-    met the constraints on fresh servers. ``untried`` names those of the two that were not reached before the run
-    ended. ``can_batch_dynamically`` is False for a model that can have no ``dynamic_batching {}``: a stateful one, or
-    one without a batch dimension. ``measurements`` counts the search's, ``confirmations`` those on fresh servers.
-    ``sla`` holds the constraints that all this is about, ``front_metrics`` the throughput and the latency of the
-    Pareto front.
+    else the search's measurement. All other points are among them. ``confirmed_loads`` has those on fresh servers.
+    ``measurements`` counts the search's, ``confirmations`` those on fresh servers. ``sla`` holds the constraints that
+    all this is about.
     """
 
     recommended: Point | None
-    baseline: Point | None
-    dynamic_batching: Point | None
-    front: tuple[Point, ...]
     closest: Point | None
+    holds_back: str
+    doubt: Doubt | None
+    baseline: BaselineResult
+    dynamic_batching: BaselineResult | None
+    front: ParetoFront
+    points: tuple[Point, ...]
+    confirmed_loads: tuple[ConfirmedLoad, ...]
     trials: int
     measurements: int
-    holds_back: str = ""
-    untried: frozenset[str] = frozenset()
-    again: tuple[ConfirmedLoad, ...] = ()
-    confirmations: int = 0
-    sla: Sla = field(default_factory=Sla)
-    points: tuple[Point, ...] = ()
-    dominated_by: Point | None = None
-    gain: ThroughputRatio | None = None
-    gain_over_dynamic_batching: ThroughputRatio | None = None
-    front_metrics: tuple[Metric, Metric] = FRONT_METRICS
-    can_batch_dynamically: bool = True
-    doubt: Doubt | None = None
+    confirmations: int
+    sla: Sla
 
     @property
     def is_streamed(self) -> bool:
@@ -116,7 +133,7 @@ class Outcome:
     @property
     def speedup(self) -> float | None:
         """Return the estimated gain over the baseline."""
-        return self.gain.estimate if self.gain else None
+        return self.baseline.gain.estimate if self.baseline.gain else None
 
     @property
     def confirmed(self) -> ConfirmedLoad | None:
@@ -125,7 +142,7 @@ class Outcome:
 
     def confirmation_of(self, point: Point | None) -> ConfirmedLoad | None:
         """Return the confirmation of ``point``; None if only the search measured it."""
-        return _confirmation_of(point, self.again)
+        return _confirmation_of(point, self.confirmed_loads)
 
 
 def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynamic_batching: Candidate) -> Outcome:
@@ -141,11 +158,6 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
     front = pareto.pareto_front(points, metrics)
     better = (point for point in front if recommended and pareto.dominates(point, recommended, metrics))
 
-    def compared(candidate: Candidate) -> Point | None:
-        if recommended is not None and recommended.candidate == candidate:
-            return recommended
-        return _comparison(candidate, points, confirmed, problem, speed)
-
     def gain_over(other: Point | None) -> ThroughputRatio | None:
         if recommended is not None and other is recommended:
             return SAME
@@ -154,31 +166,29 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
             return None
         return compare_throughput(ours, theirs, trials, problem)
 
-    roles = {"baseline": baseline, "dynamic_batching": dynamic_batching}
-    shown = {role: compared(candidate) for role, candidate in roles.items()}
-    if not dynamic_batching.dynamic_batching:
-        shown["dynamic_batching"] = None
     tried = {trial.candidate for trial in trials}
+
+    def result_of(candidate: Candidate) -> BaselineResult:
+        if recommended is not None and recommended.candidate == candidate:
+            point: Point | None = recommended
+        else:
+            point = _comparison(candidate, points, confirmed, problem, speed)
+        return BaselineResult(point, gain_over(point), candidate in tried)
+
     return Outcome(
         recommended=recommended,
-        baseline=shown["baseline"],
-        dynamic_batching=shown["dynamic_batching"],
-        front=tuple(front),
         closest=closest,
+        holds_back="" if recommended else _holds_back(trials, confirmed, closest, problem).rstrip("."),
+        doubt=_doubt(points, confirmed, closest, problem.sla),
+        baseline=result_of(baseline),
+        dynamic_batching=result_of(dynamic_batching) if dynamic_batching.dynamic_batching else None,
+        front=ParetoFront(tuple(front), metrics, next(better, None)),
+        points=tuple(points),
+        confirmed_loads=tuple(confirmed),
         trials=len(trials),
         measurements=sum(len(trial.measurements) for trial in trials),
-        holds_back="" if recommended else _holds_back(trials, confirmed, closest, problem),
-        untried=frozenset(role for role, candidate in roles.items() if candidate not in tried),
         confirmations=sum(len(trial.confirmations) + len(trial.cross_checks) for trial in trials),
-        again=tuple(confirmed),
         sla=problem.sla,
-        points=tuple(points),
-        dominated_by=next(better, None),
-        gain=gain_over(shown["baseline"]),
-        gain_over_dynamic_batching=gain_over(shown["dynamic_batching"]),
-        can_batch_dynamically=dynamic_batching.dynamic_batching,
-        front_metrics=metrics,
-        doubt=_doubt(points, confirmed, closest, problem.sla),
     )
 
 
@@ -223,7 +233,7 @@ def _comparison(
     problem: Problem,
     speed: SpeedCorrection,
 ) -> Point | None:
-    """Return ``candidate`` at the load at which the recommendation is compared with it, see ``Outcome``.
+    """Return ``candidate`` at the load at which the recommendation is compared with it, see ``BaselineResult``.
 
     Of a candidate that only the search measured, a disturbed point counts as in the choice of the recommendation.
     """
@@ -307,7 +317,7 @@ def _doubt(
     if closest is None:
         return None
     measured = [point for point in points if point.measurement.throughput_infer_per_sec is not None]
-    disturbed = [point for point in measured if describe_disturbance(point.measurement)]
+    disturbed = [point for point in measured if lost_cpu_time(point.measurement)]
     may_meet = [point for point in disturbed if may_meet_undisturbed(point.measurement, sla)]
     if may_meet and len(disturbed) > MOSTLY * len(measured):
         return Doubt("measurements", len(disturbed), len(measured))

@@ -96,17 +96,18 @@ def document(
     outcome: Outcome, *, wall_seconds: float, results_dir: str, extra: Mapping[str, object] | None = None
 ) -> dict[str, object]:
     """Return the result of a run for JSON; ``trials`` and ``measurements`` are counts. ``extra`` is appended."""
+    dynamic = outcome.dynamic_batching
     return {
         "verdict": outcome.verdict.value,
         "undecided_cause": undecided_cause(outcome) or None,
         "recommended": _entry(outcome, outcome.recommended),
         "confirmation": confirmation(outcome.confirmed) if outcome.confirmed else None,
-        "baseline": _entry(outcome, outcome.baseline),
-        "dynamic_batching": _entry(outcome, outcome.dynamic_batching),
-        **_gain("speedup", outcome.gain),
-        **_gain("speedup_over_dynamic_batching", outcome.gain_over_dynamic_batching),
-        "pareto": [_entry(outcome, point) for point in outcome.front],
-        "dominated_by": _entry(outcome, outcome.dominated_by),
+        "baseline": _entry(outcome, outcome.baseline.point),
+        "dynamic_batching": _entry(outcome, dynamic.point if dynamic else None),
+        **_gain("speedup", outcome.baseline.gain),
+        **_gain("speedup_over_dynamic_batching", dynamic.gain if dynamic else None),
+        "pareto": [_entry(outcome, point) for point in outcome.front.points],
+        "dominated_by": _entry(outcome, outcome.front.dominating),
         "closest": _entry(outcome, outcome.closest),
         "holds_back": outcome.holds_back or None,
         "doubt": asdict(outcome.doubt) if outcome.doubt else None,
@@ -208,7 +209,7 @@ def _agreement(agreement: Agreement) -> dict[str, object]:
             for own in agreement.ratios
         },
         "disagreement": agreement.disagreement or None,
-        "contradicts_pass": bool(agreement.contradiction),
+        "contradicts_pass": agreement.contradicts_pass,
         "reason": agreement.reason or None,
     }
 
@@ -223,8 +224,10 @@ def write_pareto_csv(path: Path, outcome: Outcome) -> None:
 
     ``confirmed`` says whether a row is from fresh servers or from the search.
     """
-    fields = sorted({name for point in outcome.front for name, _ in point.candidate.fields})
+    fields = sorted({name for point in outcome.front.points for name, _ in point.candidate.fields})
     streamed = _STREAMED if outcome.is_streamed else ()
     columns = ("trial", *SETTING_COLUMNS, *fields, *_LOAD, "confirmed", *_MEASURED, *streamed, ENERGY)
-    rows = [{**entry(point), "confirmed": outcome.confirmation_of(point) is not None} for point in outcome.front]
+    rows = [
+        {**entry(point), "confirmed": outcome.confirmation_of(point) is not None} for point in outcome.front.points
+    ]
     write_csv(path, columns, rows)

@@ -12,11 +12,10 @@ from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
 from objectives.metrics import METRICS
 from objectives.sequential import LOOKS
-from objectives.sla import Sla
-from objectives.verdict import SlaVerdict, estimand, needed_requests
+from objectives.verdict import estimand, needed_requests
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
-from optimizer.machine.conditions import DISTURBANCE_LIMIT, describe_disturbance
+from optimizer.machine.conditions import DISTURBANCE_LIMIT, describe_disturbance, lost_cpu_time
 from optimizer.results import formatting, point_values
 
 if TYPE_CHECKING:
@@ -29,31 +28,35 @@ SMALLEST_PERCENT = 1e-4  # a smaller share is shown as 0
 
 
 def answer(outcome: Outcome, problem: Problem) -> str:
-    """Return the result in one line: the verdict, and throughput and latencies of the recommendation with the SLA.
+    """Return the result in one line: the model, the verdict, throughput and latencies of the recommendation, the SLA.
 
     For a model that streams, the output tokens per second follow the throughput.
     """
+    return f"{problem.model}: {_answer(outcome, problem)}"
+
+
+def _answer(outcome: Outcome, problem: Problem) -> str:
     goal, best = formatting.bounds(problem.sla), outcome.recommended
     if best is None and outcome.doubt is not None:
         measured = "no stable measurement" if outcome.doubt.kind == "unstable" else "no measurement"
-        return f"{problem.model}: UNDECIDED, {measured} " + (f"meets {goal}" if goal else "was made")
+        return f"UNDECIDED, {measured} " + (f"meets {goal}" if goal else "was made")
     if best is None:
-        return f"{problem.model}: FAIL, no configuration " + (f"meets {goal}" if goal else "could be measured")
+        return "FAIL, no configuration " + (f"meets {goal}" if goal else "could be measured")
     throughput = point_values.estimate(outcome, best, "throughput")
     if best.measurement.output_tokens_per_sec is not None:
         throughput += f", {point_values.estimate(outcome, best, formatting.OUTPUT_THROUGHPUT)}"
     if not goal:
-        return f"{problem.model}: {throughput}"
+        return throughput
     latencies = (
         f", {formatting.short_metric(bound.metric)} {point_values.estimate(outcome, best, bound.metric)}"
         for bound in problem.sla.latencies
     )
-    return f"{problem.model}: {outcome.verdict.value} at {throughput}{''.join(latencies)} (SLA: {goal})"
+    return f"{outcome.verdict.value} at {throughput}{''.join(latencies)} (SLA: {goal})"
 
 
 def cause(outcome: Outcome) -> str:
     """Return why the verdict is UNDECIDED or FAIL, without a full stop; empty for PASS."""
-    return one_line(undecided_cause(outcome) or outcome.holds_back.rstrip("."))
+    return one_line(undecided_cause(outcome) or outcome.holds_back)
 
 
 def no_change(outcome: Outcome) -> str:
@@ -64,9 +67,14 @@ def no_change(outcome: Outcome) -> str:
 
 
 def headline(outcome: Outcome, problem: Problem) -> str:
-    """Return the result in one sentence: the answer and its cause."""
+    """Return the result in one sentence: the model, the answer and its cause."""
+    return f"{problem.model}: {answer_with_cause(outcome, problem)}"
+
+
+def answer_with_cause(outcome: Outcome, problem: Problem) -> str:
+    """Return the answer and its cause, without the name of the model."""
     because = cause(outcome)
-    return f"{answer(outcome, problem)}: {because}" if because else answer(outcome, problem)
+    return f"{_answer(outcome, problem)}: {because}" if because else _answer(outcome, problem)
 
 
 def undecided_cause(outcome: Outcome) -> str:
@@ -99,7 +107,8 @@ def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
     """
     best = outcome.recommended
     assert best is not None
-    elsewhere = [entry for entry in outcome.again if entry.error and entry.point.candidate == best.candidate]
+    tested = [entry for entry in outcome.confirmed_loads if entry.error]
+    elsewhere = [entry for entry in tested if entry.point.candidate == best.candidate]
     text = "was not tested on fresh servers"
     if compared is not None:
         text = f"was compared on {formatting.count(compared.servers, 'fresh server')}, but not tested"
@@ -155,10 +164,10 @@ def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
     bound = next((constraint for constraint in outcome.sla if METRICS[constraint.metric].quantile), None)
     slow = judged.slow_share
     if bound is None or slow.is_unknown:
-        return _reason_with_needed(judged, outcome.sla, confirmed.error)
+        return judged.reason
     allowed = 1 - (METRICS[bound.metric].quantile or 0.0)
     if not slow.low <= allowed < slow.high:  # another constraint is undecided
-        return _reason_with_needed(judged, outcome.sla, confirmed.error)
+        return judged.reason
     low, high = (100 * end if 100 * end >= SMALLEST_PERCENT else 0.0 for end in (slow.low, slow.high))
     share = f"{formatting.number(low, 2) if low else '0'} to {formatting.number(high, 2)} %"
     timing = METRICS[bound.metric].timing
@@ -181,14 +190,14 @@ def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
 
 def _last_tested(outcome: Outcome) -> ConfirmedLoad | None:
     """Return the newest test on fresh servers; None if nothing was tested, or only compared."""
-    return next((entry for entry in reversed(outcome.again) if entry.error), None)
+    return next((entry for entry in reversed(outcome.confirmed_loads) if entry.error), None)
 
 
 def _is_disturbed(confirmed: ConfirmedLoad | None) -> bool:
     """Return whether other processes or machines took CPU time from the test."""
     if confirmed is None or not confirmed.error:
         return False
-    return confirmed.judged.counts_disturbed or bool(describe_disturbance(confirmed.point.measurement))
+    return confirmed.judged.counts_disturbed or lost_cpu_time(confirmed.point.measurement)
 
 
 def _served_more(outcome: Outcome) -> str:
@@ -196,27 +205,18 @@ def _served_more(outcome: Outcome) -> str:
 
     The test of the recommendation may have ended at a low load, because one of its servers was slow.
     """
+    dynamic = outcome.dynamic_batching
     gains = {
-        "the current configuration": outcome.gain,
-        "dynamic_batching {}": outcome.gain_over_dynamic_batching,
+        "the current configuration": outcome.baseline.gain,
+        "dynamic_batching {}": dynamic.gain if dynamic else None,
     }
     return next((name for name, gain in gains.items() if gain is not None and gain.interval.high < 1), "")
 
 
 def _only_baseline_measured(outcome: Outcome) -> bool:
     """Return whether the run ended before the search, so that its recommendation says nothing of other settings."""
-    return outcome.trials == 1 and outcome.recommended is outcome.baseline and "dynamic_batching" in outcome.untried
-
-
-def _reason_with_needed(judged: SlaVerdict, sla: Sla, error: float) -> str:
-    """Return the reason of an UNDECIDED verdict, with the effective requests that an error rate lacks."""
-    for bound in sla:
-        needed = needed_requests(bound, error)
-        is_undecided = METRICS[bound.metric].counted is not None and f"{bound}: " in judged.reason
-        if is_undecided and 0 < judged.effective_requests_of(bound.metric) < needed:
-            name = formatting.short_metric(bound.metric)
-            return f"{judged.reason}; {name} needs at least {formatting.approximate(needed)} effective requests"
-    return judged.reason
+    is_baseline, other = outcome.recommended is outcome.baseline.point, outcome.dynamic_batching
+    return outcome.trials == 1 and is_baseline and other is not None and not other.is_tried
 
 
 def verify_command(folder: str | Path) -> str:
@@ -271,7 +271,7 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
             f"{name} served more, but no test has confirmed that it meets the SLA at that load; continue the tests"
         )
         return NextStep(advice, verify_command(folder))
-    if outcome.recommended is outcome.baseline:
+    if outcome.recommended is outcome.baseline.point:
         return NextStep("keep the current configuration, and see what limits it", f"tune explain {run}")
     files = [path for path in (Path(folder) / "best").rglob("*") if path.is_file()]
     into = " --out tuned_models" if len(files) > 1 else ""  # a single file goes to standard output
@@ -301,7 +301,7 @@ def verdict(outcome: Outcome) -> str:
         return f"UNDECIDED: {undecided_cause(outcome)}"
     judged = confirmed.judged
     reason = "" if judged.verdict is Verdict.PASS else f": {judged.reason}"
-    words = f"{formatting.verdict(judged)}{reason}" if outcome.sla else formatting.NO_SLA
+    words = f"{formatting.verdict(confirmed)}{reason}" if outcome.sla else formatting.NO_SLA
     windows, servers = formatting.count(confirmed.windows, "measurement"), confirmed.servers
     measured = f"{windows} on {formatting.count(servers, 'fresh server')}"
     return f"{words} ({', '.join(confirmed_intervals(confirmed))}; {measured})"

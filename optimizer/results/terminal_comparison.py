@@ -112,13 +112,13 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
     chosen = dict(candidate.fields)
     for name in fields:
         yield short_path(name), one_line(str(chosen[name])) if name in chosen else "not set"
-    baseline = outcome.baseline
+    baseline = outcome.baseline.point
     if baseline is None:
         yield "baseline", "not measured"
     else:
         missed = "" if outcome.sla.is_met(baseline.measurement) else ", misses the bound"
         yield "baseline", point_values.estimate(outcome, baseline, "throughput") + missed
-    yield "gain over it", "the same" if baseline is point else formatting.gain(outcome.gain)
+    yield "gain over it", "the same" if baseline is point else formatting.gain(outcome.baseline.gain)
 
 
 def _latency_text(outcome: Outcome, point: Point, metric: str) -> str:

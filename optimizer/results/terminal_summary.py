@@ -168,7 +168,7 @@ def _print_details(console: Console, outcome: Outcome, problem: Problem, run: Ru
 
 
 def _print_front(console: Console, outcome: Outcome) -> None:
-    if not outcome.front:
+    if not outcome.front.points:
         return
     title = outcome_tables.front_title(outcome)
     print_line(console, f"Pareto front: {title[0].lower()}{title[1:]}", "bold")
@@ -177,8 +177,8 @@ def _print_front(console: Console, outcome: Outcome) -> None:
     for *values, configuration in outcome_tables.front_rows(outcome, shown):
         table.add_row(*values, Text(configuration, overflow="fold"))
     print_table(console, table)
-    if len(outcome.front) > MOST_FRONT_ROWS:
-        print_line(console, f"{len(outcome.front) - MOST_FRONT_ROWS:,} more in pareto.csv", "dim")
+    if len(outcome.front.points) > MOST_FRONT_ROWS:
+        print_line(console, f"{len(outcome.front.points) - MOST_FRONT_ROWS:,} more in pareto.csv", "dim")
     if remark := outcome_tables.front_remark(outcome):
         print_line(console, "\n".join(wrap(remark, console.width)))
     print_line(console)

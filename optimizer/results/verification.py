@@ -77,17 +77,17 @@ def verify(trials: Sequence[Trial], candidates: Sequence[ServerPlan], problem: P
     """Judge the confirmations of ``candidates`` in ``trials``; the recommendation is the first candidate."""
     measured, failed = list[ConfirmedLoad](), list[tuple[Candidate, str]]()
     confirmed = {(own.point.trial, own.point.load): own for own in judge_confirmations(trials, problem)}
+    by_number = {trial.number: trial for trial in trials}
     for candidate in candidates:
         own = confirmed.get((candidate.trial, candidate.load))
         if own is None:
-            reason = next(trial.reason for trial in trials if trial.number == candidate.trial)
-            failed.append((candidate.candidate, reason or TOO_SHORT))
+            failed.append((candidate.candidate, by_number[candidate.trial].reason or TOO_SHORT))
         else:
             measured.append(own)
     if not measured or measured[0].point.trial != candidates[0].trial:
-        why = failed[0][1]
-        reason = f"the recommendation could not be measured: {why}"
-        return Verification(tuple(measured), tuple(failed), False, False, reason, why == TOO_SHORT)
+        is_undecided = by_number[candidates[0].trial].status == "ok"  # the time ended
+        reason = f"the recommendation could not be measured: {failed[0][1]}"
+        return Verification(tuple(measured), tuple(failed), False, False, reason, is_undecided)
     recommended, *others = measured
     judged = recommended.judged
     verdict_holds = judged.verdict is Verdict.PASS
@@ -188,7 +188,7 @@ def print_verification(
         if place == 0 and before.recommended is not None:
             say(f"  was  {formatting.performance(before.recommended, confirmed.latency)}")
         say(f"  now  {formatting.performance(point, confirmed.latency)}")
-        say(f"  {formatting.verdict(confirmed.judged)}, {', '.join(summary.confirmed_intervals(confirmed))}")
+        say(f"  {formatting.verdict(confirmed)}, {', '.join(summary.confirmed_intervals(confirmed))}")
     for candidate, reason in verification.failed:
         say(f"not measured: {formatting.configuration(candidate)}: {reason}", "red")
     say()

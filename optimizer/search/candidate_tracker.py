@@ -17,10 +17,10 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Trial
-from optimizer.measure.server_health import lacks_gpu_memory
 from optimizer.search.feasibility import beyond_gpu_memory
 from optimizer.search.optuna_encoding import (
     CANDIDATE,
+    LACKS_GPU_MEMORY,
     REASON,
     TRIAL,
     Encoding,
@@ -35,7 +35,7 @@ from optimizer.store.optuna_storage import enter_trial, set_trial_attribute
 
 # keys of an Optuna trial's user attributes: the name of its worker, and the concurrency that is predicted to be best
 WORKER, EXPECTED = "worker", "expected_concurrency"
-ABANDONED = "its worker is gone"
+ABANDONED = "abandoned"  # user attribute of a trial whose worker died
 ABANDONED_AFTER = timedelta(hours=1)  # running time after which a trial of another host has lost its worker
 UNKNOWN_NUMBER = -1  # of the first trial of a candidate, which another process recorded
 MAX_DEPLOYMENTS = 3  # of a candidate by the search
@@ -99,7 +99,7 @@ class CandidateTracker:
         for trial in self._running():
             # a new worker of a shared study may not have stored its name yet
             if not self._is_alive(trial) and (WORKER in trial.user_attrs or not self._workers.are_many):
-                self._fail(trial, ABANDONED)
+                self._fail(trial, abandoned=True)
 
     def abandoned(self) -> list[Candidate]:
         """Return candidates whose worker died, unless they have been tried since or MAX_ABANDONED times."""
@@ -297,7 +297,7 @@ class CandidateTracker:
     def _beyond_gpu_memory(self) -> set[Candidate]:
         """Return the candidates that need at least as much GPU memory as one that failed for lack of it."""
         failed = self.study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-        if not any(lacks_gpu_memory(str(trial.user_attrs.get(REASON, ""))) for trial in failed):
+        if not any(trial.user_attrs.get(LACKS_GPU_MEMORY) for trial in failed):
             return set()
         return beyond_gpu_memory(finished_trials(self.study), self._space.candidates())
 
@@ -306,7 +306,7 @@ class CandidateTracker:
         if not self._workers.are_many:
             return Counter()
         failed = self.study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-        lost = [self._entered(trial) for trial in failed if trial.user_attrs.get(REASON) == ABANDONED]
+        lost = [self._entered(trial) for trial in failed if ABANDONED in trial.user_attrs]
         return Counter(candidate for candidate in lost if candidate is not None)
 
     def _running(self) -> list[FrozenTrial]:
@@ -318,10 +318,10 @@ class CandidateTracker:
     def _is_alive(self, trial: FrozenTrial) -> bool:
         return WORKER in trial.user_attrs and self._workers.is_alive(trial)
 
-    def _fail(self, trial: FrozenTrial, reason: str = "") -> None:
+    def _fail(self, trial: FrozenTrial, *, abandoned: bool = False) -> None:
         with contextlib.suppress(UpdateFinishedTrialError, ValueError):  # another worker finished it
-            if reason:
-                set_trial_attribute(self.study, trial, REASON, reason)
+            if abandoned:
+                set_trial_attribute(self.study, trial, ABANDONED, True)
             self.study.tell(trial.number, state=TrialState.FAIL)
 
 

@@ -16,7 +16,6 @@ from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import Candidate, Trial
-from optimizer.measure.server_health import lacks_gpu_memory
 from optimizer.simulator.fitted_parameters import execution_settings
 
 NONE_BROKEN = 0.8  # prior probability
@@ -91,7 +90,7 @@ def beyond_gpu_memory(trials: Sequence[Trial], candidates: Iterable[Candidate]) 
     They have at least its instances and its max_batch_size, and the same other settings except those of the batcher.
     A failure does not count if such a candidate was served: then something else held the memory at that time.
     """
-    lacking = [trial.candidate for trial in trials if trial.status == "failed" and lacks_gpu_memory(trial.reason)]
+    lacking = [trial.candidate for trial in trials if trial.lacks_gpu_memory]
     if not lacking:
         return set()
     served = [

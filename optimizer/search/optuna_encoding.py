@@ -63,7 +63,7 @@ def _order(value: FieldValue) -> tuple[bool, float]:
 
 # keys of an Optuna trial's user attributes
 CANDIDATE, TRIAL, LOAD, POINTS, REASON = "candidate", "trial", "load", "points", "reason"
-SECONDS = "deploy_seconds"
+SECONDS, LACKS_GPU_MEMORY = "deploy_seconds", "lacks_gpu_memory"
 WORST_VIOLATION = 1e6  # replaces infinity, which some databases cannot store
 
 
@@ -111,7 +111,12 @@ def trial_attributes(trial: Trial, score: TrialScore | str) -> dict[str, Any]:
         for load, measurement in trial.measurements
     ]
     outcome = {LOAD: asdict(score.load)} if isinstance(score, TrialScore) else {REASON: score}
-    shared = {CANDIDATE: candidate_to_json(trial.candidate), SECONDS: trial.deploy_seconds, POINTS: measured}
+    shared = {
+        CANDIDATE: candidate_to_json(trial.candidate),
+        SECONDS: trial.deploy_seconds,
+        POINTS: measured,
+        LACKS_GPU_MEMORY: trial.lacks_gpu_memory,
+    }
     return {**shared, **outcome, TRIAL: trial.number}  # TRIAL is last, because it marks a trial as recorded
 
 
@@ -142,7 +147,15 @@ def trial_from_attributes(attributes: Mapping[str, Any]) -> Trial:
     status: Literal["ok", "failed"] = "ok" if measurements else "failed"
     reason = "" if measurements else str(attributes.get(REASON, ""))
     candidate = candidate_from_json(attributes[CANDIDATE])
-    return Trial(attributes[TRIAL], candidate, tuple(measurements), status, reason, attributes.get(SECONDS))
+    return Trial(
+        attributes[TRIAL],
+        candidate,
+        tuple(measurements),
+        status,
+        reason,
+        attributes.get(SECONDS),
+        lacks_gpu_memory=attributes[LACKS_GPU_MEMORY],
+    )
 
 
 def candidate_to_json(candidate: Candidate) -> dict[str, Any]:

@@ -21,7 +21,8 @@ MOST_CHOICES = 1000  # values of one parameter
 class RecordedRow:
     """One row of a recorded table. If ``load`` is None, the deployment failed for the measurement's reason.
 
-    ``deploy_seconds`` is the time of the deployment; None if it is unknown.
+    ``deploy_seconds`` is the time of the deployment; None if it is unknown. ``lacks_gpu_memory`` says whether the
+    deployment failed because a GPU has too little memory.
     """
 
     line: int
@@ -29,6 +30,7 @@ class RecordedRow:
     load: LoadPoint | None
     measurement: Measurement
     deploy_seconds: float | None = None
+    lacks_gpu_memory: bool = False
 
     @property
     def point(self) -> Point:
@@ -72,7 +74,9 @@ def read_recorded_rows(table: CsvTable) -> tuple[list[RecordedRow], int, int | N
             raise table.error(
                 i, f"repeats line {before}: the same configuration {repeated}; number deployments in a column trial"
             )
-        deployments[row.trial] = RecordedRow(row.line, candidate, load, measurement, row.deploy_seconds)
+        deployments[row.trial] = RecordedRow(
+            row.line, candidate, load, measurement, row.deploy_seconds, row.lacks_gpu_memory
+        )
         recorded[key] = deployments
     return [_median(list(rows.values())) for rows in recorded.values()], request_batch_size, cpu_count
 

@@ -157,7 +157,7 @@ class RecordedServer:
         if trial is None:
             raise DeploymentError(f"not in the table: {candidate}")
         if trial.status == "failed":
-            raise DeploymentError(trial.reason)
+            raise DeploymentError(trial.reason, lacks_gpu_memory=trial.lacks_gpu_memory)
         seconds = DEPLOY_SECONDS if trial.deploy_seconds is None else trial.deploy_seconds
         yield Endpoint(self._model, candidate, deploy_seconds=seconds)
 
@@ -237,7 +237,9 @@ class Recording:
         for (candidate, load), row in self.answers.items():
             trial = trials.get(candidate) or Trial(len(trials), candidate, deploy_seconds=row.deploy_seconds)
             if load is None:
-                trials[candidate] = replace(trial, status="failed", reason=row.measurement.reason)
+                trials[candidate] = replace(
+                    trial, status="failed", reason=row.measurement.reason, lacks_gpu_memory=row.lacks_gpu_memory
+                )
             else:
                 trials[candidate] = replace(trial, measurements=(*trial.measurements, (load, row.measurement)))
         return list(trials.values())

@@ -226,8 +226,8 @@ def _read_sweep(path: Path) -> Mapping[str, Any]:
     data = read_bytes(path, MAX_INFO_BYTES, "give the folder of a sweep")
     try:
         info = json.loads(data)
-        if not isinstance(info["words"], list):
-            raise ValueError("words is not a list")
+        if not isinstance(info["options"], dict):
+            raise ValueError("options is not a mapping")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = one_line(str(error), LONGEST_TEXT)
         raise BadInputError(f"{one_line(str(path))}: not the record of a sweep ({why})") from None

@@ -139,7 +139,7 @@ LOAD = ("request_batch_size", "concurrency", "request_rate")
 MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name not in ("reason", "forecast"))
 FORECAST = {f"forecast_{f.name}": f.name for f in fields(Forecast)}  # column: attribute
 ON_FRESH_SERVER = ("confirmation", "confirmation_error", "load_generator")
-OUTCOME = (*ON_FRESH_SERVER, "deploy_seconds", "status", "reason", "fingerprint", "cpu_count")
+OUTCOME = (*ON_FRESH_SERVER, "deploy_seconds", "status", "reason", "lacks_gpu_memory", "fingerprint", "cpu_count")
 COLUMNS = ("model", "trial", *SETTING_COLUMNS, *LOAD, *MEASUREMENT, *FORECAST, *OUTCOME)  # all others are parameters
 DESCRIPTIONS: Final = {  # of the columns that are no attribute of Candidate, LoadPoint or Measurement
     "model": "Name of the model.",
@@ -149,6 +149,7 @@ DESCRIPTIONS: Final = {  # of the columns that are no attribute of Candidate, Lo
     "load_generator": f"`{CROSS_CHECKING}` for a measurement that checks tune's own client; empty for all others.",
     "deploy_seconds": "Time of the deployment; empty if unknown.",
     "status": f"`ok`, or `{FAILED}` if the deployment or the measurement failed.",
+    "lacks_gpu_memory": "`true` if the deployment failed because a GPU has too little memory; empty for all others.",
     "fingerprint": "Short form of device, server and perf_analyzer. Rows of different ones are not ranked together.",
     "cpu_count": "Number of CPUs of the server; empty if it serves on a GPU or the number is unknown.",
 }
@@ -211,6 +212,7 @@ class TrialRow:
     load_generator: str
     deploy_seconds: float | None
     is_failed: bool
+    lacks_gpu_memory: bool
     cpu_count: int | None
 
 
@@ -253,6 +255,7 @@ def read_rows(table: CsvTable) -> list[TrialRow]:
         load_generators,
         numbers["deploy_seconds"],
         is_failed,
+        [value or False for value in _each(table, "lacks_gpu_memory", _boolean)],
         wholes["cpu_count"],
     )
     return [TrialRow(*row) for row in zip(*columns, strict=True)]

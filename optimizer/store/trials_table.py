@@ -100,7 +100,8 @@ class TrialsTable:
 
     def append_failure(self, trial: Trial) -> None:
         """Write that ``trial`` could not be deployed, and the reason. Raises EnvironmentFault as ``append``."""
-        self._write(self._row(trial) | {"status": FAILED, "reason": trial.reason})
+        outcome = {"status": FAILED, "reason": trial.reason, "lacks_gpu_memory": trial.lacks_gpu_memory or None}
+        self._write(self._row(trial) | outcome)
 
     def read(self, *, cut_torn_line: bool = True) -> list[Trial]:
         """Return the trials by number. A last line that a crash left incomplete is ignored.
@@ -213,8 +214,14 @@ def _trials(table: CsvTable, rows: Sequence[TrialRow], choices: Mapping[str, Seq
         elif row.deploy_seconds is not None:  # it was deployed again after a crash
             trial = replace(trial, deploy_seconds=row.deploy_seconds)
         if row.concurrency is None and row.request_rate is None:
-            reason = row.measurement.reason
-            trials[row.trial] = Trial(row.trial, trial.candidate, (), "failed", reason, trial.deploy_seconds)
+            trials[row.trial] = Trial(
+                row.trial,
+                trial.candidate,
+                status="failed",
+                reason=row.measurement.reason,
+                deploy_seconds=trial.deploy_seconds,
+                lacks_gpu_memory=row.lacks_gpu_memory,
+            )
             continue
         if row.request_batch_size is None:
             raise table.error(i, "request_batch_size: is empty")

@@ -18,13 +18,13 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.notes import DisturbedCells, Note, UnstableCells, present
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
-from optimizer.machine.conditions import describe_disturbance
+from optimizer.machine.conditions import lost_cpu_time
 from optimizer.measure.load_client.judgement import lateness_note
 from optimizer.results import formatting, result_document
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.report.tables import STAGES
 from optimizer.store.run_folder import SWEEP_FILE, RunFolder
-from optimizer.study.sweep_plan import SweepCell, SweepPlan
+from optimizer.study.sweep_plan import GivenOptions, SweepCell, SweepPlan
 
 FILE = SWEEP_FILE
 MAX_BYTES = 64 << 20
@@ -58,7 +58,7 @@ def notes(cells: Sequence[SweepCell]) -> tuple[Note, ...]:
     """Return notes for the user on the measurements."""
     known = [cell for cell in cells if cell.has_figures]
     unstable = [cell for cell in known if not cell.measurement.stable]
-    disturbed = [cell.measurement.other_cpu_share or 0.0 for cell in known if describe_disturbance(cell.measurement)]
+    disturbed = [cell.measurement.other_cpu_share or 0.0 for cell in known if lost_cpu_time(cell.measurement)]
     return present(
         [
             UnstableCells(len(unstable), len(known)) if unstable else None,
@@ -73,20 +73,21 @@ def write(folder: RunFolder, document: Mapping[str, object]) -> None:
     files.write_json(folder.path / FILE, document)
 
 
-def read_words(path: Path) -> tuple[list[str], object]:
-    """Return the arguments of the command in a sweep's folder, and the signature of their external values.
+def read_options(path: Path) -> tuple[GivenOptions, object]:
+    """Return the options of the sweep in a folder, and the signature of their external values.
 
     Raises BadInputError if it is not the folder of a sweep.
     """
+    from pydantic import TypeAdapter  # imported late, so that a wrong flag is reported at once
+
     data = read_bytes(path / FILE, MAX_BYTES, "give the folder of a sweep")
     try:
         document = json.loads(data)
-        words = document["words"]
-        if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
-            raise ValueError
+        options = document["options"]
+        TypeAdapter(GivenOptions).validate_python(options, strict=True)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BadInputError(f"{one_line(str(path / FILE))}: not the record of a sweep") from None
-    return words, document.get("signature")
+    return options, document.get("signature")
 
 
 def write_csv(path: Path, cells: Sequence[SweepCell]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from objectives.metrics import Measurement
 from optimizer.config import field_path
@@ -22,8 +24,11 @@ from optimizer.core.trial import (
     is_server_field,
     short_path,
 )
+from optimizer.options.command_line import option_words
 
 MAX_CONFIGURATIONS = 1000
+MODEL = "model"  # its key in GivenOptions
+GivenOptions: TypeAlias = Mapping[str, str | list[str] | bool]  # by the name of the option
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class SweepRequest:
     """The options of a sweep that a run does not have.
 
     Either ``concurrency`` or ``request_rate`` is empty. An empty ``request_batch_size`` means that of the profile.
-    ``words`` are the arguments of the command, stored for a resume.
+    ``given`` are the model and the options of the command as they were given, without secrets. A resume reads them.
     """
 
     choices: SweepChoices
@@ -64,7 +69,20 @@ class SweepRequest:
     request_rate: tuple[float, ...]
     request_batch_size: tuple[int, ...]
     repeat: int
-    words: tuple[str, ...]
+    given: GivenOptions
+
+    @property
+    def command(self) -> str:
+        """The command that repeats the sweep."""
+        return sweep_command(self.given)
+
+
+def sweep_command(given: GivenOptions) -> str:
+    """Return the command that measures a sweep with the options ``given``."""
+    options = {name: value for name, value in given.items() if name != MODEL}
+    model = str(given[MODEL]) if MODEL in given else ""
+    end = ["--"] if model.startswith("-") else []
+    return shlex.join(["tune", "sweep", *option_words(options), *end, *filter(None, [model])])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -159,7 +158,7 @@ class Sweeper:
             retry=CrashRetry(max_crashes=None),
         )
         if error is not None:
-            trial = replace(trial, status="failed", reason=str(error))
+            trial = replace(trial.with_failure(error), measurements=trial.measurements)
             self.measurer.table.append_failure(trial)
             observer.trial_finished(trial, None)
         return trial
@@ -189,8 +188,8 @@ def sweep(
         table = SweepTables(folder, problem.model, plan, problem.space.fields, fingerprint.id, problem.cpu_count)
         status: SweepStatus = "done"
         facts = {
-            "command": shlex.join(["tune", "sweep", *request.words]),
-            "words": list(request.words),
+            "command": request.command,
+            "options": request.given,
             "signature": sign(external_values(options)),
             "model": {"name": task.source.name, **task.source.facts},
             "hardware": str(environment.hardware),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
@@ -88,7 +88,7 @@ class TrialRunner:
         served = any(measurement.throughput_infer_per_sec is not None for _, measurement in trial.measurements)
         if isinstance(error, ServerCrashed) and served:
             return trial  # the time was up before another attempt
-        trial = replace(trial, status="failed", reason=str(error), measurements=())
+        trial = trial.with_failure(error)
         self.log = error.log
         self.measurer.table.append_failure(trial)
         return trial

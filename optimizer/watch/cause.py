@@ -13,8 +13,6 @@ from optimizer.watch.fit_check import Check, Judgement, rate_check_name
 from optimizer.watch.server_metrics import ServedLoad
 
 CauseKind: TypeAlias = Literal["load", "slower server", "bursts"]
-TIMES = ("queue time", "time in the server", "late first responses")  # checks of times that load and speed change
-IN_SERVER = " in the server"  # end of the names of the checks of the server's own latencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ def find_cause(judgement: Judgement) -> Cause | None:
         return Cause("load", f"{measured} are more than the run served ({in_run})")
     if execution is not None and execution.status == "differs":
         return _slower_execution(execution)
-    if not any(is_time(check) and check.status == "differs" for check in judgement.checks):
+    if not any(check.is_time and check.status == "differs" for check in judgement.checks):
         return None
     if _is_different(by_name.get("samples per execution")) or _is_different(by_name.get("samples per request")):
         return None  # these are the cause
@@ -84,11 +82,6 @@ def _slower_execution(execution: Check) -> Cause | None:
         return None
     taken, most = formatting.number(measured.value), formatting.number(within.high)
     return Cause("slower server", f"an execution takes {taken} ms, and at most {most} ms are expected at this rate")
-
-
-def is_time(check: Check) -> bool:
-    """Return whether ``check`` compares a time that load and speed change."""
-    return check.name in TIMES or check.name.endswith(IN_SERVER)
 
 
 def _is_different(check: Check | None) -> bool:

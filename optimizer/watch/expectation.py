@@ -14,6 +14,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 from scipy import special
@@ -47,10 +48,15 @@ from optimizer.simulator.scenario import SimulationResult
 
 SEED = 1
 LARGEST_LOG = 300.0  # of a value that a damaged table could hold
-PIPELINE = "the run has the batches of a step of the ensemble, which the metrics of the ensemble do not show"
-SHAPED = "the load of the run had a shape, and the simulator has steady traffic only"
-NOT_SIMULATED = "the simulator does not describe models that stream or keep state"
-NO_BATCH_TIMES = "the run did not measure how long batches take"
+
+
+class WhyNotSimulated(Enum):
+    """Why the recommendation of a run cannot be simulated; the value says it in a clause."""
+
+    PIPELINE = "the run has the batches of a step of the ensemble, which the metrics of the ensemble do not show"
+    SHAPED = "the load of the run had a shape, and the simulator has steady traffic only"
+    KIND = "the simulator does not describe models that stream or keep state"
+    NO_BATCH_TIMES = "the run did not measure how long batches take"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +132,7 @@ class Expectation:
     requests: int
     safe_rate: float | None
     replica: Replica | None = None
-    why_not_simulated: str = ""
+    why_not_simulated: WhyNotSimulated | None = None
     batch_size_error: float = 0.0
     failed: int = 0
 
@@ -358,20 +364,20 @@ def _per_size(throughput: float | None, size: float) -> float | None:
     return None if throughput is None else throughput / size
 
 
-def _fitted_replica(run: FinishedRun) -> tuple[Replica | None, str]:
+def _fitted_replica(run: FinishedRun) -> tuple[Replica | None, WhyNotSimulated | None]:
     """Return the simulated replica of the recommendation, or why there is none."""
     if not run.problem.is_simulated:
-        return None, NOT_SIMULATED
+        return None, WhyNotSimulated.KIND
     if is_pipeline(run):
-        return None, PIPELINE
+        return None, WhyNotSimulated.PIPELINE
     if is_shaped(run):
-        return None, SHAPED
+        return None, WhyNotSimulated.SHAPED
     latencies = run.problem.sla.latencies or Sla.from_bounds({"p95": math.inf})
     source = planned_configurations([run], latencies)[0][0]
     try:
-        return replica(source.evidence, latencies), ""
+        return replica(source.evidence, latencies), None
     except ValueError:
-        return None, NO_BATCH_TIMES
+        return None, WhyNotSimulated.NO_BATCH_TIMES
 
 
 def _safe_rate(run: FinishedRun, served_by: Replica | None) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -50,6 +50,7 @@ class Check:
         measured: The value in production; None if there is none.
         expected: The values that the run leads to expect; None if they are unknown.
         explanation: The meaning of a difference, or why nothing is known; empty for ``fits``.
+        is_time: Whether it compares a time of requests that load and speed change.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Check:
     measured: Estimate | None = None
     expected: Range | None = None
     explanation: str = ""
+    is_time: bool = False
 
 
 @dataclass(frozen=True)
@@ -308,7 +310,7 @@ def _check_queue(
     longest = expected.queue_ms.predicted(replicas, error)
     limit = _longest(longest, at_rate.queue_ms.high if at_rate and at_rate.meets else 0.0)
     meaning = "requests wait longer than at the highest load that met the SLA"
-    return _at_most("queue time", "ms", measured, limit, meaning)
+    return _time_at_most("queue time", "ms", measured, limit, meaning)
 
 
 def _check_compute(
@@ -336,7 +338,7 @@ def _check_time_in_server(
     here_ms = at_rate.queue_ms.high + at_rate.compute_ms.high if at_rate and at_rate.meets else 0.0
     limit = _longest(longest, here_ms)
     meaning = "requests take longer in the server than at the highest load that met the SLA"
-    return _at_most("time in the server", "ms", measured, limit, meaning)
+    return _time_at_most("time in the server", "ms", measured, limit, meaning)
 
 
 def _check_bounds(expected: Expectation, loads: Sequence[ServedLoad], error: float) -> list[Check]:
@@ -368,10 +370,12 @@ def _check_latency(
         largest = [high for _, high in values]
         smallest = largest if expected.server_processes == 1 else [low for low, _ in values]
         measured = Estimate(float(np.median(largest)), min(smallest), max(largest))
-        return _at_most(name, "ms", measured, within, f"the server's own latency misses {formatting.bound(bound)}")
+        return _time_at_most(
+            name, "ms", measured, within, f"the server's own latency misses {formatting.bound(bound)}"
+        )
     mean = _ratio(loads, lambda load: load.request_ms, lambda load: load.requests, error)
     meaning = f"the mean latency in the server alone is above {formatting.bound(bound)}"
-    return _at_most("mean in the server", "ms", mean, within, meaning)
+    return _time_at_most("mean in the server", "ms", mean, within, meaning)
 
 
 def _check_first_response(bound: Constraint, level: float, loads: Sequence[ServedLoad], error: float) -> Check | None:
@@ -388,7 +392,7 @@ def _check_first_response(bound: Constraint, level: float, loads: Sequence[Serve
     low, high = share_interval(late, total, error)
     measured = _scaled(Estimate(late / total, low, high), 100)
     meaning = f"the first responses miss {formatting.bound(bound)}"
-    return _at_most("late first responses", "%", measured, Range(0.0, 100 * (1 - level)), meaning)
+    return _time_at_most("late first responses", "%", measured, Range(0.0, 100 * (1 - level)), meaning)
 
 
 # -- one comparison --------------------------------------------------------------------------------------------------
@@ -410,15 +414,20 @@ def _at_most(name: str, unit: str, measured: Estimate, expected: Range | None, m
     return _compared(name, unit, measured, expected, meaning)
 
 
+def _time_at_most(name: str, unit: str, measured: Estimate, expected: Range | None, meaning: str) -> Check:
+    """Return the check of a time of requests that load and speed change."""
+    return replace(_at_most(name, unit, measured, expected, meaning), is_time=True)
+
+
 def _longest(confirmed: Range | None, at_rate: float) -> Range | None:
     """Return the range up to the longer one of two times; None without the confirmed one."""
     return None if confirmed is None else Range(0.0, max(confirmed.high, at_rate))
 
 
 def _why_unknown(expected: Expectation, sizes: Check) -> str:
-    return expected.why_not_simulated or (
-        "requests of another size form other batches" if sizes.status == "differs" else "no request was served"
-    )
+    if expected.why_not_simulated is not None:
+        return expected.why_not_simulated.value
+    return "requests of another size form other batches" if sizes.status == "differs" else "no request was served"
 
 
 def _known(measured: Estimate) -> Estimate | None:

@@ -22,8 +22,8 @@ from optimizer.results.finished_run import FinishedRun
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.terminal_summary import print_unwrapped, print_wrapped
 from optimizer.study.model_finder import trace_sizes
-from optimizer.watch.cause import find_cause, is_time
-from optimizer.watch.expectation import NO_BATCH_TIMES, Expectation, Range, is_shaped
+from optimizer.watch.cause import find_cause
+from optimizer.watch.expectation import Expectation, Range, WhyNotSimulated, is_shaped
 from optimizer.watch.fit_check import Check, Estimate, Judgement, rate_check_name
 
 SAVED = "warm starts from related machines took 5 to 14 % fewer deployments"  # benchmarks/warm_start.md
@@ -133,7 +133,7 @@ def plan_step(expected: Expectation, rate: float) -> NextStep:
     run, of_what = expected.run, f"the number of {expected.replica_name}s"
     rounded = f"{rate:.0f}" if rate >= 1000 else f"{rate:.4g}"  # without an exponent
     command = f"tune plan {shlex.quote(one_line(str(run.folder.path)))} --rate {rounded}req/s"
-    if run.problem.is_simulated and expected.why_not_simulated != NO_BATCH_TIMES:
+    if run.problem.is_simulated and expected.why_not_simulated is not WhyNotSimulated.NO_BATCH_TIMES:
         if not expected.sla.latencies:
             return NextStep(f"compute {of_what} for a latency bound, such as this one", f"{command} --sla-p95 20ms")
         if is_shaped(run):
@@ -175,7 +175,7 @@ def next_steps(judgement: Judgement) -> list[NextStep]:
         steps.append(
             NextStep("on the machine in production, test the recommendation again", f"tune verify --fresh {run}")
         )
-    by_load = {check.name for check in judgement.differing if is_time(check)} if kind in ("load", "bursts") else set()
+    by_load = {check.name for check in judgement.differing if check.is_time} if kind in ("load", "bursts") else set()
     if differing - {rate_check_name(expected), FAILURES, STALLS} - by_load:
         size = by_name.get("samples per request")
         if size is not None and size.status == "differs" and size.measured is not None:

@@ -65,6 +65,7 @@ def test_after_too_many_instances_the_next_candidate_has_the_whole_memory(target
         with pytest.raises(LoadRefused, match="CUDA out of memory") as caught:
             target.serve(replace(candidate, instance_count=2), as_written=False)
         assert "\n" not in str(caught.value)
+        assert caught.value.lacks_gpu_memory
         with target.deploy(candidate):
             pass
 

@@ -141,7 +141,7 @@ def report_section(run: FinishedRun) -> ReportSection:
         recommends=recommends,
         remark=remark(run),
         throughput=_throughput(outcome),
-        gain=formatting.gain(outcome.gain) if outcome.baseline and recommends else "",
+        gain=formatting.gain(outcome.baseline.gain) if outcome.baseline.point and recommends else "",
         verdict=outcome.verdict.value,
         next_step=_next_step(run, outcome),
         configuration="\n".join(formatting.triton_lines(shown.candidate)) if shown else "",

@@ -46,8 +46,8 @@ MOST_FORECASTS = 100  # intervals in a panel
 def pareto(run: FinishedRun) -> Drawing | None:
     """Draw throughput against latency of all measured points, by the metrics of the Pareto front."""
     assert run.outcome is not None, "the run has measurements"
-    throughput, latency = run.outcome.front_metrics
-    outcome, front = run.outcome, set(run.outcome.front)
+    throughput, latency = run.outcome.front.metrics
+    outcome, front = run.outcome, set(run.outcome.front.points)
     points = outcome.points
     dots = [(p, x, y) for p in points if (x := drawable(p, latency)) and (y := drawable(p, throughput))]
     if not dots:
@@ -79,7 +79,7 @@ def pareto(run: FinishedRun) -> Drawing | None:
     if fresh:
         around: dict[str, Any] = {"facecolors": "none", "edgecolors": LIGHT["front"], "label": "on fresh servers"}
         axes.scatter([x for _, x, _ in fresh], [y for *_, y in fresh], s=85, marker="s", **around)
-    for role, point in {"recommended": outcome.recommended, "baseline": outcome.baseline}.items():
+    for role, point in {"recommended": outcome.recommended, "baseline": outcome.baseline.point}.items():
         if point is not None and (x := drawable(point, latency)) and (y := drawable(point, throughput)):
             ring: dict[str, Any] = {"facecolors": "none", "edgecolors": ROLE_COLOURS[role]}
             axes.scatter([x], [y], s=190, linewidths=2.2, zorder=5, label=role, **ring)
@@ -103,7 +103,7 @@ def load(run: FinishedRun) -> Drawing | None:
     For a model that streams it is the latency of a request; ``streaming_plots`` draws its other times.
     """
     assert run.outcome is not None, "the run has measurements"
-    throughput = run.outcome.front_metrics[0]
+    throughput = run.outcome.front.metrics[0]
     judged = tables.latency(run)
     metric = METRICS[judged if METRICS[judged].timing is LATENCY else FRONT_METRICS[1].name]
     lines = load_lines(run, metric)
@@ -175,7 +175,9 @@ def progress(run: FinishedRun) -> Drawing | None:
     fit(figure, legend_above(figure, axes))
     when = f"{formatting.number(rising[-1][0])} of {formatting.number(search.ends)} {search.unit}"
     description = f"The search found its best throughput, {formatting.number(rising[-1][1])} infer/s, after {when}"
-    description += ", before the confirmation on fresh servers." if run.outcome and run.outcome.again else "."
+    description += (
+        ", before the confirmation on fresh servers." if run.outcome and run.outcome.confirmed_loads else "."
+    )
     labels = {"met": [_tooltip(point) for point, *_ in met]}
     return Drawing("progress", "Search progress", description, figure, labels)
 

@@ -107,11 +107,12 @@ def _stack(axes: Axes, points: Sequence[Point], panel: int) -> dict[str, list[st
 def batches(run: FinishedRun) -> Drawing | None:
     """Draw the sizes of the batches that the server formed, of the compared candidates at their best loads."""
     assert run.outcome is not None, "the run has measurements"
+    dynamic = run.outcome.dynamic_batching
     best = {
         "recommended": run.outcome.recommended,
         "closest": run.outcome.closest,
-        "baseline": run.outcome.baseline,
-        "dynamic_batching {}": run.outcome.dynamic_batching,
+        "baseline": run.outcome.baseline.point,
+        "dynamic_batching {}": dynamic.point if dynamic else None,
     }
     panels = {
         role: (point, counted)
@@ -164,7 +165,7 @@ def noise(run: FinishedRun) -> Drawing | None:
     """Draw all windows of the confirmation and the confidence intervals from them."""
     assert run.outcome is not None, "the run has measurements"
     roles = {candidate: role for role, candidate in tables.compared(run).items()}
-    confirmations = [confirmed for confirmed in run.outcome.again if confirmed.windows > 1]
+    confirmations = [confirmed for confirmed in run.outcome.confirmed_loads if confirmed.windows > 1]
     if not confirmations:
         return None
     figure = new_figure(4.2)

@@ -53,9 +53,9 @@ def compared(run: FinishedRun) -> dict[str, Candidate]:
     roles: dict[str, Candidate] = {}
     if chosen is not None:
         roles["recommended" if outcome.recommended else "closest"] = chosen.candidate
-    if "baseline" not in outcome.untried:
+    if outcome.baseline.is_tried:
         roles["baseline"] = run.baseline
-    if "dynamic_batching" not in outcome.untried:
+    if outcome.dynamic_batching is not None and outcome.dynamic_batching.is_tried:
         roles["dynamic_batching {}"] = run.dynamic_batching
     first: dict[Candidate, str] = {}
     for role, candidate in roles.items():
@@ -190,8 +190,8 @@ def front(outcome: Outcome) -> ReportTable:
     """Return the Pareto front."""
     kept = outcome_tables.shown_front(outcome, MOST_FRONT)
     caption = "No other point has more throughput at less latency; measured on fresh servers, or in the search only"
-    if len(kept) < len(outcome.front):
-        caption += f"; {len(kept)} of {len(outcome.front):,}"
+    if len(kept) < len(outcome.front.points):
+        caption += f"; {len(kept)} of {len(outcome.front.points):,}"
     best = next((i for i, point in enumerate(kept) if point is outcome.recommended), None)
     headers = outcome_tables.front_headers(outcome)
     rows = outcome_tables.front_rows(outcome, kept)
@@ -293,7 +293,7 @@ def confirmations(run: FinishedRun, outcome: Outcome) -> ReportTable:
     """Return the verdicts and intervals of all confirmations."""
     roles = {candidate: role for role, candidate in compared(run).items()}
     rows = []
-    for confirmed in outcome.again:
+    for confirmed in outcome.confirmed_loads:
         latencies = [(metric, confirmed.interval(metric)) for metric in run.problem.sla.bounded_latencies]
         texts = (
             f"{formatting.short_metric(metric)} "
@@ -391,7 +391,7 @@ def _why_lost(trial: Trial, problem: Problem, outcome: Outcome) -> str:
         return ""
     if searched.throughput_infer_per_sec <= best.throughput_infer_per_sec:
         return ""
-    again = [entry for entry in outcome.again if entry.point.trial == trial.number]
+    again = [entry for entry in outcome.confirmed_loads if entry.point.trial == trial.number]
     missed = [entry for entry in again if entry.error and entry.judged.verdict is not Verdict.PASS]
     if not again:
         why = "but it was not tested on fresh servers, and the search overestimates its best configurations"

@@ -184,16 +184,16 @@ def describe_entry(entry: EntryRecord, run: FinishedRun) -> EntryRecord:
     outcome, problem = run.outcome, run.problem
     if outcome is None:
         return entry
-    metric, best = problem.objectives[0], outcome.recommended
+    metric, best, baseline = problem.objectives[0], outcome.recommended, outcome.baseline
     return replace(
         entry,
         trials=outcome.trials,
         figure=_estimate(metric, best, outcome.confirmed),
-        baseline=_estimate(metric, outcome.baseline, outcome.confirmation_of(outcome.baseline)),
-        headline=summary.headline(outcome, problem).removeprefix(f"{problem.model}: "),
+        baseline=_estimate(metric, baseline.point, outcome.confirmation_of(baseline.point)),
+        headline=summary.answer_with_cause(outcome, problem),
         verdict=outcome.verdict.value,
         speedup=outcome.speedup,
-        speedup_interval=outcome.gain.bounds if outcome.gain else None,
+        speedup_interval=baseline.gain.bounds if baseline.gain else None,
         configuration=formatting.configuration(best.candidate) if best else "",
         conditions=conditions(run),
         circumstances=_circumstances(run),

@@ -28,7 +28,9 @@ from optimizer.options.values import OptionError, format_number, parse_budget_se
 T = TypeVar("T")
 
 TARGET_OPTIONS: Final = tuple(option.name for option in OF_TARGET)
-ENTRY_OPTIONS: Final = tuple(option.name for option in OPTIONS if "B" in option.also and option not in OF_TARGET)
+ENTRY_OPTIONS: Final = tuple(
+    option.name for option in OPTIONS if "batch" in option.taken_by and option not in OF_TARGET
+)
 MAX_ENTRIES: Final = 1000
 HINT: Final = "a suite has a line 'entries:' with a list of models"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from optimizer.confirmation.plan import ConfirmationPlan
+from optimizer.core.errors import DeploymentError
 from optimizer.core.files import write_atomically
 from optimizer.core.notes import ConfirmationIncomplete, Note, present
 from optimizer.core.timing import Budget
@@ -278,8 +279,7 @@ class Driver:
         if retry.count_crash():
             self._waiting.append((role, trial))
             return
-        reason = f"its worker was lost {retry.crashes} times: {reason}"
-        trial = replace(trial, status="failed", reason=reason, measurements=())
+        trial = trial.with_failure(DeploymentError(f"its worker was lost {retry.crashes} times: {reason}"))
         self.recorder.table.append_failure(trial)
         self._finish(trial)
 

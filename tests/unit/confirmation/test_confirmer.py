@@ -76,11 +76,12 @@ def test_the_best_candidate_takes_turns_with_those_it_is_compared_with(problem: 
     assert outcome.recommended.candidate == FASTER
     assert outcome.confirmed.latency_ms.low <= outcome.recommended.measurement.latency_p95_ms  # type: ignore[operator]
     assert outcome.recommended.measurement.latency_p95_ms <= outcome.confirmed.latency_ms.high <= BOUND_MS  # type: ignore[operator]
-    assert outcome.gain is not None
-    assert outcome.speedup == pytest.approx(4, rel=0.01)
-    assert outcome.gain.interval.low < 4 < outcome.gain.interval.high
-    assert outcome.gain.is_measurable
-    compared = [own for own in outcome.again if not own.error]
+    gain = outcome.baseline.gain
+    assert gain is not None
+    assert outcome.speedup == gain.estimate == pytest.approx(4, rel=0.01)
+    assert gain.interval.low < 4 < gain.interval.high
+    assert gain.is_measurable
+    compared = [own for own in outcome.confirmed_loads if not own.error]
     assert {own.point.candidate for own in compared} == {FAST, BASELINE}
     assert all(own.servers == COMPARED_SERVERS for own in compared)
     assert all("comparison only" in own.judged.reason for own in compared)
@@ -244,7 +245,7 @@ def test_perf_analyzer_measures_each_server_of_the_tested_configuration(problem:
     assert {ratio.metric for ratio in confirmed.agreement.ratios} == {"throughput", "latency-p95"}
     assert confirmed.windows == confirmed.servers * WINDOWS, "no window of the verdict"
     assert len(perf_analyzer.loads) == server.deployed.count(FASTER)
-    assert all(own.agreement is None for own in outcome.again if own.point.candidate != FASTER)
+    assert all(own.agreement is None for own in outcome.confirmed_loads if own.point.candidate != FASTER)
     assert sum(len(trial.measurements) for trial in trials) == len(LOADS), "no measurement of the search"
 
 
@@ -252,7 +253,7 @@ def test_a_clearly_higher_latency_of_perf_analyzer_is_no_pass(problem: Problem, 
     problem, server = replace(problem, client_shares_cpus=True), Drawing()
     trials = cross_checked(Biased(server, 1.6), server, problem, tmp_path)
     contradicted = [
-        own for own in judged_loads(trials, problem).values() if own.agreement and own.agreement.contradiction
+        own for own in judged_loads(trials, problem).values() if own.agreement and own.agreement.contradicts_pass
     ]
     assert contradicted
     for own in contradicted:

@@ -33,7 +33,7 @@ class PlayedTarget(ManagedTarget):
 
     def serve(self, candidate: Candidate, *, as_written: bool) -> Endpoint:
         if self.refuses:
-            raise DeploymentError("no memory", log=self.log)
+            raise DeploymentError("no memory", log=self.log, lacks_gpu_memory=True)
         return Endpoint("sums", candidate)
 
     def answers(self) -> bool:
@@ -111,3 +111,5 @@ def test_a_server_that_refuses_is_named(played: list[PlayedTarget], count: int, 
     with pytest.raises(TuneError) as caught, ServerProcesses(played).deploy(candidate):
         pass
     assert [str(cause) for cause in causes(caught.value)] == [message, "no memory"][-count:]
+    assert isinstance(caught.value, DeploymentError)
+    assert caught.value.lacks_gpu_memory

@@ -111,6 +111,7 @@ def test_a_disagreement_contradicts_a_pass_unless_shared_cpus_explain_it(
         agreement = compared(*pairs, shares_cpus=shares_cpus)
         assert agreement.disagreement == f"perf_analyzer measured {disagreement}"
         is_excused = shares_cpus and is_expected
+        assert agreement.contradicts_pass is not is_excused
         assert agreement.contradiction == ("" if is_excused else f"perf_analyzer measured {disagreement}{missed}")
         assert (agreement.excess > 0) is bool(missed)
 

@@ -70,7 +70,7 @@ def test_an_invalid_value_names_option_and_value(values: dict[str, object], mess
 
 def test_options_outside_a_command_are_unknown_to_it() -> None:
     with pytest.raises(BadInputError, match="--json: unknown option"):
-        parse_values({"json": True}, lambda option: "P" in option.also)
+        parse_values({"json": True}, lambda option: "python" in option.taken_by)
 
 
 def test_verbose_is_no_part_of_the_task() -> None:

@@ -169,7 +169,7 @@ REMOTE = ["--target", "remote", "--header", f"Authorization:{SECRET}", "m"]
 def test_a_secret_is_in_no_command() -> None:
     assert SECRET not in command_line(read_run_arguments(REMOTE).options)
     request = read_sweep_arguments(REMOTE).request
-    assert SECRET not in str(request.words)
+    assert SECRET not in str(request.given)
     with pytest.raises(BadInputError) as caught:
         read_run_arguments(["--header", f"Authorization:{SECRET}", "m"])
     assert SECRET not in str(caught.value)
@@ -243,8 +243,9 @@ def test_a_run_from_someone_else_may_name_a_profile_of_the_user(
 def test_a_sweep_from_someone_else_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "mine"))
     words = ["--target", "remote", "--url", "h:1", "m"]
-    options = read_sweep_arguments(words).options
-    record = {"words": words, "signature": sign(external_values(options))}
+    arguments = read_sweep_arguments(words)
+    options = arguments.options
+    record = {"options": arguments.request.given, "signature": sign(external_values(options))}
     (tmp_path / "sweep.json").write_text(json.dumps(record))
     assert read_sweep_arguments(["--resume", str(tmp_path)]).options == options
     monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "theirs"))

@@ -44,26 +44,30 @@ def test_the_outcome_is_that_in_run_json(run: Path) -> None:
 def test_gains_of_the_recorded_run_are_from_fresh_servers(run: Path) -> None:
     outcome = read_run(run).outcome
     assert outcome is not None
-    assert outcome.gain is not None
-    assert outcome.gain.is_measurable
-    assert outcome.gain.bounds[0] < 2.86 < outcome.gain.bounds[1]
+    gain = outcome.baseline.gain
+    assert gain is not None
+    assert gain.is_measurable
+    assert gain.bounds[0] < 2.86 < gain.bounds[1]
     assert outcome.dynamic_batching is not None
-    assert outcome.confirmation_of(outcome.dynamic_batching) is None
-    assert outcome.gain_over_dynamic_batching is None
+    assert outcome.dynamic_batching.point is not None
+    assert outcome.confirmation_of(outcome.dynamic_batching.point) is None
+    assert outcome.dynamic_batching.gain is None
 
 
 def test_the_front_of_the_recorded_run_is_not_dominated_by_a_row(run: Path) -> None:
     outcome = read_run(run).outcome
     assert outcome is not None
     rows = pd.read_csv(run / "trials.csv")
-    confirmed = {(point.trial, point.load.concurrency) for entry in outcome.again for point in [entry.point]}
+    confirmed = {
+        (point.trial, point.load.concurrency) for entry in outcome.confirmed_loads for point in [entry.point]
+    }
     searched = rows[rows.confirmation.isna() & rows.stable].drop_duplicates(["trial", "concurrency"], keep="last")
-    for point in outcome.front:
+    for point in outcome.front.points:
         served, p95_ms = point.throughput_infer_per_sec, point.measurement.latency_p95_ms or 0.0
         better = searched[(searched.throughput_infer_per_sec > served) & (searched.latency_p95_ms < p95_ms)]
         assert set(zip(better.trial, better.concurrency, strict=True)) <= confirmed
-    assert outcome.dominated_by is not None
-    assert outcome.dominated_by.trial == 6
+    assert outcome.front.dominating is not None
+    assert outcome.front.dominating.trial == 6
 
 
 def test_a_load_that_the_search_did_not_try_is_predicted_for_a_comparison(run: Path) -> None:

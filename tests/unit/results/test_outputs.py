@@ -176,7 +176,7 @@ class TestFiles:
         result_document.write_pareto_csv(path, result)
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
-        fresh = [point for point in result.front if result.confirmation_of(point)]
+        fresh = [point for point in result.front.points if result.confirmation_of(point)]
         assert len(rows) > [row["confirmed"] for row in rows].count("true") == len(fresh) > 0
 
     def test_an_empty_front_has_a_header(self, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ class TestText:
 
     def test_a_current_configuration_that_is_the_best_changes_nothing(self) -> None:
         result = replace(outcome(study()[:1]), trials=2)
-        assert result.recommended is result.baseline
+        assert result.recommended is result.baseline.point
         text = printed(result)
         assert "No change: the current configuration is recommended." in text
         assert "+ " not in text
@@ -319,7 +319,7 @@ class TestText:
 
     def test_the_front_says_what_was_measured_where(self) -> None:
         result = outcome(compared())
-        assert result.recommended in result.front
+        assert result.recommended in result.front.points
         text = printed(result, verbose=True)
         assert re.search(r"^ 12,0\d\d +15\.\d +12  fresh +2  batch 128", text, re.M)
         assert re.search(r"^ 13,000 +90\.0 +8  search +5  ", text, re.M)
@@ -327,7 +327,7 @@ class TestText:
     def test_a_recommendation_off_the_front_has_a_reason(self) -> None:
         trials = [*compared(), trial(6, replace(GOOD, instance_count=5), (9, measured(12500, 14.0)))]
         result = outcome(trials)
-        assert result.recommended not in result.front
+        assert result.recommended not in result.front.points
         text = " ".join(printed(result, verbose=True).split())
         assert (
             "The recommendation is not on the front: trial 6 had 12,500 infer/s, p95 14.0 ms, concurrency 9, but "
@@ -338,7 +338,8 @@ class TestText:
         assert document["dominated_by"]["trial"] == 6  # type: ignore[index]
 
     def test_no_baseline(self) -> None:
-        text = printed(replace(outcome(), baseline=None))
+        result = outcome()
+        text = printed(replace(result, baseline=replace(result.baseline, point=None)))
         assert "no measured load meets p95 <= 20 ms" in " ".join(text.split())
 
     def test_nothing_meets_the_bound(self) -> None:

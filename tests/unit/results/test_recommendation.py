@@ -65,23 +65,26 @@ def test_front_comparisons_and_recommendation_are_of_one_set_of_points(seed: int
     for point in latest_points(trials):
         assert point in outcome.points or (point.candidate, point.load) in again, "no measurement is dropped"
     assert len({(point.trial, point.load) for point in outcome.points}) == len(outcome.points)
-    for shown in (outcome.recommended, outcome.baseline, outcome.dynamic_batching, *outcome.front):
+    assert outcome.dynamic_batching is not None
+    compared = outcome.baseline.point, outcome.dynamic_batching.point
+    for shown in (outcome.recommended, *compared, *outcome.front.points):
         assert shown is None or any(shown is point for point in outcome.points)
-    for point in outcome.front:
+    for point in outcome.front.points:
         assert not any(dominates(other, point, FRONT_METRICS) for other in outcome.points)
     best = outcome.recommended
     if best is None:
         assert outcome.holds_back
     else:
-        assert any(point is best for point in outcome.front) is (outcome_tables.front_remark(outcome) == "")
-        assert outcome.dominated_by is None or dominates(outcome.dominated_by, best, FRONT_METRICS)
+        assert any(point is best for point in outcome.front.points) is (outcome_tables.front_remark(outcome) == "")
+        assert outcome.front.dominating is None or dominates(outcome.front.dominating, best, FRONT_METRICS)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_gain_needs_fresh_servers_that_met_the_sla_on_both_sides(seed: int) -> None:
     outcome = assess(drawn_trials(seed), PROBLEM, BASELINE, PLAIN)
-    gains = (outcome.gain, outcome.gain_over_dynamic_batching)
-    for other, gain in zip((outcome.baseline, outcome.dynamic_batching), gains, strict=True):
+    assert outcome.dynamic_batching is not None
+    for compared in (outcome.baseline, outcome.dynamic_batching):
+        other, gain = compared.point, compared.gain
         both = [outcome.confirmation_of(point) for point in (outcome.recommended, other)]
         if other is not None and other is outcome.recommended:
             assert gain is not None
@@ -117,7 +120,7 @@ def test_a_recommendation_off_the_front_has_a_reason(error: float | None, served
     assert outcome.recommended.trial == 0
     remark = outcome_tables.front_remark(outcome)
     assert part in remark
-    assert (outcome.recommended in outcome.front) is (remark == "")
+    assert (outcome.recommended in outcome.front.points) is (remark == "")
 
 
 def test_a_recommendation_that_is_off_the_front_as_unstable_says_so() -> None:
@@ -136,7 +139,8 @@ def test_a_pass_is_off_the_front_if_the_search_saw_a_better_load() -> None:
     outcome = assess([trial], PROBLEM, BASELINE, PLAIN)
     assert outcome.confirmed is not None
     assert outcome.confirmed.judged.verdict is Verdict.PASS
-    assert [point.load.concurrency for point in outcome.front] == [15], "the confirmation replaces the search at 16"
+    searched = [point.load.concurrency for point in outcome.front.points]
+    assert searched == [15], "the confirmation replaces the search at 16"
     remark = outcome_tables.front_remark(outcome)
     assert "it was measured in the search only; fresh servers of this configuration were measured" in remark
 
@@ -149,7 +153,7 @@ def test_windows_that_do_not_count_are_not_in_the_shown_figures() -> None:
     assert outcome.recommended is not None
     assert outcome.recommended.measurement.stable
     assert outcome.recommended.measurement.latency_p95_ms == 10.0
-    assert outcome.recommended in outcome.front
+    assert outcome.recommended in outcome.front.points
 
 
 def test_a_missed_throughput_is_given_without_an_exponent() -> None:
@@ -168,5 +172,5 @@ def test_a_disturbed_point_of_the_baseline_counts_as_in_the_choice_of_the_recomm
         Trial(1, PLAIN, ((LoadPoint(1, 29), best),)),
     ]
     outcome = assess(trials, PROBLEM, BASELINE, PLAIN)
-    assert outcome.baseline is not None
-    assert outcome.baseline.load.concurrency == 29
+    assert outcome.baseline.point is not None
+    assert outcome.baseline.point.load.concurrency == 29

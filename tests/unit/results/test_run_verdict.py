@@ -117,8 +117,8 @@ def test_a_share_has_only_digits_that_say_something(low: float, shown: str) -> N
     result = outcome(9.0, 9.0, 14.0, 18.0)
     assert result.confirmed is not None
     judged = replace(result.confirmed.judged, slow_share=ConfidenceInterval(low, 0.12))
-    again = tuple(replace(entry, judged=judged) for entry in result.again)
-    cause = summary.undecided_cause(replace(result, again=again))
+    again = tuple(replace(entry, judged=judged) for entry in result.confirmed_loads)
+    cause = summary.undecided_cause(replace(result, confirmed_loads=again))
     assert cause == f"the 4 servers differ too much ({shown} of the requests are slower than 20 ms)"
 
 
@@ -156,7 +156,7 @@ def test_too_few_requests_for_a_small_error_rate_are_the_cause() -> None:
     confirmations = tuple(Confirmation(number, LOAD, own, ERROR) for number in range(LOOKS[0]) for _ in range(8))
     trials = [Trial(0, BEST, ((LOAD, own),), confirmations=confirmations)]
     cause = summary.undecided_cause(assess(trials, rare, BASELINE, PLAIN))
-    assert cause.endswith("16,000 effective requests; error-rate needs at least 53,000 effective requests"), cause
+    assert cause.endswith("16,000 effective requests; at least 52,981 are needed"), cause
 
 
 def test_a_run_that_ended_before_the_search_needs_a_larger_budget() -> None:
@@ -173,7 +173,7 @@ def test_a_test_on_a_disturbed_machine_passes_if_all_windows_are_far_inside_the_
     assert result.verdict is Verdict.PASS
     assert result.confirmed is not None
     assert result.confirmed.judged.disturbed_share == 5 / 8
-    assert result.recommended in result.front
+    assert result.recommended in result.front.points
     assert "not stable" not in str(result_document.document(result, wall_seconds=1, results_dir="r"))
 
 
@@ -232,7 +232,10 @@ def test_a_compared_configuration_that_served_more_is_tested_next(
     ratio: float, is_complete: bool, command: str
 ) -> None:
     interval = ConfidenceInterval(ratio - 0.1, ratio + 0.1)
-    result = replace(outcome(*[10.0] * LOOKS[0]), gain_over_dynamic_batching=ThroughputRatio(ratio, interval))
+    result = outcome(*[10.0] * LOOKS[0])
+    assert result.dynamic_batching is not None
+    served = replace(result.dynamic_batching, gain=ThroughputRatio(ratio, interval))
+    result = replace(result, dynamic_batching=served)
     step = summary.next_step(result, "r", "tune known", is_complete=is_complete)
     assert step.command == command
     assert step.advice.startswith("dynamic_batching {} served more") == (command == "tune verify r --budget 3m")
@@ -298,8 +301,8 @@ def drifted(*best: Measurement, confirmed: Sequence[Measurement] = ()) -> Outcom
 def test_a_test_on_fresh_servers_is_not_corrected_for_the_speed_of_the_machine() -> None:
     """The test did not decide, and its p95 of 22.7 ms misses the bound, although a faster machine may meet it."""
     result = drifted(slow(16.0, 1.0), confirmed=[slow(p95_ms, 1.4) for p95_ms in (10.0, 18.0)])
-    assert [entry.judged.verdict for entry in result.again] == [Verdict.UNDECIDED]
-    assert not result.sla.is_met(result.again[0].point.measurement)
+    assert [entry.judged.verdict for entry in result.confirmed_loads] == [Verdict.UNDECIDED]
+    assert not result.sla.is_met(result.confirmed_loads[0].point.measurement)
     assert result.recommended is None
     assert result.verdict is Verdict.UNDECIDED, "more servers may still pass"
     assert "2 of 4 fresh servers" in summary.undecided_cause(result)

@@ -91,18 +91,20 @@ def test_the_cause_of_an_undecided_run_names_the_time() -> None:
     assert outcome.confirmed is not None
     share = replace(outcome.confirmed.judged.slow_share, low=0.04, high=0.06)
     judged = replace(outcome.confirmed.judged, verdict=type(outcome.verdict).UNDECIDED, slow_share=share)
-    again = tuple(replace(entry, judged=judged) if entry is outcome.confirmed else entry for entry in outcome.again)
-    cause = summary.undecided_cause(replace(outcome, again=again))
+    again = tuple(
+        replace(entry, judged=judged) if entry is outcome.confirmed else entry for entry in outcome.confirmed_loads
+    )
+    cause = summary.undecided_cause(replace(outcome, confirmed_loads=again))
     assert "4.0 to 6.0 % of the requests have a time to first response above 200 ms" in cause
 
 
 def test_the_front_is_that_of_the_goals() -> None:
     by_requests, by_tokens = streaming_run.outcome(), streaming_run.outcome(objective="output-throughput")
-    assert [metric.name for metric in by_requests.front_metrics] == ["throughput", "ttft-p95"]
-    assert [metric.name for metric in by_tokens.front_metrics] == ["output-throughput", "ttft-p95"]
-    values = [METRICS["ttft-p95"].value(point.measurement) or 0.0 for point in by_tokens.front]
+    assert [metric.name for metric in by_requests.front.metrics] == ["throughput", "ttft-p95"]
+    assert [metric.name for metric in by_tokens.front.metrics] == ["output-throughput", "ttft-p95"]
+    values = [METRICS["ttft-p95"].value(point.measurement) or 0.0 for point in by_tokens.front.points]
     assert values == sorted(values, reverse=True)
-    assert [metric.name for metric in shown_outcomes.outcome().front_metrics] == ["throughput", "latency-p95"]
+    assert [metric.name for metric in shown_outcomes.outcome().front.metrics] == ["throughput", "latency-p95"]
     in_time = replace(shown_outcomes.problem(), objectives=(METRICS["goodput"],))
     assert [metric.name for metric in front_metrics(in_time)] == ["goodput", "latency-p95"]
 

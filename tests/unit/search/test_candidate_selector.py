@@ -340,7 +340,9 @@ def test_trials_come_back_from_the_study_as_they_were() -> None:
     trials = [BASELINES[0], replace(BASELINES[1], measurements=((load, replace(measured, forecast=forecast)),))]
     for one in trials:
         tracker.record(one)
-    assert finished_trials(study) == trials
+    beyond = Trial(2, Candidate(64), status="failed", reason="refused", lacks_gpu_memory=True)
+    tracker.record(beyond)
+    assert finished_trials(study) == [*trials, beyond]
     assert trial_from_attributes(json.loads(json.dumps(study.trials[1].user_attrs))) == trials[1]
 
 

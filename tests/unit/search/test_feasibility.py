@@ -16,7 +16,6 @@ from optimizer.store.optuna_study import open_study
 THREADS = "parameters.intra_op_thread_count.string_value"
 SPACE = SearchSpace((8, 32, 128), ("off", 0), ("none",), (1, 2, 3, 4), {THREADS: ("1", "2")})
 MEMORY = Sla.from_bounds({"gpu-memory": 1e9})
-NO_GPU_MEMORY = "load failed: pytorch: CUDA out of memory. Tried to allocate 8.39 GiB. GPU 0 has 79.11 GiB"
 
 
 def candidate(size: int = 8, instances: int = 1, threads: str = "1", *, batching: bool = True) -> Candidate:
@@ -27,8 +26,8 @@ def worked(which: Candidate, memory: float = 1e8) -> Trial:
     return Trial(0, which, ((LoadPoint(1, 4), Measurement(100.0, latency_p95_ms=5.0, gpu_memory_bytes=memory)),))
 
 
-def failed(which: Candidate, reason: str = "out of memory") -> Trial:
-    return Trial(0, which, status="failed", reason=reason)
+def failed(which: Candidate, *, lacks_gpu_memory: bool = False) -> Trial:
+    return Trial(0, which, status="failed", reason="refused", lacks_gpu_memory=lacks_gpu_memory)
 
 
 def probability(trials: list[Trial], which: Candidate) -> float:
@@ -101,19 +100,19 @@ def test_server_processes_need_memory_as_instances_do() -> None:
 
 
 def test_one_failure_for_lack_of_gpu_memory_rules_out_all_that_need_as_much() -> None:
-    beyond = beyond_gpu_memory([failed(candidate(32, 2), NO_GPU_MEMORY)], SPACE.candidates())
+    beyond = beyond_gpu_memory([failed(candidate(32, 2), lacks_gpu_memory=True)], SPACE.candidates())
     assert beyond == {candidate(size, instances) for size in (32, 128) for instances in (2, 3, 4)}
 
 
 def test_with_other_settings_the_memory_is_unknown() -> None:
     fitting = [candidate(128, 1), candidate(8, 4), candidate(128, 4, "2"), candidate(32, 4, batching=False)]
-    assert beyond_gpu_memory([failed(candidate(32, 2), NO_GPU_MEMORY)], fitting) == set()
-    assert beyond_gpu_memory([failed(candidate(32, 2), "invalid configuration")], SPACE.candidates()) == set()
+    assert beyond_gpu_memory([failed(candidate(32, 2), lacks_gpu_memory=True)], fitting) == set()
+    assert beyond_gpu_memory([failed(candidate(32, 2))], SPACE.candidates()) == set()
 
 
 def test_a_configuration_that_was_served_shows_that_the_memory_suffices() -> None:
     """Another program may have held the memory when the smaller one failed."""
-    trials = [failed(candidate(32, 2), NO_GPU_MEMORY), worked(candidate(128, 3))]
+    trials = [failed(candidate(32, 2), lacks_gpu_memory=True), worked(candidate(128, 3))]
     assert beyond_gpu_memory(trials, SPACE.candidates()) == set()
     assert beyond_gpu_memory([trials[0], worked(candidate(128, 1))], SPACE.candidates())
 
@@ -121,7 +120,7 @@ def test_a_configuration_that_was_served_shows_that_the_memory_suffices() -> Non
 def test_configurations_beyond_the_gpu_memory_are_not_suggested_by_any_method() -> None:
     problem = Problem("m", SPACE, 1, 64, (METRICS["throughput"],), MEMORY)
     tracker = CandidateTracker(problem, open_study(None, "tritune", problem, sampler_for("random", 0)))
-    tracker.record(failed(candidate(32, 2), NO_GPU_MEMORY))
+    tracker.record(failed(candidate(32, 2), lacks_gpu_memory=True))
     assert tracker.tried() == {candidate(size, instances) for size in (32, 128) for instances in (2, 3, 4)}
     assert tracker.start(candidate(128, 4)) is None
     assert tracker.start(candidate(128, 1)) is not None

@@ -382,7 +382,7 @@ def check_rankings(method: str, study: list[tuple[int, float, float]], path: Pat
     (_, baseline), (_, plain) = baselines(problem.space)
     outcome = assess(trials, problem, baseline, plain)
     assert outcome.trials == len(trials) <= 4
-    shown = [*outcome.front, *filter(None, (outcome.recommended, outcome.closest, outcome.baseline))]
+    shown = [*outcome.front.points, *filter(None, (outcome.recommended, outcome.closest, outcome.baseline.point))]
     assert shown
     assert all(point.throughput_infer_per_sec < MARK for point in shown)
     with (path / "trials.csv").open(newline="") as file:

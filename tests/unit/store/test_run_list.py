@@ -227,7 +227,9 @@ def test_a_record_with_any_values_is_listed_on_one_line(value: object) -> None:
 def test_a_sweep_is_listed_and_can_be_deleted() -> None:
     sweep = Path("results/dlrm/20261121-072139")
     sweep.mkdir(parents=True)
-    (sweep / "sweep.json").write_text('{"status": "interrupted", "words": ["dlrm"], "began": "2026-11-21"}')
+    (sweep / "sweep.json").write_text(
+        '{"status": "interrupted", "options": {"model": "dlrm"}, "began": "2026-11-21"}'
+    )
     (listed,) = list_runs("results")
     assert (listed.kind, listed.status, listed.written) == ("sweep", "interrupted", "2026-11-21")
     found = RunFolder.newest("dlrm", "results", "sweep.json")

@@ -51,9 +51,12 @@ def test_round_trip(tmp_path: Path) -> None:
     for load, m in points:
         written.append(Trial(0, CANDIDATE, deploy_seconds=1.25), load, m)
     written.append_failure(Trial(1, Candidate(8), status="failed", reason='a, "b"\nc', deploy_seconds=None))
+    beyond = Trial(2, Candidate(16), status="failed", reason="refused", lacks_gpu_memory=True)
+    written.append_failure(beyond)
     assert table(tmp_path / "trials.csv").read() == [
         Trial(0, CANDIDATE, points, deploy_seconds=1.25),
         Trial(1, Candidate(8), status="failed", reason='a, "b" c'),
+        beyond,
     ]
 
 

@@ -20,7 +20,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.search.candidate_tracker import ABANDONED
-from optimizer.search.optuna_encoding import REASON, finished_trials
+from optimizer.search.optuna_encoding import finished_trials
 from optimizer.store.optuna_storage import RetryPolicy
 from optimizer.store.optuna_study import StudySharing
 from optimizer.store.run_folder import RunFolder
@@ -129,7 +129,7 @@ def test_the_trial_of_a_killed_worker_is_repeated(workers: Workers) -> None:
     assert (ended.code, ended.stderr) == (0, "")
     assert_all_recorded_once(workers)
     assert trials_in(workers.folders[0])[0] in trials_in(workers.folders[1])
-    lost = [trial for trial in workers.study().trials if trial.user_attrs.get(REASON) == ABANDONED]
+    lost = [trial for trial in workers.study().trials if ABANDONED in trial.user_attrs]
     assert len(lost) == 1
 
 

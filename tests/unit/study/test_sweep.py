@@ -213,14 +213,17 @@ def test_options_of_a_run_are_accepted() -> None:
     assert (mixed.request.request_batch_size, mixed.options.request_batch_size) == ((), "1*9|8")
 
 
-def test_a_sweep_is_resumed_with_its_arguments(tmp_path: Path) -> None:
-    words = "--max-queue-delay off,0 --concurrency 1,2 mlp"
-    (tmp_path / sweep_output.FILE).write_text(json.dumps({"words": words.split()}))
-    resumed = parse(f"--resume {tmp_path} --json")
-    assert resumed == replace(parse(words), resumed=RunFolder(tmp_path), as_json=True)
+def test_a_sweep_is_resumed_with_its_options(tmp_path: Path) -> None:
+    words = f"--max-queue-delay off,0 --concurrency 1,2 --config {THREADS}=1,2 -b 2 --protocol http mlp"
+    began = parse(words)
+    (tmp_path / sweep_output.FILE).write_text(json.dumps({"options": began.request.given}))
+    assert parse(f"--resume {tmp_path} --json") == replace(began, resumed=RunFolder(tmp_path), as_json=True)
+    assert parse(began.request.command.removeprefix("tune sweep ")) == began
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"words": [1]}', '{"words": "mlp"}', '{"words": ["--resume", "."]}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"options": ["m"]}', '{"options": {"model": 1}}', '{"options": {"repeat": ["1"]}}']
+)
 def test_a_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / sweep_output.FILE).write_text(text)
     with pytest.raises(BadInputError, match="not the record of a sweep"):

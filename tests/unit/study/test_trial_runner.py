@@ -151,9 +151,10 @@ def test_a_note_says_that_a_deployment_of_the_search_fell_back_to_the_cpu(
 def test_the_comparisons_come_first(study: Session) -> None:
     outcome = study.run()
     assert study.log.roles[:3] == ["baseline", "dynamic_batching", "search"]
-    assert outcome.baseline is not None
-    assert outcome.baseline.candidate == BASELINE
+    assert outcome.baseline.point is not None
+    assert outcome.baseline.point.candidate == BASELINE
     assert outcome.dynamic_batching is not None
+    assert outcome.dynamic_batching.point is not None
     assert outcome.speedup is None, "only fresh servers show a gain"
 
 
@@ -164,7 +165,8 @@ def test_max_trials_counts_every_configuration(study: Session) -> None:
 def test_a_spent_budget_still_measures_the_baseline_once(study: Session) -> None:
     outcome = study.run(seconds=1e-9)
     assert (outcome.trials, outcome.measurements) == (1, 1)
-    assert outcome.untried == {"dynamic_batching"}
+    assert outcome.dynamic_batching is not None
+    assert (outcome.baseline.is_tried, outcome.dynamic_batching.is_tried) == (True, False)
 
 
 def test_nothing_meets_the_sla(study: Session) -> None:

@@ -12,7 +12,7 @@ from objectives.confidence import Verdict
 from optimizer.plan.evidence import EXPECTED
 from optimizer.simulator.scenario import SimulationResult
 from optimizer.watch.cause import Cause, find_cause
-from optimizer.watch.expectation import NOT_SIMULATED, compute_ms
+from optimizer.watch.expectation import WhyNotSimulated, compute_ms
 from optimizer.watch.fit_check import Judgement, judge
 from optimizer.watch.server_metrics import ServedLoad
 from optimizer.watch.watch_report import document, headline, next_steps, print_judgement
@@ -111,7 +111,7 @@ def test_requests_that_wait_for_idle_instances_arrive_in_bursts() -> None:
 def test_other_batches_or_an_unknown_model_leave_the_cause_open() -> None:
     no_batches = loads(RATE, executions=RATE * SECONDS, queue_ms=30 * RATE * SECONDS)
     assert find_cause(judge(sample(), no_batches, 1)) is None
-    unsimulated = replace(sample(), replica=None, why_not_simulated=NOT_SIMULATED)
+    unsimulated = replace(sample(), replica=None, why_not_simulated=WhyNotSimulated.KIND)
     judgement = judge(unsimulated, loads(RATE, queue_ms=30 * RATE * SECONDS), 1)
     assert judgement.differing
     assert find_cause(judgement) is None

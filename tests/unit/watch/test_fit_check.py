@@ -27,11 +27,9 @@ from optimizer.results.finished_run import read_run
 from optimizer.study.model_finder import trace_sizes
 from optimizer.study.searcher_factory import read_warm_start
 from optimizer.watch.expectation import (
-    NOT_SIMULATED,
-    PIPELINE,
-    SHAPED,
     Expectation,
     ExpectedAtRate,
+    WhyNotSimulated,
     expectation,
     time_in_server_ms,
 )
@@ -284,10 +282,10 @@ def test_first_responses_beyond_the_bound_are_detected() -> None:
 
 
 def test_a_run_without_a_simulator_is_compared_with_its_confirmed_load_only() -> None:
-    unsimulated = replace(sample(), replica=None, why_not_simulated="no simulator", safe_rate=None)
+    unsimulated = replace(sample(), replica=None, why_not_simulated=WhyNotSimulated.PIPELINE, safe_rate=None)
     checks = {check.name: check for check in judge(unsimulated, loads(RATE), 1).checks}
     assert checks["samples per execution"].status == "unknown"
-    assert checks["execution time"].explanation == "no simulator"
+    assert checks["execution time"].explanation == WhyNotSimulated.PIPELINE.value
     assert checks["queue time"].status == "fits"
 
 
@@ -303,7 +301,7 @@ def test_a_model_that_streams_is_judged_without_a_simulator(tmp_path: Path) -> N
     checks = {check.name: check for check in judge(expected, [minute] * SAMPLES, 1).checks}
     assert checks["requests/s per server"].status == "fits"
     assert checks["samples per request"].status == "fits"
-    assert checks["execution time"].explanation == NOT_SIMULATED
+    assert checks["execution time"].explanation == WhyNotSimulated.KIND.value
     assert "mean in the server" not in checks  # Triton's time of a request ends before the last response
 
 
@@ -311,7 +309,7 @@ def test_a_run_with_a_load_shape_is_judged_without_steady_traffic() -> None:
     times = RequestTimes("spike")
     shaped = replace(sample().run, problem=replace(sample().run.problem, request_times=times))
     expected = expectation(shaped)
-    assert (expected.why_not_simulated, expected.safe_rate) == (SHAPED, None)
+    assert (expected.why_not_simulated, expected.safe_rate) == (WhyNotSimulated.SHAPED, None)
     confirmed = expected.rate.predicted(1, ERROR)
     assert confirmed is not None
     steps = next_steps(judge(expected, loads(1.2 * confirmed.high), 1))
@@ -325,7 +323,7 @@ def test_an_ensemble_is_judged_without_the_times_of_its_steps(tmp_path: Path) ->
         (run.folder.best / name / "config.pbtxt").touch()
     expected = expectation(run)
     checks = {check.name: check for check in judge(expected, loads(RATE), 1).checks}
-    assert checks["execution time"].explanation == PIPELINE
+    assert checks["execution time"].explanation == WhyNotSimulated.PIPELINE.value
     assert {checks[name].status for name in ("queue time", "time in the server")} == {"unknown"}
     assert checks["requests/s per server"].status == "fits"
 
@@ -416,7 +414,7 @@ def expected_of(values: dict[str, object], kind: ModelKind) -> Expectation:
     times = RequestTimes("" if options.arrivals == "poisson" else options.arrivals)
     is_open = options.load == "rate"
     problem = replace(run.problem, kind=kind, open_loop=is_open, request_times=times if is_open else None)
-    why_not = "" if kind is ModelKind.BATCHED else NOT_SIMULATED
+    why_not = None if kind is ModelKind.BATCHED else WhyNotSimulated.KIND
     run = replace(run, options=options, problem=problem)
     return replace(sample(), run=run, replica=None, why_not_simulated=why_not)  # a simulation takes long
 
