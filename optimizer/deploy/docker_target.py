@@ -14,7 +14,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core import interrupts
 from optimizer.core.interfaces import Endpoint, ResourceUsage, TargetSettings, Telemetry
 from optimizer.core.safe_text import read_tail
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import docker_engine
 from optimizer.deploy.docker_container import (
     NO_GPUS,

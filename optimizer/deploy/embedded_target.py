@@ -20,7 +20,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault
 from optimizer.core.interfaces import TargetSettings
 from optimizer.core.process import SupervisedProcess
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import runtime
 from optimizer.deploy.managed_target import (
     CALL_SECONDS,

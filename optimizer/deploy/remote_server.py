@@ -18,8 +18,9 @@ from optimizer.config import model_config
 from optimizer.config.llm_backends import has_llm_engine
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, LoadRefused, ServerFault
-from optimizer.core.files import file_lock, write_atomically
+from optimizer.core.file_writing import write_atomically
 from optimizer.core.interfaces import Connection
+from optimizer.core.locks import file_lock
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.measure.inference import is_responding, open_client
 from optimizer.measure.server_client import CALL_SECONDS, CallError

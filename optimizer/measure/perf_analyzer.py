@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from objectives.metrics import Measurement
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.interfaces import REDACTED, Connection, Endpoint, Tls
-from optimizer.core.process import FinishedProcess, SecretArgument, run_command
-from optimizer.core.shared_memory import SharedMemory
-from optimizer.core.timing import (
+from optimizer.core.measurement_windows import (
     FIRST_WINDOW_MS,
     MAX_SPREAD,
     MAX_WINDOW_MS,
@@ -25,10 +23,12 @@ from optimizer.core.timing import (
     REQUESTS_PER_WINDOW,
     WINDOW_STRETCH,
     MeasurementWindow,
-    Stopwatch,
     describe_instability,
     window_length_ms,
 )
+from optimizer.core.process import FinishedProcess, SecretArgument, run_command
+from optimizer.core.shared_memory import SharedMemory
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import inference
 from optimizer.measure.perf_output import (

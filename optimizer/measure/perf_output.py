@@ -14,8 +14,8 @@ from objectives import batch_stats
 from objectives.metrics import Measurement
 from optimizer.core.errors import MeasurementError
 from optimizer.core.interfaces import Endpoint
+from optimizer.core.measurement_windows import MeasurementWindow
 from optimizer.core.process import FinishedProcess, describe_exit_code
-from optimizer.core.timing import MeasurementWindow
 from optimizer.measure.inference import is_responding, open_client
 from optimizer.measure.server_client import CallError
 from optimizer.measure.server_health import PROBE_SECONDS, shorten, without_traceback

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer, model_fitter
+from optimizer.core.budget import Budget
 from optimizer.core.interfaces import Searcher, Target
 from optimizer.core.notes import Note
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.simulator.performance_model import compile_model

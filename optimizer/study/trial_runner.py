@@ -9,7 +9,7 @@ from pathlib import Path
 
 from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
 from optimizer.core.interfaces import Endpoint, Target
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.candidate_measurer import CandidateMeasurer
 from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_load, next_rate

@@ -17,8 +17,8 @@ from objectives.metrics import LATENCY, QUANTILES, TIMINGS, Measurement, Timing,
 from objectives.response_times import median_request
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
+from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow, describe_instability
 from optimizer.core.notes import LateRequests
-from optimizer.core.timing import MIN_WINDOWS, MeasurementWindow, describe_instability
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.failures import SERVED, request_kinds, split_failures
 from optimizer.measure.load_client.plan import NEVER, SendRecord

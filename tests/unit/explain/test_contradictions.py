@@ -17,7 +17,7 @@ from rich.console import Console
 
 from objectives.metrics import METRICS
 from optimizer.confirmation.confirmer import Confirmer
-from optimizer.core.timing import Budget
+from optimizer.core.budget import Budget
 from optimizer.core.trial import Point
 from optimizer.explain.console import print_explanation
 from optimizer.explain.explanation import Explanation, document, explain

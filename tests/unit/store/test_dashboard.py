@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.core.timing import Budget
+from optimizer.core.budget import Budget
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import recorded_problem
 from optimizer.results.progress_observers import QuietObserver
