@@ -25,7 +25,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
 from optimizer.measure.server_client import HELD
-from optimizer.measure.server_health import (
+from optimizer.measure.server_messages import (
     lacks_gpu_memory,
     lacks_memory,
     missing_module,

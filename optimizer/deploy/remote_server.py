@@ -22,9 +22,11 @@ from optimizer.core.file_writing import write_atomically
 from optimizer.core.interfaces import Connection
 from optimizer.core.locks import file_lock
 from optimizer.core.safe_text import one_line, read_bytes
-from optimizer.measure.inference import is_responding, open_client
+from optimizer.measure.connection_diagnosis import diagnose_connection
+from optimizer.measure.inference import open_client
 from optimizer.measure.server_client import CALL_SECONDS, CallError
-from optimizer.measure.server_health import diagnose_connection, without_traceback
+from optimizer.measure.server_health import is_responding
+from optimizer.measure.server_messages import without_traceback
 
 
 def listener_pid(address: str) -> int | None:

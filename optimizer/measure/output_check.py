@@ -30,7 +30,7 @@ from optimizer.measure.output_comparison import (
     read_outputs,
     with_precision,
 )
-from optimizer.measure.server_health import is_rejection
+from optimizer.measure.server_messages import is_rejection
 from optimizer.model.input_data import Array
 from optimizer.model.recorded_samples import read_npz
 

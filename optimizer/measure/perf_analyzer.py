@@ -33,7 +33,6 @@ from optimizer.core.trial import LoadPoint
 from optimizer.measure import inference
 from optimizer.measure.perf_output import (
     failure_text,
-    is_alive,
     read_average_ms,
     read_csv,
     read_request_count,
@@ -41,8 +40,10 @@ from optimizer.measure.perf_output import (
     read_windows,
     with_statistics,
 )
-from optimizer.measure.server_health import PROBE_SECONDS, ca_file, model_died
+from optimizer.measure.server_health import PROBE_SECONDS, is_alive
+from optimizer.measure.server_messages import model_died
 from optimizer.measure.shared_memory import claimed
+from optimizer.measure.tls import ca_file
 from optimizer.options.addresses import SSL_FLAGS
 
 if TYPE_CHECKING:

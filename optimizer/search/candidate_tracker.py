@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Trial
-from optimizer.measure.server_health import lacks_gpu_memory
+from optimizer.measure.server_messages import lacks_gpu_memory
 from optimizer.search.feasibility import beyond_gpu_memory
 from optimizer.search.optuna_encoding import (
     CANDIDATE,

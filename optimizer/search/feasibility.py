@@ -16,7 +16,7 @@ from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import Candidate, Trial
-from optimizer.measure.server_health import lacks_gpu_memory
+from optimizer.measure.server_messages import lacks_gpu_memory
 from optimizer.simulator.fitted_parameters import execution_settings
 
 NONE_BROKEN = 0.8  # prior probability

@@ -24,7 +24,7 @@ from optimizer.measure.load_client.failures import SERVED, request_kinds, split_
 from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.load_client.priorities import ALIKE, with_priorities
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
-from optimizer.measure.server_health import without_traceback
+from optimizer.measure.server_messages import without_traceback
 
 LATE_MS = 1.0  # a request that is sent later than this after its planned time counts as late
 

@@ -42,8 +42,9 @@ from optimizer.measure.load_client.plan import (
 )
 from optimizer.measure.load_client.priorities import ALIKE
 from optimizer.measure.load_client.shared_tensors import SentRequests, in_shared_memory, output_bytes
-from optimizer.measure.perf_output import is_alive, read_statistics, silent_server, with_statistics
-from optimizer.measure.server_health import model_died, without_traceback
+from optimizer.measure.perf_output import read_statistics, with_statistics
+from optimizer.measure.server_health import is_alive, silent_server
+from optimizer.measure.server_messages import model_died, without_traceback
 from optimizer.model.inference_requests import stream_requests, to_message
 
 if TYPE_CHECKING:
