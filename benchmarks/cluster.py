@@ -18,8 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from optimizer.core.budget import RunMode
 from optimizer.core.errors import TuneError
-from optimizer.core.timing import RunMode
 from optimizer.core.trial import Point, Trial
 from optimizer.machine import hardware
 from optimizer.options.run_options import RunOptions

@@ -34,8 +34,9 @@ from tune_runs import TuneFailedError, row, run_tune
 
 from objectives.metrics import METRICS
 from optimizer.config.search_space import Problem
+from optimizer.core.budget import Budget
 from optimizer.core.errors import TuneError
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import DiscardingRecord, recorded_problem

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from optimizer.cli.commands import COMMANDS as TUNE_COMMANDS
 from optimizer.config import model_config
-from optimizer.core import timing
+from optimizer.core import measurement_windows
 from optimizer.core.errors import BadInputError, MeasurementError
 from optimizer.measure import perf_output
 from optimizer.options.table import OPTIONS
@@ -570,7 +570,7 @@ def _read_perf_csv(content: bytes) -> None:
 
 def _read_perf_output(content: bytes) -> None:
     text = content.decode(errors="replace")
-    timing.describe_instability(perf_output.read_windows(text))
+    measurement_windows.describe_instability(perf_output.read_windows(text))
     perf_output.read_request_count(text)
     perf_output.read_average_ms(text)
 

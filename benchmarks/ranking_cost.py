@@ -27,8 +27,9 @@ from simulated_tables import REQUEST_BATCH_SIZE, SERVERS, hidden_server
 from objectives.metrics import Forecast
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.budget import Budget
 from optimizer.core.interfaces import Endpoint, Searcher
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine import hardware
 from optimizer.measure.measurer import Measurer

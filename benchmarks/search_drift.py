@@ -32,8 +32,9 @@ from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.plan import finalists
+from optimizer.core.budget import Budget
 from optimizer.core.interfaces import Endpoint, ResourceUsage
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.machine import hardware
 from optimizer.machine.conditions import SpeedLog

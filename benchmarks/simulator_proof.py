@@ -39,7 +39,7 @@ from objectives import batch_stats
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.core.interfaces import Endpoint
-from optimizer.core.timing import MIN_WINDOWS
+from optimizer.core.measurement_windows import MIN_WINDOWS
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget

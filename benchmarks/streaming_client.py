@@ -41,8 +41,8 @@ from tritonclient.utils import triton_to_np_dtype
 from objectives.metrics import Measurement
 from optimizer.config.model_source import ModelSource
 from optimizer.core.interfaces import Endpoint
+from optimizer.core.measurement_windows import MIN_WINDOWS
 from optimizer.core.process import run_command
-from optimizer.core.timing import MIN_WINDOWS
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware

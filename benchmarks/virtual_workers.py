@@ -15,8 +15,9 @@ import numpy as np
 from made_up_stack import SimulatedStack
 
 from optimizer.config.search_space import Problem
+from optimizer.core.budget import Budget
 from optimizer.core.interfaces import Searcher
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import DiscardingRecord

@@ -33,7 +33,8 @@ from search_report import as_count, as_percent
 from tune_runs import row
 
 from optimizer.config.search_space import Problem
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.budget import Budget
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine import hardware
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import ReplayResult, Spread, recorded_problem, replay

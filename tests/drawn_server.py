@@ -15,9 +15,9 @@ from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.confirmation.confirmer import Confirmer
+from optimizer.core.budget import Budget
 from optimizer.core.errors import DeploymentError
 from optimizer.core.interfaces import Endpoint, ResourceUsage
-from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer

@@ -23,10 +23,11 @@ from objectives.metrics import Measurement
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_plan_document
 from optimizer.core import interrupts
+from optimizer.core.budget import Budget
 from optimizer.core.errors import TuneError
-from optimizer.core.files import write_atomically
+from optimizer.core.file_writing import write_atomically
 from optimizer.core.interfaces import Endpoint
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import recorded_problem

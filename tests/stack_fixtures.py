@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.config.model_source import ModelSource
-from optimizer.core.files import cache_folder
+from optimizer.core.folders import cache_folder
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.measure.perf_analyzer import PerfAnalyzer

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.cli.main import EXIT_CODES, INTERRUPTED, fail
+from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import one_line
-from optimizer.core.timing import RunMode
 from optimizer.options.command_line import Parser
 from optimizer.options.values import parse_budget_seconds, parse_optional, parse_regression
 from optimizer.store.run_folder import RunFolder
@@ -165,7 +165,7 @@ def _finish(
     batch: BatchRecord, folder: BatchFolder, before: BatchFolder | None, regression: float | None
 ) -> BatchRecord:
     """Return the batch with the comparison, and write its files."""
-    from optimizer.core.files import write_atomically
+    from optimizer.core.file_writing import write_atomically
     from optimizer.study.batch.entry_state import compare_batches
     from optimizer.study.batch.reports import junit, write_index
 

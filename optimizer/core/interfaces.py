@@ -16,7 +16,7 @@ from typing import Literal, Protocol, TypeAlias
 from objectives.metrics import Forecast, Measurement
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 
 ProtocolName: TypeAlias = Literal["grpc", "http"]

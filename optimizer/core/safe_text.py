@@ -23,6 +23,11 @@ def one_line(text: str, most: int | None = None) -> str:
     return f"{line[:head]}…{line[head + 1 - most :]}"
 
 
+def shorten(text: str, most: int = 300) -> str:
+    """Return ``text`` on one printable line of at most ``most`` characters, with runs of spaces collapsed."""
+    return one_line(" ".join(text.split()), most)
+
+
 def printable(value: Any) -> Any:
     """Return a JSON value in which every text, also each key, is as ``one_line`` returns it."""
     if isinstance(value, str):

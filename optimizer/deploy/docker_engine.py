@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.owner import read_owner
-from optimizer.measure.server_health import shorten
+from optimizer.core.safe_text import shorten
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -14,7 +14,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core import interrupts
 from optimizer.core.interfaces import Endpoint, ResourceUsage, TargetSettings, Telemetry
 from optimizer.core.safe_text import read_tail
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import docker_engine
 from optimizer.deploy.docker_container import (
     NO_GPUS,
@@ -37,9 +37,9 @@ from optimizer.deploy.managed_target import (
     load_limit_seconds,
     server_options,
 )
+from optimizer.deploy.server_log import LOG_BYTES
 from optimizer.deploy.server_process import Server, remove_leftovers, remove_shared_memory, shared_memory_prefix
 from optimizer.machine.conditions import total_of
-from optimizer.measure.server_health import LOG_BYTES
 from optimizer.options.run_options import RunOptions
 
 if TYPE_CHECKING:

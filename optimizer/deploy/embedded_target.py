@@ -20,7 +20,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault
 from optimizer.core.interfaces import TargetSettings
 from optimizer.core.process import SupervisedProcess
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import runtime
 from optimizer.deploy.managed_target import (
     CALL_SECONDS,
@@ -35,7 +35,7 @@ from optimizer.deploy.managed_target import (
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import Server, remove_leftovers, shared_memory_prefix
 from optimizer.machine.nvml import VISIBLE_DEVICES, mps_share
-from optimizer.measure.server_health import missing_module, without_traceback
+from optimizer.measure.server_messages import missing_module, without_traceback
 from optimizer.options.run_options import RunOptions
 
 STUB_SHELL = "bash"  # with which Triton's Python backend starts the process of a model

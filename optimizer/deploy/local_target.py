@@ -16,7 +16,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core import process
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.interfaces import TargetSettings
-from optimizer.core.safe_text import is_shell_path, one_line
+from optimizer.core.safe_text import is_shell_path, one_line, shorten
 from optimizer.deploy import server_process
 from optimizer.deploy.embedded_target import (
     INSTALL_STUB_SHELL,
@@ -28,7 +28,6 @@ from optimizer.deploy.embedded_target import (
     ServerSettings,
 )
 from optimizer.deploy.managed_target import load_limit_seconds
-from optimizer.measure.server_health import shorten
 from optimizer.model.repository import backend_of
 from optimizer.options.run_options import RunOptions
 

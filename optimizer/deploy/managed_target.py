@@ -21,11 +21,11 @@ from optimizer.config.model_source import ModelSource, ServedModels, served_mode
 from optimizer.core.errors import DeploymentError, EnvironmentFault, LoadRefused, ServerCrashed
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.process import RunningProcess
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
 from optimizer.measure.server_client import HELD
-from optimizer.measure.server_health import (
+from optimizer.measure.server_messages import (
     lacks_gpu_memory,
     lacks_memory,
     missing_module,

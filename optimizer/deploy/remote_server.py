@@ -18,12 +18,15 @@ from optimizer.config import model_config
 from optimizer.config.llm_backends import has_llm_engine
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, LoadRefused, ServerFault
-from optimizer.core.files import file_lock, write_atomically
+from optimizer.core.file_writing import write_atomically
 from optimizer.core.interfaces import Connection
+from optimizer.core.locks import file_lock
 from optimizer.core.safe_text import one_line, read_bytes
-from optimizer.measure.inference import is_responding, open_client
+from optimizer.measure.connection_diagnosis import diagnose_connection
+from optimizer.measure.inference import open_client
 from optimizer.measure.server_client import CALL_SECONDS, CallError
-from optimizer.measure.server_health import diagnose_connection, lacks_gpu_memory, without_traceback
+from optimizer.measure.server_health import is_responding
+from optimizer.measure.server_messages import lacks_gpu_memory, without_traceback
 
 
 def listener_pid(address: str) -> int | None:

@@ -17,8 +17,10 @@ from optimizer.core.owner import is_leftover, owner_of, this_process
 from optimizer.core.process import RunningProcess, describe_exit_code
 from optimizer.core.safe_text import is_shell_path, one_line
 from optimizer.core.trial import Candidate
+from optimizer.deploy.server_log import last_error, last_output, startup_failure
 from optimizer.machine.cpus import divide, topology
-from optimizer.measure.server_health import is_live, lacks_gpu_memory, last_error, last_output, startup_failure
+from optimizer.measure.server_health import is_live
+from optimizer.measure.server_messages import lacks_gpu_memory
 from optimizer.options import server_options
 from optimizer.options.values import parse_cpus
 

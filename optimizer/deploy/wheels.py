@@ -15,7 +15,8 @@ from pathlib import Path
 
 from optimizer.core import process
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.files import cache_folder, file_lock
+from optimizer.core.folders import cache_folder
+from optimizer.core.locks import file_lock
 
 DOWNLOAD_SECONDS = 3600.0
 DRAFT, LOCK = ".setup-", ".setup.lock"  # prefix of incomplete folders; lock of the cache while one is written

@@ -13,8 +13,8 @@ from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 from tritonclient.utils import InferenceServerException
 
 from optimizer.core.interfaces import Connection
-from optimizer.measure import server_health
 from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, send_all
+from optimizer.measure.tls import ca_file, tls_context
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse, ModelStatistics
@@ -142,6 +142,6 @@ def _credentials(connection: Connection) -> Any:
     """Return gRPC channel credentials; None for an unencrypted connection."""
     if connection.tls is None:
         return None
-    server_health.tls_context(connection.tls)  # raises a better error than gRPC if a file is invalid
-    files = (server_health.ca_file(connection.tls), connection.tls.key, connection.tls.cert)
+    tls_context(connection.tls)  # raises a better error than gRPC if a file is invalid
+    files = (ca_file(connection.tls), connection.tls.key, connection.tls.cert)
     return grpc.ssl_channel_credentials(*(None if file is None else file.read_bytes() for file in files))

@@ -26,8 +26,8 @@ from tritonclient.utils import (
 
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.interfaces import Connection
-from optimizer.measure import server_health
 from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, send_all
+from optimizer.measure.tls import tls_context
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelStatistics
@@ -50,9 +50,7 @@ class HttpClient:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._headers = connection.sent_headers
-        self._context = (
-            None if connection.tls is None else server_health.tls_context(connection.tls, create_default_context)
-        )
+        self._context = None if connection.tls is None else tls_context(connection.tls, create_default_context)
 
     def check(self, timeout_seconds: float = CALL_SECONDS) -> None:
         with self._open(timeout_seconds) as client:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from optimizer.core.errors import DeploymentError, ServerCrashed
 from optimizer.core.interfaces import Connection, Endpoint
-from optimizer.measure.server_client import CALL_SECONDS, CallError, ServerClient
-from optimizer.measure.server_health import lacks_gpu_memory, model_died, without_traceback
+from optimizer.measure.server_client import CallError, ServerClient
+from optimizer.measure.server_messages import lacks_gpu_memory, model_died, without_traceback
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse
@@ -27,15 +27,6 @@ def open_client(connection: Connection) -> ServerClient:
     from optimizer.measure.http_client import HttpClient
 
     return HttpClient(connection)
-
-
-def is_responding(client: ServerClient, timeout_seconds: float = CALL_SECONDS) -> bool:
-    """Return whether the server responds, even if it denies or refuses the health check."""
-    try:
-        client.check(timeout_seconds)
-    except CallError as error:
-        return error.failure in ("denied", "refused")
-    return True
 
 
 def infer(endpoint: Endpoint, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[bytes]:

@@ -11,7 +11,7 @@ from objectives.metrics import Measurement
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint, LoadGenerator, OutputCheck, Telemetry
 from optimizer.core.notes import Note, ServedOnCpu, present
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import CROSS_CHECKING, Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.machine.conditions import DISTURBANCE_LIMIT, SpeedLog, describe_disturbance, lost_cpu_time
 from optimizer.measure.output_check import NoOutputCheck

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
-from optimizer.core.files import write_atomically
+from optimizer.core.file_writing import write_atomically
 from optimizer.core.interfaces import Endpoint, OutputCheck
 from optimizer.core.notes import Note, OfModels, OutputsNotCompared
 from optimizer.core.safe_text import one_line
@@ -30,7 +30,7 @@ from optimizer.measure.output_comparison import (
     read_outputs,
     with_precision,
 )
-from optimizer.measure.server_health import is_rejection
+from optimizer.measure.server_messages import is_rejection
 from optimizer.model.input_data import Array
 from optimizer.model.recorded_samples import read_npz
 

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from objectives.metrics import Measurement
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.interfaces import REDACTED, Connection, Endpoint, Tls
-from optimizer.core.process import FinishedProcess, SecretArgument, run_command
-from optimizer.core.shared_memory import SharedMemory
-from optimizer.core.timing import (
+from optimizer.core.measurement_windows import (
     FIRST_WINDOW_MS,
     MAX_SPREAD,
     MAX_WINDOW_MS,
@@ -25,15 +23,16 @@ from optimizer.core.timing import (
     REQUESTS_PER_WINDOW,
     WINDOW_STRETCH,
     MeasurementWindow,
-    Stopwatch,
     describe_instability,
     window_length_ms,
 )
+from optimizer.core.process import FinishedProcess, SecretArgument, run_command
+from optimizer.core.shared_memory import SharedMemory
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import inference
 from optimizer.measure.perf_output import (
     failure_text,
-    is_alive,
     read_average_ms,
     read_csv,
     read_request_count,
@@ -41,8 +40,10 @@ from optimizer.measure.perf_output import (
     read_windows,
     with_statistics,
 )
-from optimizer.measure.server_health import PROBE_SECONDS, ca_file, model_died
+from optimizer.measure.server_health import PROBE_SECONDS, is_alive
+from optimizer.measure.server_messages import model_died
 from optimizer.measure.shared_memory import claimed
+from optimizer.measure.tls import ca_file
 from optimizer.options.addresses import SSL_FLAGS
 
 if TYPE_CHECKING:

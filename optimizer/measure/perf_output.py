@@ -14,11 +14,13 @@ from objectives import batch_stats
 from objectives.metrics import Measurement
 from optimizer.core.errors import MeasurementError
 from optimizer.core.interfaces import Endpoint
+from optimizer.core.measurement_windows import MeasurementWindow
 from optimizer.core.process import FinishedProcess, describe_exit_code
-from optimizer.core.timing import MeasurementWindow
-from optimizer.measure.inference import is_responding, open_client
+from optimizer.core.safe_text import shorten
+from optimizer.measure.inference import open_client
 from optimizer.measure.server_client import CallError
-from optimizer.measure.server_health import PROBE_SECONDS, shorten, without_traceback
+from optimizer.measure.server_health import PROBE_SECONDS
+from optimizer.measure.server_messages import without_traceback
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -196,18 +198,3 @@ def _add_durations(total: Message, statistics: Message) -> None:
             own = getattr(total, field.name)
             own.count += duration.count
             own.ns += duration.ns
-
-
-def is_alive(endpoint: Endpoint, seconds: float = PROBE_SECONDS) -> bool:
-    """Return whether each server of ``endpoint`` responds within ``seconds``."""
-    return not silent_server(endpoint, seconds)
-
-
-def silent_server(endpoint: Endpoint, seconds: float = PROBE_SECONDS) -> str:
-    """Return the name of the first server of ``endpoint`` that does not respond within ``seconds``, else nothing."""
-    servers = endpoint.servers
-    for number, server in enumerate(servers, 1):
-        with closing(open_client(server.connection)) as client:
-            if not is_responding(client, seconds):
-                return f"server process {number} of {len(servers)}" if endpoint.replicas else "the server"
-    return ""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from optimizer.core.interfaces import Connection
-from optimizer.measure.server_health import shorten
+from optimizer.core.safe_text import shorten
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse, ModelStatistics

@@ -20,7 +20,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.options.table import GROUPS, OPTIONS
 from optimizer.options.values import QUOTE_LENGTH, parse_latency_bound, parse_optional, parse_path, parse_value, quote
 
-_ANY_PERCENTILE = re.compile(r"--sla-((?:ttft-|itl-)?p(?:-?[0-9.]+)?)", re.ASCII)
+_PERCENTILE_FLAG = re.compile(r"--sla-((?:ttft-|itl-)?p(?:-?[0-9.]+)?)", re.ASCII)
 _NEGATIVE = re.compile(r"-\.?[0-9]")  # the beginning of a negative number
 
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # of the environment: the shell asks for the words that may come next
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
             import argcomplete
 
             argcomplete.autocomplete(self, always_complete_options=False)  # ends the process
-        words = self._any_percentile(_join_negative_values(words))
+        words = self._join_percentile_flags(_join_negative_values(words))
         self._refuse_unknown_flags(words)
         self._refuse_separate_units(words)
         namespace = self.parse_args(words)
@@ -154,16 +154,21 @@ class Parser(argparse.ArgumentParser):
                 shown = f"{flag} {quote(value)} {unit}"
                 raise BadInputError(f"{shown}: write the number and its unit without a blank: {quote(value)}{unit}")
 
-    def _any_percentile(self, words: Sequence[str]) -> list[str]:
-        """Return ``--sla-p99.9 30ms`` as ``--sla=p99.9<=30ms``, because such flags cannot be listed."""
+    def _join_percentile_flags(self, words: Sequence[str]) -> list[str]:
+        """Return the words with ``--sla-p99.9 30ms`` as ``--sla=p99.9<=30ms``.
+
+        Any percentile may have a bound, so argparse cannot know all of these flags. Words after ``--`` are values.
+        """
         known = self._option_string_actions
-        if "--sla" not in known or "--" in words:
-            end = words.index("--") if "--sla" in known else 0
-            return [*(self._any_percentile(words[:end]) if end else ()), *words[end:]]
+        if "--sla" not in known:
+            return [*words]
+        if "--" in words:
+            end = words.index("--")
+            return [*self._join_percentile_flags(words[:end]), *words[end:]]
         joined, bounds, rest = list[str](), list[tuple[str, str, str]](), iter(words)
         for word in rest:
             flag, sign, bound = word.partition("=")
-            match = _ANY_PERCENTILE.fullmatch(flag)
+            match = _PERCENTILE_FLAG.fullmatch(flag)
             if match is None or flag in known:
                 joined.append(word)
                 continue

@@ -16,9 +16,10 @@ from rich.table import Table
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Constraint, Sla
 from optimizer.config.search_space import Problem
+from optimizer.core.budget import Budget
 from optimizer.core.errors import BadInputError, ServerFault
 from optimizer.core.interfaces import Searcher
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.noise import Noise, NoisyServer

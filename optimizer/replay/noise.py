@@ -1,4 +1,4 @@
-"""Noise of measurements, estimated from repeated recordings, and a recorded server with such noise.
+"""The noise of measurements, and a recorded server whose measurements have it.
 
 The logarithms of a measurement's throughput and tail ratio (the latency divided by the mean latency) are those of its
 cell plus three random effects. One is shared by all measurements of a deployment (``server``), one by all
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -38,65 +38,6 @@ class Noise:
     server: Effects
     epoch: Effects
     window: Effects
-
-
-TrialPair: TypeAlias = tuple[Trial, Trial]  # two recordings of one configuration
-
-
-def estimate_noise(distant: Sequence[TrialPair], adjacent: Sequence[TrialPair] = ()) -> Noise:
-    """Return the noise of repeated recordings, by the method of moments on the differences of pairs.
-
-    Args:
-        distant: Recordings in different epochs.
-        adjacent: Recordings on two servers, one after the other. Without these, epochs count as servers.
-
-    Raises:
-        ValueError: No pair has two loads in common.
-    """
-    shared, windows = _variances(distant)
-    of_servers, others = _variances(adjacent)
-    windows, of_servers = [*windows, *others], of_servers or shared
-    if not windows:
-        raise ValueError("no configuration was recorded twice at two loads")
-    server = np.mean(of_servers, axis=0)
-    epoch = np.mean(shared, axis=0) - server if shared else np.zeros(2)
-    return Noise(*(_deviations(variance) for variance in (server, epoch, np.mean(windows, axis=0))))
-
-
-def _variances(pairs: Sequence[TrialPair]) -> tuple[list[FloatArray], list[FloatArray]]:
-    """Return estimates [2] of the variance that the loads of a recording share, and of that of each window."""
-    shared: list[FloatArray] = []
-    windows: list[FloatArray] = []
-    for one, other in pairs:
-        differences = _differences(dict(one.measurements), dict(other.measurements))
-        if len(differences) > 1:
-            own = differences.var(axis=0, ddof=1)
-            shared.append((differences.mean(axis=0) ** 2 - own / len(differences)) / 2)
-            windows.append(own / 2)
-    return shared, windows
-
-
-def _differences(one: Mapping[LoadPoint, Measurement], other: Mapping[LoadPoint, Measurement]) -> FloatArray:
-    """Return the differences [loads, 2] in log throughput and log tail ratio at the loads that both have."""
-    rows = []
-    for load, measurement in one.items():
-        figures = _log_figures(measurement), _log_figures(other.get(load, Measurement()))
-        if figures[0] and figures[1]:
-            rows.append(np.subtract(figures[1], figures[0]))
-    return np.array(rows).reshape(-1, 2)
-
-
-def _log_figures(measurement: Measurement) -> Effects | None:
-    """Return log throughput and the log tail ratio up to a constant (Little's law); None if one is missing."""
-    throughput, latency_ms = measurement.throughput_infer_per_sec, measurement.latency_p95_ms
-    if not throughput or not latency_ms:
-        return None
-    return math.log(throughput), math.log(latency_ms) + math.log(throughput)
-
-
-def _deviations(variance: FloatArray) -> Effects:
-    throughput, tail = np.sqrt(np.maximum(variance, 0.0)).tolist()
-    return throughput, tail
 
 
 class NoisyServer(RecordedServer):

@@ -22,7 +22,7 @@ from optimizer.results import formatting
 from optimizer.results.recommendation import best_load, front_metrics
 
 if TYPE_CHECKING:
-    from optimizer.core.timing import Budget
+    from optimizer.core.budget import Budget
 
 
 XY = tuple[float, float]

@@ -18,7 +18,7 @@ from optimizer.results.recommendation import best_load, front_metrics
 if TYPE_CHECKING:
     from objectives.metrics import Measurement
     from optimizer.config.search_space import Problem
-    from optimizer.core.timing import Budget
+    from optimizer.core.budget import Budget
     from optimizer.core.trial import Candidate, LoadPoint, Trial
 
 

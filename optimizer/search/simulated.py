@@ -1,15 +1,9 @@
-"""Search guided by simulation: as a Searcher, and as a sampler for any Optuna study."""
+"""The search guided by simulation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Set
-from typing import Any
-
-from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, RandomSampler
-from optuna.study import Study
-from optuna.trial import FrozenTrial
 
 from objectives.metrics import Forecast
 from optimizer.config.search_space import Problem
@@ -17,7 +11,7 @@ from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.search import SMALLEST_GAIN
 from optimizer.search.candidate_selector import CandidateSelector, Decision
 from optimizer.search.candidate_tracker import CandidateTracker
-from optimizer.search.optuna_encoding import Encoding, finished_trials
+from optimizer.search.optuna_encoding import finished_trials
 from optimizer.search.transfer import TransferredStudy
 
 MIN_NOISE, MAX_NOISE = 0.25, 1.5  # limits of the relative noise that scales the smallest gain
@@ -109,45 +103,6 @@ def new_searcher(
 ) -> SimulatedSearcher:
     """Return the search method simulated."""
     return SimulatedSearcher(problem, tracker, SMALLEST_GAIN, seed, transferred)
-
-
-class SimulatedSampler(BaseSampler):
-    """The same selection as an Optuna sampler, for a study that ``study.ask`` or ``study.optimize`` drives.
-
-    It learns from the trials that a ``CandidateTracker`` recorded in the study. The objective's value alone would
-    not suffice, because it has neither load nor latency.
-    """
-
-    def __init__(self, problem: Problem, seed: int = 0) -> None:
-        self._problem = problem
-        self._selector = CandidateSelector(problem, seed)
-        self._encoding = Encoding(problem.space)
-        self._independent = RandomSampler(seed)
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return all parameters of the space."""
-        return dict(self._encoding.distributions)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """Return the parameters of the next candidate, or none if all have been tried (Optuna then draws one)."""
-        finished = finished_trials(study)
-        tried = {self._problem.space.canonical(other.candidate) for other in finished}
-        started = [self._encoding.decode(other.params) for other in study.get_trials(deepcopy=False)]
-        tried.update(candidate for candidate in started if candidate is not None)
-        decision = self._selector.decide(finished, tried)
-        return self._encoding.encode(decision.candidate) or {} if decision else {}
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Return a random value of a parameter."""
-        return self._independent.sample_independent(study, trial, param_name, param_distribution)
-
-    def reseed_rng(self) -> None:
-        """Reseed the random draws."""
-        self._independent.reseed_rng()
 
 
 def minimum_gain_factor(noise: float, deployments: int, parallel_trials: int = 1) -> float:

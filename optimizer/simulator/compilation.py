@@ -15,7 +15,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy.typing as npt
 
-from optimizer.core.files import cache_folder, file_lock
+from optimizer.core.folders import cache_folder
+from optimizer.core.locks import file_lock
 from optimizer.core.process import run_command
 
 Ints: TypeAlias = npt.NDArray[Any]  # int64

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from optimizer.config import gpu_placement
 from optimizer.config.execution import uses_openvino
 from optimizer.config.search_space import Problem
+from optimizer.core.budget import Budget
 from optimizer.core.errors import EnvironmentFault, TuneError
 from optimizer.core.interfaces import ServerTarget, TargetSettings, Telemetry
 from optimizer.core.notes import (
@@ -24,7 +25,7 @@ from optimizer.core.notes import (
     SharedMemoryUsed,
     present,
 )
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import SERVER_CPUS, FieldChoices
 from optimizer.deploy import runtime, target_factory
 from optimizer.deploy.docker_target import ContainerTelemetry

@@ -10,9 +10,10 @@ from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
-from optimizer.core.files import write_json
+from optimizer.core.budget import Budget
+from optimizer.core.file_writing import write_json
 from optimizer.core.notes import Note, present
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.conditions import speed_note
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.judgement import lateness_note

@@ -11,7 +11,7 @@ from typing import Any
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.hardware import Hardware
 from optimizer.model.builders.builder import TensorSpec
 from optimizer.model.default_space import space_keys

@@ -13,9 +13,10 @@ from typing import TypedDict
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import LoadGenerator
+from optimizer.core.measurement_windows import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.shared_memory import SharedMemory
-from optimizer.core.timing import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import docker_engine, runtime
 from optimizer.deploy.docker_container import SDK_COMMAND, PerfAnalyzerContainer
 from optimizer.deploy.perf_analyzer_release import ensure_older

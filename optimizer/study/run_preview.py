@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from optimizer.config.search_space import Problem
+from optimizer.core.budget import CONFIRM_SHARE
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import one_line
-from optimizer.core.timing import CONFIRM_SHARE, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, Trial
 from optimizer.deploy import runtime, target_factory
 from optimizer.machine.hardware import Hardware

@@ -20,7 +20,7 @@ from optimizer.core import interrupts
 from optimizer.core.errors import TuneError
 from optimizer.core.notes import Note, lasting_documents, present
 from optimizer.core.process import COMMAND_LOG
-from optimizer.core.timing import with_earlier_times
+from optimizer.core.stopwatch import with_earlier_times
 from optimizer.core.token_lengths import TokenRequests
 from optimizer.core.trial import Candidate, Trial
 from optimizer.deploy import runtime

@@ -10,11 +10,13 @@ from typing import Literal, Protocol
 
 from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
+from optimizer.core.budget import Budget
 from optimizer.core.errors import ServerFault
 from optimizer.core.interfaces import Searcher
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
-from optimizer.measure.load_search import LoadSearchRules, doubling_loads
+from optimizer.measure.concurrency_search import doubling_loads
+from optimizer.measure.load_search import LoadSearchRules
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from optimizer.core.errors import BadInputError, MeasurementError
 from optimizer.core.interfaces import Endpoint, LoadGenerator
 from optimizer.core.safe_text import one_line
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint, Point
 from optimizer.deploy.target_factory import remote_address
 from optimizer.options.option_reader import external_names

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from optimizer.confirmation.confirmer import Confirmer, model_fitter
 from optimizer.confirmation.plan import ConfirmationPlan
+from optimizer.core.budget import Budget, RunMode
 from optimizer.core.interfaces import Searcher, Target
 from optimizer.core.notes import Note
-from optimizer.core.timing import Budget, RunMode
 from optimizer.core.trial import Trial
 from optimizer.measure.measurer import Measurer, ProgressObserver
 from optimizer.options.run_options import RunOptions

@@ -15,11 +15,11 @@ from optimizer.config.queue_policy import check_queue_fields
 from optimizer.config.search_space import SearchSpace
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError, ParameterError
-from optimizer.core.files import cache_folder
+from optimizer.core.folders import cache_folder
 from optimizer.core.interfaces import Endpoint, Target
 from optimizer.core.notes import CombinationsLeftOut, ServedOnCpu, present
 from optimizer.core.signature import sign
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import VARIANT, Candidate, FieldValue, LoadPoint, Trial
 from optimizer.machine.conditions import machine_conditions
 from optimizer.measure.candidate_measurer import CandidateMeasurer, CrashRetry

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optimizer.core.errors import BadInputError, ParameterError
-from optimizer.core.files import cache_folder
+from optimizer.core.folders import cache_folder
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.token_lengths import TokenRequests, parse_token_lengths

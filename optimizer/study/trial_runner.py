@@ -11,8 +11,10 @@ from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, S
 from optimizer.core.interfaces import Endpoint, Target
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.candidate_measurer import CandidateMeasurer
-from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_load, next_rate
+from optimizer.measure.concurrency_search import next_concurrency
+from optimizer.measure.load_search import LoadSearchRules, is_hopeless
 from optimizer.measure.measurer import Measurer
+from optimizer.measure.rate_search import next_rate
 from optimizer.study.scheduler import Scheduler
 
 
@@ -38,8 +40,8 @@ class TrialRunner:
 
         Raises BadInputError if the server refuses the baseline, which is the model as the user configured it.
         """
-        rule = next_rate if rules.open_loop else next_load
-        if trial.status != "ok" or (trial.measurements and rule(trial.measurements, rules) is None):
+        next_load = next_rate if rules.open_loop else next_concurrency
+        if trial.status != "ok" or (trial.measurements and next_load(trial.measurements, rules) is None):
             return trial
         self.measurer.observer.trial_started(trial.number, trial.candidate, role)
         self._retake_reference(trial.candidate)
@@ -55,7 +57,7 @@ class TrialRunner:
         def choose_load(current: Trial) -> LoadPoint | None:
             if served_nothing or (current.measurements and self.seconds_left() < 0):
                 return None
-            return rule(current.measurements, rules)
+            return next_load(current.measurements, rules)
 
         def measure(current: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
             nonlocal served_nothing

@@ -19,6 +19,7 @@ from optimizer.config.model_source import served_models
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.next_test import next_verdict
 from optimizer.core import interrupts
+from optimizer.core.budget import RunMode, spent_seconds
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.notes import (
     ConfirmationComplete,
@@ -34,7 +35,7 @@ from optimizer.core.notes import (
     read_lasting,
 )
 from optimizer.core.safe_text import is_file, one_line
-from optimizer.core.timing import RunMode, Stopwatch, spent_seconds
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Trial
 from optimizer.machine.conditions import speed_note
 from optimizer.machine.gpu_readings import throttle_note

@@ -14,7 +14,7 @@ DETECT = """
 import json
 from optimizer.options.run_options import RunOptions
 from optimizer.study.environment import Environment
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 said = []
 Environment.detect(RunOptions("m"), Stopwatch(), said.append)
 print(json.dumps(said))

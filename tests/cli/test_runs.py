@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.cli.commands import version_line
-from optimizer.core.files import LOCK_FILE, file_lock
+from optimizer.core.locks import LOCK_FILE, file_lock
 from tests.command_fixtures import REPORT, RUN_SECONDS, TUNE, Playground, Tune
 from tests.run_folders import write_run
 

@@ -34,11 +34,9 @@ class TlsSocket:
         ``files`` maps the field names of ``Tls`` to paths. Raises OSError.
         """
         from optimizer.core.interfaces import Tls  # imported here: a client without TLS starts faster
-        from optimizer.measure import server_health
+        from optimizer.measure.tls import tls_context
 
-        context = server_health.tls_context(
-            Tls(**{name: None if file is None else Path(file) for name, file in files.items()})
-        )
+        context = tls_context(Tls(**{name: None if file is None else Path(file) for name, file in files.items()}))
         context.set_alpn_protocols(["h2"])
         channel = context.wrap_socket(connected, server_hostname=host)
         channel.setblocking(False)

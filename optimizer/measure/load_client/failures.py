@@ -12,7 +12,7 @@ import numpy.typing as npt
 from objectives.metrics import Measurement
 from optimizer.core.errors import MeasurementError
 from optimizer.measure.load_client.plan import NEVER, ResponseRecord, SendRecord
-from optimizer.measure.server_health import is_rejection, without_traceback
+from optimizer.measure.server_messages import is_rejection, without_traceback
 
 REJECTED, TIMED_OUT, OTHER = range(3)  # kinds of failures
 SERVED = -1  # instead of a kind

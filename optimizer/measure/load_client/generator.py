@@ -11,8 +11,7 @@ import numpy as np
 from objectives.metrics import Measurement
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint
-from optimizer.core.request_sizes import SizeDistribution
-from optimizer.core.timing import (
+from optimizer.core.measurement_windows import (
     FIRST_WINDOW_MS,
     MAX_WINDOW_MS,
     MIN_WINDOWS,
@@ -20,6 +19,7 @@ from optimizer.core.timing import (
     REQUESTS_PER_WINDOW,
     WINDOW_STRETCH,
 )
+from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.arrivals import Arrivals, PoissonArrivals, RecordedArrivals
 from optimizer.measure.load_client.judgement import (

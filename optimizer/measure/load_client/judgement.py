@@ -17,14 +17,14 @@ from objectives.metrics import LATENCY, QUANTILES, TIMINGS, Measurement, Timing,
 from objectives.response_times import median_request
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
+from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow, describe_instability
 from optimizer.core.notes import LateRequests
-from optimizer.core.timing import MIN_WINDOWS, MeasurementWindow, describe_instability
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.failures import SERVED, request_kinds, split_failures
 from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.load_client.priorities import ALIKE, with_priorities
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
-from optimizer.measure.server_health import without_traceback
+from optimizer.measure.server_messages import without_traceback
 
 LATE_MS = 1.0  # a request that is sent later than this after its planned time counts as late
 

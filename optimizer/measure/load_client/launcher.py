@@ -21,13 +21,14 @@ import numpy.typing as npt
 from objectives.metrics import TTFT, Measurement
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError, ServerCrashed
-from optimizer.core.files import write_error
+from optimizer.core.file_writing import write_error
 from optimizer.core.interfaces import Endpoint
+from optimizer.core.measurement_windows import MAX_SPREAD, MAX_WINDOW_MS, MIN_WINDOWS
 from optimizer.core.process import FinishedProcess, describe_exit_code, run_command
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.shared_memory import SharedMemory
-from optimizer.core.timing import MAX_SPREAD, MAX_WINDOW_MS, MIN_WINDOWS, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import inference
 from optimizer.measure.load_client.judgement import FEWEST_STREAMED, LateError
@@ -41,8 +42,9 @@ from optimizer.measure.load_client.plan import (
 )
 from optimizer.measure.load_client.priorities import ALIKE
 from optimizer.measure.load_client.shared_tensors import SentRequests, in_shared_memory, output_bytes
-from optimizer.measure.perf_output import is_alive, read_statistics, silent_server, with_statistics
-from optimizer.measure.server_health import model_died, without_traceback
+from optimizer.measure.perf_output import read_statistics, with_statistics
+from optimizer.measure.server_health import is_alive, silent_server
+from optimizer.measure.server_messages import model_died, without_traceback
 from optimizer.model.inference_requests import stream_requests, to_message
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from objectives.sla import metric_name
+from optimizer.core.measurement_windows import MAX_WINDOW_MS, MIN_WINDOW_MS
 from optimizer.core.safe_text import one_line
-from optimizer.core.timing import MAX_WINDOW_MS, MIN_WINDOW_MS
 from optimizer.core.yaml_lines import LocatedValue
 from optimizer.model.model_analyzer.keys import (
     CONSTRAINTS,

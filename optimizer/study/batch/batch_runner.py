@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from optimizer.core import interrupts
+from optimizer.core.budget import RunMode, spent_seconds
 from optimizer.core.errors import BadInputError, EnvironmentFault, TuneError
 from optimizer.core.safe_text import one_line
-from optimizer.core.timing import RunMode, spent_seconds
 from optimizer.options.addresses import redact
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import FinishedRun, read_run

@@ -15,7 +15,7 @@ from statistics import median
 from objectives.metrics import METRICS, Metric
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad
-from optimizer.core.timing import CONFIRM_SHARE
+from optimizer.core.budget import CONFIRM_SHARE
 from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.machine.conditions import DISTURBANCE_LIMIT
 from optimizer.results import formatting, summary

@@ -17,7 +17,7 @@ from optimizer.core.errors import EnvironmentFault
 from optimizer.core.interrupts import SIGNALS
 from optimizer.core.notes import ShareOfNode
 from optimizer.core.safe_text import one_line
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy.target_factory import VisibleGpus
 from optimizer.machine.cpus import CpuPlacement
 from optimizer.machine.hardware import Fingerprint

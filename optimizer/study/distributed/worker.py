@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
+from optimizer.core.budget import Budget
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.notes import CpusUsedByOthers, FewerCpusThanRayCounts, Note
 from optimizer.core.safe_text import read_tail
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import server_process
 from optimizer.machine import cpus
 from optimizer.machine.cpus import CpuPlacement

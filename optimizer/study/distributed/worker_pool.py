@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from optimizer.core.errors import BadInputError, EnvironmentFault, TuneError
 from optimizer.core.notes import NodeLeftOut, Note
 from optimizer.core.safe_text import one_line
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.hardware import Fingerprint
 from optimizer.options.run_options import RunOptions
 from optimizer.study.distributed.messages import (

@@ -26,10 +26,10 @@ from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, FEWER_WINDOWS, START_SECONDS, WINDOWS, plan_server
 from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations
 from optimizer.confirmation.windows import disturbance_limit
+from optimizer.core.budget import Budget
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint, ResourceUsage
 from optimizer.core.load_shapes import RequestTimes
-from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer

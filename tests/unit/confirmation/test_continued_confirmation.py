@@ -22,9 +22,9 @@ from optimizer.confirmation.next_test import next_verdict
 from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_plan_document
 from optimizer.confirmation.server_plan import START_SECONDS, WINDOWS
 from optimizer.confirmation.verdicts import judge_confirmations
+from optimizer.core.budget import Budget
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import Endpoint
-from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver

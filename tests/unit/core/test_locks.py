@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.files import file_lock, lock_holder, stored_bytes
+from optimizer.core.folders import stored_bytes
+from optimizer.core.locks import file_lock, lock_holder
 from optimizer.store.optuna_study import JournalLock
 from optimizer.store.run_folder import RunFolder
 
 HOLD = """\
 import sys
 from pathlib import Path
-from optimizer.core.files import file_lock
+from optimizer.core.locks import file_lock
 
 with file_lock(Path(sys.argv[1]), lambda holder: print("waiting for", holder, flush=True)):
     print("held", flush=True)
@@ -38,7 +39,7 @@ sys.stdin.read()
 COUNT = """\
 import sys
 from pathlib import Path
-from optimizer.core.files import file_lock
+from optimizer.core.locks import file_lock
 
 lock, counter = Path(sys.argv[1]), Path(sys.argv[2])
 for _ in range(50):

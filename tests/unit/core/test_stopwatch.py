@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from optimizer.core.timing import Stopwatch, with_earlier_times
+from optimizer.core.stopwatch import Stopwatch, with_earlier_times
 
 
 def test_parts_of_the_own_time_are_part_of_it() -> None:

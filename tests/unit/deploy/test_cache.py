@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.files import file_lock
+from optimizer.core.locks import file_lock
 from optimizer.deploy.cache import REMOVABLE, check_unused, find_removable, read_cache, remove_cached
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.wheels import DRAFT, LOCK

@@ -19,8 +19,9 @@ from optimizer.deploy.embedded_target import Installation, TritonServer
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.managed_target import load_limit_seconds
 from optimizer.deploy.runtime import Runtime
+from optimizer.deploy.server_log import last_output, startup_failure
 from optimizer.deploy.server_process import OLDEST, is_older
-from optimizer.measure import server_health
+from optimizer.measure.server_messages import missing_module
 
 HELP = """\
 Usage: tritonserver [options]
@@ -157,7 +158,16 @@ def test_versions(version: str, old: bool) -> None:
 def test_last_words_of_a_server_that_does_not_start(tmp_path: Path, text: str, message: str) -> None:
     log = tmp_path / "log"
     log.write_text(text)
-    assert message in server_health.startup_failure(log)
+    assert message in startup_failure(log)
+
+
+def test_the_last_output_is_that_of_a_models_process(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    lines = ["| model | 1 |", "+---+", 'I1122 21:49:17.258071 444 model_lifecycle.cc:472] "loading: m:1"']
+    log.write_text("\n".join(lines))
+    assert last_output(log) == ""
+    log.write_text("\n".join([*lines, "bash: line 1: stub: No such file", *lines, ""]))
+    assert last_output(log) == "bash: line 1: stub: No such file"
 
 
 def test_a_server_that_does_not_start_as_one_of_several_fails_its_candidate(tmp_path: Path) -> None:
@@ -179,8 +189,8 @@ def test_a_server_that_does_not_start_as_one_of_several_fails_its_candidate(tmp_
 
 def test_a_missing_module_is_named_with_the_way_to_add_it(tmp_path: Path) -> None:
     message = "load failed: ModuleNotFoundError: No module named 'cv2.dnn'\n\nAt:\n  model.py(3): <module>\n"
-    assert server_health.missing_module(message) == "cv2"
-    assert server_health.missing_module("ImportError: libGL.so.1") == ""
+    assert missing_module(message) == "cv2"
+    assert missing_module("ImportError: libGL.so.1") == ""
     folder = SimpleNamespace(path=tmp_path)
     local, embedded = (
         TritonServer(folder, Installation(Path("t"), {}, runtime=own), log=tmp_path / "log")  # type: ignore[arg-type]

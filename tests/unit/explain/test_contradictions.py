@@ -17,7 +17,8 @@ from rich.console import Console
 
 from objectives.metrics import METRICS
 from optimizer.confirmation.confirmer import Confirmer
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.budget import Budget
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Point
 from optimizer.explain.console import print_explanation
 from optimizer.explain.explanation import Explanation, document, explain

@@ -14,7 +14,7 @@ from optuna.samplers import RandomSampler
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.hardware import ID_LENGTH, Fingerprint, Hardware, make_fingerprint, parse_fingerprint
 from optimizer.options.run_options import RunOptions

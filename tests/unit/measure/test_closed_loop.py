@@ -18,7 +18,7 @@ from objectives import latency_sketch
 from objectives.metrics import Measurement
 from objectives.sla import Constraint, Sla
 from optimizer.core.errors import MeasurementError, ServerCrashed
-from optimizer.core.timing import MAX_SPREAD
+from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client import client
 from optimizer.measure.load_client.client import WARM_UPS, ClosedLoopClient

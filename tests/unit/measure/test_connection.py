@@ -24,11 +24,12 @@ from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate
 from optimizer.deploy.remote_server import ServerState, ServerStateFile
 from optimizer.measure import inference
-from optimizer.measure.inference import is_responding, open_client
+from optimizer.measure.connection_diagnosis import diagnose_connection
+from optimizer.measure.inference import open_client
 from optimizer.measure.load_client.channel import TlsSocket, connect
 from optimizer.measure.perf_analyzer import connection_arguments
 from optimizer.measure.server_client import CallError
-from optimizer.measure.server_health import diagnose_connection
+from optimizer.measure.server_health import is_responding
 from tests.certificates import Certificates, tls_proxy
 
 SECRET = "Bearer 5d41402abc4b"

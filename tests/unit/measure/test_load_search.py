@@ -11,7 +11,9 @@ import pytest
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_search import LoadSearchRules, doubling_loads, is_hopeless, next_load, next_rate
+from optimizer.measure.concurrency_search import doubling_loads, next_concurrency
+from optimizer.measure.load_search import LoadSearchRules, is_hopeless
+from optimizer.measure.rate_search import next_rate
 from optimizer.simulator.speed_correction import SpeedCorrection
 
 P95_20MS = Sla.from_bounds({"p95": 20.0})
@@ -29,7 +31,7 @@ def saturating(service_ms: float, floor_ms: float = 0.5) -> Callable[[int], Meas
 
 def sweep(server: Callable[[int], Measurement], rules: LoadSearchRules) -> list[tuple[LoadPoint, Measurement]]:
     measured: list[tuple[LoadPoint, Measurement]] = []
-    while (load := next_load(measured, rules)) is not None:
+    while (load := next_concurrency(measured, rules)) is not None:
         measured.append((load, server(load.concurrency)))
         assert len(measured) <= rules.max_loads
     return measured
@@ -68,7 +70,7 @@ def test_an_unstable_load_is_repeated_if_no_stable_one_met_the_bound() -> None:
     def unstable_once(stable_from: int) -> list[int]:
         measured: list[tuple[LoadPoint, Measurement]] = []
         rules = LoadSearchRules(1, 256, P95_20MS, start=10)
-        while (load := next_load(measured, rules)) is not None:
+        while (load := next_concurrency(measured, rules)) is not None:
             stable = len(measured) >= stable_from
             measured.append((load, replace(saturating(1.9)(load.concurrency), stable=stable)))
         return [load.concurrency for load, _ in measured]
@@ -108,7 +110,7 @@ def test_a_load_is_never_measured_twice_and_stays_in_range() -> None:
 
 def test_a_load_without_a_latency_counts_as_missed() -> None:
     rules = LoadSearchRules(1, 256, P95_20MS, start=16)
-    after_failure = next_load([(LoadPoint(1, 16), Measurement())], rules)
+    after_failure = next_concurrency([(LoadPoint(1, 16), Measurement())], rules)
     assert after_failure == LoadPoint(1, 4)
 
 
@@ -116,7 +118,7 @@ def test_a_search_resumes_from_its_measurements() -> None:
     rules = LoadSearchRules(1, 256, P95_20MS)
     whole = sweep(saturating(0.4), rules)
     for length in range(len(whole)):
-        assert next_load(whole[:length], rules) == whole[length][0]
+        assert next_concurrency(whole[:length], rules) == whole[length][0]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,8 @@ def test_a_warm_up_rejects_only_hopeless_deployments(
 
 def test_a_deployment_that_its_warm_up_rejected_is_not_resumed() -> None:
     rules = LoadSearchRules(1, 256, P95_20MS, to_beat=3000)
-    assert next_load([(LoadPoint(1, 16), Measurement(1000, latency_p95_ms=40.0, reason="given up"))], rules) is None
+    rejected = (LoadPoint(1, 16), Measurement(1000, latency_p95_ms=40.0, reason="given up"))
+    assert next_concurrency([rejected], rules) is None
 
 
 @pytest.mark.parametrize(
@@ -174,7 +177,7 @@ def test_a_warm_up_with_a_p99_uses_it() -> None:
 def test_every_load_is_measured_whatever_the_results() -> None:
     rules = LoadSearchRules(2, 20, Sla.from_bounds({"p95": 1.0}), max_loads=3, to_beat=1e9, every=doubling_loads(20))
     measured: tuple[tuple[LoadPoint, Measurement], ...] = ()
-    while (load := next_load(measured, rules)) is not None:
+    while (load := next_concurrency(measured, rules)) is not None:
         measured = (*measured, (load, Measurement(10.0, latency_p95_ms=500.0)))
     assert [load.concurrency for load, _ in measured] == [1, 2, 4, 8, 16, 20]
     assert doubling_loads(1) == (1,)
@@ -219,7 +222,7 @@ def test_a_slow_minute_does_not_make_a_deployment_hopeless() -> None:
 def test_an_unstable_load_is_not_repeated_on_a_disturbed_machine() -> None:
     measured: list[tuple[LoadPoint, Measurement]] = []
     rules = LoadSearchRules(1, 256, P95_20MS, start=10)
-    while (load := next_load(measured, rules)) is not None:
+    while (load := next_concurrency(measured, rules)) is not None:
         disturbed = replace(saturating(1.9)(load.concurrency), stable=False, other_cpu_share=0.46)
         measured.append((load, disturbed))
     assert [load.concurrency for load, _ in measured] == [10]

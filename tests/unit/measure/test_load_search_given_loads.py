@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_search import CLOSE, REPEATS, LoadSearchRules, next_load
+from optimizer.measure.concurrency_search import CLOSE, REPEATS, next_concurrency
+from optimizer.measure.load_search import LoadSearchRules
 
 P95_20MS = Sla.from_bounds({"p95": 20.0})
 LOADS = st.sets(st.integers(1, 300), min_size=1, max_size=12).map(lambda loads: tuple(sorted(loads)))
@@ -20,7 +21,7 @@ LOADS = st.sets(st.integers(1, 300), min_size=1, max_size=12).map(lambda loads: 
 def sweep(server: Callable[[int], Measurement], rules: LoadSearchRules) -> list[int]:
     """Return the measured concurrencies."""
     measured: list[tuple[LoadPoint, Measurement]] = []
-    while (load := next_load(measured, rules)) is not None:
+    while (load := next_concurrency(measured, rules)) is not None:
         measured.append((load, server(load.concurrency)))
         assert len(measured) <= rules.max_loads + REPEATS
     return [load.concurrency for load, _ in measured]

@@ -12,7 +12,7 @@ import pytest
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
-from optimizer.core.timing import MAX_SPREAD
+from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.judgement import (
     LATE_MS,

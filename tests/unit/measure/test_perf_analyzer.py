@@ -9,7 +9,7 @@ from tritonclient.grpc.service_pb2 import ModelStatistics
 
 from objectives.metrics import Measurement
 from optimizer.core.interfaces import Endpoint
-from optimizer.core.timing import MeasurementWindow
+from optimizer.core.measurement_windows import MeasurementWindow
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.perf_analyzer import REFUSED, FallbackRunner, PerfAnalyzer, PerfAnalyzerCommand
 from optimizer.measure.perf_output import (

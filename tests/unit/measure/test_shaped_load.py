@@ -14,8 +14,8 @@ from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.interfaces import Endpoint
+from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.request_sizes import parse_priorities, parse_size_distribution
-from optimizer.core.timing import MAX_SPREAD
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
 from optimizer.measure.load_client.generator import OpenLoopGenerator

@@ -17,7 +17,7 @@ from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint
-from optimizer.core.timing import MAX_SPREAD
+from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_client.client import OverloadDetector
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator

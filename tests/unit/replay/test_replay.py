@@ -16,9 +16,10 @@ from objectives import latency_sketch
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.budget import Budget
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import Endpoint, Searcher
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import (

@@ -18,10 +18,10 @@ from rich.console import Console
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
+from optimizer.core.budget import Budget
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.files import write_json
+from optimizer.core.file_writing import write_json
 from optimizer.core.notes import ConfirmationComplete, OutputsNotCompared
-from optimizer.core.timing import Budget
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.measure.measurer import ProgressObserver
 from optimizer.options.run_options import RunOptions

@@ -14,7 +14,7 @@ from rich.console import Console
 from objectives.sla import Sla
 from optimizer.cli.main import progress_on
 from optimizer.cli.run import read_run_arguments
-from optimizer.core.timing import Budget
+from optimizer.core.budget import Budget
 from optimizer.core.trial import Confirmation, latest_points
 from optimizer.machine import hardware
 from optimizer.options.command_line import Parser

@@ -11,7 +11,7 @@ from rich.console import Console
 from objectives.confidence import Verdict
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer
-from optimizer.core.timing import Budget
+from optimizer.core.budget import Budget
 from optimizer.core.trial import Candidate
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver

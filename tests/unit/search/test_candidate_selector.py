@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from objectives.batch_stats import BatchStatistic
 from objectives.metrics import Forecast, Measurement
@@ -19,8 +18,8 @@ from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.search.candidate_selector import SHORTLIST, CandidateSelector, Decision, forecast
 from optimizer.search.candidate_tracker import CandidateTracker
 from optimizer.search.correction import SPEED_ERROR, Correction, Residuals, features, relative_noise
-from optimizer.search.optuna_encoding import Encoding, finished_trials, trial_from_attributes
-from optimizer.search.simulated import SimulatedSampler, minimum_gain_factor
+from optimizer.search.optuna_encoding import finished_trials, trial_from_attributes
+from optimizer.search.simulated import minimum_gain_factor
 from optimizer.simulator.calibration import Observation, observe_point
 from optimizer.simulator.fitted_parameters import (
     ExecutionSettings,
@@ -352,31 +351,6 @@ def test_a_second_trial_of_a_candidate_is_stored_once() -> None:
     for one in (*BASELINES, control, *BASELINES, control):
         tracker.record(one)
     assert finished_trials(tracker.study) == [*BASELINES, control]
-
-
-def test_an_ordinary_study_can_be_driven_by_the_sampler() -> None:
-    study = optuna.create_study(direction="maximize", sampler=SimulatedSampler(problem()))
-    tracker = CandidateTracker(problem(), study)
-    for one in BASELINES:
-        tracker.record(one)
-    suggested = [tracker.ask(tracker.tried()) for _ in range(3)]
-    assert None not in suggested
-    assert len(set(suggested)) == 3
-    assert suggested[0] == decide(*BASELINES).candidate
-
-
-def test_trials_that_tell_no_load_are_at_least_not_repeated() -> None:
-    def objective(one: optuna.Trial) -> float:
-        for name, distribution in Encoding(SPACE).distributions.items():
-            if isinstance(distribution, IntDistribution):
-                one.suggest_int(name, distribution.low, distribution.high)
-            elif isinstance(distribution, CategoricalDistribution):
-                one.suggest_categorical(name, distribution.choices)
-        return 1.0
-
-    study = optuna.create_study(direction="maximize", sampler=SimulatedSampler(problem()))
-    study.optimize(objective, n_trials=5)
-    assert len({tuple(one.params.items()) for one in study.trials}) == 5
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.budget import Budget
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.search import make_searcher
 from optimizer.search.candidate_selector import CandidateSelector

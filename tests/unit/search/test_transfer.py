@@ -20,8 +20,9 @@ from objectives import batch_stats
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.budget import Budget
 from optimizer.core.errors import BadInputError
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.measurer import Measurer

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from optimizer.core.files import file_lock
+from optimizer.core.locks import file_lock
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate
 from optimizer.simulator.compilation import compiled, compiled_once, inlined

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.budget import Budget
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import recorded_problem
 from optimizer.results.progress_observers import QuietObserver

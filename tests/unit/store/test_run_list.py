@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.files import LOCK_FILE, file_lock
+from optimizer.core.locks import LOCK_FILE, file_lock
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_list import delete_run, find_deletable, list_runs

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from objectives.sla import Sla
 from optimizer.cli.batch import exit_code
+from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, ServerFault
-from optimizer.core.timing import RunMode
 from optimizer.core.trial import Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.replay.engine import recorded_problem

@@ -11,8 +11,9 @@ import pytest
 
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.plan import ConfirmationPlan
+from optimizer.core.budget import Budget
 from optimizer.core.notes import Note, ServedOnCpu
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.candidate_measurer import MAX_CRASHES
 from optimizer.results.progress_observers import QuietObserver

@@ -14,7 +14,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import ServerFault
 from optimizer.core.notes import ShareOfNode
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import SERVER_CPUS, Candidate
 from optimizer.deploy import target_factory
 from optimizer.deploy.target_factory import VisibleGpus

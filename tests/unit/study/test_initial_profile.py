@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.hardware import Hardware
 from optimizer.model.profile import find_profile, list_profiles, load_profile
 from optimizer.options.run_options import RunOptions

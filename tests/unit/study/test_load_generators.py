@@ -13,7 +13,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
-from optimizer.core.timing import Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.deploy import runtime
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator

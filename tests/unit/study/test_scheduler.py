@@ -11,8 +11,9 @@ import pytest
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
+from optimizer.core.budget import Budget
 from optimizer.core.errors import ServerFault
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.search import make_searcher
 from optimizer.search.candidate_selector import CandidateSelector

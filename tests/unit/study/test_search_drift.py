@@ -13,8 +13,9 @@ import pytest
 from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.plan import finalists
+from optimizer.core.budget import Budget
 from optimizer.core.interfaces import Endpoint, ResourceUsage
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial, latest_points
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer

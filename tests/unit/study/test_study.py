@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from optimizer.config.search_space import Problem
+from optimizer.core.budget import Budget, RunMode
 from optimizer.core.notes import Note, ServedOnCpu
-from optimizer.core.timing import Budget, RunMode, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.progress_observers import QuietObserver

@@ -13,10 +13,11 @@ import pytest
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
+from optimizer.core.budget import Budget
 from optimizer.core.errors import BadInputError, LoadRefused, MeasurementError, ServerCrashed
 from optimizer.core.interfaces import Endpoint, LoadGenerator, ResourceUsage, Target
 from optimizer.core.notes import ServedOnCpu
-from optimizer.core.timing import Budget, Stopwatch
+from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.recommendation import Outcome, assess

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from optimizer.measure import server_health
+from optimizer.measure import server_messages
 
 NO_SHARED_MEMORY = (
     "load failed for model 'faulty': version 1 is at UNAVAILABLE state: Internal: Unable to initialize shared memory "
@@ -26,8 +24,8 @@ NO_ARRAY = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 8.00 G
     ],
 )
 def test_lack_of_memory_and_dead_models_are_recognised(message: str, lacks_memory: bool, model_died: bool) -> None:
-    assert server_health.lacks_memory(message) is lacks_memory
-    assert server_health.model_died(message) is model_died
+    assert server_messages.lacks_memory(message) is lacks_memory
+    assert server_messages.model_died(message) is model_died
 
 
 @pytest.mark.parametrize(
@@ -43,17 +41,8 @@ def test_lack_of_memory_and_dead_models_are_recognised(message: str, lacks_memor
     ],
 )
 def test_lack_of_gpu_memory_is_recognised(message: str, lacks: bool) -> None:
-    assert server_health.lacks_gpu_memory(message) is lacks
-
-
-def test_the_last_output_is_that_of_a_models_process(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    lines = ["| model | 1 |", "+---+", 'I1122 21:49:17.258071 444 model_lifecycle.cc:472] "loading: m:1"']
-    log.write_text("\n".join(lines))
-    assert server_health.last_output(log) == ""
-    log.write_text("\n".join([*lines, "bash: line 1: stub: No such file", *lines, ""]))
-    assert server_health.last_output(log) == "bash: line 1: stub: No such file"
+    assert server_messages.lacks_gpu_memory(message) is lacks
 
 
 def test_a_message_is_one_line_without_a_traceback() -> None:
-    assert server_health.without_traceback(NO_ARRAY).endswith("Unable to allocate 8.00 GiB for an array")
+    assert server_messages.without_traceback(NO_ARRAY).endswith("Unable to allocate 8.00 GiB for an array")

@@ -1,0 +1,67 @@
+"""The wall time and the number of trials that a run may use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from optimizer.core.trial import Trial
+
+CONFIRM_SHARE = 0.4  # share of the time that is reserved for the confirmation
+
+
+class RunMode(Enum):
+    """What a session of a run does."""
+
+    SEARCH_AND_CONFIRM = "search and confirm"
+    SEARCH = "search"
+    CONFIRM = "confirm"
+
+    @property
+    def confirm_share(self) -> float:
+        """The share of the budget that is reserved for the confirmation."""
+        shares = {RunMode.SEARCH_AND_CONFIRM: CONFIRM_SHARE, RunMode.SEARCH: 0.0, RunMode.CONFIRM: 1.0}
+        return shares[self]
+
+
+@dataclass
+class Budget:
+    """The wall time and the number of trials that a run may use. The time starts when the object is created.
+
+    Attributes:
+        seconds: Wall time of the whole run.
+        max_trials: Largest number of trials; None for no limit.
+        spent_seconds: Time that a resumed run had used before.
+        confirm_share: Share of ``seconds`` that is reserved for the confirmation, 0 to 1.
+        clock: Returns monotonic seconds; tests and simulations pass their own.
+        other_seconds: Part of ``seconds`` for the start of the process and the report.
+    """
+
+    seconds: float
+    max_trials: int | None = None
+    spent_seconds: float = 0.0
+    confirm_share: float = CONFIRM_SHARE
+    clock: Callable[[], float] = time.monotonic
+    other_seconds: float = 0.0
+    _started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
+
+    def left_seconds(self) -> float:
+        """Return the time until the measurements have to end; negative after that."""
+        return self.seconds - self.other_seconds - self.spent_seconds - (self.clock() - self._started)
+
+    def search_seconds_left(self) -> float:
+        """Return the time until the confirmation has to begin; negative after that."""
+        return (1 - self.confirm_share) * self.seconds - self.spent_seconds - (self.clock() - self._started)
+
+
+def spent_seconds(trials: Sequence[Trial]) -> float:
+    """Return the time that these trials used of the budget: deployments, measurements and confirmations."""
+    measured = [m for trial in trials for _, m in trial.measurements]
+    for trial in trials:
+        measured += [again.measurement for again in (*trial.confirmations, *trial.cross_checks)]
+    return sum(trial.deploy_seconds or 0 for trial in trials) + sum(m.measure_seconds or 0 for m in measured)

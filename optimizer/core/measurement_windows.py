@@ -1,0 +1,56 @@
+"""How long the windows of a measurement are, and whether they agree with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MIN_WINDOWS = 3  # windows of a measurement: perf_analyzer accepts no fewer
+FIRST_WINDOW_MS = 300  # longer windows do not reduce the differences between deployments
+RATE_WINDOW_MS = 600  # longer, because random arrivals differ between windows
+STREAM_WINDOW_MS = 900  # longer, because the times of requests that run together are alike
+MIN_WINDOW_MS = 50
+WINDOW_STRETCH = 1.2  # actual length of a perf_analyzer window as a multiple of the requested one
+MAX_WINDOW_MS = 15_000
+REQUESTS_PER_WINDOW = 60
+MAX_SPREAD = 0.35  # (max - min) / median of the windows' throughputs, and of their p95 latencies
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementWindow:
+    """The throughput and latency of one measurement window (a "pass" of perf_analyzer)."""
+
+    throughput_infer_per_sec: float
+    latency_p95_ms: float
+
+
+def describe_instability(
+    windows: Sequence[MeasurementWindow], spread_limit: float = MAX_SPREAD, p95_spread_limit: float | None = None
+) -> str:
+    """Return why the windows disagree, or an empty string if they agree.
+
+    They agree if there are at least ``MIN_WINDOWS`` and (max - min) / median is at most ``spread_limit``, or
+    ``p95_spread_limit`` for the p95 latencies if that is given.
+    """
+    if len(windows) < MIN_WINDOWS:
+        return f"only {len(windows)} of {MIN_WINDOWS} windows"
+    p95_limit = spread_limit if p95_spread_limit is None else p95_spread_limit
+    for name, unit, limit, values in (
+        ("throughput", "infer/s", spread_limit, [w.throughput_infer_per_sec for w in windows]),
+        ("p95", "ms", p95_limit, [w.latency_p95_ms for w in windows]),
+    ):
+        middle = sorted(values)[len(values) // 2]
+        if middle <= 0:
+            return f"a window of zero {name}"
+        if (max(values) - min(values)) / middle > limit:
+            lowest, highest = (f"{end:,.0f}" if end >= 1000 else f"{end:.3g}" for end in (min(values), max(values)))
+            return f"unstable: {name} between {lowest} and {highest} {unit}"
+    return ""
+
+
+def window_length_ms(requests_per_window: float, window_ms: int) -> int:
+    """Return the window length in ms for ``REQUESTS_PER_WINDOW`` requests.
+
+    A window of ``window_ms`` had ``requests_per_window`` requests. The result is at most ``MAX_WINDOW_MS``.
+    """
+    return min(MAX_WINDOW_MS, int(window_ms * REQUESTS_PER_WINDOW / max(requests_per_window, 1)))

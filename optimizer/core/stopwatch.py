@@ -1,0 +1,98 @@
+"""The wall time of a run by kind of work, and the CPU time and memory of tune itself."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+WorkKind: TypeAlias = Literal["server", "load_generator", "set_up", "search", "cluster"]
+OwnWork: TypeAlias = Literal["probes", "rows", "display"]
+
+
+class Stopwatch:
+    """Sums the wall time by kind of work. ``own_seconds`` of the report is the rest: the time of tune itself.
+
+    ``server`` is its start, loading of models and status requests. ``set_up`` is downloading the server and building
+    the model, once per machine. ``search`` is choosing the next candidate, and predicting the loads of the
+    confirmation. ``cluster`` is waiting for workers; the report has it only for clusters. Parts of the own time are
+    ``probes`` of the machine's speed, writing ``rows`` of the trials table, and the ``display`` of measurements.
+    """
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._spent: dict[WorkKind, float] = {"server": 0.0, "load_generator": 0.0, "set_up": 0.0, "search": 0.0}
+        self._own: dict[OwnWork, float] = {"probes": 0.0, "rows": 0.0, "display": 0.0}
+        self._confirm_seconds = 0.0
+
+    def wall_seconds(self) -> float:
+        """Return the wall time since the stopwatch was created."""
+        return time.monotonic() - self._started
+
+    @contextlib.contextmanager
+    def confirming(self) -> Iterator[None]:
+        """Count the context as confirmation; its server and load generator times are counted there as well."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._confirm_seconds += time.monotonic() - started
+
+    @contextlib.contextmanager
+    def count(self, kind: WorkKind) -> Iterator[None]:
+        """Count the time in the context as work of this kind."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._spent[kind] = self._spent.get(kind, 0.0) + time.monotonic() - started
+
+    @contextlib.contextmanager
+    def count_own(self, kind: OwnWork) -> Iterator[None]:
+        """Count the time in the context as this part of the own time."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._own[kind] += time.monotonic() - started
+
+    def report(self) -> dict[str, float | None]:
+        """Return the seconds by kind of work, and the CPU seconds and peak resident bytes of this process."""
+        wall = self.wall_seconds()
+        return {
+            "wall_seconds": round(wall, 3),
+            **{f"{name}_seconds": round(seconds, 3) for name, seconds in self._spent.items()},
+            "confirm_seconds": round(self._confirm_seconds, 3),
+            "own_seconds": round(wall - sum(self._spent.values()), 3),
+            **{f"own_{name}_seconds": round(seconds, 3) for name, seconds in self._own.items()},
+            "own_cpu_seconds": round(time.process_time(), 3),
+            "peak_memory_bytes": _peak_memory_bytes(),
+        }
+
+
+def with_earlier_times(times: Mapping[str, float | None], earlier: object) -> dict[str, float | None]:
+    """Return ``times``, a report of ``Stopwatch``, with those of earlier sessions of the run, and the largest memory.
+
+    ``earlier`` is ``times`` of the record in run.json; what is no number there is left out.
+    """
+    before = earlier if isinstance(earlier, dict) else {}
+    total = dict(times)
+    for name, value in times.items():
+        known = before.get(name)
+        if isinstance(known, (int, float)) and math.isfinite(known) and known > 0:
+            together = max(value or 0, known) if name == "peak_memory_bytes" else round((value or 0) + known, 3)
+            total[name] = together
+    return total
+
+
+def _peak_memory_bytes() -> int | None:
+    """Return the peak resident memory (VmHWM). getrusage would include the program before ``exec``."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    kibibytes = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(kibibytes[0]) * 1024 if kibibytes else None
