@@ -481,7 +481,8 @@ class NextVerdictNeeds(Note):
 
     def __str__(self) -> str:
         servers = _count(self.servers, "more fresh server")
-        return f"the next verdict needs {servers}, about {self.seconds:.0f} s: `tune verify` continues"
+        needed = f"the next one needs {servers}, about {self.seconds:.0f} s"
+        return f"the tests are not complete: {needed}; `tune verify` continues them"
 
 
 # -- the cluster ------------------------------------------------------------------------------------------------

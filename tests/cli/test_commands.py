@@ -151,7 +151,9 @@ def findings(output: str) -> dict[str, tuple[str, str, str]]:
     for line in output.splitlines()[:-1]:
         if line.startswith(" "):
             state, text, _ = checks[name]
-            checks[name] = state, text, line.strip().removeprefix("-> ")
+            more = line.strip()
+            is_fix = more.startswith("-> ")
+            checks[name] = (state, text, more.removeprefix("-> ")) if is_fix else (state, f"{text} {more}", "")
         else:
             name = line[6:21].strip()
             checks[name] = line[:4].strip(), line[22:], ""

@@ -237,6 +237,15 @@ class TestText:
             '  +     string_value: "1" } }',
         ]
 
+    def test_a_comparison_that_is_too_wide_has_a_row_for_each_metric(self) -> None:
+        result = outcome(compared())
+        (narrow, wide) = (printed(result, width=width) for width in (60, 80))
+        assert "\ngain " in narrow
+        assert "…" not in narrow
+        for row in outcome_tables.comparisons(result, problem()):
+            assert row[-1] in wide
+            assert set(row[-1].split()) <= set(narrow.split())
+
     def test_a_current_configuration_that_is_the_best_changes_nothing(self) -> None:
         result = replace(outcome(study()[:1]), trials=2)
         assert result.recommended is result.baseline

@@ -192,6 +192,12 @@ class TestPlain:
         say(line)
         assert text.getvalue() == (f"{line}\n" if printed else "")
 
+    def test_a_preparation_breaks_between_words_on_a_terminal(self) -> None:
+        text = io.StringIO()
+        say, _ = progress_on(Console(file=text, width=20, force_terminal=True, color_system=None))
+        say("tuning dlrm within p95 <= 20 ms")
+        assert text.getvalue().splitlines() == ["tuning dlrm within", "p95 <= 20 ms"]
+
 
 class TestColours:
     @pytest.mark.parametrize(
