@@ -11,7 +11,7 @@ from objectives import pareto
 from objectives.confidence import Verdict
 from objectives.metrics import LATENCY, METRICS, Measurement, Metric
 from objectives.sla import Constraint, Sla
-from objectives.verdict import ConfidenceInterval, ThroughputRatio, is_disturbed
+from objectives.verdict import ConfidenceInterval, ThroughputRatio, is_disturbed, pool_measurements
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, judge_confirmations, meets_sla
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points, latest_points
@@ -412,3 +412,10 @@ def best_load(trial: Trial, problem: Problem) -> tuple[Point | None, bool]:
     measured = latest_points([trial])
     best = SpeedCorrection().best_point(measured, problem.best_point)
     return best or problem.sla.closest_point(measured), best is not None
+
+
+def newest_confirmation(trial: Trial) -> Point:
+    """Return all windows of the newest fresh server of ``trial``, which has confirmations, as one point."""
+    last = trial.confirmations[-1]
+    windows = [window.measurement for window in trial.confirmations if window.server == last.server]
+    return Point(trial.number, trial.candidate, last.load, pool_measurements(windows))

@@ -173,6 +173,13 @@ class TestPlain:
             observer.trial_finished(confirmed, None)
         assert "trial 0 (confirm): batch 256 · 1 instance · no dynamic batching: 2,100 infer/s" in text.getvalue()
 
+        display = io.StringIO()
+        console = Console(file=display, force_terminal=True, width=80, height=24, color_system=None)
+        with LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0), time.monotonic()) as live:
+            live.trial_started(0, trial.candidate, "confirm")
+            live.trial_finished(confirmed, None)
+        assert re.search(r"confirm: batch 256 .* 2,100 ", display.getvalue())
+
     def test_the_observer_depends_on_flag_and_terminal(self, run: FinishedRun) -> None:
         def chosen(log: str | None, *, terminal: bool) -> type:
             console = Console(file=io.StringIO(), force_terminal=terminal)
