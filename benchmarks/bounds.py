@@ -24,8 +24,8 @@ from intervals import ratio_interval
 from measured_model import make_own_client, make_perf_analyzer, prepare_model, say
 
 from objectives.metrics import METRICS, Measurement
+from objectives.pooled_windows import pool_measurements, pooled_quantile_ms
 from objectives.sla import Sla
-from objectives.verdict import pool_measurements, pooled_quantile_ms
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware

@@ -46,8 +46,9 @@ from scipy import special
 from tune_runs import row
 
 from objectives.metrics import Measurement
+from objectives.pooled_windows import latency_quantiles, pool_measurements
 from objectives.sla import Sla
-from objectives.verdict import count_misses, latency_quantiles, pool_measurements
+from objectives.verdict import count_misses
 from optimizer.core.interfaces import Endpoint
 from optimizer.core.timing import WINDOW_STRETCH
 from optimizer.core.trial import LoadPoint

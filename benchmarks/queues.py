@@ -25,8 +25,8 @@ from measured_model import make_own_client, prepare_model, say
 
 from objectives import latency_sketch, priority_stats
 from objectives.metrics import METRICS, Measurement
+from objectives.pooled_windows import pool_measurements
 from objectives.sla import Sla
-from objectives.verdict import pool_measurements
 from optimizer.config.queue_policy import (
     DEFAULT_PRIORITY_LEVEL,
     MAX_QUEUE_SIZE,

@@ -44,7 +44,8 @@ from tune_runs import judged, row
 
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
-from objectives.verdict import count_misses, pool_measurements
+from objectives.pooled_windows import pool_measurements
+from objectives.verdict import count_misses
 from optimizer.confirmation.server_plan import plan_server
 from optimizer.core.errors import TuneError
 from optimizer.core.trial import Candidate, LoadPoint, Point

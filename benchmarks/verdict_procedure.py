@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from objectives.arrays import FloatArray
-from objectives.confidence import MissCounts, judge_share, pool_server_spread
+from objectives.confidence import MissCounts, judge_share
 from objectives.load_sequence import (
     ERROR_SHARES,
     MARGIN,
@@ -47,6 +47,7 @@ from objectives.load_sequence import (
     choose_candidate,
 )
 from objectives.sequential import LOOKS
+from objectives.server_spread import pool_server_spread
 from objectives.sla import CONFIDENCE
 from objectives.verdict import MOST_EXCLUDED, counted_windows
 from optimizer.confirmation.load_predictions import FARTHEST_LOAD, HIGHEST_LOAD, LOAD_STEP, LOWEST_LOAD

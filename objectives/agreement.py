@@ -19,11 +19,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from objectives.confidence import mean_bounds, next_look, pool_server_spread
+from objectives.confidence import mean_bounds, next_look
+from objectives.intervals import ConfidenceInterval
 from objectives.metrics import LATENCY, METRICS, Measurement, four_digits
+from objectives.pooled_windows import pooled_quantile_ms
 from objectives.sequential import look_error
+from objectives.server_spread import pool_server_spread
 from objectives.sla import Sla
-from objectives.verdict import ConfidenceInterval, is_disturbed, pooled_quantile_ms
+from objectives.verdict import is_disturbed
 
 ALLOWED_DIFFERENCE = 0.05  # of the log of the ratio; a smaller difference does not change a decision
 FEWEST_PAIRS = 2

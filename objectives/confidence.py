@@ -4,30 +4,20 @@ The estimand is the expected share on a fresh server of a configuration, under t
 measurements. Servers are random: two starts of one configuration differ in speed. Machine states are not: a verdict
 is about the mix of states that was observed. So the sampling error has two parts, the difference between servers and
 the bursts within a server. Slow changes of the machine's speed within a server are left out of the second part.
-
-One configuration sees few servers. So the variance between servers is pooled over all configurations of a run, on the
-scale of log latency, with a prior of a few servers. A probe of the machine's speed next to each server is a
-covariate: the differences that it explains are those of machine states, not of servers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
 
 import numpy as np
 
-from objectives.arrays import FloatArray
 from objectives.metrics import four_digits
 from objectives.sequential import LOOKS, look_error
+from objectives.server_spread import ServerSpread, Windows
 
-Windows: TypeAlias = Sequence[FloatArray]  # one array for each server, shape [windows]
-
-PRIOR_DEVIATION = 0.05  # standard deviation of log latency between servers of one configuration
-PRIOR_FREEDOM = 3.0  # degrees of freedom of the prior
 HOPELESS_FACTOR = 2.0  # times the permitted share: a load beyond it is given up before the first look
 LIKELY_DEVIATIONS = 1.0  # standard errors beyond the limit of a test, with which it is likely to pass
 
@@ -61,56 +51,6 @@ class ConstraintVerdict:
     effective_requests: float = 0.0
     is_promising: bool = False
     excess: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServerSpread:
-    """How the log of a metric differs between servers of one configuration.
-
-    Attributes:
-        variance: Its variance between servers under one machine state.
-        freedom: Degrees of freedom of the variance.
-        slope: By how much it rises with the log of the time of the speed probe.
-        slope_variance: Variance of the estimated slope.
-    """
-
-    variance: float
-    freedom: float
-    slope: float = 0.0
-    slope_variance: float = 0.0
-
-
-def pool_server_spread(groups: Sequence[Windows], log_probes: Sequence[Sequence[float]] = ()) -> ServerSpread:
-    """Return the variance between servers, pooled over the configurations and the prior.
-
-    It is the posterior mean under a scaled inverse chi-squared prior (Gelman et al. 2013, "Bayesian Data Analysis",
-    section 2.6). The differences between windows explain a part of the differences between servers, which is left out
-    (one-way analysis of variance), and so does the speed of the machine, with one slope for all configurations
-    (analysis of covariance, Fisher 1932).
-
-    Args:
-        groups: The log of a latency quantile in each window of each server, one group for each configuration and
-            load.
-        log_probes: The log of the time of the speed probe beside each server; empty if it is unknown.
-    """
-    residuals = _deviations([[float(windows.mean()) for windows in group] for group in groups])
-    freedom, slope = float(sum(len(group) - 1 for group in groups if len(group))), 0.0
-    states = _deviations(log_probes)
-    squares = float(states @ states) if freedom > 1 else 0.0
-    if squares > 0:
-        slope = float(states @ residuals) / squares
-        residuals = residuals - slope * states
-        freedom -= 1
-    known = [float(windows.var(ddof=1)) / len(windows) for group in groups for windows in group if len(windows) > 1]
-    within = float(np.mean(known)) if known else 0.0
-    between = max(0.0, float(residuals @ residuals) - freedom * within)
-    total = PRIOR_FREEDOM + freedom
-    variance = (PRIOR_FREEDOM * PRIOR_DEVIATION**2 + between) / total
-    return ServerSpread(variance, total, slope, (variance + within) / squares if squares > 0 else 0.0)
-
-
-def _deviations(groups: Sequence[Sequence[float]]) -> FloatArray:
-    return np.concatenate([np.array(group) - np.mean(group) for group in groups if len(group)] or [np.zeros(0)])
 
 
 @dataclass(frozen=True, slots=True)

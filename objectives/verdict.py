@@ -1,180 +1,41 @@
-"""The verdict on an SLA from measurement windows: with counts and sketches, or with only a few latency quantiles."""
+"""The verdict on an SLA, from the measurement windows on fresh servers of one configuration at one load."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import TypeAlias, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
-from objectives import latency_sketch, priority_stats
-from objectives.arrays import FloatArray
 from objectives.confidence import (
     ConstraintVerdict,
     MissCounts,
-    ServerSpread,
     Verdict,
-    difference_bounds,
     fewest_requests,
     judge_mean,
     judge_share,
-    mean_bounds,
-    pool_server_spread,
     share_spread,
 )
-from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement, Timing, four_digits
+from objectives.intervals import UNBOUNDED, ConfidenceInterval
+from objectives.metrics import LATENCY, METRICS, Measurement, Timing, four_digits
+from objectives.pooled_windows import misses_over, pooled_quantile_ms, requests_with, served_nothing
 from objectives.sequential import LOOKS
+from objectives.server_spread import ServerSpread, ServerWindows, metric_logs
 from objectives.sla import CONFIDENCE, Constraint, Sla
 
-HIGHEST_LEVEL = max(QUANTILES.values())  # nothing is known about the latencies above this quantile
-EDGES = 200  # latencies at which the tails of windows without sketches are added up
-
-
-def order_statistic_levels(effective: float, quantile: float, confidence: float) -> tuple[float, float]:
-    """Return the levels of the sample quantiles that bound the true quantile from below and above.
-
-    The bounds are order statistics (Conover 1999, "Practical Nonparametric Statistics", section 3.2). For example,
-    the p99 of 161 or more independent requests is an upper bound of the true p95 at 99 % confidence.
-
-    Args:
-        effective: Effective requests.
-        quantile: Level of the true quantile.
-        confidence: One-sided confidence of each bound.
-
-    Returns:
-        The lower level (0 if no request is a bound) and the upper level (inf if no request is a bound).
-    """
-    from scipy import special
-
-    above = np.arange(math.ceil(effective))  # candidate numbers of requests above the sample quantile
-    # P(at most `above` requests exceed the true quantile), the binomial distribution
-    chance = special.betainc(effective - above, above + 1.0, quantile)
-    fewest, most = above[chance >= confidence], above[chance <= 1 - confidence]
-    low = 1 - fewest[0] / effective if fewest.size else 0.0
-    return float(low), float(1 - most[-1] / effective) if most.size else math.inf
-
-
-def latency_quantiles(measurement: Measurement, timing: Timing = LATENCY) -> dict[float, float]:
-    """Return the known quantiles of ``timing`` in ms, by level."""
-    quantiles_ms = {level: METRICS[timing.metric(name)].value(measurement) for name, level in QUANTILES.items()}
-    return {level: ms for level, ms in quantiles_ms.items() if ms is not None and math.isfinite(ms)}
-
-
-def pooled_quantile_ms(windows: Sequence[Measurement], level: float, timing: Timing = LATENCY) -> float:
-    """Return the quantile of ``timing`` over all requests of ``windows`` in ms; nan if no quantile is known.
-
-    If all windows have sketches, these are merged, so the error is at most ``latency_sketch.RELATIVE_ACCURACY``.
-    Otherwise the tail of a window is taken as exponential between its quantiles and beyond the highest one, as in
-    ``_tail_shares``, and the result is inf above ``HIGHEST_LEVEL``.
-    """
-    known = [(window, own) for window in windows if (own := latency_quantiles(window, timing))]
-    if known and all(timing.sketch(window) for window, _ in known):
-        return latency_sketch.pooled_quantile_ms([timing.sketch(window) for window, _ in known], level)
-    if level > HIGHEST_LEVEL:
-        return math.inf
-    if not known:
-        return math.nan
-    ends_ms = [ms for _, own in known for ms in (*own.values(), _tail_quantile_ms(own, level))]
-    edges_ms = np.unique([*ends_ms, *np.linspace(min(ends_ms), max(ends_ms), EDGES)])
-    requests = [_requests_with(window, timing) for window, _ in known]
-    shares = np.average([_tail_shares(own, edges_ms) for _, own in known], axis=0, weights=requests)
-    return float(np.interp(-math.log(1 - level), -np.log(shares), edges_ms))  # shares fall as the edges rise
-
-
-def _requests_with(window: Measurement, timing: Timing) -> int:
-    """Return the number of requests that have ``timing``: those in its sketch, or all of them if there is none.
-
-    It is 1 if the number is unknown, so that windows have equal weights. A request with a single response has no
-    inter-token latency.
-    """
-    sketch = "" if timing is LATENCY else timing.sketch(window)
-    if sketch:
-        return latency_sketch.count(sketch)
-    return window.requests or (0 if _served_nothing(window) else 1)
-
-
-def _counted_misses(window: Measurement, bound_ms: float, timing: Timing) -> float | None:
-    """Return the requests above ``bound_ms``: exact, or by the sketch; None if the window has only quantiles."""
-    exact, sketch = latency_sketch.requests_over(timing.requests_over(window), bound_ms), timing.sketch(window)
-    if exact is not None or not sketch:
-        return exact
-    return _requests_with(window, timing) * latency_sketch.share_over(sketch, bound_ms)
-
-
-def _tail_quantile_ms(quantiles_ms: Mapping[float, float], level: float) -> float:
-    """Return the latency at ``level`` if the exponential between the two highest quantiles continues."""
-    (before, before_ms), (last, last_ms) = sorted([(0.0, 0.0), *quantiles_ms.items()])[-2:]
-    beyond = max(0.0, math.log((1 - last) / (1 - level)))
-    return last_ms + beyond * max(last_ms - before_ms, 1e-9) / math.log((1 - before) / (1 - last))
-
-
-def _tail_shares(quantiles_ms: Mapping[float, float], bounds_ms: FloatArray | float) -> FloatArray:
-    """Return the share of requests above each bound, with the exponential tail beyond the highest quantile."""
-    (before, before_ms), (last, last_ms) = sorted([(0.0, 0.0), *quantiles_ms.items()])[-2:]
-    decay_per_ms = math.log((1 - before) / (1 - last)) / max(last_ms - before_ms, 1e-9)
-    beyond_ms = np.maximum(0.0, np.asarray(bounds_ms, dtype=np.float64) - last_ms)
-    return np.asarray(_miss_shares(quantiles_ms, bounds_ms) * np.exp(-decay_per_ms * beyond_ms), dtype=np.float64)
-
-
-def _miss_shares(quantiles_ms: Mapping[float, float], bounds_ms: FloatArray | float) -> FloatArray:
-    """Return the share of requests above each bound; at least the share above the highest quantile."""
-    levels, values = [0.0, *sorted(quantiles_ms)], [0.0, *sorted(quantiles_ms.values())]
-    return np.asarray(np.exp(np.interp(bounds_ms, values, np.log1p(-np.array(levels)))), dtype=np.float64)
-
-
-@dataclass(frozen=True, slots=True)
-class ConfidenceInterval:
-    """A lower and an upper bound of a metric, each at the confidence; infinite or nan if they are unknown."""
-
-    low: float
-    high: float
-
-    @property
-    def is_unknown(self) -> bool:
-        """Whether the measurements do not bound the metric."""
-        return math.isnan(self.low) or math.isnan(self.high) or math.isinf(self.low)
-
-
-UNBOUNDED = ConfidenceInterval(-math.inf, math.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class ThroughputRatio:
-    """The ratio of two throughputs on fresh servers, with its confidence interval."""
-
-    estimate: float
-    interval: ConfidenceInterval
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The ends of the interval."""
-        return self.interval.low, self.interval.high
-
-    @property
-    def is_measurable(self) -> bool:
-        """Whether the throughputs differ by more than chance: the interval does not contain 1."""
-        return not self.interval.low <= 1 <= self.interval.high
-
-
 NOTHING = "nothing was measured"
-_SUMMED = ("requests", "rejected_requests", "timed_out_requests", "failed_requests")
 # log of latency by which the load changes after a test of a count, which does not show how far its bound is
 COUNTED_EXCESS = 0.1
 SLOPE_LEVELS = 1.5  # the shares at which the slope of the distribution is taken: times and divided by this factor
 LARGEST_SLOPE = 50.0  # of the normal quantile of the share by the log of latency: latencies that hardly vary
-
-
 Window = TypeVar("Window")
-ServerWindows: TypeAlias = Sequence[Sequence[Measurement]]  # of each fresh server, ordered by time
 ESTIMAND = (
     "expected share of requests over the bound on a fresh server of this configuration, under the mix of machine "
     "states observed during its confirmation"
 )
 MOST_EXCLUDED = 0.2  # share of the windows; if more were left out, the rest would not represent the machine
-LARGEST_LOG = 700.0  # the exponential of more is not a floating-point number
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,61 +187,6 @@ def needed_requests(bound: Constraint, error: float = 1 - CONFIDENCE) -> int:
     return 0 if level is None else fewest_requests(1 - level, error)
 
 
-def server_spreads(groups: Sequence[ServerWindows], sla: Sla) -> dict[str, ServerSpread]:
-    """Return the variance of the log between servers, of the throughput and of each bounded latency, by metric.
-
-    Args:
-        groups: The windows of each configuration and load that was confirmed.
-        sla: The SLA, whose latencies are judged.
-    """
-    metrics = ["throughput", *(constraint.metric for constraint in sla.latencies), sla.judged_latency]
-    if any(window.output_tokens_per_sec for servers in groups for own in servers for window in own):
-        metrics.append("output-throughput")
-    return {metric: _metric_spread(groups, metric) for metric in metrics}
-
-
-def _metric_spread(groups: Sequence[ServerWindows], metric: str) -> ServerSpread:
-    known = [[own for own in servers if _is_known(own, metric)] for servers in groups]
-    probes = [[log_probe(own) for own in servers] for servers in known]
-    is_probed = all(math.isfinite(probe) for servers in probes for probe in servers)
-    return pool_server_spread([_logs(servers, metric) for servers in known], probes if is_probed else ())
-
-
-def log_probe(windows: Sequence[Measurement]) -> float:
-    """Return the log of the time in ms of the speed probe next to a server; nan if it is unknown."""
-    known = [window.speed_probe_ms for window in windows if window.speed_probe_ms]
-    return math.log(statistics.fmean(known)) if known else math.nan
-
-
-def _logs(servers: ServerWindows, metric: str) -> list[FloatArray]:
-    """Return the log of a metric in each window of each server, without windows in which it is unknown.
-
-    A server with a window of 0, which served nothing, has the log of the mean of its windows instead. It is -inf if
-    all of them are 0.
-    """
-    is_rate = METRICS[metric].better == "higher"
-    logs = []
-    for own in servers:
-        values = [0.0 if is_rate and _served_nothing(window) else METRICS[metric].value(window) for window in own]
-        known = [value for value in values if value is not None and 0 <= value < math.inf]
-        mean = statistics.fmean(known) if known else 0.0
-        if known and min(known) > 0:
-            logs.append(np.log(known))
-        elif known:
-            logs.append(np.array([math.log(mean) if mean else -math.inf]))
-    return logs
-
-
-def _served_nothing(window: Measurement) -> bool:
-    """Return whether every request of a window failed."""
-    return window.requests == 0 and bool(window.errors)
-
-
-def _is_known(windows: Sequence[Measurement], metric: str) -> bool:
-    """Return whether the metric of a server has a log: it is known, and not 0 in all windows."""
-    return any(np.isfinite(own).all() for own in _logs([windows], metric))
-
-
 def _judge_constraint(
     servers: ServerWindows, bound: Constraint, spreads: Mapping[str, ServerSpread], test: SequentialTest
 ) -> ConstraintVerdict:
@@ -399,14 +205,14 @@ def _judge_constraint(
         return _judge_counted(servers, bound, spreads["throughput"].freedom, test)
     if bound.metric in spreads:
         judged = judge_mean(
-            _logs(servers, bound.metric),
+            metric_logs(servers, bound.metric),
             math.log(bound.bound),
             spreads[bound.metric],
             test.error,
             test.most_servers,
             higher_is_better=METRICS[bound.metric].better == "higher",
         )
-        nothing = sum(_served_nothing(window) for own in servers for window in own) if timing is not None else 0
+        nothing = sum(served_nothing(window) for own in servers for window in own) if timing is not None else 0
         if not nothing or judged.verdict is Verdict.FAIL:
             return judged
         reason = f"no request was served in {nothing} of {sum(map(len, servers))} windows"
@@ -421,17 +227,17 @@ def count_misses(servers: ServerWindows, bound_ms: float, level: float, timing: 
     are above both.
     """
     windows = [window for own in servers for window in own]
-    served = sum(_requests_with(window, timing) for window in windows)
+    served = sum(requests_with(window, timing) for window in windows)
     failed = sum(window.errors or 0 for window in windows)
     level_of_served = level * (1 + failed / served) if served else math.inf
     own_ms = pooled_quantile_ms(windows, level_of_served, timing) if level_of_served < 1 else math.inf
     return MissCounts(
         [
-            np.array([float(_requests_with(window, timing) + (window.errors or 0)) for window in own])
+            np.array([float(requests_with(window, timing) + (window.errors or 0)) for window in own])
             for own in servers
         ],
-        [np.array([_misses(window, bound_ms, timing) for window in own]) for own in servers],
-        [np.array([_misses(window, own_ms, timing) for window in own]) for own in servers],
+        [np.array([misses_over(window, bound_ms, timing) for window in own]) for own in servers],
+        [np.array([misses_over(window, own_ms, timing) for window in own]) for own in servers],
         _slope(windows, level, timing),
         math.log(bound_ms / own_ms) if 0 < own_ms < math.inf else -math.inf,
     )
@@ -448,118 +254,6 @@ def _slope(windows: Sequence[Measurement], level: float, timing: Timing) -> floa
     if not 0 < low < high < math.inf:
         return LARGEST_SLOPE
     return min(float(np.subtract(*special.ndtri(shares))) / math.log(high / low), LARGEST_SLOPE)
-
-
-def throughput_interval(
-    servers: ServerWindows, spread: ServerSpread, confidence: float = CONFIDENCE, metric: str = "throughput"
-) -> ConfidenceInterval:
-    """Return the confidence interval of the throughput ``metric`` on a fresh server in its unit per second.
-
-    It is Student's t interval of the log, with the variance between servers that all configurations have together. If
-    a server served nothing, the lower end is 0, and the upper end is that of the other servers.
-    """
-    logs = _logs(servers, metric)
-    if not logs:
-        return UNBOUNDED
-    served = [own for own in logs if np.isfinite(own).all()]
-    if not served:
-        return ConfidenceInterval(0.0, 0.0)
-    low, high = mean_bounds(served, spread, 1 - confidence)
-    return ConfidenceInterval(math.exp(low) if len(served) == len(logs) else 0.0, math.exp(high))
-
-
-def throughput_ratio(
-    ours: ServerWindows, theirs: ServerWindows, spread: ServerSpread, confidence: float = CONFIDENCE
-) -> ThroughputRatio | None:
-    """Return the ratio of our throughput to theirs on fresh servers.
-
-    It is None if one of them is unknown or a server served nothing. It is the ratio at the same speed of the machine,
-    see ``confidence.difference_bounds``. The estimate is the middle of the interval on the log scale.
-
-    Args:
-        ours: The windows of each server of one configuration at one load.
-        theirs: The same of the other configuration.
-        spread: The variance of the log of the throughput between servers, as ``server_spreads`` returns it.
-        confidence: One-sided confidence of each end of the interval.
-    """
-    both = [[own for own in servers if _logs([own], "throughput")] for servers in (ours, theirs)]
-    if not all(both) or not all(_is_known(own, "throughput") for servers in both for own in servers):
-        return None
-    logs = [_logs(servers, "throughput") for servers in both]
-    probes = [statistics.fmean(map(log_probe, servers)) for servers in both]
-    difference = probes[0] - probes[1]
-    bounds = difference_bounds(
-        logs[0], logs[1], difference if math.isfinite(difference) else 0.0, spread, 1 - confidence
-    )
-    low, high = (min(max(bound, -LARGEST_LOG), LARGEST_LOG) for bound in bounds)
-    return ThroughputRatio(math.exp((low + high) / 2), ConfidenceInterval(math.exp(low), math.exp(high)))
-
-
-def latency_interval_ms(
-    servers: ServerWindows,
-    metric: str,
-    effective_requests: float,
-    spread: ServerSpread,
-    confidence: float = CONFIDENCE,
-) -> ConfidenceInterval:
-    """Return the confidence interval of a latency metric on a fresh server in ms.
-
-    Quantiles are bounded by order statistics of all requests, the average by Student's t.
-    """
-    level, timing = METRICS[metric].quantile, METRICS[metric].timing
-    if level is None or timing is None:
-        logs = _logs(servers, metric)
-        if not logs:
-            return UNBOUNDED
-        low, high = mean_bounds(logs, spread, 1 - confidence)
-        return ConfidenceInterval(math.exp(low), math.exp(high))
-    if effective_requests < 1:
-        return UNBOUNDED
-    windows = [window for own in servers for window in own]
-    low, high = order_statistic_levels(effective_requests, level, confidence)
-    return ConfidenceInterval(pooled_quantile_ms(windows, low, timing), pooled_quantile_ms(windows, high, timing))
-
-
-def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
-    """Return one measurement for all windows.
-
-    Latency quantiles are those of all served requests, sketches are merged, and requests are summed, also by
-    priority. Other values are medians over the windows in which they are known. The result is stable if all windows
-    are.
-    """
-    values: dict[str, object] = {}
-    for own in fields(Measurement):
-        known = [value for w in windows if isinstance(value := getattr(w, own.name), (int, float))]
-        if known and own.name not in ("stable", "overloaded", *_SUMMED):
-            values[own.name] = round(statistics.median(known), 4)
-    served = [window for window in windows if window.requests != 0]
-    for timing in TIMINGS if served else ():
-        for name, level in QUANTILES.items():
-            if all(level in latency_quantiles(window, timing) for window in served):
-                values[timing.field_of(name)] = round(pooled_quantile_ms(served, level, timing), 4)
-        sketches = [sketch for window in served if (sketch := timing.sketch(window))]
-        if len(sketches) == len(served):
-            values[timing.sketch_field] = latency_sketch.merge(sketches)
-    values["by_priority"] = priority_stats.pool([window.by_priority for window in windows])
-    sums = {name: [count for window in windows if (count := getattr(window, name)) is not None] for name in _SUMMED}
-    values |= {name: sum(counts) for name, counts in sums.items() if any(counts) or (counts and name != "requests")}
-    stable = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)
-    reason = next((window.reason for window in windows if window.reason), "")
-    overloaded = any(window.overloaded for window in windows)
-    medians = Measurement(**values)  # type: ignore[arg-type]
-    return replace(medians, stable=stable, overloaded=overloaded, reason=reason)
-
-
-def _misses(window: Measurement, bound_ms: float, timing: Timing) -> float:
-    """Return the requests above ``bound_ms`` or failed: counted where possible, else estimated.
-
-    It is all of them if nothing is known.
-    """
-    counted = _counted_misses(window, bound_ms, timing)
-    if counted is None:
-        quantiles_ms, requests = latency_quantiles(window, timing), _requests_with(window, timing)
-        counted = requests * float(_tail_shares(quantiles_ms, bound_ms)) if quantiles_ms else float(requests)
-    return counted + (window.errors or 0)
 
 
 def _judge_counted(

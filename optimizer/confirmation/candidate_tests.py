@@ -15,8 +15,8 @@ from objectives.load_sequence import (
     LoadJudgement,
     LoadSequence,
 )
+from objectives.pooled_windows import pool_measurements
 from objectives.sequential import LOOKS
-from objectives.verdict import pool_measurements
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.plan import ConfirmationPlan

@@ -19,7 +19,7 @@ from optimizer.confirmation.candidate_tests import (
     without_lost_end,
 )
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
-from optimizer.confirmation.next_test import NextTest, next_test
+from optimizer.confirmation.next_test import NextTest, corrected_predictions, next_test
 from optimizer.confirmation.plan import ConfirmationPlan, finalists
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, plan_server
 from optimizer.confirmation.verdicts import judge_confirmations
@@ -292,10 +292,7 @@ class Confirmer:
 
     def _correct_loads(self, plan: ConfirmationPlan, point: Point) -> ConfirmationPlan:
         """Return ``plan`` with the loads of an untested candidate as its comparisons corrected them."""
-        own = [entry for entry in judge_confirmations(self.trials, self.problem) if entry.point.trial == point.trial]
-        if not own or own[-1].error:
-            return plan
-        corrected = _predictions(plan, point).for_rival(own[-1], self.problem)
+        corrected = corrected_predictions(plan, self.trial(point.trial), self.problem)
         if corrected is None:
             return plan
         return self._recorded(replace(plan, predictions={**plan.predictions, point.trial: corrected}))

@@ -59,13 +59,13 @@ class LoadPredictions:
         """Return them for a test without time for a second load: it begins at a load that is likelier to pass."""
         return replace(self, highest_first=self._highest(-OTHER_MARGIN))
 
-    def corrected(self, measured: ConfirmedLoad, problem: Problem) -> LoadPredictions | None:
+    def corrected(self, measured: Point, problem: Problem) -> LoadPredictions | None:
         """Return them shifted by the difference of a measurement at one of the loads; None if it is unknown."""
-        throughput = measured.point.throughput_infer_per_sec
-        latency = _log_metrics(measured.point.measurement, problem)[0]
-        if measured.point.load not in self.loads or latency == NO_BOUND or throughput <= 0:
+        throughput = measured.throughput_infer_per_sec
+        latency = _log_metrics(measured.measurement, problem)[0]
+        if measured.load not in self.loads or latency == NO_BOUND or throughput <= 0:
             return None
-        load = self.loads.index(measured.point.load)
+        load = self.loads.index(measured.load)
         shift, factor = latency - self.log_latency_ratios[load], throughput / self.throughput_infer_per_sec[load]
         if math.isclose(shift, 0, abs_tol=ROUNDING) and math.isclose(factor, 1, rel_tol=ROUNDING):
             return replace(self, highest_first=None)  # they were corrected before
@@ -75,7 +75,7 @@ class LoadPredictions:
             tuple(factor * predicted for predicted in self.throughput_infer_per_sec),
         )
 
-    def for_rival(self, measured: ConfirmedLoad, problem: Problem) -> LoadPredictions | None:
+    def for_rival(self, measured: Point, problem: Problem) -> LoadPredictions | None:
         """Return them for the test of a compared candidate, corrected by its measurement; None if that is unknown.
 
         The test begins at most at FARTHEST_LOAD times the load that was measured.
@@ -83,7 +83,7 @@ class LoadPredictions:
         corrected = self.corrected(measured, problem)
         if corrected is None:
             return None
-        farthest = _log_size(measured.point.load) + math.log(FARTHEST_LOAD)
+        farthest = _log_size(measured.load) + math.log(FARTHEST_LOAD)
         return replace(corrected, highest_first=sum(_log_size(load) <= farthest for load in self.loads) - 1)
 
     def next_compared_load(self, measured: Sequence[ConfirmedLoad], problem: Problem) -> LoadPoint | None:
@@ -105,7 +105,7 @@ class LoadPredictions:
         known = [entry.point.load for entry in measured]
         if len(known) >= COMPARED_LOADS:
             return None
-        corrected = self.corrected(last, problem)
+        corrected = self.corrected(last.point, problem)
         is_close = _log_metrics(last.point.measurement, problem)[0] > -2 * MARGIN
         if corrected is None or (meets_sla(last, problem) and is_close):
             return None

@@ -13,7 +13,7 @@ from optimizer.confirmation.candidate_tests import CandidateTests, error_shares,
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, plan_server
-from optimizer.confirmation.verdicts import judge_confirmations
+from optimizer.confirmation.windows import pooled_point, server_windows
 from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.simulator.speed_correction import fit_speed_correction
 
@@ -92,6 +92,21 @@ def next_verdict(plan: ConfirmationPlan, trials: Sequence[Trial], problem: Probl
     return next_test(plan, trials, plan.best_points(points, problem), problem)
 
 
+def corrected_predictions(plan: ConfirmationPlan, trial: Trial, problem: Problem) -> LoadPredictions | None:
+    """Return the loads of a candidate that was compared and not tested, corrected by its last comparison.
+
+    They are None if they were not predicted, or if fewer than COMPARED_SERVERS fresh servers were measured.
+    """
+    if not trial.confirmations or errors_by_load(trial):
+        return None
+    load = list(dict.fromkeys(again.load for again in trial.confirmations))[-1]
+    measured = pooled_point(trial, load)
+    predictions = plan.predictions_of(measured)
+    if predictions is None or len(server_windows(trial, load)) < COMPARED_SERVERS:
+        return None
+    return predictions.for_rival(measured, problem)
+
+
 def _rival(
     others: Sequence[Point], by_number: Mapping[int, Trial], compared: Mapping[int, LoadPredictions]
 ) -> Sequence[Point]:
@@ -105,14 +120,7 @@ def _rival(
 def _compared_predictions(
     plan: ConfirmationPlan, trials: Sequence[Trial], problem: Problem
 ) -> dict[int, LoadPredictions]:
-    """Return the loads of each finalist that was compared on enough fresh servers and not tested, as corrected."""
-    judged = {entry.point.trial: entry for entry in judge_confirmations(trials, problem)}  # the last load of each
-    compared = dict[int, LoadPredictions]()
-    for number, entry in judged.items():
-        predictions = plan.predictions_of(entry.point) if number in plan.finalists else None
-        if predictions is None or entry.error or entry.servers < COMPARED_SERVERS:
-            continue
-        corrected = predictions.for_rival(entry, problem)
-        if corrected is not None:
-            compared[number] = corrected
-    return compared
+    """Return the corrected loads of each finalist that was compared on enough fresh servers and not tested."""
+    finalists = (trial for trial in trials if trial.number in plan.finalists)
+    corrected = {trial.number: corrected_predictions(plan, trial, problem) for trial in finalists}
+    return {number: predictions for number, predictions in corrected.items() if predictions is not None}

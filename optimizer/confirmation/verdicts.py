@@ -7,22 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from objectives.agreement import Agreement, ServerPair, compare_load_generators
-from objectives.confidence import ServerSpread, Verdict, next_look
-from objectives.metrics import TIMINGS, Measurement, Timing, four_digits
-from objectives.sequential import LOOKS
-from objectives.sla import Sla
-from objectives.verdict import (
+from objectives.confidence import Verdict, next_look
+from objectives.intervals import (
     ConfidenceInterval,
-    SequentialTest,
-    SlaVerdict,
     ThroughputRatio,
-    judge_sla,
     latency_interval_ms,
-    pool_measurements,
-    server_spreads,
     throughput_interval,
     throughput_ratio,
 )
+from objectives.metrics import TIMINGS, Measurement, Timing, four_digits
+from objectives.sequential import LOOKS
+from objectives.server_spread import ServerSpread, server_spreads
+from objectives.sla import Sla
+from objectives.verdict import SequentialTest, SlaVerdict, judge_sla
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.windows import (
     confirmed_loads,
@@ -30,6 +27,7 @@ from optimizer.confirmation.windows import (
     confirmed_windows,
     counted_server_windows,
     has_disturbed,
+    pooled_point,
     server_windows,
     windows_by_server,
     windows_of,
@@ -170,12 +168,12 @@ def _judge_confirmation(
     judged = judge_load(trial, load, problem, spreads, error or 1 - problem.confidence)
     if not error:
         judged = replace(judged, verdict=Verdict.UNDECIDED, reason=COMPARED)
-    pooled = pool_measurements([window for own in counted for window in own])
+    point = pooled_point(trial, load)
     if judged.verdict is Verdict.PASS:  # disturbed windows may count, and then they are no reason to doubt it
-        pooled = replace(pooled, stable=True, reason="")
+        point = replace(point, measurement=replace(point.measurement, stable=True, reason=""))
     latency = problem.sla.judged_latency
     return ConfirmedLoad(
-        Point(trial.number, trial.candidate, load, pooled),
+        point,
         judged,
         len(servers),
         sum(map(len, servers)),

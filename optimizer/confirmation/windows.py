@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from objectives.confidence import ServerSpread
 from objectives.metrics import Measurement
-from objectives.verdict import MOST_EXCLUDED, counted_windows, is_disturbed, server_spreads
+from objectives.pooled_windows import pool_measurements
+from objectives.server_spread import ServerSpread, server_spreads
+from objectives.verdict import MOST_EXCLUDED, counted_windows, is_disturbed
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import LoadPoint, Point, Trial
 from optimizer.machine.conditions import describe_disturbance
@@ -57,6 +58,12 @@ def windows_of(point: Point, trials: Sequence[Trial]) -> list[list[Measurement]]
     return counted_server_windows(trial, point.load)
 
 
+def pooled_point(trial: Trial, load: LoadPoint) -> Point:
+    """Return the candidate of ``trial`` at ``load``, with the pooled measurement of the windows that count."""
+    windows = [window for own in counted_server_windows(trial, load) for window in own]
+    return Point(trial.number, trial.candidate, load, pool_measurements(windows))
+
+
 def confirmed_spreads(
     trials: Sequence[Trial], problem: Problem, counted: Sequence[Sequence[Measurement]]
 ) -> dict[str, ServerSpread]:
@@ -89,7 +96,7 @@ def was_search_disturbed(trials: Sequence[Trial]) -> bool:
 def disturbance_limit(trials: Sequence[Trial]) -> float:
     """Return the CPU share of other processes above which a window on a fresh server does not count.
 
-    It is fixed before the first of these windows, from what was usual during the search: a machine that is always
+    It is fixed before the first of these windows, from the usual share during the search: a machine that is always
     shared is measured as it is.
     """
     shares = [measurement.other_cpu_share for trial in trials for _, measurement in trial.measurements]

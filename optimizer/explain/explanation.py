@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from objectives.confidence import Verdict
+from objectives.intervals import ConfidenceInterval
 from objectives.metrics import METRICS
 from objectives.sla import Sla
-from objectives.verdict import ConfidenceInterval
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.plan import finalists
 from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, meets_sla

@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from objectives.arrays import FloatArray
+from objectives.intervals import ConfidenceInterval
 from objectives.sla import Constraint, Sla
-from objectives.verdict import ConfidenceInterval
 from optimizer.core.trial import Candidate, Point
 
 SLA_FACTORS = (0.5, 1.5, 2.0)

@@ -21,9 +21,10 @@ import numpy as np
 from scipy import optimize, special
 
 from objectives.arrays import FloatArray
+from objectives.intervals import ConfidenceInterval
 from objectives.metrics import METRICS
 from objectives.sla import Constraint
-from objectives.verdict import ConfidenceInterval, count_misses
+from objectives.verdict import count_misses
 from optimizer.config.search_space import ModelKind
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.confirmation.windows import windows_of

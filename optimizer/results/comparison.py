@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from objectives.confidence import Verdict
-from objectives.verdict import ThroughputRatio, server_spreads, throughput_ratio
+from objectives.intervals import ThroughputRatio, throughput_ratio
+from objectives.server_spread import server_spreads
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.confirmation.windows import confirmed_windows, windows_of
 from optimizer.core.errors import BadInputError

@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from objectives.confidence import Verdict
+from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import LATENCY, METRICS, Measurement, Metric
 from objectives.sla import Constraint, Sla
-from objectives.verdict import ConfidenceInterval, SlaVerdict, ThroughputRatio
+from objectives.verdict import SlaVerdict
 from optimizer.config import execution, field_path
 from optimizer.config.batching import (
     SEQUENCE_PREFERRED,

@@ -10,7 +10,7 @@ from optimizer.results import formatting
 from optimizer.results.point_values import header, interval
 
 if TYPE_CHECKING:
-    from objectives.verdict import ThroughputRatio
+    from objectives.intervals import ThroughputRatio
     from optimizer.config.search_space import Problem
     from optimizer.core.trial import Point
     from optimizer.results.recommendation import Outcome

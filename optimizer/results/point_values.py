@@ -9,8 +9,8 @@ from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement
 from optimizer.results import formatting
 
 if TYPE_CHECKING:
+    from objectives.intervals import ConfidenceInterval
     from objectives.metrics import Timing
-    from objectives.verdict import ConfidenceInterval
     from optimizer.config.search_space import Problem
     from optimizer.core.trial import Point
     from optimizer.results.recommendation import Outcome

@@ -9,9 +9,11 @@ from typing import Literal, TypeAlias
 
 from objectives import pareto
 from objectives.confidence import Verdict
+from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import LATENCY, METRICS, Measurement, Metric
+from objectives.pooled_windows import pool_measurements
 from objectives.sla import Constraint, Sla
-from objectives.verdict import ConfidenceInterval, ThroughputRatio, is_disturbed, pool_measurements
+from objectives.verdict import is_disturbed
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, judge_confirmations, meets_sla
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points, latest_points

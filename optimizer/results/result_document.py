@@ -18,7 +18,7 @@ from optimizer.results.point_values import STREAMED_TIMINGS
 from optimizer.results.summary import undecided_cause
 
 if TYPE_CHECKING:
-    from objectives.verdict import ConfidenceInterval, ThroughputRatio
+    from objectives.intervals import ConfidenceInterval, ThroughputRatio
     from optimizer.confirmation.verdicts import ConfirmedLoad
     from optimizer.core.trial import Point
     from optimizer.results.recommendation import Outcome

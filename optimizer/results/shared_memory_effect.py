@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import METRICS
-from objectives.verdict import ConfidenceInterval, ThroughputRatio
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import one_line, read_bytes

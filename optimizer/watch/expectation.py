@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from objectives.confidence import ServerSpread, pool_server_spread
 from objectives.metrics import LATENCY, METRICS, Measurement
+from objectives.server_spread import ServerSpread, pool_server_spread
 from objectives.sla import Sla
 from optimizer.confirmation.windows import confirmed_spreads, windows_of
 from optimizer.core.errors import BadInputError

@@ -20,8 +20,8 @@ import pytest
 
 from objectives.latency_sketch import requests_over
 from objectives.metrics import Measurement
+from objectives.pooled_windows import pooled_quantile_ms
 from objectives.sla import Constraint, Sla
-from objectives.verdict import pooled_quantile_ms
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.confirmation.verdicts import load_agreement
 from optimizer.core.errors import MeasurementError, ServerCrashed

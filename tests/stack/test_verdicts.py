@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from objectives.confidence import Verdict, judge_share, pool_server_spread
+from objectives.confidence import Verdict, judge_share
 from objectives.sequential import LOOKS
+from objectives.server_spread import pool_server_spread
 from objectives.sla import CONFIDENCE
 from optimizer.deploy import runtime
 from tests.command_fixtures import UNDECIDED, Playground, Run, run_tune

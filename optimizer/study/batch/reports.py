@@ -8,8 +8,8 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from rich.console import Console
 from rich.text import Text
 
+from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import METRICS
-from objectives.verdict import ConfidenceInterval, ThroughputRatio
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import is_file, one_line
 from optimizer.results import formatting, summary

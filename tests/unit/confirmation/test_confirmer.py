@@ -172,7 +172,7 @@ def test_the_test_of_a_compared_candidate_begins_near_the_load_of_its_comparison
     predictions = LoadPredictions(
         tuple(loads), (-3.0, -2.5, -2.49, -2.48, -2.47), (200.0, 400.0, 600.0, 800.0, 1000.0)
     )
-    corrected = predictions.for_rival(measured, problem)
+    corrected = predictions.for_rival(measured.point, problem)
     assert corrected is not None
     sequence = LoadSequence(
         corrected.log_latency_ratios,

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from objectives.intervals import ConfidenceInterval
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from objectives.verdict import ConfidenceInterval
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial
 from optimizer.explain.bottleneck import BottleneckKind, bottleneck, stage_breakdown

@@ -9,20 +9,17 @@ from scipy import special
 
 from objectives.arrays import FloatArray
 from objectives.confidence import (
-    PRIOR_DEVIATION,
-    PRIOR_FREEDOM,
     MissCounts,
-    ServerSpread,
     Verdict,
     difference_bounds,
     effective_requests,
     judge_share,
     miss_rate_bounds,
     overdispersion,
-    pool_server_spread,
     share_bound,
 )
 from objectives.sequential import LOOKS, nominal_errors
+from objectives.server_spread import PRIOR_DEVIATION, PRIOR_FREEDOM, ServerSpread, pool_server_spread
 
 SPREAD = ServerSpread(0.03**2, 9.0)
 

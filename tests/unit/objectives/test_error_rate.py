@@ -9,19 +9,13 @@ import numpy as np
 import pytest
 
 from objectives.confidence import Verdict
+from objectives.intervals import throughput_interval, throughput_ratio
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import METRICS, Measurement
+from objectives.pooled_windows import pool_measurements
+from objectives.server_spread import server_spreads
 from objectives.sla import Sla
-from objectives.verdict import (
-    SequentialTest,
-    SlaVerdict,
-    count_misses,
-    judge_sla,
-    pool_measurements,
-    server_spreads,
-    throughput_interval,
-    throughput_ratio,
-)
+from objectives.verdict import SequentialTest, SlaVerdict, count_misses, judge_sla
 
 BOUND_MS = 20.0
 SLA = Sla.from_bounds({"p95": BOUND_MS, "error-rate": 0.5})

@@ -14,9 +14,11 @@ from objectives.agreement import ServerPair, compare_load_generators
 from objectives.confidence import Verdict, fewest_requests, miss_rate_bounds
 from objectives.latency_sketch import RELATIVE_ACCURACY, count_over, sketch_latencies
 from objectives.metrics import METRICS, QUANTILES, Measurement
+from objectives.pooled_windows import pool_measurements
 from objectives.quantiles import parse_percentile, quantile_at
+from objectives.server_spread import server_spreads
 from objectives.sla import Sla
-from objectives.verdict import SequentialTest, judge_sla, needed_requests, pool_measurements, server_spreads
+from objectives.verdict import SequentialTest, judge_sla, needed_requests
 
 BOUND_MS = 30.0
 SLA = Sla.from_bounds({"p99.9": BOUND_MS})

@@ -13,10 +13,12 @@ from ddsketch.pb import ddsketch_pb2
 
 from objectives import latency_sketch
 from objectives.arrays import FloatArray
-from objectives.confidence import ServerSpread
+from objectives.intervals import latency_interval_ms
 from objectives.latency_sketch import RELATIVE_ACCURACY, SHORTEST_MS, count_over, parse_counts, sketch_latencies
 from objectives.metrics import Measurement
-from objectives.verdict import count_misses, latency_interval_ms, pool_measurements, pooled_quantile_ms
+from objectives.pooled_windows import pool_measurements, pooled_quantile_ms
+from objectives.server_spread import ServerSpread
+from objectives.verdict import count_misses
 
 LEVELS = (0.5, 0.9, 0.95, 0.99)
 BOUND_MS = 20.0

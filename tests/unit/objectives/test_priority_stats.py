@@ -7,8 +7,8 @@ import pytest
 
 from objectives.latency_sketch import sketch_latencies
 from objectives.metrics import Measurement
+from objectives.pooled_windows import pool_measurements
 from objectives.priority_stats import PriorityStatistic, from_text, pool, to_text
-from objectives.verdict import pool_measurements
 
 FAST = PriorityStatistic(1, 3, 0, 1, 0, 30.0, sketch_latencies(np.array([1.0, 2.0, 3.0])))
 NONE = PriorityStatistic(2, 0, 5, 0, 2, 0.0)

@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from objectives.confidence import ServerSpread, Verdict
+from objectives.confidence import Verdict
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import ITL, LATENCY, METRICS, QUANTILES, STATISTICS, TIMINGS, TTFT, Measurement, Timing
+from objectives.pooled_windows import pool_measurements
+from objectives.server_spread import ServerSpread, server_spreads
 from objectives.sla import Sla
-from objectives.verdict import SequentialTest, count_misses, judge_sla, pool_measurements, server_spreads
+from objectives.verdict import SequentialTest, count_misses, judge_sla
 
 BOUNDS_MS = {"ttft-p95": 200.0, "itl-p95": 30.0}
 TEST = SequentialTest(error=0.01, most_servers=8)

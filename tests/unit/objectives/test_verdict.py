@@ -10,22 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from objectives.confidence import ServerSpread, Verdict
+from objectives.confidence import Verdict
+from objectives.intervals import order_statistic_levels, throughput_interval
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
+from objectives.server_spread import ServerSpread, server_spreads
 from objectives.sla import CONFIDENCE, Sla
-from objectives.verdict import (
-    MOST_EXCLUDED,
-    SequentialTest,
-    SlaVerdict,
-    count_misses,
-    counted_windows,
-    judge_sla,
-    order_statistic_levels,
-    server_spreads,
-    throughput_interval,
-)
+from objectives.verdict import MOST_EXCLUDED, SequentialTest, SlaVerdict, count_misses, counted_windows, judge_sla
 
 BOUND_MS = 20.0
 ERROR = SequentialTest(0.01, 28)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from objectives.verdict import ConfidenceInterval
+from objectives.intervals import ConfidenceInterval
 from optimizer.cli.plan import main
 from optimizer.core.errors import BadInputError
 from optimizer.plan.measured_capacity import MeasuredCapacity, ReplicaCurve, RequestLengths

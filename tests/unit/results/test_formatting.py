@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from google.protobuf import text_format
 
+from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import METRICS
 from objectives.sla import Sla
-from objectives.verdict import ConfidenceInterval, ThroughputRatio
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.trial import Candidate
 from optimizer.results import formatting

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from objectives.confidence import Verdict
+from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.latency_sketch import sketch_latencies
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
-from objectives.verdict import ConfidenceInterval, ThroughputRatio
 from optimizer.cli.main import INTERRUPTED
 from optimizer.cli.run import exit_code
 from optimizer.config.search_space import Problem

@@ -1,0 +1,145 @@
+"""Confidence intervals of metrics on a fresh server, from the windows on the servers that were measured."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+
+import numpy as np
+
+from objectives.confidence import difference_bounds, mean_bounds
+from objectives.metrics import METRICS
+from objectives.pooled_windows import pooled_quantile_ms
+from objectives.server_spread import ServerSpread, ServerWindows, has_log, log_probe, metric_logs
+from objectives.sla import CONFIDENCE
+
+LARGEST_LOG = 700.0  # the exponential of more is not a floating-point number
+
+
+@dataclass(frozen=True, slots=True)
+class ConfidenceInterval:
+    """A lower and an upper bound of a metric, each at the confidence; infinite or nan if they are unknown."""
+
+    low: float
+    high: float
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the measurements do not bound the metric."""
+        return math.isnan(self.low) or math.isnan(self.high) or math.isinf(self.low)
+
+
+UNBOUNDED = ConfidenceInterval(-math.inf, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputRatio:
+    """The ratio of two throughputs on fresh servers, with its confidence interval."""
+
+    estimate: float
+    interval: ConfidenceInterval
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The ends of the interval."""
+        return self.interval.low, self.interval.high
+
+    @property
+    def is_measurable(self) -> bool:
+        """Whether the throughputs differ by more than chance: the interval does not contain 1."""
+        return not self.interval.low <= 1 <= self.interval.high
+
+
+def throughput_interval(
+    servers: ServerWindows, spread: ServerSpread, confidence: float = CONFIDENCE, metric: str = "throughput"
+) -> ConfidenceInterval:
+    """Return the confidence interval of the throughput ``metric`` on a fresh server in its unit per second.
+
+    It is Student's t interval of the log, with the variance between servers that all configurations have together. If
+    a server served nothing, the lower end is 0, and the upper end is that of the other servers.
+    """
+    logs = metric_logs(servers, metric)
+    if not logs:
+        return UNBOUNDED
+    served = [own for own in logs if np.isfinite(own).all()]
+    if not served:
+        return ConfidenceInterval(0.0, 0.0)
+    low, high = mean_bounds(served, spread, 1 - confidence)
+    return ConfidenceInterval(math.exp(low) if len(served) == len(logs) else 0.0, math.exp(high))
+
+
+def throughput_ratio(
+    ours: ServerWindows, theirs: ServerWindows, spread: ServerSpread, confidence: float = CONFIDENCE
+) -> ThroughputRatio | None:
+    """Return the ratio of our throughput to theirs on fresh servers.
+
+    It is None if one of them is unknown or a server served nothing. It is the ratio at the same speed of the machine,
+    see ``confidence.difference_bounds``. The estimate is the middle of the interval on the log scale.
+
+    Args:
+        ours: The windows of each server of one configuration at one load.
+        theirs: The same of the other configuration.
+        spread: The variance of the log of the throughput between servers, as ``server_spreads`` returns it.
+        confidence: One-sided confidence of each end of the interval.
+    """
+    both = [[own for own in servers if metric_logs([own], "throughput")] for servers in (ours, theirs)]
+    if not all(both) or not all(has_log(own, "throughput") for servers in both for own in servers):
+        return None
+    logs = [metric_logs(servers, "throughput") for servers in both]
+    probes = [statistics.fmean(map(log_probe, servers)) for servers in both]
+    difference = probes[0] - probes[1]
+    bounds = difference_bounds(
+        logs[0], logs[1], difference if math.isfinite(difference) else 0.0, spread, 1 - confidence
+    )
+    low, high = (min(max(bound, -LARGEST_LOG), LARGEST_LOG) for bound in bounds)
+    return ThroughputRatio(math.exp((low + high) / 2), ConfidenceInterval(math.exp(low), math.exp(high)))
+
+
+def latency_interval_ms(
+    servers: ServerWindows,
+    metric: str,
+    effective_requests: float,
+    spread: ServerSpread,
+    confidence: float = CONFIDENCE,
+) -> ConfidenceInterval:
+    """Return the confidence interval of a latency metric on a fresh server in ms.
+
+    Quantiles are bounded by order statistics of all requests, the average by Student's t.
+    """
+    level, timing = METRICS[metric].quantile, METRICS[metric].timing
+    if level is None or timing is None:
+        logs = metric_logs(servers, metric)
+        if not logs:
+            return UNBOUNDED
+        low, high = mean_bounds(logs, spread, 1 - confidence)
+        return ConfidenceInterval(math.exp(low), math.exp(high))
+    if effective_requests < 1:
+        return UNBOUNDED
+    windows = [window for own in servers for window in own]
+    low, high = order_statistic_levels(effective_requests, level, confidence)
+    return ConfidenceInterval(pooled_quantile_ms(windows, low, timing), pooled_quantile_ms(windows, high, timing))
+
+
+def order_statistic_levels(effective: float, quantile: float, confidence: float) -> tuple[float, float]:
+    """Return the levels of the sample quantiles that bound the true quantile from below and above.
+
+    The bounds are order statistics (Conover 1999, "Practical Nonparametric Statistics", section 3.2). For example,
+    the p99 of 161 or more independent requests is an upper bound of the true p95 at 99 % confidence.
+
+    Args:
+        effective: Effective requests.
+        quantile: Level of the true quantile.
+        confidence: One-sided confidence of each bound.
+
+    Returns:
+        The lower level (0 if no request is a bound) and the upper level (inf if no request is a bound).
+    """
+    from scipy import special
+
+    above = np.arange(math.ceil(effective))  # candidate numbers of requests above the sample quantile
+    # P(at most `above` requests exceed the true quantile), the binomial distribution
+    chance = special.betainc(effective - above, above + 1.0, quantile)
+    fewest, most = above[chance >= confidence], above[chance <= 1 - confidence]
+    low = 1 - fewest[0] / effective if fewest.size else 0.0
+    return float(low), float(1 - most[-1] / effective) if most.size else math.inf

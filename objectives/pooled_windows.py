@@ -1,0 +1,133 @@
+"""One measurement for all windows of a load: pooled latency quantiles, and the requests above a bound."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+
+import numpy as np
+
+from objectives import latency_sketch, priority_stats
+from objectives.arrays import FloatArray
+from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement, Timing
+
+HIGHEST_LEVEL = max(QUANTILES.values())  # nothing is known about the latencies above this quantile
+EDGES = 200  # latencies at which the tails of windows without sketches are added up
+_SUMMED = ("requests", "rejected_requests", "timed_out_requests", "failed_requests")
+
+
+def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
+    """Return one measurement for all windows.
+
+    Latency quantiles are those of all served requests, sketches are merged, and requests are summed, also by
+    priority. Other values are medians over the windows in which they are known. The result is stable if all windows
+    are.
+    """
+    values: dict[str, object] = {}
+    for own in fields(Measurement):
+        known = [value for w in windows if isinstance(value := getattr(w, own.name), (int, float))]
+        if known and own.name not in ("stable", "overloaded", *_SUMMED):
+            values[own.name] = round(statistics.median(known), 4)
+    served = [window for window in windows if window.requests != 0]
+    for timing in TIMINGS if served else ():
+        for name, level in QUANTILES.items():
+            if all(level in latency_quantiles(window, timing) for window in served):
+                values[timing.field_of(name)] = round(pooled_quantile_ms(served, level, timing), 4)
+        sketches = [sketch for window in served if (sketch := timing.sketch(window))]
+        if len(sketches) == len(served):
+            values[timing.sketch_field] = latency_sketch.merge(sketches)
+    values["by_priority"] = priority_stats.pool([window.by_priority for window in windows])
+    sums = {name: [count for window in windows if (count := getattr(window, name)) is not None] for name in _SUMMED}
+    values |= {name: sum(counts) for name, counts in sums.items() if any(counts) or (counts and name != "requests")}
+    stable = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)
+    reason = next((window.reason for window in windows if window.reason), "")
+    overloaded = any(window.overloaded for window in windows)
+    medians = Measurement(**values)  # type: ignore[arg-type]
+    return replace(medians, stable=stable, overloaded=overloaded, reason=reason)
+
+
+def latency_quantiles(measurement: Measurement, timing: Timing = LATENCY) -> dict[float, float]:
+    """Return the known quantiles of ``timing`` in ms, by level."""
+    quantiles_ms = {level: METRICS[timing.metric(name)].value(measurement) for name, level in QUANTILES.items()}
+    return {level: ms for level, ms in quantiles_ms.items() if ms is not None and math.isfinite(ms)}
+
+
+def pooled_quantile_ms(windows: Sequence[Measurement], level: float, timing: Timing = LATENCY) -> float:
+    """Return the quantile of ``timing`` over all requests of ``windows`` in ms; nan if no quantile is known.
+
+    If all windows have sketches, these are merged, so the error is at most ``latency_sketch.RELATIVE_ACCURACY``.
+    Otherwise the tail of a window is taken as exponential between its quantiles and beyond the highest one, as in
+    ``_tail_shares``, and the result is inf above ``HIGHEST_LEVEL``.
+    """
+    known = [(window, own) for window in windows if (own := latency_quantiles(window, timing))]
+    if known and all(timing.sketch(window) for window, _ in known):
+        return latency_sketch.pooled_quantile_ms([timing.sketch(window) for window, _ in known], level)
+    if level > HIGHEST_LEVEL:
+        return math.inf
+    if not known:
+        return math.nan
+    ends_ms = [ms for _, own in known for ms in (*own.values(), _tail_quantile_ms(own, level))]
+    edges_ms = np.unique([*ends_ms, *np.linspace(min(ends_ms), max(ends_ms), EDGES)])
+    requests = [requests_with(window, timing) for window, _ in known]
+    shares = np.average([_tail_shares(own, edges_ms) for _, own in known], axis=0, weights=requests)
+    return float(np.interp(-math.log(1 - level), -np.log(shares), edges_ms))  # shares fall as the edges rise
+
+
+def requests_with(window: Measurement, timing: Timing) -> int:
+    """Return the number of requests that have ``timing``: those in its sketch, or all of them if there is none.
+
+    It is 1 if the number is unknown, so that windows have equal weights. A request with a single response has no
+    inter-token latency.
+    """
+    sketch = "" if timing is LATENCY else timing.sketch(window)
+    if sketch:
+        return latency_sketch.count(sketch)
+    return window.requests or (0 if served_nothing(window) else 1)
+
+
+def misses_over(window: Measurement, bound_ms: float, timing: Timing) -> float:
+    """Return the requests above ``bound_ms`` or failed: counted where possible, else estimated.
+
+    It is all of them if nothing is known.
+    """
+    counted = _counted_misses(window, bound_ms, timing)
+    if counted is None:
+        quantiles_ms, requests = latency_quantiles(window, timing), requests_with(window, timing)
+        counted = requests * float(_tail_shares(quantiles_ms, bound_ms)) if quantiles_ms else float(requests)
+    return counted + (window.errors or 0)
+
+
+def _counted_misses(window: Measurement, bound_ms: float, timing: Timing) -> float | None:
+    """Return the requests above ``bound_ms``: exact, or by the sketch; None if the window has only quantiles."""
+    exact, sketch = latency_sketch.requests_over(timing.requests_over(window), bound_ms), timing.sketch(window)
+    if exact is not None or not sketch:
+        return exact
+    return requests_with(window, timing) * latency_sketch.share_over(sketch, bound_ms)
+
+
+def served_nothing(window: Measurement) -> bool:
+    """Return whether every request of a window failed."""
+    return window.requests == 0 and bool(window.errors)
+
+
+def _tail_quantile_ms(quantiles_ms: Mapping[float, float], level: float) -> float:
+    """Return the latency at ``level`` if the exponential between the two highest quantiles continues."""
+    (before, before_ms), (last, last_ms) = sorted([(0.0, 0.0), *quantiles_ms.items()])[-2:]
+    beyond = max(0.0, math.log((1 - last) / (1 - level)))
+    return last_ms + beyond * max(last_ms - before_ms, 1e-9) / math.log((1 - before) / (1 - last))
+
+
+def _tail_shares(quantiles_ms: Mapping[float, float], bounds_ms: FloatArray | float) -> FloatArray:
+    """Return the share of requests above each bound, with the exponential tail beyond the highest quantile."""
+    (before, before_ms), (last, last_ms) = sorted([(0.0, 0.0), *quantiles_ms.items()])[-2:]
+    decay_per_ms = math.log((1 - before) / (1 - last)) / max(last_ms - before_ms, 1e-9)
+    beyond_ms = np.maximum(0.0, np.asarray(bounds_ms, dtype=np.float64) - last_ms)
+    return np.asarray(_miss_shares(quantiles_ms, bounds_ms) * np.exp(-decay_per_ms * beyond_ms), dtype=np.float64)
+
+
+def _miss_shares(quantiles_ms: Mapping[float, float], bounds_ms: FloatArray | float) -> FloatArray:
+    """Return the share of requests above each bound; at least the share above the highest quantile."""
+    levels, values = [0.0, *sorted(quantiles_ms)], [0.0, *sorted(quantiles_ms.values())]
+    return np.asarray(np.exp(np.interp(bounds_ms, values, np.log1p(-np.array(levels)))), dtype=np.float64)

@@ -1,0 +1,126 @@
+"""The variance of a metric between servers of one configuration, pooled over all configurations of a run.
+
+One configuration sees few servers. So the variance between servers is pooled over all configurations of a run, on the
+scale of log latency, with a prior of a few servers. A probe of the machine's speed next to each server is a
+covariate: the differences that it explains are those of machine states, not of servers.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from objectives.arrays import FloatArray
+from objectives.metrics import METRICS, Measurement
+from objectives.pooled_windows import served_nothing
+from objectives.sla import Sla
+
+ServerWindows: TypeAlias = Sequence[Sequence[Measurement]]  # of each fresh server, ordered by time
+Windows: TypeAlias = Sequence[FloatArray]  # one array for each server, shape [windows]
+PRIOR_DEVIATION = 0.05  # standard deviation of log latency between servers of one configuration
+PRIOR_FREEDOM = 3.0  # degrees of freedom of the prior
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpread:
+    """How the log of a metric differs between servers of one configuration.
+
+    Attributes:
+        variance: Its variance between servers under one machine state.
+        freedom: Degrees of freedom of the variance.
+        slope: By how much it rises with the log of the time of the speed probe.
+        slope_variance: Variance of the estimated slope.
+    """
+
+    variance: float
+    freedom: float
+    slope: float = 0.0
+    slope_variance: float = 0.0
+
+
+def server_spreads(groups: Sequence[ServerWindows], sla: Sla) -> dict[str, ServerSpread]:
+    """Return the variance of the log between servers, of the throughput and of each bounded latency, by metric.
+
+    Args:
+        groups: The windows of each configuration and load that was confirmed.
+        sla: The SLA, whose latencies are judged.
+    """
+    metrics = ["throughput", *(constraint.metric for constraint in sla.latencies), sla.judged_latency]
+    if any(window.output_tokens_per_sec for servers in groups for own in servers for window in own):
+        metrics.append("output-throughput")
+    return {metric: _metric_spread(groups, metric) for metric in metrics}
+
+
+def pool_server_spread(groups: Sequence[Windows], log_probes: Sequence[Sequence[float]] = ()) -> ServerSpread:
+    """Return the variance between servers, pooled over the configurations and the prior.
+
+    It is the posterior mean under a scaled inverse chi-squared prior (Gelman et al. 2013, "Bayesian Data Analysis",
+    section 2.6). The differences between windows explain a part of the differences between servers, which is left out
+    (one-way analysis of variance), and so does the speed of the machine, with one slope for all configurations
+    (analysis of covariance, Fisher 1932).
+
+    Args:
+        groups: The log of a latency quantile in each window of each server, one group for each configuration and
+            load.
+        log_probes: The log of the time of the speed probe beside each server; empty if it is unknown.
+    """
+    residuals = _deviations([[float(windows.mean()) for windows in group] for group in groups])
+    freedom, slope = float(sum(len(group) - 1 for group in groups if len(group))), 0.0
+    states = _deviations(log_probes)
+    squares = float(states @ states) if freedom > 1 else 0.0
+    if squares > 0:
+        slope = float(states @ residuals) / squares
+        residuals = residuals - slope * states
+        freedom -= 1
+    known = [float(windows.var(ddof=1)) / len(windows) for group in groups for windows in group if len(windows) > 1]
+    within = float(np.mean(known)) if known else 0.0
+    between = max(0.0, float(residuals @ residuals) - freedom * within)
+    total = PRIOR_FREEDOM + freedom
+    variance = (PRIOR_FREEDOM * PRIOR_DEVIATION**2 + between) / total
+    return ServerSpread(variance, total, slope, (variance + within) / squares if squares > 0 else 0.0)
+
+
+def _metric_spread(groups: Sequence[ServerWindows], metric: str) -> ServerSpread:
+    known = [[own for own in servers if has_log(own, metric)] for servers in groups]
+    probes = [[log_probe(own) for own in servers] for servers in known]
+    is_probed = all(math.isfinite(probe) for servers in probes for probe in servers)
+    return pool_server_spread([metric_logs(servers, metric) for servers in known], probes if is_probed else ())
+
+
+def _deviations(groups: Sequence[Sequence[float]]) -> FloatArray:
+    return np.concatenate([np.array(group) - np.mean(group) for group in groups if len(group)] or [np.zeros(0)])
+
+
+def log_probe(windows: Sequence[Measurement]) -> float:
+    """Return the log of the time in ms of the speed probe next to a server; nan if it is unknown."""
+    known = [window.speed_probe_ms for window in windows if window.speed_probe_ms]
+    return math.log(statistics.fmean(known)) if known else math.nan
+
+
+def metric_logs(servers: ServerWindows, metric: str) -> list[FloatArray]:
+    """Return the log of a metric in each window of each server, without windows in which it is unknown.
+
+    A server with a window of 0, which served nothing, has the log of the mean of its windows instead. It is -inf if
+    all of them are 0.
+    """
+    is_rate = METRICS[metric].better == "higher"
+    logs = []
+    for own in servers:
+        values = [0.0 if is_rate and served_nothing(window) else METRICS[metric].value(window) for window in own]
+        known = [value for value in values if value is not None and 0 <= value < math.inf]
+        mean = statistics.fmean(known) if known else 0.0
+        if known and min(known) > 0:
+            logs.append(np.log(known))
+        elif known:
+            logs.append(np.array([math.log(mean) if mean else -math.inf]))
+    return logs
+
+
+def has_log(windows: Sequence[Measurement], metric: str) -> bool:
+    """Return whether the metric of a server has a log: it is known, and not 0 in all windows."""
+    return any(np.isfinite(own).all() for own in metric_logs([windows], metric))
