@@ -12,7 +12,7 @@ from objectives.sla import Constraint, Sla
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.explain.forecaster import Gain
 from optimizer.machine.conditions import describe_disturbance
-from optimizer.results import formatting
+from optimizer.results import formatting, point_values
 from optimizer.simulator.calibration import observe_point
 
 
@@ -73,9 +73,8 @@ STAGES = {  # stages of a request in their order
     "compute output": "compute_output_ms",
     "client receive": "client_recv_ms",
 }
-OUTSIDE = "client and network"  # one stage, because tune's own client does not measure its parts
 PARTS: dict[BottleneckKind, tuple[str, ...]] = {
-    "client": (OUTSIDE, "client send", "network", "client receive"),
+    "client": ("client send", "network", "client receive"),
     "queue": ("queue",),
     "copying": ("compute input", "compute output"),
     "compute": ("compute infer",),
@@ -130,17 +129,11 @@ class Bottleneck:
 
 
 def stage_breakdown(point: Point, trials: Sequence[Trial]) -> StageBreakdown:
-    """Return the stages of ``point``, with server statistics of all windows of its confirmation or search.
-
-    If the client measured no stage of its own, the time outside of the server is the rest of the latency.
-    """
+    """Return the stages of ``point``, with server statistics of all windows of its confirmation or search."""
     if point.measurement.is_streamed:
         return _streamed_breakdown(point, trials)
-    known = {name: getattr(point.measurement, field) for name, field in STAGES.items()}
-    stages_ms = {name: value for name, value in known.items() if value is not None}
-    latency_ms = point.measurement.latency_avg_ms
-    if stages_ms and latency_ms is not None and not stages_ms.keys() & PARTS["client"]:
-        stages_ms = {OUTSIDE: max(0.0, latency_ms - sum(stages_ms.values()))} | stages_ms
+    known = point_values.stage_times_ms(point.measurement)
+    stages_ms = {name: known[field] for name, field in STAGES.items() if field in known}
     return StageBreakdown(point, stages_ms, _busy_share(_windows(point, trials)))
 
 

@@ -88,7 +88,7 @@ def test_the_bottleneck_follows_from_stage_times(
 
 def test_the_stages_are_those_of_the_whole_latency_if_the_client_measured_none() -> None:
     stages = stage_breakdown(*measured(0.5, latency_avg_ms=18.0, queue_ms=8.0, compute_infer_ms=1.0))
-    assert stages.stages_ms == {"client and network": 9.0, "queue": 8.0, "compute infer": 1.0}
+    assert stages.stages_ms == {"network": 9.0, "queue": 8.0, "compute infer": 1.0}
     (reason, *_) = bottleneck(stages, None).reasons
     assert reason.startswith("50% of a request's time is spent outside the server")
 
