@@ -234,7 +234,7 @@ class Place:
         self.playground = Playground(root)
         self._cache = root / "cache"
         self._home = root / "home"
-        for folder in (self.playground.here, self.playground.temporary, self._cache, self._home):
+        for folder in (self.playground.working_folder, self.playground.temporary, self._cache, self._home):
             folder.mkdir(parents=True)
         self.compiled = cache_folder() / "compiled"
         compile_simulator(lambda _: None)  # a first case must not take that time
@@ -257,7 +257,7 @@ class Place:
     def folder(self, case: CommandCase) -> Iterator[Path]:
         """Yield a new working folder with the case's files. Afterwards check what was written, and remove it."""
         self._count += 1
-        folder = self.playground.here / "a/b" / str(self._count)
+        folder = self.playground.working_folder / "a/b" / str(self._count)
         folder.mkdir(parents=True)
         for name, content in {**case.valid, **case.files}.items():
             path = folder / name
@@ -276,7 +276,7 @@ class Place:
             wrong = [path for path in sorted(changed - made) if not any(map(path.is_relative_to, allowed))]
             assert not wrong, f"wrote {wrong[0]}"
         finally:
-            shutil.rmtree(self.playground.here / "a")
+            shutil.rmtree(self.playground.working_folder / "a")
             self._link_compiled()
             if len(list(self._cache.glob("*/*"))) > 100:
                 for kept in self._cache.iterdir():

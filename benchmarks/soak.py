@@ -390,10 +390,10 @@ class Soak:
     def __init__(self, playground: Playground, seed: int, machine: str) -> None:
         self._playground, self._seed, self._machine = playground, seed, machine
         kill(playground.processes())  # of a soak that was killed
-        for folder in (playground.here, playground.temporary):
+        for folder in (playground.working_folder, playground.temporary):
             folder.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "TMPDIR": str(playground.temporary)}
-        self._worker = StudyWorker(playground.here, env, playground.root / "studies.log")
+        self._worker = StudyWorker(playground.working_folder, env, playground.root / "studies.log")
 
     def close(self) -> None:
         """End everything that was started."""
@@ -406,7 +406,7 @@ class Soak:
         chance = random.Random(f"{self._seed} {number}")
         started, began = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.monotonic()
         findings = Findings(self._files(whole=True))
-        out = self._playground.here / "results" / str(number)
+        out = self._playground.working_folder / "results" / str(number)
         shutil.rmtree(out, ignore_errors=True)  # of a round that was killed
         with self._setting(event, out) as setting:
             first = self._start(operation, setting)
@@ -452,12 +452,12 @@ class Soak:
 
     def _disk_setting(self, out: Path, mounted: contextlib.ExitStack) -> Setting:
         try:
-            disk = mounted.enter_context(mounted_disk(self._playground.here / "disk", DISK_MEBIBYTES))
+            disk = mounted.enter_context(mounted_disk(self._playground.working_folder / "disk", DISK_MEBIBYTES))
         except OSError as error:
             return Setting(out, out, means=str(error), is_possible=False)
         means = f"tmpfs of {DISK_MEBIBYTES} MiB in a mount namespace"
-        mount, seen = disk.mount / "results", disk.inside / "results"
-        return Setting(mount, seen, disk.under, disk.under, disk=disk, means=means)
+        mount, seen = disk.mount / "results", disk.path / "results"
+        return Setting(mount, seen, disk.command_prefix, disk.command_prefix, disk=disk, means=means)
 
     def _clock_setting(self, out: Path) -> Setting:
         library = next(Path("/usr/lib").glob(FAKETIME), None)

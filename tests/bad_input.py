@@ -45,10 +45,10 @@ def profile(text: str, *lines: tuple[str, ...]) -> Bad:
 
 def tune_without_server(tune: Tune, playground: Playground, *arguments: str) -> Ended:
     """Run the command and assert that it neither prepared a server nor left files."""
-    before = entries(playground.here)
+    before = entries(playground.working_folder)
     ended = tune(*arguments, env=without_server(playground))
     assert not (playground.root / "cache").exists()
-    assert entries(playground.here) == before
+    assert entries(playground.working_folder) == before
     assert ended.stdout == ""
     return ended
 

@@ -70,7 +70,7 @@ class Playground:
     root: Path
 
     @property
-    def here(self) -> Path:
+    def working_folder(self) -> Path:
         """Return the working directory of the command."""
         return self.root / "here"
 
@@ -97,7 +97,7 @@ class Playground:
         at = 0 if first.startswith("-") else 1  # tune looks for the name of a command in the first word only
         return subprocess.Popen(
             [*under, TUNE, *words[:at], *more, *words[at:]],
-            cwd=cwd or self.here,
+            cwd=cwd or self.working_folder,
             env={**os.environ, "TMPDIR": str(self.temporary), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -139,7 +139,7 @@ class Run:
     @property
     def folder(self) -> Path:
         """Return the only run folder in ``results``."""
-        (folder,) = (self.playground.here / "results").glob("*/*")
+        (folder,) = (self.playground.working_folder / "results").glob("*/*")
         return folder
 
     def rows(self) -> list[dict[str, str]]:
@@ -190,7 +190,7 @@ class Tune(Protocol):
 def playing_in(root: Path) -> Iterator[Playground]:
     """Yield a playground; afterwards check that no process and no temporary folder is left."""
     playground = Playground(root)
-    playground.here.mkdir()
+    playground.working_folder.mkdir()
     playground.temporary.mkdir()
     yield playground
     survivors = playground.processes()
@@ -249,7 +249,7 @@ def call_tune(
         mock.patch.dict(os.environ, {name: str(value) for name, value in settings.items()}),
         _signal_handlers_restored(),
     ):
-        patch.chdir(cwd or playground.here)
+        patch.chdir(cwd or playground.working_folder)
         patch.setattr(tempfile, "tempdir", None)  # TMPDIR applies
         patch.setattr(sys, "argv", ["tune", *map(str, arguments)])
         patch.setattr(sys, "unraisablehook", sys.unraisablehook)

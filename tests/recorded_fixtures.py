@@ -60,7 +60,7 @@ def quick_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedRun
 
 
 def undisturbed_run(playground: Playground, search: str) -> RecordedRuns:
-    table, folder = playground.root / "recorded.csv", playground.here / "run"
+    table, folder = playground.root / "recorded.csv", playground.working_folder / "run"
     record(table)
     folder.mkdir()
     ended = start(folder, RecordedRuns(table, search, [], {})).finish()

@@ -24,7 +24,7 @@ START_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class SmallDisk:
-    """A tmpfs at ``mount``, which only commands that begin with ``under`` see; tests see it at ``inside``.
+    """A tmpfs at ``mount``, which only commands that begin with ``command_prefix`` see; tests see it at ``path``.
 
     It is in its own mount namespace and is removed with the process ``holder``, so that no mount is left.
     """
@@ -33,11 +33,11 @@ class SmallDisk:
     holder: int
 
     @property
-    def inside(self) -> Path:
+    def path(self) -> Path:
         return Path(f"/proc/{self.holder}/root{self.mount}")
 
     @property
-    def under(self) -> list[str | Path]:
+    def command_prefix(self) -> list[str | Path]:
         """Return the beginning of a command that sees the disk and runs in the folder above it."""
         enter = ["nsenter", f"--target={self.holder}", "--user", "--mount", "--preserve-credentials"]
         return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', self.mount.parent]
@@ -45,7 +45,7 @@ class SmallDisk:
     def fill(self) -> None:
         """Take all space that is left. Call it again to take what a program has freed by removing its own files."""
         with self._filler.open("ab", buffering=0) as filler:
-            while os.statvfs(self.inside).f_bavail:  # a program may remove a file meanwhile
+            while os.statvfs(self.path).f_bavail:  # a program may remove a file meanwhile
                 with contextlib.suppress(OSError):
                     filler.write(bytes(4096))
 
@@ -54,11 +54,11 @@ class SmallDisk:
 
     def remount(self, mode: str) -> None:
         """Remount the disk with ``mode`` ``ro`` or ``rw``."""
-        subprocess.run([*self.under, "mount", "-o", f"remount,{mode}", self.mount], check=True)
+        subprocess.run([*self.command_prefix, "mount", "-o", f"remount,{mode}", self.mount], check=True)
 
     @property
     def _filler(self) -> Path:
-        return self.inside / "filler"
+        return self.path / "filler"
 
 
 @contextlib.contextmanager
@@ -82,7 +82,7 @@ def small_disk(playground: Playground) -> Iterator[SmallDisk]:
     """Yield a disk of 1 MiB at ``results``."""
     with contextlib.ExitStack() as mounted:
         try:
-            disk = mounted.enter_context(mounted_disk(playground.here / "results"))
+            disk = mounted.enter_context(mounted_disk(playground.working_folder / "results"))
         except OSError as error:
             pytest.skip(str(error))
         yield disk

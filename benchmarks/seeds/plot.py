@@ -1,4 +1,4 @@
-"""Draw the plots of docs/published-studies.md from the kept measurements and the published results.
+"""Draw the plots of benchmarks/published_studies.md from the kept measurements and the published results.
 
     python benchmarks/seeds/plot.py
 

@@ -25,8 +25,9 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="tune compare",
         usage="[options] A B",
-        description="Compare the recommendation of run B with that of run A: throughput, latency, configuration, "
-        "machine, server, versions, model and requests. Reads the folders and starts no server.",
+        description="Compare the recommendation of run B with that of run A: throughput, latency,\n"
+        "configuration, machine, server, versions, model and requests. Reads the folders and\n"
+        "starts no server.",
         epilog=EPILOG,
     )
     parser.add_argument("a", metavar="A", help=RUN_HELP)

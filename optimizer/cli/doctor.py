@@ -26,8 +26,11 @@ from optimizer.deploy.embedded_target import (
 from optimizer.machine import hardware, nvml
 from optimizer.machine.nvml import VISIBLE_DEVICES, filter_visible
 from optimizer.options.command_line import Parser
+from optimizer.results.line_breaks import wrap
 
 GIB = 2**30
+WIDTH = 80
+INDENT = 22  # width of the state and the name
 INSTALL_LIBRARIES = "apt-get install libssl3 zlib1g libstdc++6"  # of perf_analyzer
 
 
@@ -52,9 +55,12 @@ def diagnose() -> int:
     """Print all findings and return the exit code: 0 if a run can succeed, else 3."""
     findings = [check() for check in CHECKS]
     for finding in findings:
-        print(f"{finding.state:4}  {finding.name:15} {finding.detail}")
+        first, *others = wrap(finding.detail, WIDTH - INDENT) or [""]
+        print(f"{finding.state:4}  {finding.name:15} {first}")
+        for line in others:
+            print(f"{'':{INDENT}}{line}")
         if finding.fix:
-            print(f"{'':22}-> {finding.fix}")
+            print(f"{'':{INDENT}}-> {finding.fix}")
     failed = sum(finding.state == "fail" for finding in findings)
     print("ready: tune --sla-p95 20ms dlrm" if not failed else f"{failed} to fix before tune can run here")
     return 3 if failed else 0
@@ -154,7 +160,7 @@ def check_onnxruntime() -> Finding:
     if folder is None:
         state = f"none for Python {runtime.running_python()}"
     else:
-        state = "unpacked" if folder.is_dir() else "not fetched yet"
+        state = "unpacked" if folder.is_dir() else "not downloaded yet"
     openvino = f"build with OpenVINO {runtime.OPENVINO_ONNX_RUNTIME}: {state}"
     return Finding("ONNX Runtime", "ok", f"{onnxruntime.__version__} ({providers}); {openvino}")
 

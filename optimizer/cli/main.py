@@ -48,13 +48,15 @@ def progress_on(console: Console, log: str | None = None) -> tuple[Callable[[str
 
     ``log`` is one of ``LOGS``; None selects the live display on a terminal, and a line for each trial otherwise.
     """
+    from optimizer.results.line_breaks import wrap
     from optimizer.results.progress_observers import make_observer
 
     kind = log or ("live" if console.is_terminal else "plain")
 
     def say(line: str) -> None:
+        lines = wrap(one_line(line), console.width) if kind == "live" else [one_line(line)]
         if kind != "none":
-            console.print(one_line(line), highlight=False, markup=False, soft_wrap=True)
+            console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
     return say, lambda problem, budget, hardware: make_observer(kind, console, problem, budget, str(hardware))
 

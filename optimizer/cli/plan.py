@@ -141,7 +141,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="tune plan",
         usage="[options] MODEL|RUN [RUN ...]",
-        description="Compute the replicas that a rate needs within a latency bound, or the rate that they sustain.",
+        description="Compute the replicas that a rate needs within a latency bound, or the rate that\nthey sustain.",
         epilog=EPILOG,
     )
     parser.add_argument(

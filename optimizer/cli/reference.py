@@ -80,10 +80,10 @@ _RUN = """\
 """
 GUIDES: Final = {  # key of a profile -> the page that explains it
     "model.repository": "onnx-file.md",
-    "model.bls_composing_models": "ensemble.md#a-model-in-python-that-calls-others",
+    "model.bls_composing_models": "several-models.md#a-model-in-python-that-calls-others",
     "model.concurrent_models": "several-models.md#models-that-share-a-device",
     "model.variants": "several-models.md",
-    "model.batcher": "ensemble.md#say-which-step-and-what-may-vary",
+    "model.batcher": "several-models.md#say-which-step-and-what-may-vary",
     "model.onnx": "onnx-file.md",
     "model.builder": "reference-models.md",
     "sla": "bounds.md",
@@ -105,7 +105,7 @@ GUIDES: Final = {  # key of a profile -> the page that explains it
         "queues.md#settings-that-can-be-searched",
     ),
     "space.onnxruntime": "execution.md",
-    "space.models": "ensemble.md#say-which-step-and-what-may-vary",
+    "space.models": "several-models.md#say-which-step-and-what-may-vary",
     "score": "output-check.md#score",
     "tolerance": "output-check.md#tolerance",
     "gpu": "gpu.md",

@@ -74,7 +74,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="tune verify",
         usage="[options] RUN [MODEL]",
-        description="Continue the test of the recommendation of a run on fresh servers, or test it again (--fresh).",
+        description="Continue the test of the recommendation of a run on fresh servers, or test it\nagain (--fresh).",
         epilog=EPILOG,
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)

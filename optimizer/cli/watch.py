@@ -39,8 +39,8 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="tune watch",
         usage="[options] RUN --url URL",
-        description="Compare load, batch sizes, times and failures of servers in production with those of a run, "
-        "and say whether its recommendation still fits.",
+        description="Compare load, batch sizes, times and failures of servers in production with\n"
+        "those of a run, and say whether its recommendation still fits.",
         epilog=EPILOG,
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)

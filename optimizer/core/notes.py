@@ -262,8 +262,8 @@ class LateRequests(Note):
     def __str__(self) -> str:
         worst = f"{four_digits(self.worst_p99_ms)} ms"
         return (
-            f"the load generator sent {self.share:.2%} of the requests more than {self.late_ms:g} ms late (the "
-            f"highest p99 of the lateness in a measurement was {worst}); latency counts from the planned time, so it "
+            f"the load generator sent {100 * self.share:.3g} % of the requests more than {self.late_ms:g} ms late, "
+            f"in one measurement 1 % of them by more than {worst}; latency counts from the planned time, so it "
             "includes the lateness"
         )
 
@@ -481,7 +481,8 @@ class NextVerdictNeeds(Note):
 
     def __str__(self) -> str:
         servers = _count(self.servers, "more fresh server")
-        return f"the next verdict needs {servers}, about {self.seconds:.0f} s: `tune verify` continues"
+        needed = f"the next one needs {servers}, about {self.seconds:.0f} s"
+        return f"the tests are not complete: {needed}; `tune verify` continues them"
 
 
 # -- the cluster ------------------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ def _recommended_point(run: FinishedRun) -> tuple[Point, Outcome]:
     if run.status in ("running", "interrupted", "failed"):
         state = {"running": "is still running or was killed", "interrupted": "was interrupted", "failed": "failed"}
         raise BadInputError(
-            f"{folder}: the run {state[run.status]} and has no recommendation yet; continue it with "
+            f"{folder}: the run {state[run.status]} and has no final recommendation; continue it with "
             f"`tune --resume {folder}`"
         )
     if run.outcome is None or run.outcome.recommended is None:

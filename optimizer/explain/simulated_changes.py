@@ -170,7 +170,7 @@ def remedies(
         change = formatting.configuration(batched.candidate if batched else larger[0])
         effects.append(("larger batches", change, batched))
     near = forecaster.best([own], sla, way_share=0.0)
-    effects.append(("nearer client", "no time between client and server", near))
+    effects.append(("faster network", "no time between client and server", near))
     if copied:
         kept = forecaster.best([own], sla, time_share=1 - copied)
         effects.append(("no copying", "shared memory, without copies; --measure measures it", kept))

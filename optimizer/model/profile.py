@@ -406,7 +406,7 @@ def find_profile(argument: str) -> Path:
         raise _no_model(argument)
     similar = difflib.get_close_matches(name, list_profiles(), n=3)
     hint = f"did you mean {' or '.join(similar)}? " if similar else ""
-    searched = " and ".join(str(folder.absolute()) for folder in dict.fromkeys(profile_folders()))
+    searched = " and ".join(dict.fromkeys(str(folder.absolute()) for folder in profile_folders()))
     raise BadInputError(f"no model {format_value(name)} in {searched}: {hint}`tune models` lists them")
 
 

@@ -513,7 +513,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         Option(
             "cluster",
             ValueType("ADDRESS", parse_cluster_address),
-            "Run the trials on a Ray cluster (see docs/cluster.md): auto (that of this machine) or ray://host:port",
+            "Run the trials on a Ray cluster (see docs/many-machines.md): auto (that of this machine) or ray://host:port",
             taken_by=("python", "resume"),
         ),
         Option(

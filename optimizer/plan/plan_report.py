@@ -372,7 +372,8 @@ def _further(answer: FleetPlan) -> list[tuple[str, str]]:
     further = answer.further
     if further is None:
         return []
-    after = f"with {formatting.count(further.deployments, 'deployment')} more ({FURTHER_SECONDS / 60:g} min)"
+    deployments = formatting.count(further.deployments, "deployment")
+    after = f"after {FURTHER_SECONDS / 60:g} minutes of further measurements ({deployments})"
     if further.carries is not None:
         return [("measure more", f"{_infer(answer, further.carries.safe)} with {CERTAINTY} certainty {after}")]
     assert further.count is not None, "a further answer is one of the two"

@@ -22,7 +22,10 @@ _KEPT = "\ue000"  # stands for a blank at which no line ends; texts for a termin
 
 
 def wrap(text: str, width: int, *, first_indent: str = "", indent: str = "") -> list[str]:
-    """Return ``text`` as lines of at most ``width`` characters; a part that is longer is broken at any blank."""
+    """Return ``text`` as lines of at most ``width`` characters; a part that is longer is broken at any blank.
+
+    A word that is longer than a line, such as a path, is kept whole.
+    """
     lines = textwrap.wrap(
         _JOINED.sub(lambda found: found[0].replace(" ", _KEPT), text),
         width,
@@ -39,4 +42,11 @@ def _fitting(line: str, width: int, indent: str) -> list[str]:
     if len(line) <= width:
         return [line]
     at = len(line) - len(line.lstrip())
-    return textwrap.wrap(line.lstrip(), width, initial_indent=line[:at], subsequent_indent=indent)
+    return textwrap.wrap(
+        line.lstrip(),
+        width,
+        initial_indent=line[:at],
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -19,7 +19,7 @@ from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.results import formatting
-from optimizer.results.recommendation import best_load, front_metrics
+from optimizer.results.recommendation import best_load, front_metrics, newest_confirmation
 
 if TYPE_CHECKING:
     from optimizer.core.budget import Budget
@@ -267,6 +267,9 @@ class LiveObserver:
             name = Text.assemble(("failed: ", "red"), " ".join(trial.reason.split()))
             return str(trial.number), name, "–", "–", loads
         shown, met = best_load(trial, self._problem)
+        if role == "confirm" and trial.confirmations:
+            shown = newest_confirmation(trial)
+            met = self._problem.sla.is_met(shown.measurement)
         if shown is None:
             return str(trial.number), name, "–", "–", loads
         figures = [metric.value(shown.measurement) for metric in (self._throughput, METRICS[self._latency])]

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from optimizer.core.trial import Point
     from optimizer.results.recommendation import Outcome
 
+_STAGES = (
+    *("client_send_ms", "network_ms", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms"),
+    "client_recv_ms",
+)
 STREAMED_TIMINGS = tuple(timing for timing in TIMINGS if timing.needs_streaming)
 _SHOWN_TIMES = {timing: [timing.metric(name) for name in QUANTILES] for timing in TIMINGS}
 _ALWAYS_SHOWN = {"throughput", *_SHOWN_TIMES[LATENCY]}
@@ -22,6 +26,19 @@ _STREAMED_SHOWN = {
     formatting.OUTPUT_THROUGHPUT,
     *(name for timing in STREAMED_TIMINGS for name in _SHOWN_TIMES[timing]),
 }
+
+
+def stage_times_ms(measurement: Measurement) -> dict[str, float]:
+    """Return the mean time of a request in each known stage, by the name of its field.
+
+    tune's own client does not measure its stages. What remains of the latency, in the network and in the client, is
+    then ``network_ms``.
+    """
+    times = {name: getattr(measurement, name) for name in _STAGES}
+    known: dict[str, float] = {name: value for name, value in times.items() if value is not None}
+    if known and "network_ms" not in known and measurement.latency_avg_ms is not None:
+        known["network_ms"] = max(0.0, measurement.latency_avg_ms - sum(known.values()))
+    return known
 
 
 def estimate(outcome: Outcome, point: Point, metric: str) -> str:

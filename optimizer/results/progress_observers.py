@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from objectives.pooled_windows import pool_measurements
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point
 from optimizer.results import formatting
 from optimizer.results.live_display import LiveObserver
-from optimizer.results.recommendation import best_load, front_metrics
+from optimizer.results.recommendation import best_load, front_metrics, newest_confirmation
 
 if TYPE_CHECKING:
     from objectives.metrics import Measurement
@@ -73,12 +72,11 @@ class PlainObserver(QuietObserver):
         if trial.status == "failed":
             return f"failed: {trial.reason}"
         if self._roles.get(trial.number) == "confirm":
-            last = trial.confirmations[-1] if trial.confirmations else None
-            if last is None or last.server == self._servers.get(trial.number):  # the newest server was lost
+            server = trial.confirmations[-1].server if trial.confirmations else None
+            if server is None or server == self._servers.get(trial.number):  # the newest server was lost
                 return "no figures"
-            self._servers[trial.number] = last.server
-            windows = [window.measurement for window in trial.confirmations if window.server == last.server]
-            return self._point_figures(Point(trial.number, trial.candidate, last.load, pool_measurements(windows)))
+            self._servers[trial.number] = server
+            return self._point_figures(newest_confirmation(trial))
         shown, met = best_load(trial, self._problem)
         if shown is None:
             return "no figures"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MOST_FRONT_ROWS = 10
 MOST_COLUMNS = 5  # of the comparisons: more are one row each
+LEAST_GAIN_WIDTH = 12  # of the last column of the comparisons, whose texts are broken into lines
 _LABEL_WIDTH = 14
 
 
@@ -139,7 +140,9 @@ def _print_change(console: Console, outcome: Outcome, baseline: Candidate, recom
 
 def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> None:
     headers, rows = outcome_tables.comparison_headers(outcome, problem), outcome_tables.comparisons(outcome, problem)
-    if len(headers) > MOST_COLUMNS:  # more metrics than fit side by side: one row for each
+    *unbroken, _ = zip(headers, *rows, strict=True)
+    width = sum(max(map(len, column)) + 2 for column in unbroken) + LEAST_GAIN_WIDTH
+    if len(headers) > MOST_COLUMNS or width > console.width:  # more metrics than fit side by side: one row for each
         headers, *rows = zip((name.removeprefix(">") for name in headers), *rows, strict=True)
     table = plain_table(*headers)
     table.columns[0].no_wrap = True

@@ -174,7 +174,7 @@ class RunFolder:
         here, shown = one_line(out, LONGEST_NAME), list_command(out)
         if run == LATEST:
             raise BadInputError(f"{flag} {LATEST}: no run in {here}; give the folder of a run (`{shown}` lists runs)")
-        also = "" if Path(run).is_relative_to(out) else f" nor in {quote(str(place))}"
+        also = "" if place == Path(run) or Path(run).is_relative_to(out) else f" nor in {quote(str(place))}"
         raise BadInputError(
             f"{flag} {quote(run)}: no {RUN_FILE} there{also}, and {here} has no run of such a model; "
             f"give a run's folder, a model or {LATEST} (`{shown}` lists runs)"

@@ -256,7 +256,7 @@ MODEL_ANALYZER = [
 @pytest.mark.parametrize("case", [FLAGS[0], NAMES[0], PROFILES[0]], ids=str)
 def test_the_installed_command_reports_bad_input_in_one_line(case: Bad, tune: Tune, playground: Playground) -> None:
     """The command runs in a new process, as users start it."""
-    case.write_files(playground.here)
+    case.write_files(playground.working_folder)
     assert_says(tune_without_server(tune, playground, *case.arguments.split()), *case.lines)
 
 
@@ -264,20 +264,22 @@ def test_the_installed_command_reports_bad_input_in_one_line(case: Bad, tune: Tu
 def test_bad_flags_model_names_and_profiles_are_reported(
     case: Bad, called_tune: Tune, playground: Playground
 ) -> None:
-    case.write_files(playground.here)
+    case.write_files(playground.working_folder)
     assert_says(tune_without_server(called_tune, playground, *case.arguments.split()), *case.lines)
 
 
 @pytest.mark.parametrize("case", MODEL_ANALYZER, ids=str)
 def test_errors_in_a_model_analyzer_file_name_the_line(case: Bad, called_tune: Tune, playground: Playground) -> None:
-    case.write_files(playground.here)
+    case.write_files(playground.working_folder)
     ended = tune_without_server(called_tune, playground, *case.arguments.split(), "--json")
     assert_says(ended, *case.lines)
 
 
 def test_a_model_analyzer_file_is_printed_as_a_profile(called_tune: Tune, playground: Playground) -> None:
-    write_model(playground.here / "models", "m", CONFIG, doubler())
-    (playground.here / "f").write_text("model_repository: models\nprofile_models: m\nlatency_budget: 5\ngpus: all\n")
+    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
+    (playground.working_folder / "f").write_text(
+        "model_repository: models\nprofile_models: m\nlatency_budget: 5\ngpus: all\n"
+    )
     ended = called_tune("--from-model-analyzer", "f", "--print-profile", env=without_server(playground))
     assert (ended.code, ended.complaints) == (0, [])
     assert "line 4, gpus: ignored: " in ended.stdout
@@ -286,7 +288,7 @@ def test_a_model_analyzer_file_is_printed_as_a_profile(called_tune: Tune, playgr
 
 @pytest.mark.parametrize("case", STORAGES, ids=str)
 def test_a_bad_storage_is_reported_without_its_password(case: Bad, called_tune: Tune, playground: Playground) -> None:
-    case.write_files(playground.here)
+    case.write_files(playground.working_folder)
     ended = tune_without_server(called_tune, playground, *case.arguments.split())
     assert_says(ended, *case.lines)
     assert SECRET not in ended.stderr
@@ -297,10 +299,10 @@ def test_a_profile_cannot_refer_to_files_outside_its_folder(
     case: Bad, called_tune: Tune, playground: Playground
 ) -> None:
     write_model(playground.root, "m", CONFIG, doubler())
-    write_model(playground.here / "models", "m", CONFIG, doubler())
+    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
     (playground.root / "secret.json").write_text("{}")
-    (playground.here / "link").symlink_to(playground.root)
-    (playground.here / "link.json").symlink_to(playground.root / "secret.json")
-    (playground.here / "models" / "out").symlink_to(playground.root / "m")
-    case.write_files(playground.here)
+    (playground.working_folder / "link").symlink_to(playground.root)
+    (playground.working_folder / "link.json").symlink_to(playground.root / "secret.json")
+    (playground.working_folder / "models" / "out").symlink_to(playground.root / "m")
+    case.write_files(playground.working_folder)
     assert_says(tune_without_server(called_tune, playground, *case.arguments.split()), *case.lines)

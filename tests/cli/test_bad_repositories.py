@@ -262,7 +262,7 @@ REPOSITORIES = {
 @pytest.mark.parametrize("case", REPOSITORIES)
 def test_a_faulty_model_repository_is_reported(case: str, called_tune: Tune, playground: Playground) -> None:
     spoilt = REPOSITORIES[case]
-    spoilt.spoil(write_model(playground.here / "models", "m", CONFIG, doubler()))
+    spoilt.spoil(write_model(playground.working_folder / "models", "m", CONFIG, doubler()))
     ended = tune_without_server(called_tune, playground, "--sla-p95", "20ms", "--model-repository", "models", "m")
     assert_says(ended, spoilt.words)
 
@@ -270,25 +270,25 @@ def test_a_faulty_model_repository_is_reported(case: str, called_tune: Tune, pla
 @pytest.mark.skipif(bool(hardware.gpu_names()), reason="needs a machine without a GPU")
 @pytest.mark.parametrize("group", ["kind: KIND_GPU", "gpus: 0"])
 def test_a_model_for_a_gpu_is_refused_without_one(group: str, called_tune: Tune, playground: Playground) -> None:
-    write_model(playground.here, "m", f"{CONFIG}instance_group {{ count: 1 {group} }}\n", doubler())
+    write_model(playground.working_folder, "m", f"{CONFIG}instance_group {{ count: 1 {group} }}\n", doubler())
     ended = tune_without_server(called_tune, playground, "--sla-p95", "20ms", "m")
     assert_says(ended, ("m/config.pbtxt: instance_group: ", "GPU"))
 
 
 @pytest.mark.skipif(bool(hardware.gpu_names()), reason="needs a machine without a GPU")
 def test_an_accelerator_of_a_gpu_is_refused_on_a_cpu(called_tune: Tune, playground: Playground) -> None:
-    write_model(playground.here / "models", "m", CONFIG, doubler())
+    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
     choices = "  onnxruntime:\n    precision_mode: [FP16]\n    execution_accelerator: [none, tensorrt]\n"
     profile = f"model: {{repository: models, name: m}}\nspace:\n{choices}"
-    (playground.here / "p.yaml").write_text(profile)
+    (playground.working_folder / "p.yaml").write_text(profile)
     ended = tune_without_server(called_tune, playground, "--sla-p95", "20ms", "p.yaml")
     assert_says(ended, ("p.yaml:5: space.onnxruntime.execution_accelerator: needs a GPU, and this model is served",))
 
 
 def test_the_number_of_instances_is_limited(called_tune: Tune, playground: Playground) -> None:
-    write_model(playground.here / "models", "m", CONFIG, doubler())
+    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
     profile = "model: {repository: models, name: m}\nspace: {instance_group_count: [1, 65]}\n"
-    (playground.here / "p.yaml").write_text(profile)
+    (playground.working_folder / "p.yaml").write_text(profile)
     too_many = ("65 instances are above the limit of 64", "--max-instance-count")
     ended = tune_without_server(called_tune, playground, "--sla-p95", "20ms", "p.yaml")
     assert_says(ended, ("p.yaml:2: space.instance_group_count: ", *too_many))
@@ -299,14 +299,14 @@ def test_the_number_of_instances_is_limited(called_tune: Tune, playground: Playg
 
 def test_instances_that_cannot_fit_into_memory_are_refused(called_tune: Tune, playground: Playground) -> None:
     group = "instance_group { count: 1000000 kind: KIND_CPU }\n"
-    write_model(playground.here, "m", CONFIG + group, doubler())
+    write_model(playground.working_folder, "m", CONFIG + group, doubler())
     arguments = ["--max-instance-count", "1000000", "--sla-p95", "20ms", "m"]
     ended = tune_without_server(called_tune, playground, *arguments)
     assert_says(ended, ("m/config.pbtxt: instance_group: ", "1,000,000 instances need about", "GiB; write fewer"))
 
 
 def test_a_model_folder_is_checked_like_a_repository(called_tune: Tune, playground: Playground) -> None:
-    folder = write_model(playground.here, "m", CONFIG, None)
+    folder = write_model(playground.working_folder, "m", CONFIG, None)
     ended = tune_without_server(called_tune, playground, "--sla-p95", "20ms", str(folder))
     assert_says(ended, (f"{folder}: ", "model.onnx", f"{folder}/1/model.onnx"))
 
@@ -322,15 +322,15 @@ def test_a_model_folder_is_checked_like_a_repository(called_tune: Tune, playgrou
 def test_a_file_that_is_not_a_model_is_reported(
     name: str, words: tuple[str, ...], called_tune: Tune, playground: Playground
 ) -> None:
-    (playground.here / "text.onnx").write_text("version https://git-lfs")
+    (playground.working_folder / "text.onnx").write_text("version https://git-lfs")
     assert_says(tune_without_server(called_tune, playground, "--sla-p95", "20ms", name), words)
 
 
 def test_an_unknown_model_is_reported_with_the_models_of_the_repository(
     called_tune: Tune, playground: Playground
 ) -> None:
-    write_model(playground.here / "models", "first", CONFIG, doubler())
-    write_model(playground.here / "models", "second", CONFIG, doubler())
+    write_model(playground.working_folder / "models", "first", CONFIG, doubler())
+    write_model(playground.working_folder / "models", "second", CONFIG, doubler())
     for name, shown in (("third", "'third'"), (LONG, f"'{LONG[:58]}…")):
         ended = tune_without_server(called_tune, playground, "--model-repository", "models", name)
         assert_says(ended, ("models: no model ", f"{shown} there", "first, second"))
@@ -339,7 +339,7 @@ def test_an_unknown_model_is_reported_with_the_models_of_the_repository(
 def test_a_missing_model_is_reported_with_the_models_of_the_repository(
     called_tune: Tune, playground: Playground
 ) -> None:
-    folder = playground.here / "models"
+    folder = playground.working_folder / "models"
     write_model(folder, "first", CONFIG, doubler())
     write_model(folder, "bare", CONFIG, doubler())
     (folder / "bare" / "config.pbtxt").unlink()  # an ONNX model needs none
@@ -356,15 +356,15 @@ def test_a_missing_model_is_reported_with_the_models_of_the_repository(
 
 @pytest.mark.parametrize("name", ["../m", "/m", "a/b", ".", ".."])
 def test_a_model_name_cannot_lead_out_of_its_repository(name: str, called_tune: Tune, playground: Playground) -> None:
-    write_model(playground.here, "m", CONFIG, doubler())
-    (playground.here / "models").mkdir()
+    write_model(playground.working_folder, "m", CONFIG, doubler())
+    (playground.working_folder / "models").mkdir()
     ended = tune_without_server(called_tune, playground, "--model-repository", "models", name)
     assert_says(ended, (repr(name),))
 
 
 @pytest.mark.parametrize("path", ["nowhere", "file", LONG])
 def test_a_missing_repository_folder_is_reported(path: str, called_tune: Tune, playground: Playground) -> None:
-    (playground.here / "file").write_text("")
+    (playground.working_folder / "file").write_text("")
     ended = tune_without_server(called_tune, playground, "--model-repository", path, "m")
     assert_says(ended, (f"--model-repository {path[:100]}", "no such folder"))
 
@@ -374,7 +374,7 @@ def test_a_missing_repository_folder_is_reported(path: str, called_tune: Tune, p
 def test_a_model_name_that_a_shell_would_interpret_is_refused(
     name: str, kind: str, called_tune: Tune, playground: Playground
 ) -> None:
-    models = playground.here / "models"
+    models = playground.working_folder / "models"
     write_model(models, name, CONFIG, doubler())
     arguments = [f"models/{name}"]
     if kind == "step":
@@ -388,7 +388,7 @@ def test_a_model_name_that_a_shell_would_interpret_is_refused(
 
 
 def test_a_request_larger_than_max_batch_size_is_refused(called_tune: Tune, playground: Playground) -> None:
-    write_model(playground.here / "models", "m", CONFIG, doubler())
+    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
     arguments = ["--request-batch-size", "9", "--model-repository", "models", "m"]
     ended = tune_without_server(called_tune, playground, *arguments)
     assert_says(ended, ("--request-batch-size 9 ", "max_batch_size 8", "config.pbtxt"))
@@ -396,7 +396,7 @@ def test_a_request_larger_than_max_batch_size_is_refused(called_tune: Tune, play
 
 def test_a_request_batch_for_a_model_without_batching_is_refused(called_tune: Tune, playground: Playground) -> None:
     config = CONFIG.replace("max_batch_size: 8", "max_batch_size: 0")
-    write_model(playground.here / "models", "m", config, doubler(dims=(4,)))
+    write_model(playground.working_folder / "models", "m", config, doubler(dims=(4,)))
     arguments = ["--request-batch-size", "2", "--model-repository", "models", "m"]
     assert_says(
         tune_without_server(called_tune, playground, *arguments), ("--request-batch-size 2 ", "max_batch_size 0")
@@ -431,12 +431,12 @@ def test_a_request_batch_for_a_model_without_batching_is_refused(called_tune: Tu
 def test_request_data_that_does_not_fit_the_model_is_refused(
     called_tune: Tune, playground: Playground, arguments: str, words: tuple[str, ...]
 ) -> None:
-    write_model(playground.here / "models", "m", CONFIG, doubler())
-    (playground.here / "x.json").write_text('{"data": [{"x": [1]}]}')
-    (playground.here / "x.csv").write_text("x[0],x[1],x[2],x[3]\n1,2,3,4\n1,b,3,4\n")
-    (playground.here / "nan.json").write_text('{"data": [{"x": [1, 2, 3, NaN]}]}')
-    (playground.here / "huge.json").write_text('{"data": [{"x": [1, 2, 3, 1e400]}]}')
-    (playground.here / "large.json").write_text('{"data": [{"x": [1, 2, 3, 1e39]}]}')
-    (playground.here / "huge.csv").write_text("x[0],x[1],x[2],x[3]\n1,2,3,1e400\n")
+    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
+    (playground.working_folder / "x.json").write_text('{"data": [{"x": [1]}]}')
+    (playground.working_folder / "x.csv").write_text("x[0],x[1],x[2],x[3]\n1,2,3,4\n1,b,3,4\n")
+    (playground.working_folder / "nan.json").write_text('{"data": [{"x": [1, 2, 3, NaN]}]}')
+    (playground.working_folder / "huge.json").write_text('{"data": [{"x": [1, 2, 3, 1e400]}]}')
+    (playground.working_folder / "large.json").write_text('{"data": [{"x": [1, 2, 3, 1e39]}]}')
+    (playground.working_folder / "huge.csv").write_text("x[0],x[1],x[2],x[3]\n1,2,3,1e400\n")
     options = [*arguments.split(), "--model-repository", "models", "m"]
     assert_says(tune_without_server(called_tune, playground, *options), words)

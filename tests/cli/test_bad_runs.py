@@ -26,17 +26,19 @@ from tests.repositories import doubler, write_model
 
 def test_a_read_only_results_folder_is_reported(called_tune: Tune, playground: Playground) -> None:
     """Permissions do not stop root, so the folder is a read-only mount in a separate mount namespace."""
-    (playground.here / "results").mkdir()
+    (playground.working_folder / "results").mkdir()
     mount = "mount --bind results results && mount -o remount,bind,ro results"
     space = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-    if subprocess.run([*space, mount], cwd=playground.here, capture_output=True, check=False).returncode:
+    if subprocess.run([*space, mount], cwd=playground.working_folder, capture_output=True, check=False).returncode:
         pytest.skip("mounting is not possible here")
     command = [*space, f'{mount} && exec "$0" "$@"', str(TUNE), "--sla-p95", "20ms", "mlp"]
-    done = subprocess.run(command, cwd=playground.here, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=playground.working_folder, capture_output=True, text=True, timeout=120, check=False
+    )
     assert_says(
         Ended(done.returncode, done.stdout, done.stderr, 0), ("folder results: ", "Read-only file system", "--out")
     )
-    assert entries(playground.here / "results") == set()
+    assert entries(playground.working_folder / "results") == set()
 
 
 def write_run(folder: Path, text: str) -> None:
@@ -50,7 +52,7 @@ def record(**options: object) -> str:
 
 
 def test_resuming_a_folder_without_run_json_is_refused(called_tune: Tune, playground: Playground) -> None:
-    (playground.here / "empty").mkdir()
+    (playground.working_folder / "empty").mkdir()
     for run in ("nowhere", "empty", LONG):
         ended = tune_without_server(called_tune, playground, "--resume", run)
         assert_says(ended, (f"--resume {run[:100]}", "run.json", "give a run's folder"))
@@ -134,16 +136,16 @@ def test_a_run_that_cannot_be_continued_or_verified_is_refused(
     case: str, called_tune: Tune, playground: Playground
 ) -> None:
     text, arguments, words = REFUSED_RUNS[case]
-    write_run(playground.here / "run", text)
+    write_run(playground.working_folder / "run", text)
     assert_says(tune_without_server(called_tune, playground, *arguments.split()), words)
 
 
 @pytest.mark.parametrize("name", ["trials.csv", "study.journal", "logs", "logs/commands.log"])
 def test_a_run_whose_file_is_a_link_is_not_continued(name: str, called_tune: Tune, playground: Playground) -> None:
-    write_run(playground.here / "run", record())
-    path = playground.here / "run" / name
+    write_run(playground.working_folder / "run", record())
+    path = playground.working_folder / "run" / name
     path.parent.mkdir(exist_ok=True)
-    path.symlink_to(playground.here)
+    path.symlink_to(playground.working_folder)
     for words in (("--resume", "run"), ("verify", "--fresh", "run")):
         assert_says(
             tune_without_server(called_tune, playground, *words),
@@ -181,7 +183,7 @@ BROKEN_RECORDS = {
 
 @pytest.mark.parametrize("text", BROKEN_RECORDS)
 def test_resume_reports_an_invalid_run_json(text: str, called_tune: Tune, playground: Playground) -> None:
-    write_run(playground.here / "run", text)
+    write_run(playground.working_folder / "run", text)
     ended = tune_without_server(called_tune, playground, "--resume", "run")
     assert_says(ended, ("run/run.json: ", *BROKEN_RECORDS[text]))
 
@@ -194,12 +196,12 @@ def test_resume_reports_an_invalid_trials_table(
     table: str, word: str, called_tune: Tune, playground: Playground
 ) -> None:
     """The error is found before a server starts: there is no server log."""
-    write_run(playground.here / "run", record())
-    (playground.here / "run" / "trials.csv").write_text(table)
-    before = entries(playground.here)
+    write_run(playground.working_folder / "run", record())
+    (playground.working_folder / "run" / "trials.csv").write_text(table)
+    before = entries(playground.working_folder)
     ended = called_tune("--resume", "run")
     assert_says(ended, (word,))
-    assert entries(playground.here) == before
+    assert entries(playground.working_folder) == before
 
 
 # -- the environment --------------------------------------------------------------------------------------------
@@ -213,9 +215,9 @@ def test_the_energy_objective_without_a_gpu_ends_with_exit_code_3(called_tune: T
 
 def test_a_server_that_cannot_be_downloaded_ends_with_exit_code_3(tune: Tune, playground: Playground) -> None:
     """Valid input gets as far as the server, which pip then tries to download; the tests above rely on that."""
-    write_model(playground.here / "models", "m", CONFIG, doubler())
+    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
     arguments = ["--sla-p95", "20ms", "--model-repository", "models", "m"]
     ended = tune(*arguments, env=without_server(playground))
     assert_says(ended, ("pip could not fetch the server: ", "nvidia-pytriton==0.7.0", "pip config list"), code=3)
     assert ended.stdout == ""
-    assert not (playground.here / "results").exists()
+    assert not (playground.working_folder / "results").exists()

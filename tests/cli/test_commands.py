@@ -108,7 +108,7 @@ def test_models_lists_the_built_in_models_from_any_folder(tune: Tune) -> None:
 
 
 def test_models_lists_profiles_in_configs_with_their_errors(called_tune: Tune, playground: Playground) -> None:
-    configs = playground.here / "configs"
+    configs = playground.working_folder / "configs"
     configs.mkdir()
     (configs / "mine.yaml").write_text("description: my own\nmodel: {builder: mlp}\nsla: {p99: 5ms}\n")
     (configs / "broken.yaml").write_text("model: {builder: mlp}\nslo: {p99: 5ms}\n")
@@ -123,7 +123,7 @@ def test_models_lists_profiles_in_configs_with_their_errors(called_tune: Tune, p
 
 
 def test_models_json_has_inputs_sla_and_errors(called_tune: Tune, playground: Playground) -> None:
-    configs = playground.here / "configs"
+    configs = playground.working_folder / "configs"
     (configs / "models" / "stored").mkdir(parents=True)
     config = 'input { name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] }'
     (configs / "models" / "stored" / "config.pbtxt").write_text(config)
@@ -151,7 +151,9 @@ def findings(output: str) -> dict[str, tuple[str, str, str]]:
     for line in output.splitlines()[:-1]:
         if line.startswith(" "):
             state, text, _ = checks[name]
-            checks[name] = state, text, line.strip().removeprefix("-> ")
+            more = line.strip()
+            is_fix = more.startswith("-> ")
+            checks[name] = (state, text, more.removeprefix("-> ")) if is_fix else (state, f"{text} {more}", "")
         else:
             name = line[6:21].strip()
             checks[name] = line[:4].strip(), line[22:], ""
@@ -230,12 +232,12 @@ def test_doctor_warns_of_a_remote_server_whose_configuration_was_not_restored(
 
 
 def test_doctor_reports_an_unwritable_cache(called_tune: Tune, playground: Playground) -> None:
-    (playground.here / "file").write_text("")
-    shown = called_tune("doctor", env={"TRITUNE_CACHE": playground.here / "file" / "cache"})
+    (playground.working_folder / "file").write_text("")
+    shown = called_tune("doctor", env={"TRITUNE_CACHE": playground.working_folder / "file" / "cache"})
     assert shown.code == 3
     state, text, fix = findings(shown.stdout)["disk"]
     assert state == "fail"
-    assert str(playground.here / "file") in text
+    assert str(playground.working_folder / "file") in text
     assert "TRITUNE_CACHE" in fix
     assert shown.stdout.splitlines()[-1].startswith("1 to fix")
 
@@ -377,7 +379,7 @@ def test_setup_refuses_a_wheel_with_another_hash(called_tune: Tune, playground: 
 
 @pytest.mark.parametrize("cache", ["file/cache", "/proc/tritune"])
 def test_setup_reports_an_unwritable_cache(cache: str, called_tune: Tune, playground: Playground) -> None:
-    (playground.here / "file").write_text("")
+    (playground.working_folder / "file").write_text("")
     done = called_tune("setup", env={"TRITUNE_CACHE": cache})
     assert done.code == 3
     (complaint,) = done.complaints

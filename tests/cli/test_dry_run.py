@@ -36,7 +36,7 @@ COMPLETING = textwrap.dedent("""\
 @pytest.fixture
 def dry_run(called_tune: Tune, playground: Playground) -> Tune:
     """Return ``tune --dry-run`` in a folder with an ONNX file; no server is installed."""
-    (playground.here / "net.onnx").write_bytes(serialized(doubler()))
+    (playground.working_folder / "net.onnx").write_bytes(serialized(doubler()))
     return functools.partial(called_tune, "--dry-run", env={"TRITUNE_CACHE": playground.root / "cache"})
 
 
@@ -65,7 +65,7 @@ def test_space_first_trials_and_time_are_shown_and_nothing_is_written(dry_run: T
     ):
         assert text in " ".join(shown.stdout.split()), text
     assert max(map(len, shown.stdout.splitlines())) <= 80
-    assert files(playground.here) == [playground.here / "net.onnx"]
+    assert files(playground.working_folder) == [playground.working_folder / "net.onnx"]
     assert not any(path.name.startswith("runtime") for path in (playground.root / "cache").iterdir())
 
 
@@ -109,7 +109,7 @@ def test_a_request_rate_is_shown(dry_run: Tune) -> None:
 
 
 def test_a_model_that_needs_the_server_does_not_download_it(dry_run: Tune, playground: Playground) -> None:
-    write_undeclared(playground.here)
+    write_undeclared(playground.working_folder)
     ended = dry_run("--sla-p95", "50ms", "models/auto")
     assert (ended.code, ended.stdout) == (3, "")
     assert ended.complaints[-1].startswith("tune: --dry-run: config.pbtxt of auto declares no inputs or outputs, ")
@@ -120,12 +120,12 @@ def test_a_server_that_reads_the_inputs_is_mentioned(called_tune: Tune, playgrou
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
     runtime.ensure(print)
-    write_undeclared(playground.here)
+    write_undeclared(playground.working_folder)
     shown = called_tune("--dry-run", "--sla-p95", "50ms", "models/auto")
     assert (shown.code, len(shown.complaints)) == (0, 1)
     assert "auto/config.pbtxt declares no inputs or outputs: starting a server" in shown.complaints[0]
     assert shown.stdout.endswith("A server was started to read the inputs, and nothing was measured.\n")
-    assert not (playground.here / "results").exists()
+    assert not (playground.working_folder / "results").exists()
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_bad_input_is_one_line(dry_run: Tune, words: tuple[str, ...], message: s
 
 
 def test_the_sequences_of_a_stateful_model_are_shown(dry_run: Tune, playground: Playground) -> None:
-    write_sums(playground.here / "models", playground.here / "log")
+    write_sums(playground.working_folder / "models", playground.working_folder / "log")
     shown = dry_run("--sla-p95", "50ms", "--sequence-length", "5..9", "--model-repository", "models", "sums")
     assert (shown.code, shown.complaints) == (0, [])
     assert "sequences of 5..9 requests of 1 sample" in shown.stdout

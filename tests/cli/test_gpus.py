@@ -31,7 +31,7 @@ def test_a_driver_mismatch_ends_the_command_unless_gpus_are_hidden(
 ) -> None:
     """Without these options the command gets as far as the server, which cannot be downloaded here."""
     nvml.tell(init="error 18")
-    write_model(playground.here / "models", "m", CONFIG, doubler())
+    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
     env = environment(nvml, playground)
     ended = tune("--sla-p95", "20ms", "models/m", env=env)
     assert_says(ended, ("NVML: RM has detected an NVML/RM version mismatch; the driver was ", "reboot"), code=3)
@@ -53,6 +53,6 @@ def test_the_energy_objective_needs_a_backend_that_runs_on_the_gpu(
 ) -> None:
     """The machine has a GPU, but the onnxruntime of the tests is the CPU build."""
     nvml.tell(A100)
-    write_model(playground.here / "models", "m", CONFIG, doubler())
+    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
     ended = tune("--objective", "energy", "models/m", env=environment(nvml, playground))
     assert_says(ended, ("--objective energy: ", "this model is served on the CPU"), code=3)

@@ -41,7 +41,7 @@ def wait_for_rows(folder: Path, count: int) -> None:
 def test_a_run_killed_at_20_random_moments_gives_the_same_result(
     playground: Playground, recorded_runs: RecordedRuns
 ) -> None:
-    folder = playground.here / "run"
+    folder = playground.working_folder / "run"
     folder.mkdir()
     for place, seconds in moments(recorded_runs, KILLS):
         before = rows(folder)
@@ -63,7 +63,7 @@ def test_a_run_killed_at_20_random_moments_gives_the_same_result(
 def test_a_run_interrupted_at_random_moments_gives_the_same_result(
     playground: Playground, recorded_runs: RecordedRuns
 ) -> None:
-    folder = playground.here / "run"
+    folder = playground.working_folder / "run"
     folder.mkdir()
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTERM)
     for left, signum, (place, seconds) in zip(
@@ -86,7 +86,7 @@ def test_a_run_interrupted_at_random_moments_gives_the_same_result(
 
 def test_a_second_run_in_the_same_folder_is_refused(playground: Playground, quick_runs: RecordedRuns) -> None:
     """The second process is refused and names the first one, which is not disturbed."""
-    folder, other = playground.here / "run", playground.here / "other"
+    folder, other = playground.working_folder / "run", playground.working_folder / "other"
     folder.mkdir()
     other.mkdir()
     hold(folder, 1)
@@ -107,7 +107,7 @@ def test_a_second_run_in_the_same_folder_is_refused(playground: Playground, quic
 def test_the_lock_of_a_killed_run_does_not_block_the_next_run(
     playground: Playground, quick_runs: RecordedRuns
 ) -> None:
-    folder = playground.here / "run"
+    folder = playground.working_folder / "run"
     folder.mkdir()
     hold(folder, 1)
     process = start(folder, quick_runs)

@@ -24,9 +24,9 @@ RUNS = ("20261120-072139", "20261121-072139", "20261122-091502")
 def results(playground: Playground) -> Path:
     """Return the folder of results, with three runs of a model."""
     for name in RUNS:
-        run = write_run(playground.here / "results" / "doubler")
+        run = write_run(playground.working_folder / "results" / "doubler")
         run.rename(run.with_name(name))
-    return playground.here / "results"
+    return playground.working_folder / "results"
 
 
 def refuse(holder: str) -> None:
@@ -41,7 +41,7 @@ def answered(playground: Playground, answer: str, words: Sequence[str]) -> tuple
         cache = {"TRITUNE_CACHE": str(playground.root / "cache"), "TMPDIR": str(playground.temporary)}
         done = subprocess.run(
             [TUNE, *words],
-            cwd=playground.here,
+            cwd=playground.working_folder,
             env={**os.environ, **cache},
             stdin=terminal,
             stdout=subprocess.PIPE,
@@ -110,7 +110,7 @@ def test_runs_are_listed_the_newest_first(called_tune: Tune, playground: Playgro
 def test_an_empty_folder_of_results_and_batches_are_named(called_tune: Tune, playground: Playground) -> None:
     assert called_tune("runs").stdout == "no runs in results; `tune models` lists what can be tuned\n"
     assert called_tune("runs", "--json").stdout == "[]\n"
-    (playground.here / "results" / "batches" / "nightly").mkdir(parents=True)
+    (playground.working_folder / "results" / "batches" / "nightly").mkdir(parents=True)
     lines = called_tune("runs").stdout.splitlines()
     assert lines[1:] == ["batches are in results/batches; --results results/batches/SUITE lists their runs"]
 

@@ -54,7 +54,7 @@ CONFIGS = {
 @pytest.mark.parametrize("case", FILES)
 def test_a_wrong_file_is_reported_with_the_remedy(case: str, called_tune: Tune, playground: Playground) -> None:
     name, content, words = FILES[case]
-    (playground.here / name).write_bytes(content)
+    (playground.working_folder / name).write_bytes(content)
     if "batch dimension" in case:  # mlp is built before
         assert_says(called_tune(*SLA, "--dry-run", name), words)
     else:
@@ -64,30 +64,30 @@ def test_a_wrong_file_is_reported_with_the_remedy(case: str, called_tune: Tune, 
 @pytest.mark.parametrize("case", CONFIGS)
 def test_the_encoding_of_a_config_is_named(case: str, called_tune: Tune, playground: Playground) -> None:
     content, words = CONFIGS[case]
-    model = write_model(playground.here / "models", "m", CONFIG, doubler())
+    model = write_model(playground.working_folder / "models", "m", CONFIG, doubler())
     (model / "config.pbtxt").write_bytes(content)
     assert_says(tune_without_server(called_tune, playground, *SLA, "--model-repository", "models", "m"), words)
 
 
 def test_windows_line_ends_and_a_mark_before_a_profile_are_read(called_tune: Tune, playground: Playground) -> None:
-    model = write_model(playground.here / "models", "m", CONFIG, doubler())
+    model = write_model(playground.working_folder / "models", "m", CONFIG, doubler())
     (model / "config.pbtxt").write_bytes(CONFIG.replace("\n", "\r\n").encode())
     profile = "model: {repository: models, name: m}\r\nsla: {p95: 20ms}\r\nslo: 1\r\n"
-    (playground.here / "p.yaml").write_bytes(codecs.BOM_UTF8 + profile.encode())
+    (playground.working_folder / "p.yaml").write_bytes(codecs.BOM_UTF8 + profile.encode())
     assert_says(tune_without_server(called_tune, playground, "p.yaml"), ("p.yaml:3: slo: ", "did you mean sla?"))
-    (playground.here / "p.yaml").write_bytes(codecs.BOM_UTF8 + profile.replace("slo: 1\r\n", "").encode())
+    (playground.working_folder / "p.yaml").write_bytes(codecs.BOM_UTF8 + profile.replace("slo: 1\r\n", "").encode())
     shown = called_tune("--dry-run", "p.yaml")
     assert (shown.code, shown.errors) == (0, [])
 
 
 def test_a_config_given_as_the_model_is_answered_with_its_folder(called_tune: Tune, playground: Playground) -> None:
-    write_model(playground.here / "models", "m", CONFIG, doubler())
+    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
     ended = tune_without_server(called_tune, playground, *SLA, "models/m/config.pbtxt")
     assert_says(ended, ("models/m/config.pbtxt: ", "give the folder of the model, models/m"))
 
 
 def test_a_run_given_as_the_model_is_answered_with_its_commands(called_tune: Tune, playground: Playground) -> None:
-    run = playground.here / "run"
+    run = playground.working_folder / "run"
     (run / "best").mkdir(parents=True)
     (run / "run.json").write_text("{}")
     (run / "best" / "config.pbtxt").write_text(CONFIG)
@@ -96,7 +96,7 @@ def test_a_run_given_as_the_model_is_answered_with_its_commands(called_tune: Tun
 
 
 def test_a_profile_given_as_a_suite_is_answered_in_one_line(called_tune: Tune, playground: Playground) -> None:
-    (playground.here / "p.yaml").write_text(PROFILE)
+    (playground.working_folder / "p.yaml").write_text(PROFILE)
     assert_says(called_tune("batch", "p.yaml"), ("p.yaml:1: ", "this is the profile of a model", "`tune FILE`"))
 
 
@@ -104,17 +104,17 @@ def test_a_profile_given_as_a_suite_is_answered_in_one_line(called_tune: Tune, p
 def test_a_folder_of_results_that_does_not_exist_is_reported(
     name: str, called_tune: Tune, playground: Playground
 ) -> None:
-    (playground.here / "p.yaml").write_text(PROFILE)
+    (playground.working_folder / "p.yaml").write_text(PROFILE)
     assert_says(called_tune("runs", "--results", name), (f"--results {name}: no such folder",))
 
 
 def test_a_sweep_without_the_batch_dimension_of_the_model_is_refused(
     called_tune: Tune, playground: Playground
 ) -> None:
-    write_model(playground.here / "models", "m", CONFIG, doubler())
+    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
     ended = called_tune("sweep", "--max-batch-size", "0,8", "models/m")
     assert_says(ended, ("--max-batch-size: ", "0 is for a model without a batch dimension", "write sizes from 1"))
-    assert not (playground.here / "results").exists()
+    assert not (playground.working_folder / "results").exists()
 
 
 def test_a_home_that_cannot_be_written_is_not_called_full(called_tune: Tune) -> None:
@@ -126,7 +126,7 @@ def test_a_home_that_cannot_be_written_is_not_called_full(called_tune: Tune) -> 
 def test_a_model_that_is_not_that_of_the_run_is_refused_with_the_command_as_given(
     called_tune: Tune, playground: Playground
 ) -> None:
-    run = playground.here / "run"
+    run = playground.working_folder / "run"
     shutil.copytree("tests/data/dlrm/sample", run)
     assert_says(called_tune("verify", "run", "mlp"), ("verify ", "run: the run has its own model; leave 'mlp' out"))
     assert_says(called_tune("--resume", "run", "mlp"), ("--resume run: the run has its own model; leave 'mlp' out",))

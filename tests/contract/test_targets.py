@@ -96,19 +96,19 @@ class TargetContract:
             raise TuneError("mine")
 
     @pytest.fixture
-    def another(self) -> Target:
+    def closable_target(self) -> Target:
         """Return a target that the test may close."""
         raise NotImplementedError
 
-    def test_close_leaves_nothing_and_can_be_called_twice(self, another: Target) -> None:
-        before = self.left()
-        with another.deploy(GOOD[0]):
+    def test_close_leaves_nothing_and_can_be_called_twice(self, closable_target: Target) -> None:
+        before = self.remaining()
+        with closable_target.deploy(GOOD[0]):
             pass
-        another.close()
-        another.close()
-        assert self.left() <= before
+        closable_target.close()
+        closable_target.close()
+        assert self.remaining() <= before
 
-    def left(self) -> set[str]:
+    def remaining(self) -> set[str]:
         return leftovers()
 
     def serving(self, target: Target, model: str) -> Candidate | None:
@@ -118,11 +118,11 @@ class TargetContract:
 
 class TestRecordedTable(TargetContract):
     @pytest.fixture
-    def target(self, another: Target) -> Target:
-        return another
+    def target(self, closable_target: Target) -> Target:
+        return closable_target
 
     @pytest.fixture
-    def another(self) -> Target:
+    def closable_target(self) -> Target:
         trials = [
             Trial(number, candidate, ((LoadPoint(1, 1), measurement(100, 5)),))
             for number, candidate in enumerate(GOOD)
@@ -148,7 +148,7 @@ class TestEmbeddedTarget(TargetContract):
         return embedded
 
     @pytest.fixture
-    def another(self, mlp: ModelSource, tmp_path: Path) -> Target:
+    def closable_target(self, mlp: ModelSource, tmp_path: Path) -> Target:
         return EmbeddedTarget(mlp, log=tmp_path / "tritonserver.log", say=print)
 
     def serving(self, target: Target, model: str) -> Candidate | None:
@@ -175,7 +175,7 @@ class TestServerProcesses(TargetContract):
         return processes
 
     @pytest.fixture
-    def another(self, mlp: ModelSource, tmp_path: Path) -> Target:
+    def closable_target(self, mlp: ModelSource, tmp_path: Path) -> Target:
         return make_processes(mlp, tmp_path, 2)
 
     @pytest.mark.parametrize("fresh", [False, True])
@@ -222,7 +222,7 @@ class TestLocalTarget(TargetContract):
         return local
 
     @pytest.fixture
-    def another(self, make_local: Callable[[], LocalTarget]) -> Target:
+    def closable_target(self, make_local: Callable[[], LocalTarget]) -> Target:
         return make_local()
 
     def test_the_server_restarts_with_the_options_of_a_candidate(self, target: Target) -> None:
@@ -252,16 +252,16 @@ class TestRemoteTarget(TargetContract):
     """A running server that serves the model."""
 
     @pytest.fixture
-    def target(self, another: Target) -> Iterator[Target]:
-        with contextlib.closing(another):
-            yield another
+    def target(self, closable_target: Target) -> Iterator[Target]:
+        with contextlib.closing(closable_target):
+            yield closable_target
 
     @pytest.fixture
-    def another(self, embedded: EmbeddedTarget, tmp_path: Path) -> Target:
+    def closable_target(self, embedded: EmbeddedTarget, tmp_path: Path) -> Target:
         with embedded.deploy(Candidate(max_batch_size=32)):
             return RemoteTarget(Connection(embedded.grpc_address), embedded.source, keep=tmp_path)
 
-    def left(self) -> set[str]:
+    def remaining(self) -> set[str]:
         """The server keeps running, and keeps its shared memory."""
         return {name for name in leftovers() if not name.startswith("tritune_")}
 
@@ -309,7 +309,7 @@ class TestRemoteTargetOverHttp(TestRemoteTarget):
         return over_http
 
     @pytest.fixture
-    def another(self, production: Production, tmp_path: Path) -> Target:
+    def closable_target(self, production: Production, tmp_path: Path) -> Target:
         return RemoteTarget(production.http, production.source, keep=tmp_path)
 
 
@@ -321,7 +321,7 @@ class TestRemoteTargetOverTls(TestRemoteTarget):
         return over_tls
 
     @pytest.fixture
-    def another(self, production: Production, tmp_path: Path) -> Target:
+    def closable_target(self, production: Production, tmp_path: Path) -> Target:
         return RemoteTarget(production.grpc, production.source, keep=tmp_path)
 
 
@@ -330,7 +330,7 @@ class TestRemoteTargetOnAnotherVersion(TestRemoteTarget):
     """Any version is accepted."""
 
     @pytest.fixture
-    def another(self, local: LocalTarget, tmp_path: Path) -> Target:
+    def closable_target(self, local: LocalTarget, tmp_path: Path) -> Target:
         with local.deploy(Candidate(max_batch_size=32)):
             return RemoteTarget(Connection(local.grpc_address), local.source, keep=tmp_path)
 
@@ -357,11 +357,11 @@ class TestDockerTarget(TargetContract):
             yield target
 
     @pytest.fixture
-    def another(self, mlp: ModelSource, engine: Engine, tmp_path: Path) -> Target:
+    def closable_target(self, mlp: ModelSource, engine: Engine, tmp_path: Path) -> Target:
         log = tmp_path / "tritonserver.log"
         return DockerTarget(mlp, RunOptions(mlp.name, docker_image=engine.image), log=log, base_url=engine.base_url)
 
-    def left(self) -> set[str]:
+    def remaining(self) -> set[str]:
         """Return also the containers."""
         with contextlib.closing(connect(self.base_url)) as client:
             return leftovers() | {one.name for one in client.containers.list(all=True, filters={"label": OWNER})}

@@ -144,8 +144,8 @@ def test_requests_of_a_low_priority_expire_first(target: str, request: pytest.Fi
 
 
 def test_a_run_with_priorities_shows_each_of_them(playground: Playground) -> None:
-    write_sleeper(playground.here / "models", 2.0)
-    (playground.here / "p.yaml").write_text(
+    write_sleeper(playground.working_folder / "models", 2.0)
+    (playground.working_folder / "p.yaml").write_text(
         "model: {repository: models, name: sleeper}\n"
         "load: {max_concurrency: 4}\n"
         "sla: {p95: 500ms}\n"
@@ -169,8 +169,8 @@ def test_a_run_with_priorities_shows_each_of_them(playground: Playground) -> Non
 
 def test_a_run_with_a_high_percentile_an_error_rate_and_goodput(playground: Playground) -> None:
     """The queue is limited to two requests, so that a high load loses requests."""
-    write_sleeper(playground.here / "models", 2.0)
-    (playground.here / "p.yaml").write_text(
+    write_sleeper(playground.working_folder / "models", 2.0)
+    (playground.working_folder / "p.yaml").write_text(
         "model: {repository: models, name: sleeper}\n"
         "load: {max_concurrency: 8}\n"
         "sla: {p99.9: 500ms}\n"

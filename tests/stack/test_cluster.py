@@ -39,13 +39,13 @@ def cluster() -> Iterator[LocalCluster]:
 def steady(playground: Playground) -> Playground:
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
-    write_sleeper(playground.here / "models", milliseconds=8)
-    (playground.here / "steady.yaml").write_text(PROFILE)
+    write_sleeper(playground.working_folder / "models", milliseconds=8)
+    (playground.working_folder / "steady.yaml").write_text(PROFILE)
     return playground
 
 
 def table(playground: Playground) -> str:
-    tables = list((playground.here / "results").glob("*/*/trials.csv"))
+    tables = list((playground.working_folder / "results").glob("*/*/trials.csv"))
     return tables[0].read_text() if tables else ""
 
 
@@ -80,7 +80,7 @@ def test_no_measurement_is_lost_with_workers_and_nodes(cluster: LocalCluster, st
     assert eventually(lambda: cluster.servers() == [], GONE_SECONDS)
     before = table(steady)
 
-    (run,) = (steady.here / "results").glob("*/*")
+    (run,) = (steady.working_folder / "results").glob("*/*")
     second = steady.start("--resume", run, env=env)
     wait_for_a_row(steady, second)
     cluster.raylet(1).kill()
@@ -101,7 +101,7 @@ def test_no_measurement_is_lost_with_workers_and_nodes(cluster: LocalCluster, st
 
 
 def test_a_model_that_needs_a_gpu_is_refused(cluster: LocalCluster, steady: Playground) -> None:
-    config = steady.here / "models/sleeper/config.pbtxt"
+    config = steady.working_folder / "models/sleeper/config.pbtxt"
     config.write_text(config.read_text().replace("KIND_CPU", "KIND_GPU"))
     ended = run_tune(steady, *STUDY, "steady.yaml", env={"RAY_ADDRESS": cluster.address})
     assert ended.code == 3

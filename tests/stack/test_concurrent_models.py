@@ -23,9 +23,9 @@ space:
 
 
 def test_both_models_get_load_and_a_configuration(playground: Playground) -> None:
-    write_sleeper(playground.here / "models", milliseconds=8)
-    write_python_model(playground.here / "models", "other", sleeper_program(16))
-    (playground.here / "both.yaml").write_text(PROFILE)
+    write_sleeper(playground.working_folder / "models", milliseconds=8)
+    write_python_model(playground.working_folder / "models", "other", sleeper_program(16))
+    (playground.working_folder / "both.yaml").write_text(PROFILE)
     arguments = [
         "--sla-p95",
         f"{SLA_MS:g}ms",
@@ -42,7 +42,7 @@ def test_both_models_get_load_and_a_configuration(playground: Playground) -> Non
     ended = run_tune(playground, *arguments, timeout=270)
     assert (ended.code, ended.stderr) == (UNDECIDED, "")
     document = json.loads(ended.stdout)
-    folder = playground.here / document["results_dir"]
+    folder = playground.working_folder / document["results_dir"]
     with (folder / "trials.csv").open(newline="") as file:
         alone = [row for row in csv.DictReader(file) if row["trial"] == "0" and row["concurrency"] == str(LOAD)]
     for row in alone:  # one request at a time: at most 125 a second of one model, 62 of the other

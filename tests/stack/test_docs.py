@@ -25,43 +25,43 @@ CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
 
 
 @pytest.fixture
-def there(playground: Playground) -> Playground:
+def playground_with_models(playground: Playground) -> Playground:
     """Return a playground with every model, run and table that the pages name."""
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
-    models = playground.here / "models"
+    models = playground.working_folder / "models"
     write_bls(models, milliseconds=2)
     for name in ("doubler", "doubler_int8", "my_model"):
         write_model(models, name, CONFIG, doubler())
-    (playground.here / "model.onnx").write_bytes(serialized(doubler()))
+    (playground.working_folder / "model.onnx").write_bytes(serialized(doubler()))
     for name in ("sample", "20261121-072139", "20261122-091502"):
-        shutil.copytree(ROOT / RUNS / "sample", playground.here / RUNS / name)
-    (playground.here / TABLE).parent.mkdir(parents=True)
-    shutil.copy(ROOT / TABLE, playground.here / TABLE)
+        shutil.copytree(ROOT / RUNS / "sample", playground.working_folder / RUNS / name)
+    (playground.working_folder / TABLE).parent.mkdir(parents=True)
+    shutil.copy(ROOT / TABLE, playground.working_folder / TABLE)
     return playground
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.stem)
-def test_each_command_of_the_page_works(page: Path, there: Playground) -> None:
+def test_each_command_of_the_page_works(page: Path, playground_with_models: Playground) -> None:
     if page.stem == "pytorch":
         pytest.importorskip("torch")
     env = {}
     if page.stem == "targets":
-        program = write_installation(there.root / "triton", runtime.ensure(print))
+        program = write_installation(playground_with_models.root / "triton", runtime.ensure(print))
         env["PATH"] = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
     for block in blocks(page, "yaml"):
         if named := re.match(r"# (\w+\.yaml)\n", block.text):
-            (there.here / named[1]).write_text(block.text)
+            (playground_with_models.working_folder / named[1]).write_text(block.text)
     for command in run_commands(page):
         words, _, output = command.partition(" > ")
         arguments = shlex.split(words, comments=True)[1:]
         more = BRIEFLY if arguments[0] not in COMMANDS else SHORT_WINDOWS if arguments[0] == "sweep" else ()
-        ended = run_tune(there, *arguments, *more, env=env)
+        ended = run_tune(playground_with_models, *arguments, *more, env=env)
         assert ended.errors == [], command
         assert ended.code in FINISHED, command  # in so short a time no load may be steady on a busy machine
         if output:
-            (there.here / output).write_text(ended.stdout)
+            (playground_with_models.working_folder / output).write_text(ended.stdout)
 
 
 def test_every_page_is_in_the_list_of_pages() -> None:

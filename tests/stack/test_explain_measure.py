@@ -16,7 +16,7 @@ def test_explain_measures_the_recommendation_of_a_run(
 ) -> None:
     monkeypatch.setattr(shared_memory_measurement, "ROUNDS", 4)
     monkeypatch.setattr(shared_memory_measurement, "SECONDS", 0.3)
-    write_wide(playground.here / "models")
+    write_wide(playground.working_folder / "models")
     study = ("--budget", "30s", "--max-trials", "1", "--measurement-interval", "100ms", "--no-confirmation")
     assert called_tune("--log", "none", "--no-report", *study, "models/wide").code in FINISHED
     ended = called_tune("explain", "--measure", "--json", "wide")

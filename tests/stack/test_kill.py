@@ -46,8 +46,8 @@ def steady(playground: Playground) -> Playground:
     """Return a playground with the profile ``steady.yaml`` of a model whose batches all take 8 ms."""
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
-    write_sleeper(playground.here / "models", milliseconds=8)
-    (playground.here / "steady.yaml").write_text(PROFILE)
+    write_sleeper(playground.working_folder / "models", milliseconds=8)
+    (playground.working_folder / "steady.yaml").write_text(PROFILE)
     return playground
 
 
@@ -55,13 +55,13 @@ def steady(playground: Playground) -> Playground:
 
 
 def run_folder(playground: Playground) -> Path:
-    (folder,) = (playground.here / "results").glob("*/*")
+    (folder,) = (playground.working_folder / "results").glob("*/*")
     return folder
 
 
 def content(playground: Playground, name: str) -> bytes:
     """Return the content of a file in the run's folder; empty if it does not exist."""
-    contents = [path.read_bytes() for path in (playground.here / "results").glob(f"*/*/{name}")]
+    contents = [path.read_bytes() for path in (playground.working_folder / "results").glob(f"*/*/{name}")]
     return contents[0] if contents else b""
 
 
@@ -223,7 +223,7 @@ def test_ctrl_c_twice_ends_with_the_best_so_far(steady: Playground) -> None:
     assert any(best == pytest.approx(one, rel=0.01) for one in measured), "a disturbed one may be higher"
     (line,) = (line for line in ended.stdout.splitlines() if line.startswith("continue"))
     assert line.split()[-3:-1] == ["tune", "--resume"]
-    assert steady.here / line.split()[-1] == run_folder(steady)
+    assert steady.working_folder / line.split()[-1] == run_folder(steady)
     assert info(steady)["status"] == "interrupted"
     assert info(steady)["result"]["measurements"] == len(rows(steady))
 
@@ -285,11 +285,11 @@ fi
 
 
 def test_a_server_that_never_comes_up_is_an_error(steady: Playground) -> None:
-    program = steady.here / "tritonserver"
+    program = steady.working_folder / "tritonserver"
     program.write_text(DIES_AT_ONCE)
     program.chmod(0o755)
-    (steady.here / "backends" / "python").mkdir(parents=True)
-    (steady.here / "backends" / "python" / "libtriton_python.so").touch()
+    (steady.working_folder / "backends" / "python").mkdir(parents=True)
+    (steady.working_folder / "backends" / "python" / "libtriton_python.so").touch()
     local = ("--target", "local", "--tritonserver", str(program), "--backend-directory", "backends")
     process = steady.start(*STUDY, *local, "--log", "plain", "steady.yaml")
     stdout, stderr = process.communicate(timeout=START_SECONDS)
@@ -297,9 +297,11 @@ def test_a_server_that_never_comes_up_is_an_error(steady: Playground) -> None:
     assert stdout == ""
     began, complaint, where = stderr.splitlines()
     assert began.startswith("tuning sleeper on the tritonserver of this machine, for at most ")
-    assert began.endswith(f"; results in {run_folder(steady).relative_to(steady.here)}")
+    assert began.endswith(f"; results in {run_folder(steady).relative_to(steady.working_folder)}")
     assert complaint.startswith("tune: tritonserver did not start: ")
-    assert steady.here / where.removeprefix("tune: log: ") == run_folder(steady) / "logs" / "tritonserver.log"
+    assert (
+        steady.working_folder / where.removeprefix("tune: log: ") == run_folder(steady) / "logs" / "tritonserver.log"
+    )
     assert info(steady)["status"] == "failed"
 
 
@@ -308,7 +310,7 @@ def target(mlp: ModelSource, tmp_path: Path) -> EmbeddedTarget:
     return EmbeddedTarget(mlp, log=tmp_path / "tritonserver.log", say=print)
 
 
-def family(target: EmbeddedTarget) -> list[psutil.Process]:
+def processes_of(target: EmbeddedTarget) -> list[psutil.Process]:
     """Return the supervisor, server and stubs of a deployed target."""
     with target.deploy(Candidate(8, instance_count=2)) as endpoint:
         supervisor = psutil.Process(endpoint.server_pid)
@@ -324,11 +326,11 @@ def family(target: EmbeddedTarget) -> list[psutil.Process]:
 @pytest.mark.parametrize("victim", ["supervisor", "tritonserver"])
 def test_no_process_of_a_killed_server_is_left_and_another_is_started(victim: str, target: EmbeddedTarget) -> None:
     with contextlib.closing(target):
-        before = family(target)
+        before = processes_of(target)
         before[0 if victim == "supervisor" else 1].kill()
         _, alive = psutil.wait_procs(before, timeout=STUB_SECONDS)
         assert [process.name() for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
-        after = family(target)
+        after = processes_of(target)
         assert {process.pid for process in after}.isdisjoint(process.pid for process in before)
     assert not any(process.is_running() for process in after)
 
@@ -337,7 +339,7 @@ def test_no_process_of_a_killed_server_is_left_and_another_is_started(victim: st
 def test_folders_of_triton_in_tmp_are_removed_once_no_server_runs(target: EmbeddedTarget) -> None:
     ours = Path(tempfile.mkdtemp(prefix="python_env_", dir="/tmp"))
     with contextlib.closing(target):
-        family(target)
+        processes_of(target)
         remove_environment_folders()
         assert ours.exists()
 
@@ -351,7 +353,7 @@ def test_folders_of_triton_in_tmp_are_removed_once_no_server_runs(target: Embedd
 def test_a_killed_stub_does_not_stop_the_target(target: EmbeddedTarget) -> None:
     """Triton starts another stub or reports an error; the target serves the next candidate in any case."""
     with contextlib.closing(target):
-        before = family(target)
+        before = processes_of(target)
         kill_9(before[2:])
         with target.deploy(Candidate(16)) as endpoint:
             assert endpoint.candidate == Candidate(16)

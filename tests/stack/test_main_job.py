@@ -81,7 +81,7 @@ def write_steady(folder: Path) -> None:
 def steady_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Run three configurations of the steady model."""
     with playing_in(tmp_path_factory.mktemp("found")) as playground:
-        write_steady(playground.here)
+        write_steady(playground.working_folder)
         arguments = ["--sla-p95", "500ms", "--budget", "45s", "--max-trials", "3", "--json", "steady.yaml"]
         yield Run(playground, run_tune(playground, *arguments, REPORT))
 
@@ -97,7 +97,7 @@ def test_a_run_recommends_a_configuration_as_one_document(steady_run: Run) -> No
     assert document["sla"] == ["p95 <= 500 ms"]
     assert document["closest"] is None
     assert document["holds_back"] is None
-    assert steady_run.playground.here / document["results_dir"] == steady_run.folder
+    assert steady_run.playground.working_folder / document["results_dir"] == steady_run.folder
     assert document["model"]["name"] == "sleeper"
     assert document["model"]["model_bytes"] > 0
 
@@ -321,7 +321,7 @@ def test_the_best_configuration_loads_unchanged(built: Run, tmp_path: Path) -> N
 @pytest.mark.timeout(600)
 def test_the_recommendation_is_tested_separately(built: Run) -> None:
     before = (built.folder / "trials.csv").read_bytes()
-    folder = built.folder.relative_to(built.playground.here)
+    folder = built.folder.relative_to(built.playground.working_folder)
     ended = run_tune(built.playground, "verify", "--fresh", folder, "--json")
     assert (built.folder / "trials.csv").read_bytes() == before
     assert ended.errors == []
@@ -334,7 +334,7 @@ def test_the_recommendation_is_tested_separately(built: Run) -> None:
     assert (winner["confirmation"]["verdict"] == "PASS") == document["verdict_holds"]
     for name in PARAMETERS:
         assert winner[name] == built.document["recommended"][name]
-    folder = built.playground.here / document["results_dir"]
+    folder = built.playground.working_folder / document["results_dir"]
     assert folder.parent == built.folder / "verify"
     assert (folder / "reference.npz").read_bytes() == (built.folder / "reference.npz").read_bytes()
     assert json.loads((folder / "verify.json").read_text()) == document
@@ -348,7 +348,7 @@ def test_the_test_of_a_run_continues_where_it_ended(steady_run: Run) -> None:
     plan = info["confirmation_plan"]
     tested = {row["trial"] for row in before if row["confirmation_error"]}
     assert tested <= {str(number) for number in plan["finalists"]}
-    folder = steady_run.folder.relative_to(steady_run.playground.here)
+    folder = steady_run.folder.relative_to(steady_run.playground.working_folder)
     for budget in ("1s", "10s"):  # the first one is too short for any server
         ended = run_tune(steady_run.playground, "verify", "--budget", budget, folder, "--json")
         assert ended.errors == []
@@ -369,7 +369,7 @@ def test_the_test_of_a_run_continues_where_it_ended(steady_run: Run) -> None:
         assert not any(row["confirmation"] == "" for row in rows[len(before) :]), "nothing is searched"
         errors = {(row["trial"], row["confirmation_error"]) for row in rows if row["confirmation_error"]}
         assert sum(float(error) for _, error in errors) <= plan["error"] * (1 + 1e-9)
-        state = ("the tests are complete: ", "the next verdict needs ")
+        state = ("the tests are complete: ", "the tests are not complete: ")
         assert sum(note.startswith(state) for note in document["notes"]) == 1
         before = rows
     assert (steady_run.folder / "report.html").stat().st_mtime_ns > drawn_ns
@@ -382,9 +382,9 @@ def test_a_missed_sla_shows_the_closest_configuration_and_the_reason(playground:
     """The load goes over HTTP and the result is text."""
     arguments = ["-v", "--sla-p95", "5us", "--max-trials", "1", "--budget", "120s", "--protocol", "http"]
     arguments += ["--measurement-interval", "500ms", "steady.yaml"]
-    write_steady(playground.here)
+    write_steady(playground.working_folder)
     for _ in range(ATTEMPTS):  # an unstable measurement, on a disturbed machine, is not the closest
-        shutil.rmtree(playground.here / "results", ignore_errors=True)
+        shutil.rmtree(playground.working_folder / "results", ignore_errors=True)
         run = Run(playground, run_tune(playground, *arguments))
         if all(row["stable"] == "true" for row in run.rows()):
             break
@@ -407,18 +407,18 @@ def test_a_missed_sla_shows_the_closest_configuration_and_the_reason(playground:
     assert "HTTP" in (run.folder / "logs" / "perf_analyzer.log").read_text()
     assert not (run.folder / "best").exists()
     (shown,) = (line for line in run.ended.stdout.splitlines() if line.startswith("results "))
-    assert playground.here / shown.removeprefix("results ").strip() == run.folder
+    assert playground.working_folder / shown.removeprefix("results ").strip() == run.folder
 
 
 def test_the_result_is_shown_before_the_page_is_drawn_and_an_interrupt_waits_for_the_page(
     playground: Playground,
 ) -> None:
-    write_steady(playground.here)
+    write_steady(playground.working_folder)
     arguments = ["--sla-p95", "500ms", "--max-trials", "1", "--no-confirmation", "steady.yaml"]
     process = playground.start(*arguments, REPORT)
     assert process.stdout is not None
     shown = next(line for line in iter(process.stdout.readline, "") if line.startswith("report "))
-    page = playground.here / shown.removeprefix("report ").strip()
+    page = playground.working_folder / shown.removeprefix("report ").strip()
     assert not page.exists()
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)

@@ -22,7 +22,7 @@ def test_bare_file_with_external_weights_is_tuned_and_unchanged(playground: Play
     factor = model.graph.initializer.add(name="factor", data_type=TensorProto.FLOAT, dims=[1])
     factor.data_location = TensorProto.EXTERNAL
     factor.external_data.add(key="location", value="factor.bin")
-    folder = playground.here / "my export"
+    folder = playground.working_folder / "my export"
     folder.mkdir()
     (folder / "net v2.onnx").write_bytes(serialized(model))
     (folder / "factor.bin").write_bytes(np.array([3], np.float32).tobytes())

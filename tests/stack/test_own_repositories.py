@@ -38,8 +38,8 @@ output { name: "y" data_type: TYPE_FP32 dims: [16, 4] }
 
 def test_bare_repository_is_tuned_and_unchanged(playground: Playground) -> None:
     """config.pbtxt has no inputs, outputs or instances; the study is stored in a database."""
-    write_model(playground.here / "models", "m", BARE, doubler())
-    before = bytes_of(playground.here / "models")
+    write_model(playground.working_folder / "models", "m", BARE, doubler())
+    before = bytes_of(playground.working_folder / "models")
     arguments = [
         "--sla-p95",
         "500ms",
@@ -55,23 +55,23 @@ def test_bare_repository_is_tuned_and_unchanged(playground: Playground) -> None:
     ]
     run = Run(playground, run_tune(playground, *arguments, "--json", "--model-repository", "models", "m"))
     assert_measured(run)
-    assert bytes_of(playground.here / "models") == before
+    assert bytes_of(playground.working_folder / "models") == before
     # Triton's default on a CPU: two instances
     settings = {(row["max_batch_size"], row["dynamic_batching"], row["instance_count"]) for row in run.rows()}
     assert settings == {("8", "false", "1" if hardware.gpu_names() else "2")}
     assert run.document["trials"] == 1
-    assert (playground.here / "study.db").stat().st_size > 0
+    assert (playground.working_folder / "study.db").stat().st_size > 0
     assert not (run.folder / "study.journal").exists()
 
 
 def test_model_folder_without_batches_is_tuned_and_unchanged(playground: Playground) -> None:
-    folder = write_model(playground.here / "models", "m", UNBATCHED, doubler(dims=(16, 4)))
-    before = bytes_of(playground.here / "models")
+    folder = write_model(playground.working_folder / "models", "m", UNBATCHED, doubler(dims=(16, 4)))
+    before = bytes_of(playground.working_folder / "models")
     arguments = ["-v", "--sla-p95", "500ms", "--measurement-interval", "100ms", "--budget", "90s"]
     arguments += ["--max-trials", "1", "--no-confirmation"]
-    run = Run(playground, run_tune(playground, *arguments, folder.relative_to(playground.here)))
+    run = Run(playground, run_tune(playground, *arguments, folder.relative_to(playground.working_folder)))
     assert_measured(run)
-    assert bytes_of(playground.here / "models") == before
+    assert bytes_of(playground.working_folder / "models") == before
     assert {(row["max_batch_size"], row["dynamic_batching"]) for row in run.rows()} == {("0", "false")}
     assert run.info()["problem"]["space"]["max_batch_size"] == [0]
     assert f"tune {' '.join(arguments[1:])} --seed 0 models/m" in run.ended.stdout

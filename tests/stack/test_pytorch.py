@@ -197,7 +197,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 
 def test_torchscript_is_tuned(playground: Playground) -> None:
-    folder = write_model(playground.here / "models", "m", CONFIG, None)
+    folder = write_model(playground.working_folder / "models", "m", CONFIG, None)
     save_script(folder, Two())
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     arguments = [

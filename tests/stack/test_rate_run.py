@@ -38,8 +38,8 @@ def rate_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
     with playing_in(tmp_path_factory.mktemp("rate")) as playground:
-        write_sleeper(playground.here / "models", milliseconds=BATCH_MS)
-        (playground.here / "steady.yaml").write_text(PROFILE)
+        write_sleeper(playground.working_folder / "models", milliseconds=BATCH_MS)
+        (playground.working_folder / "steady.yaml").write_text(PROFILE)
         arguments = ["--load", "rate", "--sla-p90", f"{SLA_MS:g}ms", "--budget", "40s", "--max-trials", "2"]
         arguments += ["--measurement-interval", "100ms", "--confidence", "80%", "--request-distribution", "constant"]
         yield Run(playground, run_tune(playground, *arguments, "--json", "steady.yaml", timeout=280))
@@ -114,4 +114,4 @@ def test_a_server_whose_executions_take_longer_than_the_bound_fails_the_verifica
     assert not verified["verdict_holds"]
     assert verified["reason"]
     assert f"measured on the server at {address}" in verified["notes"][0]
-    assert (rate_run.playground.here / verified["results_dir"] / "verify.json").exists()
+    assert (rate_run.playground.working_folder / verified["results_dir"] / "verify.json").exists()

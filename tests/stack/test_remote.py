@@ -247,7 +247,7 @@ def test_a_run_whose_server_dies_names_the_cause_and_the_commands_that_go_on(
         production.load(production.model)
         words = ("--target", "remote", "--url", production.server.grpc, "--sla-p95", "500ms", "--budget", "60s")
         run = playground.start(*words, "--measurement-interval", "100ms", "mlp")
-        tables = playground.here / "results" / "mlp"
+        tables = playground.working_folder / "results" / "mlp"
         is_measured = eventually(
             lambda: any(len(path.read_text().splitlines()) > 1 for path in tables.glob("*/trials.csv")), 120
         )
@@ -264,7 +264,7 @@ def test_a_run_whose_server_dies_names_the_cause_and_the_commands_that_go_on(
     assert "not restored" in restored
     assert "not restored" not in cause
     assert kept.startswith("tune: the measurements are kept; to continue: tune --resume ")
-    assert playground.here / kept.rpartition(" ")[2] == folder
+    assert playground.working_folder / kept.rpartition(" ")[2] == folder
     assert json.loads((folder / "run.json").read_text())["reason"] == cause.removeprefix("tune: ")
 
 

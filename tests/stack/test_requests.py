@@ -44,8 +44,8 @@ def write_embedding(repository: Path) -> None:
 
 
 def test_requests_of_an_embedding(playground: Playground) -> None:
-    write_embedding(playground.here / "models")
-    (playground.here / "d.csv").write_text(CSV)
+    write_embedding(playground.working_folder / "models")
+    (playground.working_folder / "d.csv").write_text(CSV)
 
     random = run_tune(playground, "--shape", "ids:16", "models/embedding")
     assert random.code == 2
@@ -56,7 +56,7 @@ def test_requests_of_an_embedding(playground: Playground) -> None:
     ended = run_tune(playground, *ONE, "--input-data", "d.csv", "--out", "given", "models/embedding")
     document = Run(playground, ended).document  # the verdict may vary on a busy machine
     assert not any("not compared" in note for note in document["notes"])
-    (folder,) = (playground.here / "given").glob("*/*")
+    (folder,) = (playground.working_folder / "given").glob("*/*")
     with (folder / "trials.csv").open(newline="") as file:
         assert all(float(row["throughput_infer_per_sec"]) > 0 for row in csv.DictReader(file))
     assert "1 stream/streams with 12 step/steps" in (folder / "logs" / "perf_analyzer.log").read_text()

@@ -417,9 +417,9 @@ def test_a_run_continues_if_one_batch_size_crashes(playground: Playground) -> No
     """Batches of three need dynamic batching and a max_batch_size of at least three."""
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
-    config = write_faulty(playground.here / "models") / "config.pbtxt"
+    config = write_faulty(playground.working_folder / "models") / "config.pbtxt"
     config.write_text(config.read_text().replace('"none"', '"executing: exit"'))
-    (playground.here / "crashes.yaml").write_text(PROFILE)
+    (playground.working_folder / "crashes.yaml").write_text(PROFILE)
     ended = run_tune(
         playground,
         "--sla-p95",
@@ -433,7 +433,7 @@ def test_a_run_continues_if_one_batch_size_crashes(playground: Playground) -> No
         "crashes.yaml",
     )
     document = json.loads(ended.stdout)
-    folder = playground.here / document["results_dir"]
+    folder = playground.working_folder / document["results_dir"]
     with (folder / "trials.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     failed = [row for row in rows if row["status"] == "failed"]
@@ -449,19 +449,19 @@ def test_a_model_that_the_server_refuses_is_bad_input(playground: Playground) ->
     model = doubler()
     model.graph.node[0].input[1] = "frobnicated"
     config = SLEEPER_CONFIG.replace("python", "onnxruntime")
-    write_model(playground.here, "m", config, model)
+    write_model(playground.working_folder, "m", config, model)
     ended = run_tune(playground, "--sla-p95", "20ms", "m")
     assert ended.code == 2
     assert ended.complaints[0].startswith("tune: the server refuses the model as it is configured: ")
     assert "frobnicated" in ended.complaints[0]
-    (table,) = (playground.here / "results").glob("m/*/trials.csv")
+    (table,) = (playground.working_folder / "results").glob("m/*/trials.csv")
     assert len(table.read_text().splitlines()) == 2
 
 
 def test_a_model_that_loads_but_fails_every_request_is_bad_input(playground: Playground) -> None:
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
-    folder = write_sleeper(playground.here / "models", milliseconds=1)
+    folder = write_sleeper(playground.working_folder / "models", milliseconds=1)
     program = folder / "1" / "model.py"
     program.write_text(program.read_text().replace("time.sleep(0.001)", "raise ValueError('frobnicated')"))
     ended = run_tune(playground, "--sla-p95", "20ms", "--model-repository", "models", "sleeper")

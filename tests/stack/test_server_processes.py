@@ -248,13 +248,13 @@ def hanging(endpoint: Endpoint) -> Iterator[None]:
 def test_two_processes_are_recommended_emitted_and_watched(
     playground: Playground, tune: Tune, tmp_path: Path
 ) -> None:
-    source = write_slow(playground.here / "models")
-    (playground.here / "processes.yaml").write_text(PROFILE)
+    source = write_slow(playground.working_folder / "models")
+    (playground.working_folder / "processes.yaml").write_text(PROFILE)
     briefly = ("--budget", "60s", "--max-trials", "2", "--measurement-interval", "400ms", "--no-confirmation")
     for attempt in range(ATTEMPTS):  # tune corrects for the machine's speed, on which a sleep does not depend
         where = ("--out", f"results-{attempt}", "--no-output-check", "processes.yaml")
         tuned = tune("--sla-p95", "500ms", *briefly, *where)
-        (run,) = (playground.here / f"results-{attempt}").glob("*/*")
+        (run,) = (playground.working_folder / f"results-{attempt}").glob("*/*")
         if tuned.code == UNDECIDED and recommendation_of(run).server_processes == 2:
             break
     assert tuned.code == UNDECIDED, tuned.complaints

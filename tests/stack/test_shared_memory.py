@@ -241,18 +241,18 @@ WORDS = ("--shared-memory", "system", "--concurrency", "2", "--measurement-inter
 
 
 def test_a_sweep_uses_shared_memory(tune: Tune, playground: Playground) -> None:
-    write_wide(playground.here / "models")
+    write_wide(playground.working_folder / "models")
     ended = tune("sweep", *WORDS, "--json", "models/wide")
     assert (ended.code, ended.errors) == (0, [])
     (cell,) = json.loads(ended.stdout)["cells"]
     assert cell["throughput_infer_per_sec"] > 0
-    (log,) = (playground.here / "results").glob("*/*/logs/commands.log")
+    (log,) = (playground.working_folder / "results").glob("*/*/logs/commands.log")
     assert "--shared-memory system --output-shared-memory-size 102400" in log.read_text()
 
 
 @pytest.mark.parametrize("load", [("--concurrency", "2"), ("--request-rate", "20")])
 def test_a_killed_tune_leaves_nothing(load: Sequence[str], playground: Playground) -> None:
-    write_wide(playground.here / "models")
+    write_wide(playground.working_folder / "models")
     words = ("--shared-memory", "system", *load, "--measurement-interval", "5s", "models/wide")
     process = playground.start("sweep", *words)
     try:

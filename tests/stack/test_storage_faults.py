@@ -38,7 +38,7 @@ PASSWORD = "geheim"
 @pytest.fixture
 def folder(playground: Playground) -> Path:
     """Return a folder with a unique name, which is also the study's name, because tests share a database."""
-    folder = playground.here / playground.root.name
+    folder = playground.working_folder / playground.root.name
     folder.mkdir()
     return folder
 
@@ -62,7 +62,7 @@ def only_line(ended: Ended, code: int) -> str:
 
 def on(disk: SmallDisk, runs: RecordedRuns) -> subprocess.Popen[str]:
     """Start or resume a run whose folder is on ``disk``."""
-    command = [*disk.under, sys.executable, "-m", "tests.recorded_run", runs.table, disk.mount, runs.search]
+    command = [*disk.command_prefix, sys.executable, "-m", "tests.recorded_run", runs.table, disk.mount, runs.search]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
@@ -87,17 +87,17 @@ def test_a_full_disk_ends_the_run_which_continues_once_there_is_space(
     small_disk.fill()
     release(small_disk.mount)
     complaint = only_line(ended(process), code=3)
-    measured = rows(small_disk.inside)
+    measured = rows(small_disk.path)
     again = only_line(ended(on(small_disk, quick_runs)), code=3)  # the disk is still full
     for line in (complaint, again):
         assert line.startswith("tune: ")
         assert str(small_disk.mount) in line
         assert ": No space left on device; " in line
         assert line.endswith("continue with `tune --resume`")
-    assert rows(small_disk.inside)[: len(measured)] == measured == quick_runs.undisturbed[: len(measured)]
+    assert rows(small_disk.path)[: len(measured)] == measured == quick_runs.undisturbed[: len(measured)]
     small_disk.free()
     assert ended(on(small_disk, quick_runs)).stderr == ""
-    quick_runs.assert_complete(small_disk.inside)
+    quick_runs.assert_complete(small_disk.path)
 
 
 @pytest.mark.parametrize("free_bytes", [0, 4096, 20480])
@@ -105,7 +105,7 @@ def test_a_disk_that_is_full_from_the_start_is_named_with_its_fix(
     free_bytes: int, small_disk: SmallDisk, quick_runs: RecordedRuns
 ) -> None:
     small_disk.fill()
-    filler = small_disk.inside / "filler"
+    filler = small_disk.path / "filler"
     os.truncate(filler, filler.stat().st_size - free_bytes)
     complaint = only_line(ended(on(small_disk, quick_runs)), code=3)
     assert complaint.startswith("tune: ")
@@ -121,15 +121,15 @@ def test_a_disk_that_became_read_only_is_reported_and_unchanged(
     process.terminate()
     assert ended(process).code == 130
     release(small_disk.mount)
-    before = {path: path.read_bytes() for path in small_disk.inside.iterdir()}
+    before = {path: path.read_bytes() for path in small_disk.path.iterdir()}
     small_disk.remount("ro")
     complaint = only_line(ended(on(small_disk, quick_runs)), code=3)
     assert complaint.startswith(f"tune: cannot write {small_disk.mount}/")
     assert "Read-only file system; make that file system writable" in complaint
-    assert {path: path.read_bytes() for path in small_disk.inside.iterdir()} == before
+    assert {path: path.read_bytes() for path in small_disk.path.iterdir()} == before
     small_disk.remount("rw")
     assert ended(on(small_disk, quick_runs)).stderr == ""
-    quick_runs.assert_complete(small_disk.inside)
+    quick_runs.assert_complete(small_disk.path)
 
 
 # -- the study: its journal, SQLite -----------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
     with playing_in(tmp_path_factory.mktemp("sweep")) as playground:
-        write_sleeper(playground.here / "models", milliseconds=BATCH_MS)
+        write_sleeper(playground.working_folder / "models", milliseconds=BATCH_MS)
         words = (*LISTS, "--csv", "cells.csv", "--json", "models/sleeper")
         yield Run(playground, run_tune(playground, "sweep", *words))
 
@@ -65,7 +65,7 @@ def test_json_and_csv_hold_every_cell(swept: Run) -> None:
         if cell not in refused:
             assert cell["compute_infer_ms"] > BATCH_MS
             assert cell["latency_p99_ms"] > BATCH_MS
-    with (swept.playground.here / "cells.csv").open(newline="") as file:
+    with (swept.playground.working_folder / "cells.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["throughput_infer_per_sec"] for row in rows] == [
         "" if cell in refused else str(cell["throughput_infer_per_sec"]) for cell in cells
@@ -73,7 +73,7 @@ def test_json_and_csv_hold_every_cell(swept: Run) -> None:
 
 
 def test_a_resumed_sweep_measures_what_is_missing(swept: Run) -> None:
-    table = swept.playground.here / swept.document["results_dir"] / "trials-b2.csv"
+    table = swept.playground.working_folder / swept.document["results_dir"] / "trials-b2.csv"
     *kept, lost = table.read_text().splitlines(keepends=True)
     table.write_text("".join(kept))
     ended = run_tune(swept.playground, "sweep", "--json", "--resume", Path(swept.document["results_dir"]))

@@ -104,7 +104,7 @@ def prompts(count: int) -> dict[str, Tokens]:
 
 
 @pytest.fixture(scope="module")
-def alone(target: EmbeddedTarget, tinygpt: ModelSource) -> dict[str, list[int]]:
+def tokens_one_by_one(target: EmbeddedTarget, tinygpt: ModelSource) -> dict[str, list[int]]:
     """Return the tokens of each prompt, computed one after another."""
     tokens: dict[str, list[int]] = {}
     with deployed(target, candidate_of(tinygpt, max_batch_size=1)) as stream:
@@ -126,14 +126,14 @@ BATCHED = {"max_batch_size": 16, "dynamic_batching": True}
     ],
 )
 def test_as_many_tokens_as_asked_for_and_the_same_in_every_configuration(
-    target: EmbeddedTarget, tinygpt: ModelSource, alone: dict[str, list[int]], settings: dict[str, Any]
+    target: EmbeddedTarget, tinygpt: ModelSource, tokens_one_by_one: dict[str, list[int]], settings: dict[str, Any]
 ) -> None:
     with deployed(target, candidate_of(tinygpt, **settings)) as stream:
         for name, prompt in prompts(12).items():
             stream.send(name, prompt, 6 + int(name))
         tokens = stream.collect(12)
     assert {name: len(row) for name, row in tokens.items()} == {str(i): 6 + i for i in range(12)}
-    assert tokens == alone
+    assert tokens == tokens_one_by_one
 
 
 @pytest.fixture

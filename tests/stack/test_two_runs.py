@@ -51,7 +51,7 @@ def test_two_runs_at_once(steady: Playground) -> None:
         assert process.returncode in (UNDECIDED, 1)  # together they may be too slow for a stable measurement
         assert stderr == ""
         assert steady.shared_memory(process.pid) == []
-    folders = list((steady.here / "results").glob("*/*"))
+    folders = list((steady.working_folder / "results").glob("*/*"))
     assert len(folders) == 2
     for folder in folders:
         assert json.loads((folder / "run.json").read_text())["status"] in ("found", "none")
@@ -70,7 +70,7 @@ def test_a_run_is_resumed_from_another_folder(steady: Playground) -> None:
     other = steady.root / "other"
     other.mkdir()
     refused = run_tune(steady, "--resume", run_folder(steady), cwd=other)  # the folder may come from anywhere
-    database = f"sqlite:///{steady.here}/study.db"
+    database = f"sqlite:///{steady.working_folder}/study.db"
     assert (refused.code, refused.complaints[0].endswith(f"give --storage {database}")) == (2, True), refused
     started = time.monotonic()
     ended = run_tune(steady, "--resume", run_folder(steady), "--storage", database, cwd=other)
@@ -84,12 +84,12 @@ def test_a_run_is_resumed_from_another_folder(steady: Playground) -> None:
 
 def test_a_disk_that_fills_up(steady: Playground, small_disk: SmallDisk) -> None:
     def on_the_disk(*arguments: str | Path) -> Ended:
-        process = steady.start(*arguments, under=small_disk.under)
+        process = steady.start(*arguments, under=small_disk.command_prefix)
         stdout, stderr = process.communicate(timeout=END_SECONDS)
         return Ended(process.returncode, stdout, stderr, process.pid)
 
-    process = steady.start(*SHORT, "steady.yaml", under=small_disk.under)
-    assert eventually(lambda: list(small_disk.inside.glob("*/*/trials.csv")), END_SECONDS)
+    process = steady.start(*SHORT, "steady.yaml", under=small_disk.command_prefix)
+    assert eventually(lambda: list(small_disk.path.glob("*/*/trials.csv")), END_SECONDS)
 
     def has_ended_on_a_full_disk() -> bool:
         small_disk.fill()  # again and again, because the run removes temporary files
@@ -102,7 +102,7 @@ def test_a_disk_that_fills_up(steady: Playground, small_disk: SmallDisk) -> None
     assert "results/sleeper/" in complaint
     assert ": No space left on device; " in complaint
     assert steady.processes() == []
-    (folder,) = small_disk.inside.glob("*/*")
+    (folder,) = small_disk.path.glob("*/*")
     measured = (folder / "trials.csv").read_bytes()
     assert json.loads((folder / "run.json").read_text())["status"] in (
         "running",

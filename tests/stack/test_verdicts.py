@@ -85,8 +85,10 @@ def test_a_model_far_inside_the_bound_passes(playground: Playground) -> None:
 @pytest.mark.skipif(runtime.running_python() not in runtime.NUMPY_WHEELS, reason="no models in Python here")
 def test_on_a_machine_that_became_slower_a_lower_load_passes(playground: Playground) -> None:
     slow = playground.root / "slow"
-    write_python_model(playground.here / "models", "slowing", SLOWING_PROGRAM.replace("SLOW_FILE", str(slow)))
-    (playground.here / "slowing.yaml").write_text(SLOWING_PROFILE)
+    write_python_model(
+        playground.working_folder / "models", "slowing", SLOWING_PROGRAM.replace("SLOW_FILE", str(slow))
+    )
+    (playground.working_folder / "slowing.yaml").write_text(SLOWING_PROFILE)
     arguments = ["--sla-p95", f"{SLOW_SLA_MS:.0f}ms", "--budget", "60s", "--max-trials", "2", "--no-confirmation"]
     searched = Run(playground, run_tune(playground, *arguments, "--json", "slowing.yaml"))
     assert searched.ended.code == UNDECIDED, searched.ended

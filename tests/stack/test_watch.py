@@ -55,7 +55,7 @@ def test_a_low_load_fits_and_larger_requests_do_not(
 ) -> None:
     tuned = tune("--sla-p95", "500ms", *BRIEFLY, "mlp")
     assert tuned.code in FINISHED, tuned.complaints
-    (folder,) = (playground.here / "results").glob("*/*")
+    (folder,) = (playground.working_folder / "results").glob("*/*")
     run = read_run(folder)
     assert run.outcome is not None
     recommended = run.outcome.recommended

@@ -87,8 +87,8 @@ def stages_ms(point: Point) -> list[float] | None:
     """
     if point.measurement.is_streamed:
         return None
-    values = [getattr(point.measurement, name) for name in STAGES]
-    return None if all(value is None for value in values) else [max(value or 0.0, 0.0) for value in values]
+    known = point_values.stage_times_ms(point.measurement)
+    return [max(known.get(name, 0.0), 0.0) for name in STAGES] if known else None
 
 
 def executions(run: FinishedRun, point: Point) -> dict[int, int]:

@@ -25,7 +25,7 @@ from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.model.profile import load_profile
 
 SEEDS = FILE.parent
-PAGE = SEEDS.parents[1] / "docs" / "published-studies.md"
+PAGE = SEEDS.parent / "published_studies.md"
 SVG = "{http://www.w3.org/2000/svg}"
 STEPS = [(study.name, step) for study in STUDIES.values() for step in study.steps if step.command != "fastapi"]
 
@@ -221,7 +221,7 @@ def test_the_values_of_the_page_are_those_of_the_tables(name: str) -> None:
             cells = known[row.pop("configuration"), row["batch"], row["concurrency"]]
             assert row == {column: cells.get(column, "") for column in row}
     assert kinds == {"configuration", "ratio"}
-    assert f"](images/study-{name}.svg)" in text
+    assert f"](../docs/images/study-{name}.svg)" in text
     prose = re.sub(r"Triton \d\d\.\d\d", "", re.sub(r"^\|.*", "", text, flags=re.MULTILINE))
     decimals = re.findall(r"\d[\d,]*[.,]\d+", prose)
     assert [number for number in decimals if number not in tables] == []

@@ -152,7 +152,7 @@ def test_rounds_are_read_back(tmp_path: Path) -> None:
 
 @pytest.fixture
 def worker(playground: Playground) -> Iterator[StudyWorker]:
-    instance = StudyWorker(playground.here, os.environ, playground.root / "studies.log")
+    instance = StudyWorker(playground.working_folder, os.environ, playground.root / "studies.log")
     yield instance
     instance.stop()
 

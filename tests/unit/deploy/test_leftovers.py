@@ -22,7 +22,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def gone() -> Owner:
+def ended_process() -> Owner:
     """Return a process that has ended."""
     process = subprocess.Popen(["true"])
     process.wait()
@@ -30,19 +30,19 @@ def gone() -> Owner:
 
 
 @pytest.fixture
-def reused() -> Owner:
+def process_with_reused_id() -> Owner:
     """Return a process whose id has been reused."""
     return replace(this_process(), start=this_process().start - 1)
 
 
 @pytest.fixture
-def other_container(gone: Owner) -> Owner:
+def other_container(ended_process: Owner) -> Owner:
     """Return a process in another container, of which nothing is known."""
-    return replace(gone, namespace=gone.namespace + 1)
+    return replace(ended_process, namespace=ended_process.namespace + 1)
 
 
 @pytest.fixture
-def left(temporary: Path) -> Iterator[list[Path]]:
+def created_paths(temporary: Path) -> Iterator[list[Path]]:
     paths: list[Path] = []
     yield paths
     for path in paths:
@@ -50,41 +50,43 @@ def left(temporary: Path) -> Iterator[list[Path]]:
             path.unlink(missing_ok=True)
 
 
-def leave(left: list[Path], temporary: Path, owner: object) -> list[Path]:
+def create_leftovers(created_paths: list[Path], temporary: Path, owner: object) -> list[Path]:
     """Create a shared-memory region and a folder with a file, named after ``owner``."""
     folder = temporary / f"tritune-{owner}-te_st"
     folder.mkdir()
     (folder / "config.pbtxt").touch()
     region = Path("/dev/shm", f"{shared_memory_prefix(folder)}region")
     region.touch()
-    left += [folder, region]
+    created_paths += [folder, region]
     return [folder, region]
 
 
-@pytest.mark.parametrize("owner", ["gone", "reused"])
+@pytest.mark.parametrize("owner", ["ended_process", "process_with_reused_id"])
 def test_leftovers_of_an_ended_process_are_removed(
-    owner: str, temporary: Path, left: list[Path], request: pytest.FixtureRequest
+    owner: str, temporary: Path, created_paths: list[Path], request: pytest.FixtureRequest
 ) -> None:
-    paths = leave(left, temporary, request.getfixturevalue(owner))
+    paths = create_leftovers(created_paths, temporary, request.getfixturevalue(owner))
     remove_leftovers()
     assert [path for path in paths if path.exists()] == []
 
 
-def test_files_of_a_running_process_are_kept(temporary: Path, left: list[Path]) -> None:
-    paths = leave(left, temporary, this_process())
+def test_files_of_a_running_process_are_kept(temporary: Path, created_paths: list[Path]) -> None:
+    paths = create_leftovers(created_paths, temporary, this_process())
     remove_leftovers()
     assert all(path.exists() for path in paths)
 
 
-def test_files_of_another_container_are_kept(other_container: Owner, temporary: Path, left: list[Path]) -> None:
-    paths = leave(left, temporary, other_container)
+def test_files_of_another_container_are_kept(
+    other_container: Owner, temporary: Path, created_paths: list[Path]
+) -> None:
+    paths = create_leftovers(created_paths, temporary, other_container)
     remove_leftovers()
     assert all(path.exists() for path in paths)
 
 
 @pytest.mark.parametrize("name", ["", "1", "999999999-x", "999999999-1-x", "-1-1-1", "a-b-c"])
-def test_files_without_an_owner_are_kept(name: str, temporary: Path, left: list[Path]) -> None:
-    paths = leave(left, temporary, name)
+def test_files_without_an_owner_are_kept(name: str, temporary: Path, created_paths: list[Path]) -> None:
+    paths = create_leftovers(created_paths, temporary, name)
     remove_leftovers()
     assert all(path.exists() for path in paths)
 

@@ -73,6 +73,7 @@ def measured(busy: float, instances: int = 1, **stages_ms: float) -> tuple[Point
         ("copying", 0.5, 0.0, {"compute_infer_ms": 2.0, "compute_input_ms": 2.0, "compute_output_ms": 1.0}),
         ("queue", 0.5, 0.0, {"queue_ms": 9.0, "compute_infer_ms": 5.0}),
         ("client", 0.5, 0.0, {"network_ms": 6.0, "client_send_ms": 3.0, "queue_ms": 8.0, "compute_infer_ms": 1.0}),
+        ("client", 0.5, 0.0, {"latency_avg_ms": 18.0, "queue_ms": 8.0, "compute_infer_ms": 1.0}),
     ],
 )
 def test_the_bottleneck_follows_from_stage_times(
@@ -83,6 +84,13 @@ def test_the_bottleneck_follows_from_stage_times(
     result = bottleneck(one, None if more is None else Gain(more))
     assert result.kind == kind
     assert f"The 2 instances computed {busy:.0%} of the time" in " ".join(result.reasons)
+
+
+def test_the_stages_are_those_of_the_whole_latency_if_the_client_measured_none() -> None:
+    stages = stage_breakdown(*measured(0.5, latency_avg_ms=18.0, queue_ms=8.0, compute_infer_ms=1.0))
+    assert stages.stages_ms == {"network": 9.0, "queue": 8.0, "compute infer": 1.0}
+    (reason, *_) = bottleneck(stages, None).reasons
+    assert reason.startswith("50% of a request's time is spent outside the server")
 
 
 def test_the_instances_of_all_server_processes_are_counted() -> None:
@@ -183,7 +191,7 @@ def test_the_sample_run_is_explained() -> None:
     assert str(explanation.binding.constraint) == "p95 <= 20 ms"
     assert explanation.simulation is not None
     names = {remedy.name: remedy for remedy in explanation.simulation.remedies}
-    assert {"more instances", "FP16", "larger batches", "nearer client", "no copying"} == names.keys()
+    assert {"more instances", "FP16", "larger batches", "faster network", "no copying"} == names.keys()
     half, more, twice = explanation.simulation.other_slas
     assert (half.bound_ms, more.bound_ms, twice.bound_ms) == (10.0, 30.0, 40.0)
     gains = [other.gain.estimate for other in (half, more, twice) if other.gain]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from optimizer.core.files import shipped_folder
 
 from optimizer.cli.models import list_models
 from optimizer.core.errors import BadInputError
@@ -33,6 +34,12 @@ def test_a_name_is_found_from_any_folder() -> None:
     assert path.is_absolute()
     assert load_profile(path).name == "dlrm"
     assert "dlrm" in list_profiles()
+
+
+def test_an_error_names_each_folder_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(shipped_folder("configs").parent)
+    with pytest.raises(BadInputError, match=rf"^no model 'dlrn' in {shipped_folder('configs').absolute()}: "):
+        find_profile("dlrn")
 
 
 @pytest.mark.usefixtures("folder")

@@ -585,9 +585,9 @@ def test_p90_is_the_latency_that_nine_of_ten_requests_do_not_exceed() -> None:
 @pytest.fixture
 def tables(playground: Playground) -> Iterator[Playground]:
     for table in (KNOWN, AWKWARD):
-        (playground.here / table.name).write_bytes(table.read_bytes())
+        (playground.working_folder / table.name).write_bytes(table.read_bytes())
     yield playground
-    assert {path.name for path in playground.here.iterdir()} == {KNOWN.name, AWKWARD.name}
+    assert {path.name for path in playground.working_folder.iterdir()} == {KNOWN.name, AWKWARD.name}
 
 
 def test_the_command(tables: Playground, called_tune: Tune) -> None:

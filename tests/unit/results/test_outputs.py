@@ -35,7 +35,7 @@ from optimizer.results.report.write import write
 from optimizer.results.terminal_summary import print_best_so_far
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
-from tests.shown_outcomes import (
+from tests.example_outcomes import (
     BASELINE,
     FACTS,
     GOOD,
@@ -43,14 +43,14 @@ from tests.shown_outcomes import (
     NOTE,
     PLAIN,
     THREADS,
-    compared,
-    confirmed,
+    example_trials,
     measured,
     outcome,
-    printed,
+    printed_outcome,
     problem,
-    study,
     trial,
+    trials_with_comparisons,
+    trials_with_confirmation,
 )
 
 
@@ -133,7 +133,7 @@ class TestDocument:
         json.dumps(document, allow_nan=False)
 
     def test_gains_have_intervals(self) -> None:
-        document = result_document.document(outcome(compared()), wall_seconds=1, results_dir="r")
+        document = result_document.document(outcome(trials_with_comparisons()), wall_seconds=1, results_dir="r")
         assert document["speedup"] == pytest.approx(4, rel=0.02)
         for name, truth in {"speedup": 4.0, "speedup_over_dynamic_batching": 1.0}.items():
             interval = document[f"{name}_interval"]
@@ -148,7 +148,7 @@ class TestDocument:
         assert "10" in str(document["holds_back"])
 
     def test_a_baseline_without_a_load_that_meets_the_bound(self) -> None:
-        slow = [trial(0, BASELINE, (1, measured(10, 400.0))), *study()[1:]]
+        slow = [trial(0, BASELINE, (1, measured(10, 400.0))), *example_trials()[1:]]
         document = result_document.document(outcome(slow), wall_seconds=1, results_dir="r")
         assert document["baseline"] is None
         assert document["speedup"] is None
@@ -157,7 +157,7 @@ class TestDocument:
 class TestFiles:
     def test_pareto_csv_has_the_columns_of_trials_csv(self, tmp_path: Path) -> None:
         path = tmp_path / "pareto.csv"
-        result_document.write_pareto_csv(path, outcome(study()[:3]))
+        result_document.write_pareto_csv(path, outcome(example_trials()[:3]))
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
         known = TrialsTable(tmp_path / "trials.csv", "dlrm", {THREADS: ("1", "2")}).columns
@@ -172,7 +172,7 @@ class TestFiles:
         assert rows[0][THREADS] == "1"
 
     def test_pareto_csv_marks_what_fresh_servers_measured(self, tmp_path: Path) -> None:
-        path, result = tmp_path / "pareto.csv", outcome(compared())
+        path, result = tmp_path / "pareto.csv", outcome(trials_with_comparisons())
         result_document.write_pareto_csv(path, result)
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -200,8 +200,8 @@ class TestFiles:
 
 class TestText:
     def test_the_answer_comes_in_the_order_of_its_use(self) -> None:
-        result = outcome(compared())
-        lines = printed(result).splitlines()
+        result = outcome(trials_with_comparisons())
+        lines = printed_outcome(result).splitlines()
         assert re.fullmatch(
             r"dlrm: PASS at 12,\d+ ± [\d,]+ infer/s, p95 15(\.\d+)? ± [\d.]+ ms \(SLA: p95 <= 20 ms\)", lines[0]
         )
@@ -212,7 +212,7 @@ class TestText:
         assert lines[-1].strip() == "tune emit results/dlrm/1"
 
     def test_the_change_has_only_the_lines_that_differ(self) -> None:
-        lines = printed(outcome(compared())).splitlines()
+        lines = printed_outcome(outcome(trials_with_comparisons())).splitlines()
         first = lines.index("Change in config.pbtxt:") + 1
         assert lines[first : lines.index("", first)] == [
             "  - max_batch_size: 64",
@@ -228,7 +228,7 @@ class TestText:
         ]
 
     def test_a_long_line_of_the_change_breaks_between_words_and_keeps_its_sign(self) -> None:
-        lines = printed(outcome(compared()), width=60).splitlines()
+        lines = printed_outcome(outcome(trials_with_comparisons()), width=60).splitlines()
         first = lines.index('  - parameters { key: "intra_op_thread_count" value {')
         assert lines[first : first + 4] == [
             '  - parameters { key: "intra_op_thread_count" value {',
@@ -237,31 +237,42 @@ class TestText:
             '  +     string_value: "1" } }',
         ]
 
+    def test_a_comparison_that_is_too_wide_has_a_row_for_each_metric(self) -> None:
+        result = outcome(trials_with_comparisons())
+        (narrow, wide) = (printed_outcome(result, width=width) for width in (60, 80))
+        assert "\ngain " in narrow
+        assert "…" not in narrow
+        for row in outcome_tables.comparisons(result, problem()):
+            assert row[-1] in wide
+            assert set(row[-1].split()) <= set(narrow.split())
+
     def test_a_current_configuration_that_is_the_best_changes_nothing(self) -> None:
-        result = replace(outcome(study()[:1]), trials=2)
+        result = replace(outcome(example_trials()[:1]), trials=2)
         assert result.recommended is result.baseline.point
-        text = printed(result)
+        text = printed_outcome(result)
         assert "No change: the current configuration is recommended." in text
         assert "+ " not in text
         step = summary.next_step(replace(result, sla=Sla()), "r", "tune dlrm")
         assert (step.advice.split(",")[0], step.command) == ("keep the current configuration", "tune explain r")
 
     def test_a_configuration_that_was_measured_alone_is_not_called_the_best_one(self) -> None:
-        text = printed(outcome(study()[:1]))
+        text = printed_outcome(outcome(example_trials()[:1]))
         assert "No change: no other configuration was measured." in text
         assert "the best one" not in text
 
     def test_an_undecided_answer_has_its_cause_and_the_next_command(self) -> None:
-        lines = printed(outcome()).splitlines()
+        lines = printed_outcome(outcome()).splitlines()
         assert lines[0] == "dlrm: UNDECIDED at 12,300 infer/s, p95 18.2 ms (SLA: p95 <= 20 ms)"
         assert lines[1] == "cause         it was not tested on fresh servers"
         assert lines[-2:] == ["next          continue the test:", " " * 14 + "tune verify results/dlrm/1 --budget 3m"]
 
     def test_a_test_that_is_complete_is_made_again(self) -> None:
-        assert printed(outcome(), notes=[ConfirmationComplete()]).endswith(" tune verify --fresh results/dlrm/1\n")
+        assert printed_outcome(outcome(), notes=[ConfirmationComplete()]).endswith(
+            " tune verify --fresh results/dlrm/1\n"
+        )
 
     def test_details_are_shown_on_request(self) -> None:
-        short, text = printed(outcome()), printed(outcome(), verbose=True)
+        short, text = printed_outcome(outcome()), printed_outcome(outcome(), verbose=True)
         details = (
             "772 req/s of 16 samples each",
             "p50 9.10 ms · p90 16.4 ms · p95 18.2 ms · p99 27.3 ms",
@@ -290,7 +301,7 @@ class TestText:
         best = measured(12345, 18.2, **gpu, **memory, gpu_throttling="power limit")
         trials = [trial(0, BASELINE, (4, measured(3000, 19.0))), trial(1, GOOD, (12, best))]
         searched = problem(20.0, "dlrm", **{"gpu-memory": 10e9})
-        text = printed(assess(trials, searched, BASELINE, PLAIN), searched, verbose=True)
+        text = printed_outcome(assess(trials, searched, BASELINE, PLAIN), searched, verbose=True)
         assert "(SLA: p95 <= 20 ms and GPU memory <= 10.0 GB)" in " ".join(text.split())
         assert re.search(r"^GPU memory +9.10 GB$", text, re.MULTILINE)
         assert re.search(r"^energy +25.3 J/1000 infer$", text, re.MULTILINE)
@@ -300,50 +311,52 @@ class TestText:
         assert (entry["gpu_sm_clock_mhz"], entry["gpu_throttling"]) == (1755.0, "power limit")
 
     def test_comparisons_have_intervals(self) -> None:
-        result = outcome(compared())
-        rows = {line[:20].strip(): line[20:].strip() for line in printed(result).splitlines()}
+        result = outcome(trials_with_comparisons())
+        rows = {line[:20].strip(): line[20:].strip() for line in printed_outcome(result).splitlines()}
         value = r"[\d,.]+ ± [\d,.]+"
         assert re.fullmatch(rf"{value} +{value} +12", rows["recommended"])
         assert re.fullmatch(
             rf"3,0\d\d ± [\d,]+ +{value} +4 +4\.\d+x \([34]\.\d+ to 4\.\d+\)", rows["current (baseline)"]
         )
         assert re.fullmatch(rf"{value} +{value} +8 +none \(0\.\d+ to 1\.\d+\)", rows["dynamic_batching {}"])
-        assert "Intervals: 99 % confidence. Recommended: 32 measurements on 4 fresh servers." in printed(result)
+        assert "Intervals: 99 % confidence. Recommended: 32 measurements on 4 fresh servers." in printed_outcome(
+            result
+        )
 
     def test_without_fresh_servers_there_is_neither_gain_nor_interval(self) -> None:
-        lines = printed(outcome()).splitlines()
+        lines = printed_outcome(outcome()).splitlines()
         shown = [line for line in lines if line.startswith(("current", "dynamic_batching {}"))]
         assert len(shown) == 2
         assert all(line.endswith("not confirmed") and "±" not in line for line in shown)
         assert "Measured in the search only, which overestimates its best configurations." in lines
 
     def test_the_front_says_what_was_measured_where(self) -> None:
-        result = outcome(compared())
+        result = outcome(trials_with_comparisons())
         assert result.recommended in result.front.points
-        text = printed(result, verbose=True)
+        text = printed_outcome(result, verbose=True)
         assert re.search(r"^ 12,0\d\d +15\.\d +12  fresh +2  batch 128", text, re.M)
         assert re.search(r"^ 13,000 +90\.0 +8  search +5  ", text, re.M)
 
     def test_a_recommendation_off_the_front_has_a_reason(self) -> None:
-        trials = [*compared(), trial(6, replace(GOOD, instance_count=5), (9, measured(12500, 14.0)))]
+        trials = [*trials_with_comparisons(), trial(6, replace(GOOD, instance_count=5), (9, measured(12500, 14.0)))]
         result = outcome(trials)
         assert result.recommended not in result.front.points
-        text = " ".join(printed(result, verbose=True).split())
+        text = " ".join(printed_outcome(result, verbose=True).split())
         assert (
             "The recommendation is not on the front: trial 6 had 12,500 infer/s, p95 14.0 ms, concurrency 9, but "
             "it was measured in the search only" in text
         )
-        assert outcome_tables.front_remark(outcome(compared())) == ""
+        assert outcome_tables.front_remark(outcome(trials_with_comparisons())) == ""
         document = result_document.document(result, wall_seconds=1, results_dir="r")
         assert document["dominated_by"]["trial"] == 6  # type: ignore[index]
 
     def test_no_baseline(self) -> None:
         result = outcome()
-        text = printed(replace(result, baseline=replace(result.baseline, point=None)))
+        text = printed_outcome(replace(result, baseline=replace(result.baseline, point=None)))
         assert "no measured load meets p95 <= 20 ms" in " ".join(text.split())
 
     def test_nothing_meets_the_bound(self) -> None:
-        text = printed(outcome(sla_ms=1.0), problem(1.0), config_path=None)
+        text = printed_outcome(outcome(sla_ms=1.0), problem(1.0), config_path=None)
         first, second, *_ = text.splitlines()
         assert first == "dlrm: FAIL, no configuration meets p95 <= 1 ms"
         assert second == "cause         the lowest p95 measured is 10 ms"
@@ -353,7 +366,7 @@ class TestText:
         assert text.endswith("or relax the bound:\n              tune explain results/dlrm/1\n")
 
     def test_nothing_was_measured(self) -> None:
-        text = printed(outcome([trial(0, BASELINE, status="failed", reason="no [/memory] left.")]))
+        text = printed_outcome(outcome([trial(0, BASELINE, status="failed", reason="no [/memory] left.")]))
         first, second, *_ = text.splitlines()
         assert first == "dlrm: FAIL, no configuration meets p95 <= 20 ms"
         assert second == "cause         nothing could be measured: no [/memory] left"
@@ -362,25 +375,25 @@ class TestText:
         assert text.endswith(" tune --sla-p95 20ms --seed 0 dlrm\n")
 
     def test_a_cause_cannot_control_the_terminal(self) -> None:
-        text = printed(outcome([trial(0, BASELINE, status="failed", reason="\x1b[31m\r\nred")]))
+        text = printed_outcome(outcome([trial(0, BASELINE, status="failed", reason="\x1b[31m\r\nred")]))
         assert "\x1b" not in text
         assert "\r" not in text
 
     def test_unstable_measurements_ask_for_a_quiet_machine(self) -> None:
         shaken = replace(measured(3000, 10.0), stable=False, reason="the windows disagree")
-        text = printed(outcome([trial(0, BASELINE, (4, shaken))]))
+        text = printed_outcome(outcome([trial(0, BASELINE, (4, shaken))]))
         assert "next          stop other programs on this machine, then run again:\n" in text
 
     def test_unknown_metrics_are_shown_as_unknown(self) -> None:
         searched = replace(problem(), objectives=(METRICS["throughput"], METRICS["energy"]))
         result = outcome([trial(0, BASELINE, (1, Measurement(100.0, latency_p95_ms=5.0, stable=True)))])
-        text = printed(result, searched, verbose=True)
+        text = printed_outcome(result, searched, verbose=True)
         assert "p50 unknown" in text
         assert re.search(r"^energy +unknown$", text, re.M)
 
     def test_a_long_front_is_cut_short(self) -> None:
         rising = [(load, measured(1000.0 * load, 1.0 * load)) for load in range(1, 31)]
-        text = printed(outcome([trial(0, BASELINE, *rising)]), verbose=True)
+        text = printed_outcome(outcome([trial(0, BASELINE, *rising)]), verbose=True)
         assert "20 more in pareto.csv" in text
         assert "30,000" in text
         assert len([line for line in text.splitlines() if re.match(r" *[\d,]+ +\d+\.\d+ +\d+  search", line)]) == 10
@@ -390,21 +403,21 @@ class TestText:
         long = replace(outcome(), recommended=Point(5, LONG, LoadPoint(16, 123456), measured(1.3e7, 19.9)))
         searched = replace(problem(), model="m" * 30)
         notes = [OutputsNotCompared("n " * 100)]
-        text = printed(long, searched, width=width, hardware="h " * 100, notes=notes, verbose=True)
+        text = printed_outcome(long, searched, width=width, hardware="h " * 100, notes=notes, verbose=True)
         whole = ("results ", "config ", "report ", "reproduce ")
         assert [x for x in text.splitlines() if len(x) > width and not x.startswith(whole)] == []
 
     def test_commands_and_paths_are_not_broken(self) -> None:
         command = "tune " + "--flag value " * 20 + "dlrm"
-        assert f" {command}\n" in printed(outcome(), command=command, verbose=True)
+        assert f" {command}\n" in printed_outcome(outcome(), command=command, verbose=True)
 
     def test_output_to_a_pipe_has_no_colors(self) -> None:
-        text = printed(outcome())
+        text = printed_outcome(outcome())
         assert "\x1b" not in text
         assert all(line == line.rstrip() for line in text.splitlines())
 
     def test_markup_in_a_model_name_is_not_interpreted(self) -> None:
-        assert printed(outcome(), replace(problem(), model="[bold]m[/]")).startswith("[bold]m[/]: ")
+        assert printed_outcome(outcome(), replace(problem(), model="[bold]m[/]")).startswith("[bold]m[/]: ")
 
     def test_interrupted(self) -> None:
         text = io.StringIO()
@@ -435,7 +448,7 @@ class TestHtml:
         return path.read_text(encoding="utf-8")
 
     def test_it_has_the_content_of_the_text(self, tmp_path: Path) -> None:
-        page = self.page(tmp_path, outcome(), study())
+        page = self.page(tmp_path, outcome(), example_trials())
         answer = "dlrm: UNDECIDED at 12,300 infer/s, p95 18.2 ms (SLA: p95 &lt;= 20 ms)"
         assert f'<header class="banner undecided">\n<h1 class="answer undecided">{answer}</h1>' in page
         assert "<p>Cause: it was not tested on fresh servers.</p>\n<p>Next: continue the test:</p>" in page
@@ -445,7 +458,7 @@ class TestHtml:
         assert page.count('role="img"') == page.count("<desc id=") == 2 * page.count("<figure>") == 6
 
     def test_it_shows_the_verdict(self, tmp_path: Path) -> None:
-        trials = confirmed(15.0)
+        trials = trials_with_confirmation(15.0)
         page = self.page(tmp_path, outcome(trials), trials)
         assert '<header class="banner">\n<h1 class="answer">dlrm: PASS at 12,0' in page
         assert "<dt>verdict</dt><dd>PASS: the SLA is met at 99 % confidence" in page
@@ -453,12 +466,12 @@ class TestHtml:
         assert f'<pre class="copy">tune emit {tmp_path}/dlrm/1</pre>' in page
 
     def test_an_interrupted_run_is_continued(self, tmp_path: Path) -> None:
-        page = self.page(tmp_path, outcome(), study(), status="interrupted")
+        page = self.page(tmp_path, outcome(), example_trials(), status="interrupted")
         assert f'<p>Next: continue the run:</p>\n<pre class="copy">tune --resume {tmp_path}/dlrm/1</pre>' in page
-        assert "Next:" not in self.page(tmp_path, outcome(), study(), status="left")
+        assert "Next:" not in self.page(tmp_path, outcome(), example_trials(), status="left")
 
     def test_the_contents_lead_to_each_part(self, tmp_path: Path) -> None:
-        trials = compared()
+        trials = trials_with_comparisons()
         page = self.page(tmp_path, outcome(trials), trials)
         listed = re.findall(r'<li><a href="#(run-1-part-[a-z0-9-]+)">', page)
         assert listed == re.findall(r'<h2 class="part" id="([^"]+)"', page)
@@ -467,7 +480,7 @@ class TestHtml:
         assert parts[-2:] == ["environment", "reproduce"]
 
     def test_comparisons_have_intervals_and_the_recommended_rows_are_marked(self, tmp_path: Path) -> None:
-        trials = compared()
+        trials = trials_with_comparisons()
         page = self.page(tmp_path, outcome(trials), trials)
         best = re.findall(r'<tr class="best">(.*?)</tr>', page)
         assert len(best) == 3  # comparison, front and trials
@@ -477,12 +490,12 @@ class TestHtml:
 
     def test_a_trial_with_more_throughput_has_the_reason_why_it_lost(self, tmp_path: Path) -> None:
         other = trial(6, replace(GOOD, instance_count=5), (9, measured(12500, 14.0)))
-        trials = [*compared(), other]
+        trials = [*trials_with_comparisons(), other]
         page = self.page(tmp_path, outcome(trials), trials)
         assert "12,500 infer/s in the search, but it was not tested on fresh servers" in page
         assert "<td>it was measured in the search only, which overestimates its best configurations</td>" in page
         less = tuple(Confirmation(1, LoadPoint(16, 9), measured(11000 + n, 15.0, requests=4000)) for n in range(8))
-        trials = [*compared(), replace(other, confirmations=less)]
+        trials = [*trials_with_comparisons(), replace(other, confirmations=less)]
         page = self.page(tmp_path, outcome(trials), trials)
         assert "on fresh servers; 12,500 infer/s in the search, but less on fresh servers" in page
 
@@ -521,12 +534,12 @@ class TestHtml:
             "16 samples: 75.0 % of the executions",
             "32 samples: 25.0 % of the executions",
         ]
-        windows = titles(compared())["noise"]
-        assert len(windows) == 2 * sum(len(each.confirmations) for each in compared())
+        windows = titles(trials_with_comparisons())["noise"]
+        assert len(windows) == 2 * sum(len(each.confirmations) for each in trials_with_comparisons())
         assert "recommended at 12, server 1: 12,000 infer/s" in windows
 
     def test_loads_tell_repeated_labels_apart(self, tmp_path: Path) -> None:
-        trials = compared()
+        trials = trials_with_comparisons()
         lower = tuple(
             Confirmation(1, LoadPoint(16, 10), measured(10000.0 + n, 12.0, requests=4000)) for n in range(8)
         )
@@ -537,18 +550,18 @@ class TestHtml:
         assert "recommended at 10: " in caption
 
     def test_it_is_legible_in_the_dark_and_on_paper(self, tmp_path: Path) -> None:
-        page = self.page(tmp_path, outcome(), study())
+        page = self.page(tmp_path, outcome(), example_trials())
         assert "@media screen and (prefers-color-scheme: dark)" in page
         assert "@media print" in page
         assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
 
     def test_it_loads_no_other_resources(self, tmp_path: Path) -> None:
-        page = self.page(tmp_path, outcome(), study())
+        page = self.page(tmp_path, outcome(), example_trials())
         assert not re.search(r"""https?:|<script|<link|<img|<iframe|@import|url\((?!#)|src=|href="(?!#)""", page)
 
     def test_names_and_reasons_are_escaped(self, tmp_path: Path) -> None:
         hostile = "<script>alert('x')</script>\"&"
-        trials = [*study()[:3], trial(3, LONG, status="failed", reason=hostile)]
+        trials = [*example_trials()[:3], trial(3, LONG, status="failed", reason=hostile)]
         page = self.page(
             tmp_path,
             outcome(trials),
@@ -566,7 +579,7 @@ class TestHtml:
         assert page.count("&lt;script&gt;") >= 7
 
     def test_nothing_found_and_nothing_measured(self, tmp_path: Path) -> None:
-        page = self.page(tmp_path, outcome(sla_ms=1.0), study(), problem(1.0))
+        page = self.page(tmp_path, outcome(sla_ms=1.0), example_trials(), problem(1.0))
         assert '<h1 class="answer none">dlrm: FAIL, no configuration meets p95 &lt;= 1 ms</h1>' in page
         assert "<p>Cause: the lowest p95 measured is 10 ms.</p>" in page
         assert f"tune explain {tmp_path}/dlrm/1" in page
@@ -588,8 +601,8 @@ class TestHtml:
 
 class TestVerdict:
     def test_a_pass_has_intervals(self) -> None:
-        result = outcome(confirmed(15.0))
-        text = " ".join(printed(result, verbose=True).split())
+        result = outcome(trials_with_confirmation(15.0))
+        text = " ".join(printed_outcome(result, verbose=True).split())
         assert "verdict PASS: the SLA is met at 99 % confidence (1" in text
         assert "; 32 measurements on 4 fresh servers) estimand expected share of requests over the bound" in text
         document = result_document.document(result, wall_seconds=1, results_dir="r")["confirmation"]
@@ -602,44 +615,46 @@ class TestVerdict:
         def with_ratio(latency_ratio: float) -> Outcome:
             theirs = measured(12000.0, 12.0 * latency_ratio, requests=900)
             trials = []
-            for each in confirmed(12.0):
+            for each in trials_with_confirmation(12.0):
                 checks = {own.server: replace(own, measurement=theirs) for own in each.confirmations}
                 trials.append(replace(each, cross_checks=tuple(checks.values())))
             return outcome(trials)
 
-        text = " ".join(printed(with_ratio(1.01), width=200, verbose=True).split())
+        text = " ".join(printed_outcome(with_ratio(1.01), width=200, verbose=True).split())
         assert "cross-check perf_analyzer against tune's own client on the same 4 servers: throughput 1.0" in text
         assert "perf_analyzer measured" not in text
         document: Any = result_document.document(with_ratio(0.6), wall_seconds=1, results_dir="r")["confirmation"]
         assert document["verdict"] == "UNDECIDED"
-        compared = document["perf_analyzer"]
-        assert (compared["servers"], compared["pairs"]) == (4, 4)
-        assert compared["ratios"]["latency-p95"]["ratio"] == pytest.approx(0.6, rel=0.01)
-        assert "% less p95 latency than tune's own client: 7.2 ms" in compared["disagreement"]
-        assert compared["contradicts_pass"] is True
-        assert document["reason"] == compared["disagreement"]
+        agreement = document["perf_analyzer"]
+        assert (agreement["servers"], agreement["pairs"]) == (4, 4)
+        assert agreement["ratios"]["latency-p95"]["ratio"] == pytest.approx(0.6, rel=0.01)
+        assert "% less p95 latency than tune's own client: 7.2 ms" in agreement["disagreement"]
+        assert agreement["contradicts_pass"] is True
+        assert document["reason"] == agreement["disagreement"]
         document = result_document.document(with_ratio(1.8), wall_seconds=1, results_dir="r")["confirmation"]
         assert document["verdict"] == "UNDECIDED"
         assert document["reason"] == f"{document['perf_analyzer']['disagreement']} (allowed: 20)"
         assert document["perf_analyzer"]["contradicts_pass"] is True
         assert summary.undecided_cause(with_ratio(1.8)) == document["reason"]
-        document = result_document.document(outcome(confirmed(12.0)), wall_seconds=1, results_dir="r")["confirmation"]
+        document = result_document.document(outcome(trials_with_confirmation(12.0)), wall_seconds=1, results_dir="r")[
+            "confirmation"
+        ]
         assert document["perf_analyzer"] is None
-        assert "cross-check" not in printed(outcome(confirmed(12.0)), verbose=True)
+        assert "cross-check" not in printed_outcome(outcome(trials_with_confirmation(12.0)), verbose=True)
 
     def test_too_few_servers_give_an_undecided_verdict(self) -> None:
-        text = " ".join(printed(outcome(confirmed(15.0, servers=2)), verbose=True).split())
+        text = " ".join(printed_outcome(outcome(trials_with_confirmation(15.0, servers=2)), verbose=True).split())
         assert "verdict UNDECIDED at 99 % confidence: p95 <= 20 ms: 2 of 4 fresh servers were measured" in text
 
     def test_without_a_confirmation_there_is_no_verdict(self) -> None:
         result = outcome()
-        text = " ".join(printed(result, verbose=True).split())
+        text = " ".join(printed_outcome(result, verbose=True).split())
         assert "verdict UNDECIDED: it was not tested on fresh servers" in text
         assert "estimand" not in text
         assert result_document.document(result, wall_seconds=1, results_dir="r")["confirmation"] is None
 
     def test_a_failed_candidate_is_not_recommended(self) -> None:
-        trials = confirmed(30.0)
+        trials = trials_with_confirmation(30.0)
         failed = next(t for t in trials if t.confirmations)
         result = outcome(trials)
         assert result.recommended is not None
@@ -665,7 +680,7 @@ def replay(observer: ProgressObserver, trials: Sequence[Trial]) -> None:
 class TestProgressObservers:
     def test_quiet_prints_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
         with QuietObserver() as observer:
-            replay(observer, study())
+            replay(observer, example_trials())
         assert capsys.readouterr() == ("", "")
 
     @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (20, 5), (1, 1)])
@@ -675,7 +690,7 @@ class TestProgressObservers:
         with LiveObserver(
             console, problem(), Budget(240.0, 30, clock=lambda: 0.0), time.monotonic(), "some CPU"
         ) as observer:
-            replay(observer, study())
+            replay(observer, example_trials())
         assert text.getvalue().rstrip("\n").count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") == 1
 
     def test_the_current_trial_is_shown(self) -> None:
@@ -684,7 +699,7 @@ class TestProgressObservers:
         with LiveObserver(
             console, problem(), Budget(240.0, 30, clock=lambda: 0.0), time.monotonic(), "some CPU"
         ) as observer:
-            replay(observer, study())
+            replay(observer, example_trials())
         last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
         lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines()
         assert max(map(len, lines)) <= 80
@@ -697,7 +712,7 @@ class TestProgressObservers:
     def test_parallel_trials_are_shown(self) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
-        first, second, third, *_ = study()
+        first, second, third, *_ = example_trials()
         with LiveObserver(console, problem(), Budget(240.0), time.monotonic()) as observer:
             observer.trial_started(0, first.candidate, "baseline")
             observer.trial_started(1, second.candidate, "dynamic_batching")

@@ -33,7 +33,7 @@ def run() -> FinishedRun:
     return read_run(SAMPLE)
 
 
-def shown(watching: LiveObserver | PlainObserver | QuietObserver, run: FinishedRun) -> None:
+def observe_run(watching: LiveObserver | PlainObserver | QuietObserver, run: FinishedRun) -> None:
     done = []
     with watching:
         for trial in run.trials:
@@ -85,7 +85,9 @@ class TestLive:
     def test_the_front_is_drawn_and_nothing_overflows(self, run: FinishedRun, width: int, height: int) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=width, height=height, color_system=None)
-        shown(LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0), time.monotonic(), "some CPU"), run)
+        observe_run(
+            LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0), time.monotonic(), "some CPU"), run
+        )
         last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
         lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines()
         assert len([line for line in lines if line.strip()]) < len(lines) <= height
@@ -97,7 +99,7 @@ class TestLive:
     def test_a_low_terminal_shows_the_table_without_the_plot(self, run: FinishedRun) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=12, color_system=None)
-        shown(LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0), time.monotonic()), run)
+        observe_run(LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0), time.monotonic()), run)
         assert FRONT not in text.getvalue()
         assert "delay 5,000" in text.getvalue()
 
@@ -105,7 +107,7 @@ class TestLive:
 class TestPlain:
     def test_a_line_for_each_trial(self, run: FinishedRun) -> None:
         text = io.StringIO()
-        shown(PlainObserver(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)), run)
+        observe_run(PlainObserver(Console(file=text, width=80), run.problem, Budget(240.0, clock=lambda: 0.0)), run)
         lines = text.getvalue().splitlines()
         assert len(lines) == len(run.trials)
         assert "trial 0 (baseline): batch 256 · 1 instance · no dynamic batching: 4,994 infer/s" in lines[0]
@@ -173,6 +175,13 @@ class TestPlain:
             observer.trial_finished(confirmed, None)
         assert "trial 0 (confirm): batch 256 · 1 instance · no dynamic batching: 2,100 infer/s" in text.getvalue()
 
+        display = io.StringIO()
+        console = Console(file=display, force_terminal=True, width=80, height=24, color_system=None)
+        with LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0), time.monotonic()) as live:
+            live.trial_started(0, trial.candidate, "confirm")
+            live.trial_finished(confirmed, None)
+        assert re.search(r"confirm: batch 256 .* 2,100 ", display.getvalue())
+
     def test_the_observer_depends_on_flag_and_terminal(self, run: FinishedRun) -> None:
         def chosen(log: str | None, *, terminal: bool) -> type:
             console = Console(file=io.StringIO(), force_terminal=terminal)
@@ -191,6 +200,12 @@ class TestPlain:
         say, _ = progress_on(Console(file=text, width=80), log)
         say(line)
         assert text.getvalue() == (f"{line}\n" if printed else "")
+
+    def test_a_preparation_breaks_between_words_on_a_terminal(self) -> None:
+        text = io.StringIO()
+        say, _ = progress_on(Console(file=text, width=20, force_terminal=True, color_system=None))
+        say("tuning dlrm within p95 <= 20 ms")
+        assert text.getvalue().splitlines() == ["tuning dlrm within", "p95 <= 20 ms"]
 
 
 class TestColours:

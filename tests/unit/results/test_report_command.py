@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -259,6 +260,9 @@ class TestFigures:
         for candidate in tables.compared(finished).values():
             for point in tables.at_loads(finished, candidate):
                 assert sum(tables.stages_ms(point) or []) == pytest.approx(point.measurement.latency_avg_ms, rel=0.1)
+                of_own_client = replace(point.measurement, client_send_ms=None, network_ms=None, client_recv_ms=None)
+                stages_ms = tables.stages_ms(replace(point, measurement=of_own_client))
+                assert sum(stages_ms or []) == pytest.approx(point.measurement.latency_avg_ms)
 
     def test_batch_sizes_come_from_the_server_statistics(self, run: Path) -> None:
         finished = read_run(run)

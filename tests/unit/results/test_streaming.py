@@ -27,7 +27,7 @@ from optimizer.study.batch.entry_state import describe_entry
 from optimizer.study.batch.record import EntryRecord
 from optimizer.study.sweep_output import print_sweep
 from optimizer.study.sweep_plan import SweepCell
-from tests import shown_outcomes, streaming_run
+from tests import example_outcomes, streaming_run
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def printed(**more: Any) -> str:
-    return shown_outcomes.printed(
+    return example_outcomes.printed_outcome(
         streaming_run.outcome(), streaming_run.problem(), baseline=streaming_run.BASELINE, **more
     )
 
@@ -104,8 +104,8 @@ def test_the_front_is_that_of_the_goals() -> None:
     assert [metric.name for metric in by_tokens.front.metrics] == ["output-throughput", "ttft-p95"]
     values = [METRICS["ttft-p95"].value(point.measurement) or 0.0 for point in by_tokens.front.points]
     assert values == sorted(values, reverse=True)
-    assert [metric.name for metric in shown_outcomes.outcome().front.metrics] == ["throughput", "latency-p95"]
-    in_time = replace(shown_outcomes.problem(), objectives=(METRICS["goodput"],))
+    assert [metric.name for metric in example_outcomes.outcome().front.metrics] == ["throughput", "latency-p95"]
+    in_time = replace(example_outcomes.problem(), objectives=(METRICS["goodput"],))
     assert [metric.name for metric in front_metrics(in_time)] == ["goodput", "latency-p95"]
 
 
@@ -162,7 +162,7 @@ def test_documents_and_frames_have_the_streamed_metrics(folder: Path) -> None:
     frame = data_frames.measurements([run])
     assert frame["ttft_p95_ms"].notna().all()
     assert str(frame["response_times_ms"].dtype) == "string"
-    assert not any("ttft" in name for name in result_document.entry(shown_outcomes.outcome().points[0]))
+    assert not any("ttft" in name for name in result_document.entry(example_outcomes.outcome().points[0]))
 
 
 def test_a_finished_run_has_the_kind_of_its_model(tmp_path: Path) -> None:

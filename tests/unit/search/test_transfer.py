@@ -205,7 +205,7 @@ def residuals(at: Sequence[float], wrong: Sequence[float]) -> Residuals:
     return Residuals(inputs, values, list(range(len(at))), np.full(len(at), 0.3), np.zeros(len(at)))
 
 
-def belief(correction: Correction, at: float, expected: float = 0.0) -> tuple[float, float]:
+def error_posterior(correction: Correction, at: float, expected: float = 0.0) -> tuple[float, float]:
     """Return mean and standard deviation of the throughput's error over all components of the posterior."""
     inputs = np.zeros((1, 9))
     inputs[0, 0] = at
@@ -225,7 +225,7 @@ FEW, MANY = (0.0, 0.5, 1.0, 1.5), np.linspace(0, 3, 25).tolist()
 THERE_CORRECTION = Correction(residuals(MANY, [0.0] * len(MANY)), ERRORS)
 
 
-def begun(wrong: Sequence[float]) -> Correction:
+def correction_after(wrong: Sequence[float]) -> Correction:
     """Return the correction after these errors at FEW, where ``wrong_there`` are expected."""
     expected = np.array([[wrong_there(at), 0.0] for at in FEW])
     return Correction(residuals(FEW, wrong), ERRORS, SourceResiduals(THERE_CORRECTION, expected))
@@ -233,17 +233,17 @@ def begun(wrong: Sequence[float]) -> Correction:
 
 def test_a_transfer_between_similar_machines_leaves_few_trials() -> None:
     wrong = [wrong_there(at) for at in FEW]
-    alike, alone = begun(wrong), Correction(residuals(FEW, wrong), ERRORS)
-    mean, deviation = belief(alike, 2.7, wrong_there(2.7))
+    alike, alone = correction_after(wrong), Correction(residuals(FEW, wrong), ERRORS)
+    mean, deviation = error_posterior(alike, 2.7, wrong_there(2.7))
     assert mean == pytest.approx(wrong_there(2.7), abs=0.07)
-    assert deviation < 0.5 * belief(alone, 2.7)[1]
+    assert deviation < 0.5 * error_posterior(alone, 2.7)[1]
 
 
 def test_a_transfer_between_different_machines_does_no_harm() -> None:
     wrong = [-wrong_there(at) for at in FEW]
-    unlike, alone = begun(wrong), Correction(residuals(FEW, wrong), ERRORS)
+    unlike, alone = correction_after(wrong), Correction(residuals(FEW, wrong), ERRORS)
     assert unlike.probabilities == [1.0]
-    assert belief(unlike, 2.0, wrong_there(2.0)) == belief(alone, 2.0)
+    assert error_posterior(unlike, 2.0, wrong_there(2.0)) == error_posterior(alone, 2.0)
 
 
 # -- searches -----------------------------------------------------------------------------------------------------
@@ -413,7 +413,7 @@ def test_the_simulated_search_ranks_and_counts_no_transferred_measurement(tmp_pa
 
 def test_the_command_shows_both(playground: Playground, called_tune: Tune) -> None:
     for name in ("here.csv", "there.csv"):
-        (playground.here / name).write_bytes((DATA / "known.csv").read_bytes())
+        (playground.working_folder / name).write_bytes((DATA / "known.csv").read_bytes())
     arguments = ("replay", "--sla-p95", "20ms", "--search", "tpe", "--max-trials", "5", "here.csv")
     ended = called_tune(*arguments, "--json", "--warm-start", "there.csv")
     assert (ended.code, ended.complaints) == (0, ["warm start: 14 configurations of there.csv"])
@@ -421,7 +421,7 @@ def test_the_command_shows_both(playground: Playground, called_tune: Tune) -> No
     assert set(document) == {"tpe", "tpe warm"}
     assert document["tpe warm"]["regret"] == 0
     for name in ("here.csv", "there.csv"):
-        (playground.here / name).unlink()
+        (playground.working_folder / name).unlink()
 
 
 @pytest.mark.parametrize(
@@ -436,7 +436,7 @@ def test_the_command_shows_both(playground: Playground, called_tune: Tune) -> No
     ],
 )
 def test_the_command_refuses(arguments: str, says: str, playground: Playground, called_tune: Tune) -> None:
-    (playground.here / "known.csv").write_bytes((DATA / "known.csv").read_bytes())
+    (playground.working_folder / "known.csv").write_bytes((DATA / "known.csv").read_bytes())
     ended = called_tune(*arguments.split())
     assert ended.code == 2
     (line,) = ended.complaints

@@ -305,6 +305,7 @@ def test_what_is_not_certainly_one_run_is_not_deleted(here: Path) -> None:
         "results/dlrm/20261121-072139/best": "no run.json there",
         "results/dlrm/20261121-072139/run.json": "no run.json there",
         str(verified): "no run.json there",
+        "/nowhere": "/nowhere: no run.json there, and results",
         "dlrm/link": "is a link; give the folder that it leads to",
         "other": "may be no run, so remove it with rm; other/run.json: not the record of a run",
         "x" * 5000: "no run.json there nor in",

@@ -57,7 +57,7 @@ def trial(number: int, candidate: Candidate, *points: tuple[int, Measurement], *
     return Trial(number, candidate, tuple((LoadPoint(16, load), m) for load, m in points), **more)
 
 
-def study() -> list[Trial]:
+def example_trials() -> list[Trial]:
     return [
         trial(0, BASELINE, (2, measured(2000, 10.0)), (4, measured(3000, 19.0)), (8, measured(3100, 45.0))),
         trial(1, PLAIN, (4, measured(6000, 18.0)), (8, measured(6500, 35.0))),
@@ -69,10 +69,10 @@ def study() -> list[Trial]:
 
 
 def outcome(trials: Sequence[Trial] | None = None, sla_ms: float = 20.0) -> Outcome:
-    return assess(study() if trials is None else trials, problem(sla_ms), BASELINE, PLAIN)
+    return assess(example_trials() if trials is None else trials, problem(sla_ms), BASELINE, PLAIN)
 
 
-def printed(
+def printed_outcome(
     result: Outcome, searched: Problem | None = None, *, width: int = 80, verbose: bool = False, **more: Any
 ) -> str:
     text = io.StringIO()
@@ -91,9 +91,9 @@ def printed(
     return text.getvalue()
 
 
-def confirmed(p95_ms: float, servers: int = 4, windows: int = 8) -> list[Trial]:
+def trials_with_confirmation(p95_ms: float, servers: int = 4, windows: int = 8) -> list[Trial]:
     """Return the trials, with a confirmation of the best one."""
-    trials = study()
+    trials = example_trials()
     best = outcome(trials).recommended
     assert best is not None
     confirmations = [
@@ -104,10 +104,10 @@ def confirmed(p95_ms: float, servers: int = 4, windows: int = 8) -> list[Trial]:
     return [replace(t, confirmations=tuple(confirmations)) if t.number == best.trial else t for t in trials]
 
 
-def compared() -> list[Trial]:
+def trials_with_comparisons() -> list[Trial]:
     """Return the trials with confirmations of the best one, the baseline and plain dynamic batching."""
     served = {0: (LoadPoint(16, 4), 3000.0), 1: (LoadPoint(16, 8), 11900.0)}
-    trials = confirmed(15.0)
+    trials = trials_with_confirmation(15.0)
     for number, (load, throughput) in served.items():
         confirmations = tuple(
             Confirmation(server, load, measured(throughput + n, 18.0, requests=4000))
