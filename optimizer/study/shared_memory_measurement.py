@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError
-from optimizer.core.interfaces import Endpoint, LoadGenerator
+from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.safe_text import one_line
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint, Point
