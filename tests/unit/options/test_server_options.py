@@ -16,7 +16,7 @@ from optimizer.deploy.target_factory import check_space
 from optimizer.model.profile import load_profile
 from optimizer.options import server_options
 from optimizer.options.run_options import RunOptions
-from optimizer.results.formatting import configuration, triton_lines
+from optimizer.results.configuration_text import configuration, triton_lines
 from optimizer.store.run_folder import RunFolder
 
 LIMIT, POOL = "server.rate-limit", "server.pinned-memory-pool-byte-size"
