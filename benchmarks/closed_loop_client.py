@@ -49,7 +49,7 @@ from objectives.metrics import Measurement
 from objectives.pooled_windows import latency_quantiles, pool_measurements
 from objectives.sla import Sla
 from objectives.verdict import count_misses
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.measurement_windows import WINDOW_STRETCH
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget

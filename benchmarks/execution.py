@@ -30,7 +30,8 @@ from tune_runs import row
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from optimizer.config.execution import EXECUTION_MODE, GRAPH_LEVEL, SPINNING
-from optimizer.core.interfaces import Endpoint, LoadGenerator
+from optimizer.core.endpoint import Endpoint
+from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import CPU_ACCELERATOR, Candidate, FieldValue, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget

@@ -26,8 +26,8 @@ from scipy import stats
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.load_shapes import DEFAULTS
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget

@@ -10,7 +10,8 @@ from simulated_tables import DELAYS_US, POLICIES, REQUEST_BATCH_SIZE, THREADS, S
 
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
-from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.endpoint import Endpoint
+from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 48, 64)

@@ -29,7 +29,7 @@ import h2.exceptions
 import numpy as np
 from open_loop_rate import SECONDS, bench
 
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.process import run_command
 from optimizer.machine import hardware
 from optimizer.measure.load_client import client

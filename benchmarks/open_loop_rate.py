@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from grpc import aio
 
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import EmbeddedTarget

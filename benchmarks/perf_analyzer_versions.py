@@ -32,8 +32,9 @@ from measured_model import make_own_client, make_perf_analyzer, prepare_model, s
 from records import this_machine
 from tune_runs import row
 
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError
-from optimizer.core.interfaces import Endpoint, LoadGenerator
+from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget

@@ -13,7 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.utils import InferenceServerException
 
 from optimizer.config import model_config
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.process import SupervisedProcess
 from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import Candidate

@@ -28,7 +28,8 @@ from objectives.metrics import Forecast
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.budget import Budget
-from optimizer.core.interfaces import Endpoint, Searcher
+from optimizer.core.endpoint import Endpoint
+from optimizer.core.interfaces import Searcher
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine import hardware

@@ -50,8 +50,8 @@ from tune_runs import MOST_WALL_SECONDS, OwnTime, TuneFailedError, TuneRun, judg
 
 from objectives.metrics import Measurement
 from objectives.verdict import count_misses
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import TuneError
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.server_process import remove_leftovers

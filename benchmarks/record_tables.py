@@ -32,8 +32,9 @@ from quiet import Quiet
 
 from objectives import batch_stats
 from objectives.metrics import Measurement
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError
-from optimizer.core.interfaces import Endpoint, LoadGenerator, Target
+from optimizer.core.interfaces import LoadGenerator, Target
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from objectives.sla import Sla
 from optimizer.config.model_source import ModelSource, configured_candidate
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget

@@ -53,7 +53,7 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.server_process import remove_leftovers
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
-from optimizer.results import formatting
+from optimizer.results import configuration_text
 from optimizer.study.task import Task
 
 MODEL, ROUNDS, MOST_SPREAD = "dlrm", 20, 0.05
@@ -143,7 +143,7 @@ def choose(runs: Sequence[VerdictRun], own_task: Task) -> list[Entrant]:
         throughputs.setdefault(key, []).append(best["throughput_infer_per_sec"])
     entrants = [
         Entrant(
-            f"{formatting.configuration(candidate)} at {in_flight}",
+            f"{configuration_text.configuration(candidate)} at {in_flight}",
             candidate,
             LoadPoint(batch, concurrency=in_flight),
             statistics.median(throughputs[candidate, in_flight]),

@@ -38,7 +38,7 @@ from simulator_calibration import estimate_jitter, estimate_overheads, estimate_
 from objectives import batch_stats
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.measurement_windows import MIN_WINDOWS
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime

@@ -49,7 +49,7 @@ from simulator_proof import Cell, Compared, batching, unbatched
 
 from objectives.metrics import Measurement
 from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS, PRIORITY_POLICY
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.request_sizes import parse_priorities, parse_size_distribution
 from optimizer.core.trial import Candidate, FieldValue
 from optimizer.machine import conditions, hardware

@@ -40,7 +40,7 @@ from tritonclient.utils import triton_to_np_dtype
 
 from objectives.metrics import Measurement
 from optimizer.config.model_source import ModelSource
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.measurement_windows import MIN_WINDOWS
 from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate, LoadPoint

@@ -34,7 +34,7 @@ from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import InstalledTarget, embedded_installation
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.model.builders import build
-from optimizer.results import formatting
+from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import read_run
 from optimizer.simulator.simulate import compile_simulator
 from optimizer.watch.expectation import Expectation, expectation
@@ -189,7 +189,7 @@ def main() -> None:
     verdict = run.outcome.verdict.value if run.outcome else "no verdict"
     print(
         f"Each judgement observes a new server of mlp for {seconds:g} s. The run, `{run.info.get('command')}`, has "
-        f"the verdict {verdict}: {formatting.configuration(expected.point.candidate)}, "
+        f"the verdict {verdict}: {configuration_text.configuration(expected.point.candidate)}, "
         f"{formatting.number(confirmed.low)} to {formatting.number(confirmed.high)} requests/s. The percentages are "
         f"shares of the {formatting.number(expected.safe_rate)} requests/s that `tune plan` calls safe.\n"
     )

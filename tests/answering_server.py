@@ -19,7 +19,7 @@ from tritonclient.grpc.service_pb2 import (
 )
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import Candidate
 
 Array: TypeAlias = npt.NDArray[Any]

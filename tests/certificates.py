@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trustme
 
-from optimizer.core.interfaces import Tls
+from optimizer.core.connection import Tls
 
 
 class Certificates:

@@ -16,8 +16,9 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.core.budget import Budget
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError
-from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer

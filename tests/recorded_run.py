@@ -24,9 +24,9 @@ from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_plan_document
 from optimizer.core import interrupts
 from optimizer.core.budget import Budget
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import TuneError
 from optimizer.core.file_writing import write_atomically
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.measurer import Measurer

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from optimizer.api.keywords import RunKeywords
 from optimizer.core.safe_text import read_bytes
-from optimizer.results import formatting, point_values, result_document, summary
+from optimizer.results import configuration_text, point_values, result_document, summary
 from optimizer.results.finished_run import FinishedRun, read_run
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class Run:
         lines = [self._headline()]
         point = self._point_to_show()
         if point is not None:
-            lines += ["", *(f"  {line}" for line in formatting.triton_lines(point.candidate)), ""]
+            lines += ["", *(f"  {line}" for line in configuration_text.triton_lines(point.candidate)), ""]
             lines += [f"{label:<14}{text}" for label, text in self._metrics(point)]
         return "\n".join(lines)
 
@@ -205,7 +205,7 @@ class Run:
         text.write(f"<p><strong>{html.escape(self._headline())}</strong></p>")
         point = self._point_to_show()
         if point is not None:
-            configuration = "\n".join(formatting.triton_lines(point.candidate))
+            configuration = "\n".join(configuration_text.triton_lines(point.candidate))
             text.write(f"<pre>{html.escape(configuration)}</pre><table>")
             for label, value in self._metrics(point):
                 text.write(f"<tr><th scope='row'>{html.escape(label)}</th><td>{html.escape(value)}</td></tr>")

@@ -25,8 +25,9 @@ from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, pla
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.confirmation.windows import disturbance_limit, server_windows, was_search_disturbed
 from optimizer.core.budget import Budget
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import ServerCrashed
-from optimizer.core.interfaces import Endpoint, Target
+from optimizer.core.interfaces import Target
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.measure.candidate_measurer import CandidateMeasurer
 from optimizer.measure.measurer import Measurer

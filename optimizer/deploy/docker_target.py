@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from optimizer.config.model_source import ModelSource
 from optimizer.core import interrupts
-from optimizer.core.interfaces import Endpoint, ResourceUsage, TargetSettings, Telemetry
+from optimizer.core.endpoint import Endpoint
+from optimizer.core.interfaces import ResourceUsage, Telemetry
 from optimizer.core.safe_text import read_tail
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import docker_engine
@@ -39,6 +40,7 @@ from optimizer.deploy.managed_target import (
 )
 from optimizer.deploy.server_log import LOG_BYTES
 from optimizer.deploy.server_process import Server, remove_leftovers, remove_shared_memory, shared_memory_prefix
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import total_of
 from optimizer.options.run_options import RunOptions
 

@@ -18,7 +18,6 @@ from typing import TypedDict, Unpack
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault
-from optimizer.core.interfaces import TargetSettings
 from optimizer.core.process import SupervisedProcess
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import runtime
@@ -34,6 +33,7 @@ from optimizer.deploy.managed_target import (
 )
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import Server, remove_leftovers, shared_memory_prefix
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.nvml import VISIBLE_DEVICES, mps_share
 from optimizer.measure.server_messages import missing_module, without_traceback
 from optimizer.options.run_options import RunOptions

@@ -15,7 +15,6 @@ from typing import Unpack
 from optimizer.config.model_source import ModelSource
 from optimizer.core import process
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.interfaces import TargetSettings
 from optimizer.core.safe_text import is_shell_path, one_line, shorten
 from optimizer.deploy import server_process
 from optimizer.deploy.embedded_target import (
@@ -28,6 +27,7 @@ from optimizer.deploy.embedded_target import (
     ServerSettings,
 )
 from optimizer.deploy.managed_target import load_limit_seconds
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.model.repository import backend_of
 from optimizer.options.run_options import RunOptions
 

@@ -18,8 +18,8 @@ from optimizer.config import gpu_placement, model_config, model_json
 from optimizer.config.llm_backends import has_llm_engine
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, ServedModels, served_models
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, EnvironmentFault, LoadRefused, ServerCrashed
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.process import RunningProcess
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate

@@ -15,12 +15,14 @@ from optimizer.config import gpu_placement, model_config, model_json
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, ServedModels, served_models
 from optimizer.core import interrupts
+from optimizer.core.connection import Connection, Tls
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault, TuneError
 from optimizer.core.folders import cache_folder
-from optimizer.core.interfaces import Connection, Endpoint, TargetSettings, Tls
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import VARIANT, Candidate
 from optimizer.deploy.remote_server import FOLDER, RemoteServer, ServerState, ServerStateFile, listener_pid
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.options.addresses import expand_headers, server_address
 from optimizer.options.run_options import RunOptions
 

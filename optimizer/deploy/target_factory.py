@@ -13,7 +13,7 @@ from typing import Protocol, cast
 from optimizer.config.model_source import ModelSource
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError
-from optimizer.core.interfaces import ServerTarget, TargetSettings
+from optimizer.core.interfaces import ServerTarget
 from optimizer.core.safe_text import is_file, one_line
 from optimizer.deploy import docker_engine, local_target, runtime
 from optimizer.deploy.docker_container import ALL_GPUS, NO_GPUS, read_gpus
@@ -21,6 +21,7 @@ from optimizer.deploy.embedded_target import Installation, embedded_installation
 from optimizer.deploy.managed_target import ManagedTarget
 from optimizer.deploy.remote_server import is_loopback
 from optimizer.deploy.several_servers_target import ServerProcesses
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine import gpu_telemetry, nvml
 from optimizer.machine.nvml import VISIBLE_DEVICES, Gpu, filter_visible
 from optimizer.options import server_options

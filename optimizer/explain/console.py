@@ -14,7 +14,7 @@ from optimizer.core.trial import Candidate, Point
 from optimizer.explain.bottleneck import BottleneckKind
 from optimizer.explain.explanation import Explanation, PredictedLatency, RunnerUp, Simulation
 from optimizer.explain.forecaster import Forecast, Gain, OtherSla, Remedy
-from optimizer.results import formatting, outcome_tables, point_values, summary
+from optimizer.results import configuration_text, formatting, outcome_tables, point_values, summary
 from optimizer.results.formatting import plain_table, print_table
 from optimizer.results.line_breaks import wrap
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
@@ -67,7 +67,7 @@ def _print_subject(console: Console, explanation: Explanation) -> None:
         console.print(Text(line, formatting.VERDICT_STYLES[outcome.verdict]))
     latencies = problem.sla.bounded_latencies
     role = "recommended" if explanation.recommended else "closest"
-    _sentences(console, f"{role}, trial {point.trial}: {formatting.configuration(point.candidate)}")
+    _sentences(console, f"{role}, trial {point.trial}: {configuration_text.configuration(point.candidate)}")
     _sentences(console, f"measured: {point_values.measured_performance(outcome, point, *latencies)}")
     if explanation.unfinished:
         _sentences(console, explanation.unfinished)
@@ -246,14 +246,14 @@ def _effect_of_sla(other: OtherSla, usual: Candidate | None, explanation: Explan
     forecast, point = other.forecast, other.measured
     refuted = _refuted(other, explanation)
     candidate = forecast.candidate if forecast else usual
-    best = f" ({formatting.configuration(candidate)})" if candidate and candidate != usual else ""
+    best = f" ({configuration_text.configuration(candidate)})" if candidate and candidate != usual else ""
     if point is None:
         return f"{_gain(other.gain, forecast, explanation, of_sla=True)}{best}{refuted}"
     is_other = point != explanation.subject.point
     sign = f"{other.gain.estimate:+.0%}, " if other.gain and is_other else ""
     text = f"{sign}measured: {_measured(explanation, point)}"
     if point.candidate != explanation.subject.point.candidate:
-        text += f" ({formatting.configuration(point.candidate)})"
+        text += f" ({configuration_text.configuration(point.candidate)})"
     expected = _expected(other, explanation)
     if expected <= (1 + SLIGHT) * point.throughput_infer_per_sec or other.refuted_by is not None:
         return text
@@ -279,8 +279,8 @@ def _best_tried(forecast: Forecast) -> str:
     throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
     return (
         f"Within these bounds, another tried configuration is expected to serve most: {throughput} at concurrency "
-        f"{forecast.concurrency:,} ({formatting.configuration(forecast.candidate)}). The gains of other bounds are "
-        "relative to it."
+        f"{forecast.concurrency:,} ({configuration_text.configuration(forecast.candidate)}). "
+        "The gains of other bounds are relative to it."
     )
 
 
@@ -337,7 +337,7 @@ def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator
     if runner_up is None:
         yield "There is none: no other configuration met the SLA."
         return
-    yield f"trial {runner_up.point.trial}: {formatting.configuration(runner_up.point.candidate)}"
+    yield f"trial {runner_up.point.trial}: {configuration_text.configuration(runner_up.point.candidate)}"
     latencies = explanation.run.problem.sla.bounded_latencies
     yield f"{formatting.performance(runner_up.point, *latencies)}{'' if runner_up.confirmed else ', in the search'}"
     if runner_up.confirmed is None:

@@ -27,7 +27,7 @@ from optimizer.explain.bottleneck import (
 from optimizer.explain.forecaster import Forecast, Forecaster, Gain, OtherSla, Remedy, by_gain, other_slas
 from optimizer.explain.predicted_changes import SurrogateForecaster, predicted_remedies, single_changes
 from optimizer.explain.simulated_changes import FP16_FACTOR, SimulatedForecaster, remedies
-from optimizer.results import formatting, result_document
+from optimizer.results import configuration_text, result_document
 from optimizer.results.finished_run import FinishedRun, remark
 from optimizer.results.forecast_accuracy import (
     CheckedForecast,
@@ -414,7 +414,7 @@ def _measured(effect: Remedy | OtherSla) -> dict[str, Any]:
 
 def _forecast(forecast: Forecast | None) -> dict[str, Any]:
     return {
-        "configuration": formatting.configuration(forecast.candidate) if forecast else None,
+        "configuration": configuration_text.configuration(forecast.candidate) if forecast else None,
         "concurrency": forecast.concurrency if forecast else None,
         "throughput_infer_per_sec": forecast.throughput_infer_per_sec if forecast else None,
         "latency_ms": forecast.latency_ms if forecast else None,

@@ -15,7 +15,7 @@ from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point
 from optimizer.explain.bottleneck import StageBreakdown
 from optimizer.explain.forecaster import Forecast, Remedy, by_gain, gain, median_errors
-from optimizer.results import formatting
+from optimizer.results import configuration_text
 from optimizer.simulator.fitted_parameters import SMALLEST_S, ExecutionSettings
 from optimizer.simulator.metrics import (
     ConfigurationLoad,
@@ -167,7 +167,7 @@ def remedies(
     effects.append(("FP16", assumed if on_gpu else f"{assumed}; CPUs often gain nothing", faster))
     if larger := list(_larger_batches(own)):
         batched = forecaster.best(larger, sla)
-        change = formatting.configuration(batched.candidate if batched else larger[0])
+        change = configuration_text.configuration(batched.candidate if batched else larger[0])
         effects.append(("larger batches", change, batched))
     near = forecaster.best([own], sla, way_share=0.0)
     effects.append(("faster network", "no time between client and server", near))

@@ -18,7 +18,8 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
-from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.endpoint import Endpoint
+from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.notes import SpeedVaried
 from optimizer.machine.cpus import quota, read_text
 from optimizer.options.values import format_cpus, usable_cpus

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from optimizer.core.interfaces import Endpoint, ResourceUsage, Telemetry
+from optimizer.core.endpoint import Endpoint
+from optimizer.core.interfaces import ResourceUsage, Telemetry
 from optimizer.machine.conditions import total_of
 from optimizer.machine.gpu_telemetry import read_metrics_page, sampled
 

@@ -15,7 +15,8 @@ from dataclasses import asdict
 from http.client import HTTPException
 from typing import Any, TypeVar
 
-from optimizer.core.interfaces import Endpoint, ResourceUsage, Telemetry
+from optimizer.core.endpoint import Endpoint
+from optimizer.core.interfaces import ResourceUsage, Telemetry
 from optimizer.machine.conditions import process_tree, server_pids
 from optimizer.machine.gpu_readings import GpuReading, GpuSample, summarize
 from optimizer.machine.nvml import Gpu, gpus_used_by

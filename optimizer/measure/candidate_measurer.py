@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from objectives.metrics import Measurement
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, ServerCrashed
-from optimizer.core.interfaces import Endpoint, Target
+from optimizer.core.interfaces import Target
 from optimizer.core.trial import LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 

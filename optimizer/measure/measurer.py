@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
 from objectives.metrics import Measurement
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
-from optimizer.core.interfaces import Endpoint, LoadGenerator, OutputCheck, Telemetry
+from optimizer.core.interfaces import LoadGenerator, OutputCheck, Telemetry
 from optimizer.core.notes import Note, ServedOnCpu, present
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import CROSS_CHECKING, Candidate, Confirmation, LoadPoint, Point, Trial

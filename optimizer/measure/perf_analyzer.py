@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from objectives.metrics import Measurement
+from optimizer.core.connection import REDACTED, Connection, Tls
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
-from optimizer.core.interfaces import REDACTED, Connection, Endpoint, Tls
 from optimizer.core.measurement_windows import (
     FIRST_WINDOW_MS,
     MAX_SPREAD,

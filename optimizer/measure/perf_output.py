@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from objectives import batch_stats
 from objectives.metrics import Measurement
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.measurement_windows import MeasurementWindow
 from optimizer.core.process import FinishedProcess, describe_exit_code
 from optimizer.core.safe_text import shorten

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.safe_text import one_line
 from optimizer.measure import inference
 from optimizer.measure.output_comparison import read_outputs

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.measure import inference
 from optimizer.measure.load_client.sequences import fresh_ids, step_parameters
 from optimizer.measure.output_check import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.measure.inference import open_client
 from optimizer.measure.server_client import CALL_SECONDS, CallError, ServerClient
 

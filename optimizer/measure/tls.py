@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from optimizer.core.connection import Tls
 from optimizer.core.errors import BadInputError
-from optimizer.core.interfaces import Tls
 from optimizer.core.safe_text import one_line, read_bytes
 
 MAX_BYTES = 4 << 20

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
+from optimizer.core.connection import ProtocolName
 from optimizer.core.errors import BadInputError
-from optimizer.core.interfaces import ProtocolName
 
 HIDDEN = "***"
 HEADER_FLAG = "--header"

@@ -15,7 +15,7 @@ from optimizer.plan.capacity_plan import FURTHER_SECONDS, HOURS_A_MONTH, Capacit
 from optimizer.plan.evidence import SAFE, PlannedConfiguration
 from optimizer.plan.measured_capacity import RequestLengths
 from optimizer.plan.traffic import SPLIT, RecordedTraffic
-from optimizer.results import formatting
+from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import candidate_document
 from optimizer.results.formatting import plain_table, print_table
 
@@ -229,7 +229,7 @@ def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> No
     for label, text in (*_measured(answer), *_money(answer), *_further(answer), *_autoscaling(answer)):
         _line(console, label, text)
     _line(console, "traffic", f"{_traffic(plan)}; {question.balancer}: {SPLIT[question.balancer]}")
-    _line(console, "server", formatting.configuration(source.candidate))
+    _line(console, "server", configuration_text.configuration(source.candidate))
     runs = ", ".join(source.runs)
     _line(console, "hardware", source.hardware)
     _line(console, "from", f"{formatting.count(len(source.evidence.deployments), 'deployment')} of {runs}")

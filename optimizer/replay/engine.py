@@ -23,7 +23,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.noise import Noise, NoisyServer
-from optimizer.results import formatting, result_document
+from optimizer.results import configuration_text, formatting, result_document
 from optimizer.results.formatting import print_line
 from optimizer.results.line_breaks import wrap
 from optimizer.search import make_searcher
@@ -366,7 +366,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     print_line(console)
     print_line(console, "best in the table", "bold")
     print_line(console, f"  {described(comparison.best, comparison.problem)}")
-    print_line(console, f"  {formatting.configuration(comparison.best.candidate)}")
+    print_line(console, f"  {configuration_text.configuration(comparison.best.candidate)}")
 
 
 def closest(recording: Recording, problem: Problem) -> str:
@@ -376,7 +376,7 @@ def closest(recording: Recording, problem: Problem) -> str:
     row = recording.closest(problem)
     if row is None:
         return f"{lacking}, and no measurement is stable"
-    return f"{lacking}; the closest: {formatting.configuration(row.candidate)}: {described(row, problem)}"
+    return f"{lacking}; the closest: {configuration_text.configuration(row.candidate)}: {described(row, problem)}"
 
 
 def described(row: RecordedRow, problem: Problem) -> str:

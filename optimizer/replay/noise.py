@@ -19,7 +19,7 @@ import numpy as np
 from objectives import batch_stats
 from objectives.arrays import FloatArray
 from objectives.metrics import RATES, STATISTICS, TIMINGS, Measurement
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.store.recording import RecordedServer
 

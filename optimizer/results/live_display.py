@@ -18,7 +18,7 @@ from objectives import pareto
 from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
-from optimizer.results import formatting
+from optimizer.results import configuration_text, formatting
 from optimizer.results.recommendation import best_load, front_metrics, newest_confirmation
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class LiveObserver:
         return table
 
     def _row(self, role: str, trial: Trial) -> tuple[RenderableType, ...]:
-        name = Text(formatting.configuration(trial.candidate))
+        name = Text(configuration_text.configuration(trial.candidate))
         if role not in ("", "search"):
             name = Text.assemble((f"{role.replace('_', ' ')}: ", "bold"), name)
         loads = str(len({load for load, _ in trial.measurements}))
@@ -293,7 +293,7 @@ class LiveObserver:
             nothing = f"nothing within {within} yet" if self._finished and within else "nothing measured yet"
             return [Text.assemble(("best so far  ", "bold"), nothing), Text("")]
         figures = formatting.performance(self._best, self._latency)
-        configuration = formatting.configuration(self._best.candidate)
+        configuration = configuration_text.configuration(self._best.candidate)
         return [
             Text.assemble(("best so far  ", "bold"), (figures, "bold green")),
             Text(f"trial {self._best.trial}: {configuration}"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from objectives.metrics import METRICS
-from optimizer.results import formatting
+from optimizer.results import configuration_text, formatting
 from optimizer.results.point_values import header, interval
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def front_rows(outcome: Outcome, points: Sequence[Point]) -> list[tuple[str, ...
             formatting.load(point.load),
             "fresh" if outcome.confirmation_of(point) else "search",
             str(point.trial),
-            formatting.configuration(point.candidate),
+            configuration_text.configuration(point.candidate),
         )
         for point in points
     ]

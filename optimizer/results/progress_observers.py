@@ -10,7 +10,7 @@ from rich.text import Text
 
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point
-from optimizer.results import formatting
+from optimizer.results import configuration_text, formatting
 from optimizer.results.live_display import LiveObserver
 from optimizer.results.recommendation import best_load, front_metrics, newest_confirmation
 
@@ -64,7 +64,7 @@ class PlainObserver(QuietObserver):
             throughput = formatting.value_of(best, front_metrics(self._problem)[0].name)
             best_so_far = f"; best so far: trial {best.trial}, {throughput}"
         self._print_line(
-            f"trial {trial.number}{role}: {formatting.configuration(trial.candidate)}: "
+            f"trial {trial.number}{role}: {configuration_text.configuration(trial.candidate)}: "
             f"{self._trial_figures(trial)}{best_so_far}; {left} left"
         )
 

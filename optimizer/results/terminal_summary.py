@@ -13,7 +13,7 @@ from rich.text import Text
 
 from optimizer.core.notes import DETAILS, ConfirmationComplete, Note
 from optimizer.core.safe_text import one_line
-from optimizer.results import formatting, outcome_tables, summary
+from optimizer.results import configuration_text, formatting, outcome_tables, summary
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.line_breaks import wrap
 from optimizer.results.point_values import figures, priority_lines
@@ -98,7 +98,7 @@ def print_best_so_far(console: Console, outcome: Outcome, problem: Problem, *, r
     if best is not None:
         figures = formatting.performance(best, *problem.sla.bounded_latencies)
         print_wrapped(console, "best so far", figures)
-        print_wrapped(console, "", formatting.configuration(best.candidate))
+        print_wrapped(console, "", configuration_text.configuration(best.candidate))
     else:
         nothing = f"no measurement meets {goal}" if goal else "nothing was measured"
         print_wrapped(console, "best so far", nothing)
@@ -117,7 +117,7 @@ def _print_answer(console: Console, outcome: Outcome, problem: Problem) -> None:
 def _print_closest(console: Console, closest: Point, problem: Problem) -> None:
     figures = formatting.performance(closest, *problem.sla.bounded_latencies)
     print_wrapped(console, "closest", f"{figures} (trial {closest.trial})")
-    print_wrapped(console, "", formatting.configuration(closest.candidate))
+    print_wrapped(console, "", configuration_text.configuration(closest.candidate))
     print_line(console)
 
 
@@ -130,10 +130,10 @@ def _print_notes(console: Console, notes: Sequence[Note], *, verbose: bool) -> N
 
 
 def _print_change(console: Console, outcome: Outcome, baseline: Candidate, recommended: Candidate) -> None:
-    lines = formatting.change_lines(baseline, recommended)
+    lines = configuration_text.change_lines(baseline, recommended)
     print_line(console, "Change in config.pbtxt:" if lines else summary.no_change(outcome))
     for line in lines:
-        for part in formatting.wrap_change(line, console.width):
+        for part in configuration_text.wrap_change(line, console.width):
             print_line(console, part, "green" if line.startswith("+") else "red")
     print_line(console)
 

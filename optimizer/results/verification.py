@@ -19,7 +19,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note
 from optimizer.core.safe_text import is_file, one_line, read_bytes
 from optimizer.core.trial import Candidate, latest_points
-from optimizer.results import formatting, result_document, summary
+from optimizer.results import configuration_text, formatting, result_document, summary
 from optimizer.results.recommendation import may_meet_undisturbed
 from optimizer.store.run_folder import RunFolder, newest_first
 
@@ -127,7 +127,7 @@ def document(
             for confirmed in verification.measured
         ],
         "failed": [
-            {"configuration": formatting.configuration(candidate), "reason": reason}
+            {"configuration": configuration_text.configuration(candidate), "reason": reason}
             for candidate, reason in verification.failed
         ],
         "notes": [str(note) for note in notes],
@@ -184,13 +184,13 @@ def print_verification(
     say()
     for place, confirmed in enumerate(verification.measured):
         point, role = confirmed.point, "runner-up" if place else "recommended"
-        say(f"{role}, trial {point.trial}: {formatting.configuration(point.candidate)}", "bold")
+        say(f"{role}, trial {point.trial}: {configuration_text.configuration(point.candidate)}", "bold")
         if place == 0 and before.recommended is not None:
             say(f"  was  {formatting.performance(before.recommended, confirmed.latency)}")
         say(f"  now  {formatting.performance(point, confirmed.latency)}")
         say(f"  {formatting.verdict(confirmed)}, {', '.join(summary.confirmed_intervals(confirmed))}")
     for candidate, reason in verification.failed:
-        say(f"not measured: {formatting.configuration(candidate)}: {reason}", "red")
+        say(f"not measured: {configuration_text.configuration(candidate)}: {reason}", "red")
     say()
     if not is_undecided:
         say(f"verdict {_holds(verification.verdict_holds)}, ranking {_holds(verification.ranking_holds)}")

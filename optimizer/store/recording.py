@@ -10,8 +10,9 @@ from pathlib import Path
 
 from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import OFF, Problem, SearchSpace
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError
-from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial
 from optimizer.store.recorded_rows import REQUIRED, RecordedRow, read_recorded_rows
 from optimizer.store.trials_reader import CsvTable, read_csv

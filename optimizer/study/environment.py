@@ -11,7 +11,7 @@ from optimizer.config.execution import uses_openvino
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.errors import EnvironmentFault, TuneError
-from optimizer.core.interfaces import ServerTarget, TargetSettings, Telemetry
+from optimizer.core.interfaces import ServerTarget, Telemetry
 from optimizer.core.notes import (
     BatcherTuned,
     ContinuousBatchingSimulated,
@@ -31,6 +31,7 @@ from optimizer.deploy import runtime, target_factory
 from optimizer.deploy.docker_target import ContainerTelemetry
 from optimizer.deploy.managed_target import exports_metrics
 from optimizer.deploy.target_factory import VisibleGpus, visible_gpus
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine import cpus
 from optimizer.machine import hardware as machine
 from optimizer.machine.conditions import ProcessTelemetry, SpeedLog

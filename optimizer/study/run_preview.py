@@ -20,7 +20,7 @@ from optimizer.deploy import runtime, target_factory
 from optimizer.machine.hardware import Hardware
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions, is_distribution
-from optimizer.results import formatting
+from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import candidate_document
 from optimizer.search import SMALLEST_GAIN, make_searcher
 from optimizer.search.transfer import TransferredStudy
@@ -217,7 +217,7 @@ def print_preview(console: Console, shown: RunPreview) -> None:
     formatting.print_line(console)
     formatting.print_line(console, "tried first:")
     for number, trial in enumerate(shown.first, 1):
-        formatting.print_line(console, f"{number}. {formatting.configuration(trial.candidate)}")
+        formatting.print_line(console, f"{number}. {configuration_text.configuration(trial.candidate)}")
         formatting.print_line(console, f"   {trial.reason}")
     formatting.print_line(console, f"then: {_search(shown)}")
     for note in shown.notes:

@@ -6,16 +6,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError
-from optimizer.core.interfaces import Endpoint, LoadGenerator
+from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.safe_text import one_line
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint, Point
 from optimizer.deploy.target_factory import remote_address
 from optimizer.options.option_reader import external_names
 from optimizer.options.run_options import RunOptions
+from optimizer.results.configuration_text import configuration
 from optimizer.results.finished_run import FinishedRun
-from optimizer.results.formatting import configuration
 from optimizer.results.shared_memory_effect import SharedMemoryEffect, write_effect
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.environment import Environment

@@ -20,7 +20,7 @@ from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.machine.conditions import lost_cpu_time
 from optimizer.measure.load_client.judgement import lateness_note
-from optimizer.results import formatting, result_document
+from optimizer.results import configuration_text, formatting, result_document
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.report.tables import STAGES
 from optimizer.store.run_folder import SWEEP_FILE, RunFolder
@@ -125,7 +125,7 @@ class SweepProgress:
         self._say, self._plan, self._done = say, plan, 0
 
     def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
-        self._say(f"{number + 1}/{len(self._plan.configurations)}  {formatting.configuration(candidate)}")
+        self._say(f"{number + 1}/{len(self._plan.configurations)}  {configuration_text.configuration(candidate)}")
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
         self._done += 1
@@ -166,7 +166,7 @@ def _print_configuration(console: Console, own: Sequence[SweepCell], by_request:
     for size, group in groupby(own, key=lambda cell: None if by_request else cell.load.request_batch_size):
         cells = list(group)
         print_line(console)
-        print_line(console, formatting.configuration(cells[0].candidate), "bold")
+        print_line(console, configuration_text.configuration(cells[0].candidate), "bold")
         load = cells[0].load
         about = f"concurrency {formatting.load(load)}" if load.concurrency else formatting.load(load)
         rows = f"{about}, rows by request batch size"
@@ -249,7 +249,7 @@ def _print_comparison(console: Console, cells: Sequence[SweepCell], *, split: bo
             NONE if lowest is None else formatting.number(lowest),
             formatting.load(best.load) if known else NONE,
             *([f"{best.load.request_batch_size:,}"] if sizes else []),
-            Text(formatting.configuration(best.candidate), overflow="fold"),
+            Text(configuration_text.configuration(best.candidate), overflow="fold"),
         )
     print_table(console, table)
     print_line(console)

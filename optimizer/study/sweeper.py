@@ -14,9 +14,10 @@ from optimizer.config.model_source import ModelSource, served_models
 from optimizer.config.queue_policy import check_queue_fields
 from optimizer.config.search_space import SearchSpace
 from optimizer.core import interrupts
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.folders import cache_folder
-from optimizer.core.interfaces import Endpoint, Target
+from optimizer.core.interfaces import Target
 from optimizer.core.notes import CombinationsLeftOut, ServedOnCpu, present
 from optimizer.core.signature import sign
 from optimizer.core.stopwatch import Stopwatch

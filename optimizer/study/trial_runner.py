@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
-from optimizer.core.interfaces import Endpoint, Target
+from optimizer.core.interfaces import Target
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.candidate_measurer import CandidateMeasurer
 from optimizer.measure.concurrency_search import next_concurrency

@@ -14,8 +14,9 @@ import pytest
 
 from objectives.sla import Sla
 from optimizer.config.model_source import ModelSource
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError
-from optimizer.core.interfaces import Endpoint, LoadGenerator
+from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import Candidate, LoadPoint, Trial

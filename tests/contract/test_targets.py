@@ -19,8 +19,9 @@ import pytest
 
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
+from optimizer.core.connection import Connection
 from optimizer.core.errors import DeploymentError, TuneError
-from optimizer.core.interfaces import Connection, Target
+from optimizer.core.interfaces import Target
 from optimizer.core.owner import this_process
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Trial
 from optimizer.deploy import docker_target, embedded_target, local_target, remote_target, runtime

@@ -24,8 +24,8 @@ from objectives.pooled_windows import pooled_quantile_ms
 from objectives.sla import Constraint, Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.confirmation.verdicts import load_agreement
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine.conditions import ProcessTelemetry

@@ -20,8 +20,8 @@ import psutil
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure import perf_analyzer
 from optimizer.measure.perf_analyzer import PerfAnalyzer

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from objectives.sla import Sla
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.process import SUPERVISOR
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint

@@ -22,8 +22,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
+from optimizer.core.connection import Connection
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
-from optimizer.core.interfaces import Connection
 from optimizer.core.trial import Candidate
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from optimizer.config.model_source import ModelSource
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import InstalledTarget, embedded_installation

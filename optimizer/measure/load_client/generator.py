@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from objectives.metrics import Measurement
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.measurement_windows import (
     FIRST_WINDOW_MS,
     MAX_WINDOW_MS,

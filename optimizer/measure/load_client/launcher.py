@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from objectives.metrics import TTFT, Measurement
 from objectives.sla import Sla
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.file_writing import write_error
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.measurement_windows import MAX_SPREAD, MAX_WINDOW_MS, MIN_WINDOWS
 from optimizer.core.process import FinishedProcess, describe_exit_code, run_command
 from optimizer.core.request_sizes import SizeDistribution

@@ -12,7 +12,7 @@ from optimizer.config.model_config import MAX_BYTES
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_folder, one_line, read_bytes, resolve_inside
 from optimizer.measure.load_client.judgement import lateness_note
-from optimizer.results import formatting, outcome_tables, point_values, summary
+from optimizer.results import configuration_text, formatting, outcome_tables, point_values, summary
 from optimizer.results.finished_run import FinishedRun, remark, resume_command
 from optimizer.results.forecast_accuracy import ForecastChecks, check_forecasts
 from optimizer.results.recommendation import Outcome
@@ -42,7 +42,7 @@ def config_diff(run: FinishedRun) -> str:
         return ""
     before, after = _configs(run, run.folder.baseline), recommended_configs(run)
     if not before or not after:
-        return "".join(f"{line}\n" for line in formatting.change_lines(run.baseline, best.candidate))
+        return "".join(f"{line}\n" for line in configuration_text.change_lines(run.baseline, best.candidate))
     names = dict.fromkeys([*before, *after])
     patches: list[str] = []
     for name in names:
@@ -144,7 +144,7 @@ def report_section(run: FinishedRun) -> ReportSection:
         gain=formatting.gain(outcome.baseline.gain) if outcome.baseline.point and recommends else "",
         verdict=outcome.verdict.value,
         next_step=_next_step(run, outcome),
-        configuration="\n".join(formatting.triton_lines(shown.candidate)) if shown else "",
+        configuration="\n".join(configuration_text.triton_lines(shown.candidate)) if shown else "",
         figures=[*figures, *summary.verdict_lines(outcome)],
         comparisons=ReportTable(
             outcome_tables.comparison_headers(outcome, problem),

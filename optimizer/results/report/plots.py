@@ -11,7 +11,7 @@ import numpy as np
 from objectives.metrics import LATENCY, METRICS, Metric
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point, latest_points
-from optimizer.results import formatting, outcome_tables
+from optimizer.results import configuration_text, formatting, outcome_tables
 from optimizer.results.forecast_accuracy import CheckedForecast, ForecastChecks
 from optimizer.results.recommendation import FRONT_METRICS
 from optimizer.results.report import tables
@@ -223,7 +223,7 @@ def _forecast_tooltip(check: CheckedForecast) -> str:
 
 def _tooltip(point: Point, latency: str = "latency-p95") -> str:
     performance = formatting.performance(point, latency)
-    return f"trial {point.trial}: {performance} · {formatting.configuration(point.candidate)}"
+    return f"trial {point.trial}: {performance} · {configuration_text.configuration(point.candidate)}"
 
 
 def _ends(line: Sequence[Point], metric: str) -> str:

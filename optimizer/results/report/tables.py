@@ -11,7 +11,7 @@ from objectives.confidence import Verdict
 from objectives.metrics import METRICS, Metric
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
-from optimizer.results import formatting, outcome_tables, point_values
+from optimizer.results import configuration_text, formatting, outcome_tables, point_values
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome, best_load
 from optimizer.results.report.parameter_effects import Neighbour, label
@@ -365,7 +365,7 @@ def _best_shown(own: Sequence[Point], outcome: Outcome, problem: Problem) -> tup
 
 def _trial_row(trial: Trial, point: Point | None, metrics: Sequence[str], remark: str) -> tuple[str, ...]:
     loads = str(len({load for load, _ in trial.measurements}))
-    configuration = formatting.configuration(trial.candidate)
+    configuration = configuration_text.configuration(trial.candidate)
     if point is None:
         return str(trial.number), configuration, "–", *("–" for _ in metrics), "–", loads, remark
     throughput = formatting.number(point.measurement.throughput_infer_per_sec)

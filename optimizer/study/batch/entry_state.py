@@ -18,7 +18,7 @@ from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.budget import CONFIRM_SHARE
 from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.machine.conditions import DISTURBANCE_LIMIT
-from optimizer.results import formatting, summary
+from optimizer.results import configuration_text, summary
 from optimizer.results.comparison import COMPARED_VERSIONS, conditions, is_regression
 from optimizer.results.finished_run import FinishedRun
 from optimizer.study.batch.record import BatchRecord, Change, ChangeKind, EntryRecord, Estimate
@@ -194,7 +194,7 @@ def describe_entry(entry: EntryRecord, run: FinishedRun) -> EntryRecord:
         verdict=outcome.verdict.value,
         speedup=outcome.speedup,
         speedup_interval=baseline.gain.bounds if baseline.gain else None,
-        configuration=formatting.configuration(best.candidate) if best else "",
+        configuration=configuration_text.configuration(best.candidate) if best else "",
         conditions=conditions(run),
         circumstances=_circumstances(run),
     )

@@ -12,8 +12,8 @@ import pytest
 
 from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.store.recording import RecordedServer, read_recording
 from optimizer.store.trials_table import TrialsTable

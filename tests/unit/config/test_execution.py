@@ -21,7 +21,7 @@ from optimizer.machine.hardware import Hardware
 from optimizer.model.default_space import build_space, space_keys
 from optimizer.model.profile import parse_profile
 from optimizer.model.profile_schema import OnnxRuntimeSection, SpaceSection
-from optimizer.results.formatting import configuration, triton_lines
+from optimizer.results.configuration_text import configuration, triton_lines
 
 NAME, PRECISION, GRAPHS = (
     EXECUTION_PATHS[name] for name in ("execution_accelerator", "precision_mode", "cuda_graphs")

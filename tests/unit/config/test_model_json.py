@@ -14,7 +14,7 @@ from optimizer.config.model_source import ModelSource, served_models
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.trial import Candidate, short_path
-from optimizer.results.formatting import change_lines, configuration
+from optimizer.results.configuration_text import change_lines, configuration
 
 TEXT = '{"model": "m", "max_num_seqs": 64, "share": 0.9, "nested": {"a": 1}}\n'
 

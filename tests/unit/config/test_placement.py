@@ -22,7 +22,7 @@ from optimizer.machine.hardware import Hardware
 from optimizer.model.default_space import DeviceAssignment, explain_cpu_serving, has_gpu_choice
 from optimizer.model.profile import parse_profile
 from optimizer.options.run_options import RunOptions
-from optimizer.results import formatting
+from optimizer.results.configuration_text import configuration, triton_lines
 from optimizer.simulator.fitted_parameters import execution_settings, relative_duration
 from optimizer.simulator.scenario import ClosedLoopLoad
 from optimizer.study.task import check_settings, prepare_task
@@ -86,8 +86,8 @@ def test_where_instances_may_be(groups: list[str], gpus: tuple[int, ...] | None)
 
 
 def test_a_placement_is_shown_in_the_words_of_config_pbtxt() -> None:
-    assert "instance_group [ { count: 2 kind: KIND_GPU gpus: [ 0, 1 ] } ]" in formatting.triton_lines(placed("0,1"))
-    assert formatting.configuration(placed("0,1")) == "batch 8 · 2 instances on GPU 0, 1 · no dynamic batching"
+    assert "instance_group [ { count: 2 kind: KIND_GPU gpus: [ 0, 1 ] } ]" in triton_lines(placed("0,1"))
+    assert configuration(placed("0,1")) == "batch 8 · 2 instances on GPU 0, 1 · no dynamic batching"
 
 
 # -- as choices -------------------------------------------------------------------------------------------------

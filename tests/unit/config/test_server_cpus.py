@@ -13,7 +13,7 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import SERVER_CPUS, Candidate
 from optimizer.model.profile import load_profile
-from optimizer.results.formatting import configuration, triton_lines
+from optimizer.results.configuration_text import configuration, triton_lines
 from optimizer.simulator.fitted_parameters import relative_duration
 
 LEVEL = "optimization.graph.level"

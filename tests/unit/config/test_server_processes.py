@@ -17,7 +17,7 @@ from optimizer.core.trial import SERVER_CPUS, SERVER_PROCESSES, Candidate
 from optimizer.machine.hardware import Hardware
 from optimizer.model.profile import load_profile
 from optimizer.options.run_options import RunOptions
-from optimizer.results.formatting import configuration, triton_lines
+from optimizer.results.configuration_text import configuration, triton_lines
 from optimizer.study.task import Task, prepare_task
 from tests.repositories import write_sleeper, write_sums
 

@@ -18,7 +18,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, predict_loads
 from optimizer.confirmation.server_plan import WINDOWS, plan_server
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point
 from optimizer.results import outcome_tables
 from optimizer.results.recommendation import assess

@@ -27,8 +27,9 @@ from optimizer.confirmation.server_plan import COMPARED_SERVERS, FEWER_WINDOWS, 
 from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations
 from optimizer.confirmation.windows import disturbance_limit
 from optimizer.core.budget import Budget
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
-from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.machine.conditions import SpeedLog

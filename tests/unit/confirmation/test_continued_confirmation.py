@@ -23,8 +23,8 @@ from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_pl
 from optimizer.confirmation.server_plan import START_SECONDS, WINDOWS
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.budget import Budget
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver

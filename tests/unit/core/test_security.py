@@ -22,7 +22,7 @@ from optimizer.model.repository import read_repository_model
 from optimizer.options.addresses import redact
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions
-from optimizer.results import formatting
+from optimizer.results import configuration_text
 from optimizer.store import trials_reader
 from optimizer.store.recording import read_recording
 from tests.repositories import doubler, serialized, write_model
@@ -293,7 +293,7 @@ def test_a_config_is_written_without_control_characters(mark: str, tmp_path: Pat
 def test_the_cells_of_a_table_are_shown_harmlessly(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(f'{HEADER},"thr\x1b[31m"\n1,1,1,9,5,"a\nb"\n1,1,1,9,5,\u202ec\n')
-    shown = [formatting.configuration(row.candidate) for row in read_recording(path).rows]
+    shown = [configuration_text.configuration(row.candidate) for row in read_recording(path).rows]
     assert [line.isprintable() for line in shown] == [True, True]
     assert r"thr\x1b[31m=a\nb" in shown[0]
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from optimizer.config.model_source import ModelSource
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.trial import Candidate
 from optimizer.deploy.docker_container import (
     Bind,

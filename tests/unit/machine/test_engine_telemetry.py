@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.endpoint import Endpoint
+from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.trial import Candidate
 from optimizer.machine.engine_telemetry import (
     BACKENDS,

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from objectives.metrics import Measurement
-from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.endpoint import Endpoint
+from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.notes import SpeedVaried
 from optimizer.core.trial import Candidate
 from optimizer.machine.conditions import (

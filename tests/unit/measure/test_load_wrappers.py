@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from objectives.metrics import Measurement
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.notes import Note, OutputsNotCompared
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_wrappers import ConcurrentLoadGenerator, ServerProcessesLoadGenerator, combine

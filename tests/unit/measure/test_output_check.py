@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, LoadRefused
-from optimizer.core.interfaces import Endpoint
 from optimizer.measure.output_check import MIN_IN_FLIGHT, REFERENCE_ATTEMPTS, REQUESTS, BaselineOutputCheck
 from optimizer.measure.output_comparison import (
     DEFAULT_RELATIVE,

@@ -8,7 +8,7 @@ from pathlib import Path
 from tritonclient.grpc.service_pb2 import ModelStatistics
 
 from objectives.metrics import Measurement
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.measurement_windows import MeasurementWindow
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.perf_analyzer import REFUSED, FallbackRunner, PerfAnalyzer, PerfAnalyzerCommand

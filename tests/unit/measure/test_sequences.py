@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import Candidate
 from optimizer.measure import inference
 from optimizer.measure.load_client.plan import SendPlan

@@ -12,8 +12,8 @@ from tritonclient.grpc.service_pb2 import ModelMetadataResponse
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.request_sizes import parse_priorities, parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint

@@ -15,8 +15,8 @@ from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelMetadataRespo
 from objectives import latency_sketch
 from objectives.metrics import Measurement
 from objectives.sla import Sla
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_client.client import OverloadDetector

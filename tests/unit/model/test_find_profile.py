@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from optimizer.core.files import shipped_folder
 
 from optimizer.cli.models import list_models
 from optimizer.core.errors import BadInputError
+from optimizer.core.folders import shipped_folder
 from optimizer.model.profile import find_profile, list_profiles, load_profile
 
 MODEL = "model: {builder: mlp}\n"

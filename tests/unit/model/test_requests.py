@@ -13,8 +13,8 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from objectives.metrics import Measurement
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError, ServerCrashed
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_wrappers import IndexHintLoadGenerator, index_hint
 from optimizer.model import input_data as data

@@ -17,7 +17,7 @@ from optimizer.core.trial import Candidate
 from optimizer.model.profile import load_profile
 from optimizer.options import server_options
 from optimizer.options.run_options import RunOptions
-from optimizer.results.formatting import configuration, triton_lines
+from optimizer.results.configuration_text import configuration, triton_lines
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.option_check import check_server_settings
 

@@ -13,7 +13,7 @@ from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.trial import Candidate
-from optimizer.results import formatting
+from optimizer.results import configuration_text, formatting
 
 
 class TestWords:
@@ -39,13 +39,13 @@ class TestWords:
         assert formatting.bounds(sla) == "throughput >= 4,000 infer/s and memory <= 2.00 GB and p99 <= 0.5 ms"
 
     def test_batcher_settings_need_dynamic_batching(self) -> None:
-        assert formatting.triton_lines(Candidate(8)) == [
+        assert configuration_text.triton_lines(Candidate(8)) == [
             "max_batch_size: 8",
             "# no dynamic_batching",
             "instance_group [ { count: 1 } ]",
         ]
         eager = Candidate(8, True, fields=(("optimization.eager_batching", True),))
-        assert formatting.triton_lines(eager) == [
+        assert configuration_text.triton_lines(eager) == [
             "max_batch_size: 8",
             "dynamic_batching { }",
             "instance_group [ { count: 1 } ]",
@@ -62,7 +62,7 @@ class TestWords:
             ("optimization.graph.level", 1),
             ("optimization.eager_batching", True),
         )
-        lines = formatting.triton_lines(Candidate(8, True, 100, fields=fields))
+        lines = configuration_text.triton_lines(Candidate(8, True, 100, fields=fields))
         assert lines[1:] == [
             "dynamic_batching {",
             "  max_queue_delay_microseconds: 100",
@@ -79,8 +79,8 @@ class TestWords:
     def test_a_string_of_a_long_change_is_not_broken(self) -> None:
         text = 'level "O3" for all of the layers'
         after = Candidate(8, fields=(("parameters.compiler_options.string_value", text),))
-        (line,) = formatting.change_lines(Candidate(8), after)
-        assert formatting.wrap_change(line, 50) == [
+        (line,) = configuration_text.change_lines(Candidate(8), after)
+        assert configuration_text.wrap_change(line, 50) == [
             '  + parameters { key: "compiler_options" value {',
             "  +     string_value:",
             r'  +     "level \"O3\" for all of the layers" } }',
@@ -93,9 +93,9 @@ class TestWords:
             ("dynamic_batching.priority_queue_policy.2.default_timeout_microseconds", 0),
         )
         candidate = Candidate(8, True, fields=(*fields, ("dynamic_batching.priority_levels", 2)))
-        change = formatting.change_lines(Candidate(8), replace(candidate, fields=fields))
+        change = configuration_text.change_lines(Candidate(8), replace(candidate, fields=fields))
         assert change == ["+ dynamic_batching { }"]
-        assert formatting.configuration(candidate) == "batch 8 · 1 instance · delay 0 µs · priority_levels=2"
+        assert configuration_text.configuration(candidate) == "batch 8 · 1 instance · delay 0 µs · priority_levels=2"
 
     @pytest.mark.parametrize(
         ("interval", "text"),
@@ -146,10 +146,10 @@ class TestWords:
     def test_the_change_of_a_configuration_has_no_other_lines(self) -> None:
         before, after = Candidate(8), Candidate(8, True, 100)
         added = "+ dynamic_batching { max_queue_delay_microseconds: 100 }"
-        assert formatting.change_lines(before, after) == [added]
-        assert formatting.change_lines(after, before) == [added.replace("+", "-", 1)]
-        assert formatting.change_lines(after, after) == []
-        assert formatting.change_lines(after, replace(after, instance_count=2)) == [
+        assert configuration_text.change_lines(before, after) == [added]
+        assert configuration_text.change_lines(after, before) == [added.replace("+", "-", 1)]
+        assert configuration_text.change_lines(after, after) == []
+        assert configuration_text.change_lines(after, replace(after, instance_count=2)) == [
             "- instance_group [ { count: 1 } ]",
             "+ instance_group [ { count: 2 } ]",
         ]
@@ -166,8 +166,8 @@ class TestWords:
             (f'{parameter}"2" }} }}', f'{parameter}"1" }} }}'),
         ]
         lines = [line for old, new in pairs for line in (f"- {old}", f"+ {new}")]
-        assert formatting.change_lines(before, after) == [*lines, "+ # server_options: --rate-limit=off"]
-        assert formatting.change_lines(before, Candidate(64, True, 500, (), 1, ((threads, 2),))) == [
+        assert configuration_text.change_lines(before, after) == [*lines, "+ # server_options: --rate-limit=off"]
+        assert configuration_text.change_lines(before, Candidate(64, True, 500, (), 1, ((threads, 2),))) == [
             "- dynamic_batching {",
             "-   max_queue_delay_microseconds: 500",
             "-   preferred_batch_size: [ 64 ]",

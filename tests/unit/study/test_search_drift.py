@@ -14,7 +14,8 @@ from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.plan import finalists
 from optimizer.core.budget import Budget
-from optimizer.core.interfaces import Endpoint, ResourceUsage
+from optimizer.core.endpoint import Endpoint
+from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial, latest_points
 from optimizer.machine.conditions import SpeedLog

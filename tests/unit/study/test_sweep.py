@@ -17,8 +17,8 @@ from rich.console import Console
 from objectives.metrics import Measurement
 from optimizer.cli.sweep import SweepArguments, read_sweep_arguments
 from optimizer.config.queue_policy import ALLOW_TIMEOUT_OVERRIDE, TIMEOUT_ACTION, TIMEOUT_US
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, ServerCrashed
-from optimizer.core.interfaces import Endpoint
 from optimizer.core.notes import ServedOnCpu
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer

@@ -14,8 +14,9 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, LoadRefused, MeasurementError, ServerCrashed
-from optimizer.core.interfaces import Endpoint, LoadGenerator, ResourceUsage, Target
+from optimizer.core.interfaces import LoadGenerator, ResourceUsage, Target
 from optimizer.core.notes import ServedOnCpu
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
