@@ -1,16 +1,17 @@
 """The discrete-event loop of the dynamic batcher, compiled to machine code by Numba.
 
-Import this module only where something is simulated: the import loads the compiler. Times are in ns.
+Import this module only where something is simulated: the import loads the compiler. Times are in ns. Compiled
+functions must be in the file of those that call them: Numba would not compile the callers again when they change.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
-from optimizer.simulator.compilation import Floats, Ints, compiled, compiled_once
+from optimizer.simulator.compilation import Floats, Ints, compiled, compiled_once, inlined
 from optimizer.simulator.scenario import REJECTED as WAS_REJECTED
 from optimizer.simulator.scenario import TIMED_OUT as HAS_TIMED_OUT
 
@@ -40,7 +41,7 @@ SPACING = 19
 WAKE = 20
 DISPATCH = 21
 RELEASE = 22
-MIX_FROM = 23  # range of ``units`` and ``shapes``; empty: all requests have one unit and one shape
+MIX_FROM = 23  # range of ``mix``; empty: all requests have one unit and one shape
 MIX_TO = 24
 QUEUE_LIMIT = 25  # the most requests in the batcher's queue; 0: no limit
 TIMEOUT = 26  # time in the queue after which a request expires; 0: none does
@@ -55,6 +56,12 @@ LEVEL_LIMIT = 0
 LEVEL_TIMEOUT = 1
 LEVEL_REJECTS = 2
 POLICY_COLUMNS = 3
+
+# rows of ``mix``
+MIX_UNITS = 0
+MIX_SHAPE = 1
+MIX_LEVEL = 2
+MIX_ROWS = 3
 
 # columns of ``results``
 DURATION = 0
@@ -101,10 +108,25 @@ PAYLOAD_SHAPE = 3
 PAYLOAD_CLOSED = 4  # a request of another shape came next: no instance merges this payload with another one
 PAYLOAD_ROWS = 5
 
-# Variables start with these numbers of a fixed type: a literal has a type of its own, for which Numba compiles the
-# functions that get it once more.
-ZERO: Any = np.int64(0)
-NONE: Any = np.int64(-1)
+# This number has a fixed type: a literal has a type of its own, for which Numba compiles the functions that get it
+# once more.
+NONE = cast(int, np.int64(-1))
+
+# rows of ``instances``, which has a column for each
+STATE = 0  # SLEEPING, WAKING, EXECUTING, RELEASING or OVERTAKEN
+WHEN = 1  # time of the next event
+ASLEEP = 2  # order in which they fell asleep
+SIZE = 3  # units of the batch
+MEMBERS = 4  # requests of the batch
+SINCE = 5  # when the number of busy instances last changed the speed of the execution
+RUN = 6  # number of the execution
+WAITED = 7  # time in the queue, summed over the requests of the batch
+INSTANCE_ROWS = 8
+
+# rows of ``progress``, which has a column for each instance
+LEFT = 0  # share of the execution that remained at SINCE
+FACTOR = 1  # on its service time
+PROGRESS_ROWS = 2
 
 FOREVER = 2**62
 IDLE_WAIT = 500_000_000  # after this time the batcher runs even if it was not notified
@@ -129,9 +151,8 @@ class Tables(NamedTuple):
         factors: Factors on the service times of successive executions, used cyclically.
         gaps: Additional distances between successive arrivals in ns, used cyclically.
         arrivals: Send times of open loops in ns, the lists of all points concatenated.
-        units: Sizes of successive requests, used cyclically, the lists of all points with a mix concatenated.
-        shapes: Numbers of the shapes of successive requests, like ``units``.
-        levels: Priorities of successive requests, like ``units``.
+        mix: Sizes, shapes and priorities [MIX_ROWS, requests] of successive requests, used cyclically, the lists of
+            all points with a mix concatenated.
         policies: Queue policies [levels, POLICY_COLUMNS] of the priority levels of all points concatenated.
     """
 
@@ -140,9 +161,7 @@ class Tables(NamedTuple):
     factors: Floats
     gaps: Ints
     arrivals: Ints
-    units: Ints
-    shapes: Ints
-    levels: Ints
+    mix: Ints
     policies: Ints
 
 
@@ -150,7 +169,7 @@ class Scratch(NamedTuple):
     """Arrays that every point uses, with undefined content.
 
     ``flight[place, fact]`` are ring buffers of the requests in each place. ``payloads[row]`` are ring buffers of the
-    payloads that wait for an instance.
+    payloads that wait for an instance. ``held[instance]`` has the send times of the requests in its batch.
     """
 
     flight: Ints
@@ -159,6 +178,88 @@ class Scratch(NamedTuple):
     hit: Ints
     following: Ints
     held: Ints
+
+
+class State:
+    """The state of the simulation of a point: the fields of a NumPy record, all 0 at first.
+
+    The interval starts and ends when the same instance ends an execution, so that it contains whole cycles.
+
+    An open loop overloads the server if during the last third of the arrivals the queue is never empty and grows: its
+    minimum length in the second half of this third exceeds that in the first half. A queue that fits into one more
+    batch for each instance and the batcher can be requests that wait for a preferred size.
+    """
+
+    # the point
+    alike: bool  # requests leave each place in the order in which they were sent, so they can stay where they are
+    has_levels: bool  # the queue has several priority levels
+    timeout: int  # the longest one of a request in the queue; 0: no request expires
+    largest: int  # preferred size in samples
+    mask: int  # maps a number to its place in a ring buffer
+    queue_place: int  # the first index of ``flight`` of the queue
+    payload_place: int  # the same of payloads
+    now: int
+    # requests: how many were sent, have arrived, joined a payload, began to be executed, were answered
+    issued: int
+    arrived: int
+    formed: int
+    started: int
+    completed: int
+    refusals: int  # rejected or timed out
+    rejected: int
+    timed_out: int
+    unanswered: int  # expired in the queue; the batcher rejects them when it runs again
+    refused: int  # answered now without having been executed
+    total: int  # of an open loop
+    last_arrival: int
+    last_response: int
+    # the queue
+    queue_head: int
+    queue_tail: int
+    delayed_head: int
+    delayed_tail: int
+    queued_samples: int
+    # the batcher; payloads from head to tail wait for an instance
+    head: int
+    tail: int
+    current: int  # the payload that the batcher may still extend; NONE: it is not queued yet
+    current_size: int
+    frozen: int  # the head, if an instance could not merge it
+    saturated: bool  # the current payload is closed
+    next_preferred: int  # samples in the queue at which an arrival wakes the batcher
+    batcher_at: int  # when it runs
+    slot_deadline: int  # when the wait for a slot ends and expired requests are rejected; NONE: there is no wait
+    polling: bool  # it tries again and again until the current payload is executed
+    overtaken: bool  # it has taken the CPU of an instance that is not idle yet; it has only one
+    notified: bool  # it is notified now
+    # the instances
+    naps: int
+    busy: int
+    runs: int  # executions
+    last_end: int
+    last_ender: int
+    # the interval
+    measuring: bool
+    opened: int
+    anchor: int  # the instance that ended an execution when it started
+    at_anchor: bool
+    measured: int
+    units_measured: int
+    batches: int
+    latency_sum: int
+    queue_sum: int
+    busy_area: int
+    rejected_before: int
+    timed_out_before: int
+    # whether the server is overloaded
+    least_waiting: int
+    earlier_waiting: int
+    overloaded: bool
+
+
+STATE_RECORD = np.dtype(
+    [(name, {"int": np.int64, "bool": np.bool_}[kind]) for name, kind in State.__annotations__.items()]
+)
 
 
 @compiled_once
@@ -199,476 +300,804 @@ def simulate_points(
         np.empty((instances, min(limit, ring)), np.int64),
     )
     for row in range(points.shape[0]):
-        _simulate_point(points[row], tables, scratch, results[row], executions, requests)
+        states = np.zeros(1, STATE_RECORD)
+        _simulate_point(states[0], points[row], tables, scratch, executions, requests)
+        _write_results(states[0], scratch.latencies, results[row])
 
 
 @compiled
 def _simulate_point(
-    point: Ints, tables: Tables, scratch: Scratch, result: Floats, executions: Ints, requests: Ints
+    s: State, point: Ints, tables: Tables, scratch: Scratch, executions: Ints, requests: Ints
 ) -> None:
-    preferred, services, factors, gaps, arrivals, mixed_units, mixed_shapes, mixed_levels, policies = tables
+    """Run the event loop, from the first request to the end of the interval."""
+    preferred, services, factors, gaps, arrivals, mix, policies = tables
     flight, payloads, latencies, hit, following, held = scratch
-    samples, limit, n = point[SAMPLES], point[LIMIT], point[INSTANCES]
-    batching, delay, fixed, prefetch = point[BATCHING] != 0, point[DELAY], point[FIXED] != 0, point[PREFETCH] != 0
-    concurrency, warm_up, wanted = point[CONCURRENCY], point[WARM_UP], point[WANTED]
-    send, receive, client, spacing = point[SEND], point[RECEIVE], point[CLIENT], point[SPACING]
-    wake, dispatch, release = point[WAKE], point[DISPATCH], point[RELEASE]
-    service, stride = point[SERVICE], point[STRIDE]
-    mix_from, mix_length = point[MIX_FROM], point[MIX_TO] - point[MIX_FROM]
-    mixed, queue_limit, timeout, rejects = mix_length > 0, point[QUEUE_LIMIT], point[TIMEOUT], point[REJECTS] != 0
-    levels, policy_from = point[LEVELS], point[POLICIES]
-    has_levels, has_limits = levels > 1, queue_limit > 0
-    if has_levels:
-        for level in range(levels):
-            timeout = max(timeout, policies[policy_from + level, LEVEL_TIMEOUT])
-            has_limits = has_limits or policies[policy_from + level, LEVEL_LIMIT] > 0
-    # requests that are alike leave each place in the order in which they were sent, so they can stay where they are
-    alike = not mixed and timeout == 0 and not has_limits
-    transit, queue, delayed, batched = flight[IN_TRANSIT], flight[IN_QUEUE], flight[DELAYED], flight[IN_PAYLOAD]
-    if alike:
-        queue = batched = transit
-    sent_at, arrive_at, queued_at = transit[SENT], transit[ARRIVED], queue[ARRIVED]
-    batched_sent, batched_arrived = batched[SENT], batched[ARRIVED]
-    payload_units, payload_requests = payloads[PAYLOAD_UNITS], payloads[PAYLOAD_REQUESTS]
-    mask = flight.shape[2] - 1
-
-    largest = _tabulate(preferred[point[SIZES_FROM] : point[SIZES_TO]], samples, limit, hit, following)
-
-    # requests
-    issued = arrived = started = formed = completed = refusals = rejected = timed_out = ZERO
-    queue_head = queue_tail = delayed_head = delayed_tail = queued_samples = unanswered = ZERO
-    last_arrival = -spacing
-    if concurrency > 0:
-        total, initial = FOREVER, concurrency
-    else:
-        total = initial = point[ARRIVALS_TO] - point[ARRIVALS_FROM]
-    for i in range(initial):
-        sent = arrivals[point[ARRIVALS_FROM] + i] if concurrency == 0 else 0
-        last_arrival = max(sent + send, last_arrival + spacing + gaps[issued % len(gaps)])
-        sent_at[issued & mask], arrive_at[issued & mask] = sent, last_arrival
-        issued += 1
-    last_response = -spacing
-
-    # payloads head..tail wait for an instance; the batcher may still extend ``current``
-    head = tail = ZERO
-    current = NONE  # not queued yet
-    frozen = NONE  # the head, if an instance could not merge it
-    current_size = ZERO
-    saturated = False
-    next_preferred = ZERO
-    batcher_at = IDLE_WAIT
-    slot_deadline = -1  # when the wait for a slot ends and expired requests are rejected; -1: there is no wait
-    polling = False  # the batcher tries again and again until ``current`` is executed
-    overtaken = False  # whether the batcher has taken the CPU of an instance that is not idle yet; it has only one
-
-    # instances
-    state = np.zeros(n, np.int64)
-    when = np.full(n, FOREVER, np.int64)  # time of the next event
-    asleep = np.arange(n).astype(np.int64)  # order in which they fell asleep
-    naps = n
-    size = np.zeros(n, np.int64)
-    members = np.zeros(n, np.int64)  # requests of the batch
-    since = np.zeros(n, np.int64)
-    left = np.zeros(n, np.float64)  # remaining share of the execution at ``since``
-    factor = np.ones(n, np.float64)
-    run = np.zeros(n, np.int64)  # number of the execution
-    waited = np.zeros(n, np.int64)  # queue time, sum over the requests of the batch
-    busy = ZERO
-
-    # the interval starts and ends when the same instance ends an execution, so that it contains whole cycles
-    measuring = warm_up == 0
-    opened = ZERO
-    anchor = NONE
-    at_anchor = False
-    last_ender = NONE
-    measured = units_measured = runs = batches = latency_sum = queue_sum = busy_area = last_end = ZERO
-    rejected_before = timed_out_before = ZERO
-
-    # An open loop overloads the server if during the last third of the arrivals the queue is never empty and grows:
-    # its minimum length in the second half of this third exceeds that in the first half. A queue that fits into one
-    # more batch for each instance and the batcher can be requests that wait for a preferred size.
-    third, sixth = total - total // 3, total - total // 6
-    least_waiting = earlier_waiting = ZERO
-    overloaded = False
-
-    now = ZERO
+    instances = np.zeros((INSTANCE_ROWS, point[INSTANCES]), np.int64)
+    instances[WHEN, :] = FOREVER
+    instances[ASLEEP, :] = np.arange(point[INSTANCES])
+    progress = np.zeros((PROGRESS_ROWS, point[INSTANCES]))
+    s.largest = _tabulate(
+        preferred[point[SIZES_FROM] : point[SIZES_TO]], point[SAMPLES], point[LIMIT], hit, following
+    )
+    s.mask = flight.shape[2] - 1
+    _compare_requests(s, point, policies)
+    _send_first(s, point, arrivals, gaps, flight)
     while True:
-        ended, ender, woken, waker = _next_events(state, when)
-        due = arrive_at[arrived & mask] if arrived < issued else FOREVER
-        time = min(min(ended, due), min(batcher_at, woken))
-
-        if time > now:
-            if completed + refusals >= total:
+        ended, ender, woken, waker = _next_events(instances)
+        due = flight[IN_TRANSIT, ARRIVED, s.arrived & s.mask] if s.arrived < s.issued else FOREVER
+        time = min(min(ended, due), min(s.batcher_at, woken))
+        if time > s.now:
+            if _is_over(s, point):
                 break
-            if measuring:
-                if measured >= wanted and last_end == now and (at_anchor or measured >= 2 * wanted):
-                    break
-            elif completed >= warm_up and last_end == now:
-                measuring = True
-                opened, anchor = now, last_ender
-                rejected_before, timed_out_before = rejected, timed_out
-            if measuring:
-                busy_area += busy * (time - now)
-            now = time
-            at_anchor = False
-
+            _advance(s, point, time)
         taker = NONE  # the instance that takes a payload
-        notified = False  # whether the batcher is notified
-        refused = ZERO  # requests that are answered without having been executed
-        if ended == now:  # an instance finishes an execution, or is ready for the next
-            j = ender
-            if state[j] == EXECUTING:
-                busy -= 1
-                _rescale(busy + 1, busy, now, j, state, when, size, since, left, factor, services, service, stride)
-                completed += members[j]
-                last_end, last_ender = now, j
-                at_anchor = at_anchor or j == anchor or anchor < 0
-                if measuring:
-                    batches += 1
-                    queue_sum += waited[j]
-                    units_measured += size[j]
-                for i in range(members[j]):
-                    last_response = max(now + receive, last_response + spacing)
-                    if measuring:
-                        latency = last_response - held[j, i]
-                        latencies[measured] = latency
-                        latency_sum += latency
-                        measured += 1
-                    if concurrency > 0:
-                        sent = last_response + client
-                        last_arrival = max(sent + send, last_arrival + spacing + gaps[issued % len(gaps)])
-                        sent_at[issued & mask], arrive_at[issued & mask] = sent, last_arrival
-                        issued += 1
-                if run[j] < len(executions):
-                    executions[run[j], 2] = now
-                state[j] = RELEASING
-                when[j] = now + release
-            if state[j] == OVERTAKEN:
-                overtaken, taker = False, j
-            elif state[j] == RELEASING and when[j] == now:
-                if batching and not prefetch and not overtaken and _is_missed(run[j], now, point[MISSED]):
-                    overtaken = True
-                    state[j], when[j], batcher_at = OVERTAKEN, now + _preempted_ns(run[j], now), now
-                else:
-                    notified, taker = batching, j
-        elif due == now:  # a request arrives
-            i, units = arrived & mask, 1
-            if not alike:
-                place = mix_from + arrived % max(mix_length, 1)
-                units, shape = (mixed_units[place], mixed_shapes[place]) if mixed else (1, 0)
-                transit[NUMBER, i], transit[UNITS, i], transit[SHAPE, i] = arrived, units, shape
-                transit[LEVEL, i] = mixed_levels[place] if has_levels else 0
-            if arrived < len(requests):
-                requests[arrived, 0], requests[arrived, 1], requests[arrived, 2] = sent_at[i], now, units
-                requests[arrived, 3] = 0 if alike else transit[SHAPE, i]
-            arrived += 1
-            if arrived == third:
-                least_waiting = arrived - started - refusals
-            elif arrived == sixth:
-                earlier_waiting, least_waiting = least_waiting, arrived - started - refusals
-            elif arrived == total:
-                overloaded = 0 < earlier_waiting < least_waiting > limit * (n + 1) and total >= FEWEST_TO_JUDGE
-            if batching:
-                queued_samples += units * samples  # Triton also counts a request that it then rejects
-                waiting = queue_tail - queue_head + delayed_tail - delayed_head
-                if has_levels:
-                    own_policy = policy_from + transit[LEVEL, i] - 1
-                    queue_limit = policies[own_policy, LEVEL_LIMIT]
-                    waiting = _count_level(queue, queue_head, queue_tail, transit[LEVEL, i])
-                    waiting += _count_level(delayed, delayed_head, delayed_tail, transit[LEVEL, i])
-                if 0 < queue_limit <= waiting:
-                    rejected += 1
-                    refusals += 1
-                    refused = 1
-                    if arrived <= len(requests):
-                        requests[arrived - 1, 4] = WAS_REJECTED
-                else:
-                    if has_levels:
-                        _insert(transit, i, queue, queue_head, queue_tail)
-                    elif not alike:
-                        _move(transit, i, queue, queue_tail & mask)
-                    queue_tail += 1
-                    if _slot(n, state, head, tail, prefetch):
-                        stale = current >= 0 and (current < head or current == frozen)
-                        enough = queued_samples >= next_preferred
-                        notified = enough or saturated or stale or polling or not fixed
-            else:
-                if not alike:
-                    _move(transit, i, batched, formed & mask)
-                formed += 1
-                payload_units[tail & mask], payload_requests[tail & mask] = units, 1
-                tail += 1
-                _notify_instance(now + dispatch, state, when, asleep)
-        elif batcher_at == now:  # the batcher runs
-            while True:
-                refused, unanswered = refused + unanswered, ZERO
-                if saturated or (current >= 0 and (current < head or current == frozen)):
-                    current, current_size, saturated, next_preferred = NONE, ZERO, False, ZERO
-                polling = False
-                waiting = queue_tail - queue_head + delayed_tail - delayed_head
-                batcher_at = now + IDLE_WAIT
-                if waiting == 0 and slot_deadline < 0:
-                    break
-                blocked = not _slot(n, state, head, tail, prefetch)
-                if blocked:  # a notification does not extend the wait
-                    if slot_deadline < 0:
-                        slot_deadline = now + IDLE_WAIT
-                    batcher_at = slot_deadline
-                    if now < slot_deadline:
-                        break
-                slot_deadline = now + IDLE_WAIT if blocked else -1
-                reached = levels  # the lowest priority level whose timeout applies
-                if has_levels and timeout > 0:
-                    if not blocked:
-                        shape = payloads[PAYLOAD_SHAPE, current & mask]
-                        ends = queue_head, queue_tail, delayed_head, delayed_tail
-                        reached = _reached_level(ends, current_size, shape, now, point, scratch, policies)
-                    ends = queue_head, queue_tail, delayed_head, delayed_tail
-                    queue_tail, delayed_tail, lost, lost_units = _expire_levels(
-                        ends, reached, blocked, now, point, flight, policies, requests
-                    )
-                    timed_out += lost
-                    refusals += lost
-                    unanswered += lost
-                    if not blocked:  # otherwise Triton still counts them
-                        queued_samples -= lost_units * samples
-                while not has_levels and timeout > 0 and (rejects or not blocked) and queue_head < queue_tail:
-                    i = queue_head & mask
-                    if now <= queued_at[i] + timeout:
-                        break
-                    queue_head += 1
-                    if rejects:
-                        timed_out += 1
-                        refusals += 1
-                        unanswered += 1
-                        if not blocked:  # otherwise Triton still counts it
-                            queued_samples -= queue[UNITS, i] * samples
-                        if queue[NUMBER, i] < len(requests):
-                            requests[queue[NUMBER, i], 4] = HAS_TIMED_OUT
-                    else:
-                        _move(queue, i, delayed, delayed_tail & mask)
-                        delayed_tail += 1
-                fresh, expired = queue_tail - queue_head, delayed_tail - delayed_head
-                if blocked or fresh + expired == 0:
-                    continue
-                other_shape = False
-                if alike:
-                    pending, wait, saturated, next_preferred = _form(
-                        fresh,
-                        current_size,
-                        limit,
-                        largest,
-                        samples,
-                        delay,
-                        queued_at[queue_head & mask] + delay - now,
-                        hit,
-                        following,
-                        next_preferred,
-                    )
-                else:
-                    shape = payloads[PAYLOAD_SHAPE, current & mask]
-                    pending, wait, saturated, next_preferred, other_shape = _form_different(
-                        queue_head,
-                        fresh,
-                        delayed_head,
-                        expired,
-                        current_size,
-                        shape,
-                        largest,
-                        now,
-                        next_preferred,
-                        point,
-                        scratch,
-                        policies,
-                    )
-                if wait > 0:
-                    batcher_at = now + wait + wake
-                    break
-                if pending > 0 and current < 0:
-                    current = tail
-                    tail += 1
-                    payloads[PAYLOAD_OLDEST, current & mask] = FOREVER
-                    payload_requests[current & mask] = payloads[PAYLOAD_SHAPE, current & mask] = 0
-                    payloads[PAYLOAD_CLOSED, current & mask] = 0
-                    _notify_instance(now + dispatch, state, when, asleep)
-                own = current & mask
-                if other_shape:
-                    payloads[PAYLOAD_CLOSED, own] = 1
-                if pending == 0 and not saturated:
-                    polling = True
-                    if has_levels and timeout > 0:
-                        for k in range(queue_head, queue_tail):
-                            limit_ns = policies[policy_from + queue[LEVEL, k & mask] - 1, LEVEL_TIMEOUT]
-                            if limit_ns > 0 and queue[LEVEL, k & mask] <= reached:
-                                batcher_at = min(batcher_at, queued_at[k & mask] + limit_ns + 1)
-                    elif timeout > 0 and fresh > 0:
-                        batcher_at = min(batcher_at, queued_at[queue_head & mask] + timeout + 1)
-                    break
-                if alike:
-                    payloads[PAYLOAD_OLDEST, own] = min(payloads[PAYLOAD_OLDEST, own], queued_at[queue_head & mask])
-                    queue_head += pending
-                    formed += pending
-                    current_size += pending
-                    queued_samples -= pending * samples
-                else:
-                    for _ in range(pending):
-                        i = formed & mask
-                        if _is_fresh_next(flight, queue_head, queue_tail, delayed_head, delayed_tail):
-                            _move(queue, queue_head & mask, batched, i)
-                            queue_head += 1
-                        else:
-                            _move(delayed, delayed_head & mask, batched, i)
-                            delayed_head += 1
-                        formed += 1
-                        current_size += batched[UNITS, i]
-                        queued_samples -= batched[UNITS, i] * samples
-                        payloads[PAYLOAD_OLDEST, own] = min(payloads[PAYLOAD_OLDEST, own], batched[ARRIVED, i])
-                        payloads[PAYLOAD_SHAPE, own] = batched[SHAPE, i]  # if shapes matter, all have this one
-                payload_units[own] = current_size
-                payload_requests[own] += pending
-        else:  # a notified instance wakes up
+        s.notified, s.refused = False, 0
+        if ended == s.now:
+            if instances[STATE, ender] == EXECUTING:
+                _answer(s, point, services, gaps, flight, held, latencies, instances, progress, executions, ender)
+            if _is_ready(s, point, instances, ender):
+                taker = ender
+        elif due == s.now:
+            _arrive(s, point, mix, policies, flight, payloads, instances, requests)
+        elif s.batcher_at == s.now:
+            while _form_payload(s, point, policies, flight, payloads, hit, following, instances, requests):
+                pass
+        else:
             taker = waker
-
         if taker >= 0:
-            j = taker
-            if head == tail:
-                state[j] = SLEEPING
-                when[j] = FOREVER
-                asleep[j] = naps
-                naps += 1
-            else:
-                count, together, head, frozen = _merge_payloads(head, tail, frozen, now, point, payloads)
-                waited[j] = 0
-                for i in range(together):
-                    place = (started + i) & mask
-                    held[j, i] = batched_sent[place]
-                    waited[j] += now - batched_arrived[place]
-                    if len(requests) > 0:
-                        number = started + i if alike else batched[NUMBER, place]
-                        if number < len(requests):
-                            requests[number, 4] = runs
-                size[j], members[j] = count, together
-                started += together
-                least_waiting = min(least_waiting, arrived - started - refusals)
-                busy += 1
-                _rescale(busy - 1, busy, now, j, state, when, size, since, left, factor, services, service, stride)
-                factor[j] = factors[runs % len(factors)]
-                span = services[service + (count - 1) * stride + busy - 1] * factor[j]
-                state[j], since[j], left[j] = EXECUTING, now, 1.0
-                when[j] = now + max(int(span + 0.5), 1)
-                run[j] = runs
-                if runs < len(executions):
-                    executions[runs, 0], executions[runs, 1], executions[runs, 2] = j, now, -1
-                    executions[runs, 3], executions[runs, 4] = count, together
-                runs += 1
-                notified = batching
-        if notified:
-            batcher_at = min(batcher_at, now + (0 if polling else wake))
-        if refused > 0:
-            for _ in range(refused):
-                last_response = max(now + receive, last_response + spacing)
-                if concurrency > 0:
-                    sent = max(last_response + client, now + REFUSED_PAUSE)
-                    last_arrival = max(sent + send, last_arrival + spacing + gaps[issued % len(gaps)])
-                    sent_at[issued & mask], arrive_at[issued & mask] = sent, last_arrival
-                    issued += 1
-            if concurrency > 0 and refusals >= MOST_REFUSED * (warm_up + wanted):
-                total = 0  # give up
-
-    result[DURATION] = last_end - opened
-    result[REQUESTS] = measured
-    result[COMPLETED_UNITS] = units_measured
-    result[REJECTED] = rejected - rejected_before
-    result[TIMED_OUT] = timed_out - timed_out_before
-    result[EXECUTIONS] = batches
-    result[LATENCY] = latency_sum
-    _write_percentiles(latencies, measured, result)
-    result[QUEUE] = queue_sum
-    result[BUSY] = busy_area
-    result[OVERLOADED] = 1.0 if overloaded and refusals == 0 else 0.0
+            _take_payload(
+                s, point, services, factors, flight, payloads, held, instances, progress, executions, requests, taker
+            )
+        if s.notified:
+            s.batcher_at = min(s.batcher_at, s.now + (0 if s.polling else point[WAKE]))
+        if s.refused > 0:
+            _answer_refused(s, point, gaps, flight)
 
 
-@compiled
-def _next_events(state: Ints, when: Ints) -> tuple[int, int, int, int]:
+@inlined
+def _compare_requests(s: State, point: Ints, policies: Ints) -> None:
+    """Find out whether requests differ for the batcher, by size, shape, priority or expiry."""
+    s.has_levels, s.timeout, has_limits = point[LEVELS] > 1, point[TIMEOUT], point[QUEUE_LIMIT] > 0
+    if s.has_levels:
+        for level in range(point[LEVELS]):
+            s.timeout = max(s.timeout, policies[point[POLICIES] + level, LEVEL_TIMEOUT])
+            has_limits = has_limits or policies[point[POLICIES] + level, LEVEL_LIMIT] > 0
+    s.alike = point[MIX_FROM] == point[MIX_TO] and s.timeout == 0 and not has_limits
+    s.queue_place, s.payload_place = (IN_TRANSIT, IN_TRANSIT) if s.alike else (IN_QUEUE, IN_PAYLOAD)
+
+
+@inlined
+def _next_events(instances: Ints) -> tuple[int, int, int, int]:
     """Return when the next instance ends or is ready, and which; when the next one wakes up, and which."""
     ended = woken = FOREVER
     ender = waker = NONE
-    for j in range(len(state)):
-        if state[j] == WAKING:
-            if when[j] < woken:
-                woken, waker = when[j], j
-        elif when[j] < ended:
-            ended, ender = when[j], j
+    for j in range(instances.shape[1]):
+        if instances[STATE, j] == WAKING:
+            if instances[WHEN, j] < woken:
+                woken, waker = instances[WHEN, j], j
+        elif instances[WHEN, j] < ended:
+            ended, ender = instances[WHEN, j], j
     return ended, ender, woken, waker
 
 
-@compiled
-def _merge_payloads(
-    head: int, tail: int, frozen: int, now: int, point: Ints, payloads: Ints
-) -> tuple[int, int, int, int]:
-    """Merge payloads that have waited for longer than the delay into the one at ``head``, which an instance takes.
-
-    Return the units and the requests of the batch, the new head, and the last payload that the instance looked at.
-    """
-    mask, limit = payloads.shape[1] - 1, point[LIMIT]
-    front = head & mask
-    units, requests = payloads[PAYLOAD_UNITS, front], payloads[PAYLOAD_REQUESTS, front]
-    head += 1
-    if point[DELAY] > 0 and limit * point[SAMPLES] > 1 and payloads[PAYLOAD_CLOSED, front] == 0:
-        while head < tail:
-            other = head & mask
-            if payloads[PAYLOAD_CLOSED, other] != 0 or now - payloads[PAYLOAD_OLDEST, other] <= point[DELAY]:
-                break
-            frozen = head
-            differs = point[FIXED] == 0 and payloads[PAYLOAD_SHAPE, front] != payloads[PAYLOAD_SHAPE, other]
-            if differs or units + payloads[PAYLOAD_UNITS, other] > limit:
-                break
-            units += payloads[PAYLOAD_UNITS, other]
-            requests += payloads[PAYLOAD_REQUESTS, other]
-            head += 1
-    return units, requests, head, frozen
+@inlined
+def _is_over(s: State, point: Ints) -> bool:
+    """Return whether the interval has ended, before the time goes on."""
+    if s.completed + s.refusals >= s.total:
+        return True
+    if not s.measuring or s.measured < point[WANTED] or s.last_end != s.now:
+        return False
+    return bool(s.at_anchor or s.measured >= 2 * point[WANTED])
 
 
-@compiled
-def _expire_levels(
-    ends: tuple[int, int, int, int],
-    reached: int,
-    blocked: bool,
-    now: int,
+@inlined
+def _advance(s: State, point: Ints, time: int) -> None:
+    """Let the time go on, after the start of the interval if the warm-up is over."""
+    if not s.measuring and s.completed >= point[WARM_UP] and s.last_end == s.now:
+        s.measuring = True
+        s.opened, s.anchor = s.now, s.last_ender
+        s.rejected_before, s.timed_out_before = s.rejected, s.timed_out
+    if s.measuring:
+        s.busy_area += s.busy * (time - s.now)
+    s.now = time
+    s.at_anchor = False
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+@inlined
+def _send_first(s: State, point: Ints, arrivals: Ints, gaps: Ints, flight: Ints) -> None:
+    """Send the first requests: one of each client in a closed loop, and all in an open loop."""
+    s.last_arrival = s.last_response = -point[SPACING]
+    s.current = s.frozen = s.anchor = s.last_ender = s.slot_deadline = NONE
+    s.batcher_at = IDLE_WAIT
+    s.naps = point[INSTANCES]
+    s.measuring = point[WARM_UP] == 0
+    if point[CONCURRENCY] > 0:
+        s.total, initial = FOREVER, point[CONCURRENCY]
+    else:
+        s.total = initial = point[ARRIVALS_TO] - point[ARRIVALS_FROM]
+    for i in range(initial):
+        _send(s, point, gaps, flight, 0 if point[CONCURRENCY] > 0 else arrivals[point[ARRIVALS_FROM] + i])
+
+
+@inlined
+def _send(s: State, point: Ints, gaps: Ints, flight: Ints, sent: int) -> None:
+    i = s.issued & s.mask
+    gap = point[SPACING] + gaps[s.issued % len(gaps)]
+    s.last_arrival = max(sent + point[SEND], s.last_arrival + gap)
+    flight[IN_TRANSIT, SENT, i], flight[IN_TRANSIT, ARRIVED, i] = sent, s.last_arrival
+    s.issued += 1
+
+
+@inlined
+def _arrive(
+    s: State, point: Ints, mix: Ints, policies: Ints, flight: Ints, payloads: Ints, instances: Ints, requests: Ints
+) -> None:
+    """Put the next request into the queue or, without dynamic batching, into a payload of its own."""
+    transit = flight[IN_TRANSIT]
+    i, units = s.arrived & s.mask, 1
+    if not s.alike:
+        shape = 0
+        place = point[MIX_FROM] + s.arrived % max(point[MIX_TO] - point[MIX_FROM], 1)
+        if point[MIX_FROM] < point[MIX_TO]:
+            units, shape = mix[MIX_UNITS, place], mix[MIX_SHAPE, place]
+        transit[NUMBER, i], transit[UNITS, i], transit[SHAPE, i] = s.arrived, units, shape
+        transit[LEVEL, i] = mix[MIX_LEVEL, place] if s.has_levels else 0
+    if s.arrived < len(requests):
+        requests[s.arrived, 0], requests[s.arrived, 1] = transit[SENT, i], s.now
+        requests[s.arrived, 2], requests[s.arrived, 3] = units, 0 if s.alike else transit[SHAPE, i]
+    s.arrived += 1
+    _watch_queue(s, point)
+    if point[BATCHING] == 0:
+        if not s.alike:
+            _move(transit, i, flight[s.payload_place], s.formed & s.mask)
+        s.formed += 1
+        payload = s.tail & s.mask
+        payloads[PAYLOAD_UNITS, payload], payloads[PAYLOAD_REQUESTS, payload] = units, 1
+        s.tail += 1
+        _notify_instance(s.now + point[DISPATCH], instances)
+    else:
+        s.queued_samples += units * point[SAMPLES]  # Triton also counts a request that it then rejects
+        if _is_queue_full(s, point, policies, flight, transit[LEVEL, i]):
+            s.rejected += 1
+            s.refusals += 1
+            s.refused = 1
+            if s.arrived <= len(requests):
+                requests[s.arrived - 1, 4] = WAS_REJECTED
+        else:
+            _enqueue(s, point, flight, instances, i)
+
+
+@inlined
+def _watch_queue(s: State, point: Ints) -> None:
+    """Compare the shortest queue in the two last sixths of the arrivals."""
+    waiting = s.arrived - s.started - s.refusals
+    if s.arrived == s.total - s.total // 3:
+        s.least_waiting = waiting
+    elif s.arrived == s.total - s.total // 6:
+        s.earlier_waiting, s.least_waiting = s.least_waiting, waiting
+    elif s.arrived == s.total:
+        grows = 0 < s.earlier_waiting < s.least_waiting > point[LIMIT] * (point[INSTANCES] + 1)
+        s.overloaded = grows and s.total >= FEWEST_TO_JUDGE
+
+
+@inlined
+def _is_queue_full(s: State, point: Ints, policies: Ints, flight: Ints, level: int) -> bool:
+    """Return whether the queue, or that of the priority ``level``, has no place for another request."""
+    limit = point[QUEUE_LIMIT]
+    waiting = s.queue_tail - s.queue_head + s.delayed_tail - s.delayed_head
+    if s.has_levels:
+        limit = policies[point[POLICIES] + level - 1, LEVEL_LIMIT]
+        waiting = _count_level(flight[s.queue_place], s.queue_head, s.queue_tail, level)
+        waiting += _count_level(flight[DELAYED], s.delayed_head, s.delayed_tail, level)
+    return bool(0 < limit <= waiting)
+
+
+@inlined
+def _enqueue(s: State, point: Ints, flight: Ints, instances: Ints, i: int) -> None:
+    """Put the request at place ``i`` of ``transit`` into the queue, and notify the batcher if that may matter."""
+    if s.has_levels:
+        _insert(flight[IN_TRANSIT], i, flight[s.queue_place], s.queue_head, s.queue_tail)
+    elif not s.alike:
+        _move(flight[IN_TRANSIT], i, flight[s.queue_place], s.queue_tail & s.mask)
+    s.queue_tail += 1
+    if _has_slot(s, point, instances):
+        enough = s.queued_samples >= s.next_preferred
+        s.notified = enough or s.saturated or _is_stale(s) or s.polling or point[FIXED] == 0
+
+
+@inlined
+def _answer_refused(s: State, point: Ints, gaps: Ints, flight: Ints) -> None:
+    """Answer the requests that are refused now. In a closed loop, each client sends its next request."""
+    for _ in range(s.refused):
+        s.last_response = max(s.now + point[RECEIVE], s.last_response + point[SPACING])
+        if point[CONCURRENCY] > 0:
+            _send(s, point, gaps, flight, max(s.last_response + point[CLIENT], s.now + REFUSED_PAUSE))
+    if point[CONCURRENCY] > 0 and s.refusals >= MOST_REFUSED * (point[WARM_UP] + point[WANTED]):
+        s.total = 0  # give up
+
+
+# -- the batcher -----------------------------------------------------------------------------------------------------
+
+
+@inlined
+def _form_payload(
+    s: State,
     point: Ints,
-    flight: Ints,
     policies: Ints,
+    flight: Ints,
+    payloads: Ints,
+    hit: Ints,
+    following: Ints,
+    instances: Ints,
     requests: Ints,
-) -> tuple[int, int, int, int]:
-    """Reject or delay the requests of the levels up to ``reached`` whose time in the queue has expired.
+) -> bool:
+    """Let the batcher form or extend a payload. Return whether it runs again at once; otherwise it sleeps."""
+    s.refused, s.unanswered = s.refused + s.unanswered, 0
+    if s.saturated or _is_stale(s):
+        s.current, s.current_size, s.saturated, s.next_preferred = NONE, 0, False, 0
+    s.polling = False
+    waiting = s.queue_tail - s.queue_head + s.delayed_tail - s.delayed_head
+    s.batcher_at = s.now + IDLE_WAIT
+    if waiting == 0 and s.slot_deadline < 0:
+        return False
+    blocked = not _has_slot(s, point, instances)
+    if blocked:  # a notification does not extend the wait
+        if s.slot_deadline < 0:
+            s.slot_deadline = s.now + IDLE_WAIT
+        s.batcher_at = s.slot_deadline
+        if s.now < s.slot_deadline:
+            return False
+    s.slot_deadline = s.now + IDLE_WAIT if blocked else -1
+    reached = point[LEVELS]  # the lowest priority level whose timeout applies
+    if s.has_levels and s.timeout > 0:
+        if not blocked:
+            reached = _reached_level(s, point, policies, flight, payloads)
+        _expire_levels(s, point, policies, flight, requests, reached, blocked)
+    elif s.timeout > 0:
+        _expire(s, point, flight, requests, blocked)
+    if blocked or s.queue_tail - s.queue_head + s.delayed_tail - s.delayed_head == 0:
+        return True
+    if s.alike:
+        pending, wait = _form(s, point, flight, hit, following)
+        other_shape = False
+    else:
+        pending, wait, other_shape = _form_different(s, point, policies, flight, payloads, hit, following)
+    if wait > 0:
+        s.batcher_at = s.now + wait + point[WAKE]
+        return False
+    if pending > 0 and s.current < 0:
+        s.current = s.tail
+        s.tail += 1
+        own = s.current & s.mask
+        payloads[PAYLOAD_OLDEST, own] = FOREVER
+        payloads[PAYLOAD_REQUESTS, own] = payloads[PAYLOAD_SHAPE, own] = payloads[PAYLOAD_CLOSED, own] = 0
+        _notify_instance(s.now + point[DISPATCH], instances)
+    if other_shape:
+        payloads[PAYLOAD_CLOSED, s.current & s.mask] = 1
+    if pending == 0 and not s.saturated:
+        s.polling = True
+        _wake_at_timeout(s, point, policies, flight, reached)
+        return False
+    _extend_payload(s, point, flight, payloads, pending)
+    return True
 
-    Return the new tails of the queue and of the delayed requests, and the rejected requests and their units. If the
-    batcher is ``blocked``, no request is delayed.
+
+@inlined
+def _is_stale(s: State) -> bool:
+    """Return whether the batcher can no longer extend its current payload."""
+    return s.current >= 0 and (s.current < s.head or s.current == s.frozen)
+
+
+@inlined
+def _has_slot(s: State, point: Ints, instances: Ints) -> bool:
+    """Return whether the batcher may form a payload.
+
+    With prefetch up to 2n payloads may wait for the n instances, otherwise one for each idle instance.
     """
-    queue_head, queue_tail, delayed_head, delayed_tail = ends
-    queue, delayed, mask = flight[IN_QUEUE], flight[DELAYED], flight.shape[2] - 1
-    kept, lost, lost_units = queue_head, ZERO, ZERO
-    for k in range(queue_head, queue_tail):
+    if point[PREFETCH] != 0:
+        return bool(s.tail - s.head < 2 * instances.shape[1])
+    idle = 0
+    for j in range(instances.shape[1]):
+        if instances[STATE, j] == SLEEPING or instances[STATE, j] == WAKING:
+            idle += 1
+    return bool(s.tail - s.head < idle)
+
+
+@inlined
+def _form(s: State, point: Ints, flight: Ints, hit: Ints, following: Ints) -> tuple[int, int]:
+    """Decide what the batcher does with the queue and the current payload, which may grow.
+
+    This is the loop over the queue of Triton's ``GetDynamicBatch`` in closed form, as all requests are alike. Return
+    the number of requests that join the payload, and the time to wait instead (0: do not wait).
+    """
+    limit, samples, delay, size = point[LIMIT], point[SAMPLES], point[DELAY], s.current_size
+    remaining = flight[s.queue_place, ARRIVED, s.queue_head & s.mask] + delay - s.now  # of the oldest request's delay
+    take = min(s.queue_tail - s.queue_head, limit - size)
+    more = s.queue_tail - s.queue_head > take  # the next request does not fit
+    total = size + take
+    best = 0
+    closed = False
+    if hit[total] > size:
+        best = hit[total] - size
+    else:
+        # The first request beyond the largest preferred size selects the batch without it. Triton does not compare
+        # the first request of a new payload, and treats a selected batch of 0 requests as none.
+        beyond = max(s.largest // samples + 1 - size, 1)
+        if size + beyond == 1:
+            beyond = 2
+        examined = take + (1 if more else 0)
+        if beyond <= examined:
+            closed = True
+            best = beyond - 1
+            if best == 0 and examined > beyond:
+                best = 1
+    late = delay > 0 and take > 0 and remaining <= 0
+    s.saturated = closed
+    if best > 0 and not late:
+        s.saturated = closed or delay == 0
+        return best, 0
+    if take == 0:
+        return 0, 0
+    if more or total * samples >= s.largest:
+        s.saturated = True
+        return take, 0
+    if late or delay == 0:
+        return take, 0
+    s.next_preferred = following[total] - size * samples
+    if size > 0 and hit[size] != size:
+        return take, 0
+    return take, remaining // 1000 * 1000  # Triton waits for whole microseconds
+
+
+@inlined
+def _form_different(
+    s: State, point: Ints, policies: Ints, flight: Ints, payloads: Ints, hit: Ints, following: Ints
+) -> tuple[int, int, bool]:
+    """Decide as ``_form`` does, for requests that differ in size, shape or expiry.
+
+    This is the loop of Triton's ``GetDynamicBatch``. In addition return whether a request of another shape comes
+    next, which closes the payload for good.
+    """
+    mask = s.mask
+    samples, delay, timeout, size = point[SAMPLES], point[DELAY], point[TIMEOUT], s.current_size
+    shape = payloads[PAYLOAD_SHAPE, s.current & mask]
+    pending = count = best = 0
+    closed = send = other_shape = False
+    oldest = expiry = FOREVER
+    queue_head, delayed_head = s.queue_head, s.delayed_head
+    for _ in range(s.queue_tail - s.queue_head + s.delayed_tail - s.delayed_head):
+        is_fresh = _is_fresh_next(flight, queue_head, s.queue_tail, delayed_head, s.delayed_tail)
+        where, i = (IN_QUEUE, queue_head & mask) if is_fresh else (DELAYED, delayed_head & mask)
+        units, arrived = flight[where, UNITS, i], flight[where, ARRIVED, i]
+        if size + pending > 0:
+            if (size + pending + units) * samples > s.largest and best == 0:
+                best, closed = count, True
+            if size + pending + units > point[LIMIT]:
+                send = True
+                break
+            if point[FIXED] == 0 and flight[where, SHAPE, i] != shape:
+                send = other_shape = True
+                break
+        else:
+            shape = flight[where, SHAPE, i]
+        pending += units
+        count += 1
+        queue_head, delayed_head = queue_head + is_fresh, delayed_head + (not is_fresh)
+        if s.has_levels:
+            timeout = policies[point[POLICIES] + flight[where, LEVEL, i] - 1, LEVEL_TIMEOUT]
+        oldest = min(oldest, arrived)
+        if timeout > 0 and is_fresh:
+            expiry = min(expiry, arrived + timeout)
+        if hit[size + pending] == size + pending:
+            best = count
+    late = delay > 0 and (count == 0 or s.now - oldest >= delay)
+    s.saturated = closed
+    if best > 0 and not late:
+        s.saturated = closed or delay == 0
+        return best, 0, other_shape
+    if count == 0:
+        return 0, 0, other_shape
+    if send or (size + pending) * samples >= s.largest:
+        s.saturated = True
+        return count, 0, other_shape
+    if late or delay == 0:
+        return count, 0, other_shape
+    s.next_preferred = following[size + pending] - size * samples
+    if not closed and size > 0 and hit[size] != size:
+        return count, 0, other_shape
+    wait = min(oldest + delay, expiry) - s.now
+    return count, wait // 1000 * 1000, other_shape
+
+
+@inlined
+def _tabulate(preferred: Ints, samples: int, limit: int, hit: Ints, following: Ints) -> int:
+    """Tabulate the ascending preferred sizes (in samples) by the number m of units in a batch.
+
+    ``hit[m]`` is the largest number of units up to m whose samples are a preferred size, or 0. ``following[m]`` is
+    the next preferred size above m units, or the smallest one. Returns the largest preferred size.
+    """
+    k = 0
+    hit[0] = 0
+    for m in range(limit + 1):
+        if m > 0:
+            hit[m] = hit[m - 1]
+        while k < len(preferred) and preferred[k] <= m * samples:
+            if preferred[k] == m * samples:
+                hit[m] = m
+            k += 1
+        following[m] = preferred[k % len(preferred)] if len(preferred) > 0 else 0
+    return preferred[-1] if len(preferred) > 0 else 0
+
+
+@inlined
+def _is_fresh_next(flight: Ints, queue_head: int, queue_tail: int, delayed_head: int, delayed_tail: int) -> bool:
+    """Return whether the next request is one that has not expired: in each level these come first."""
+    mask = flight.shape[2] - 1
+    if queue_head >= queue_tail or delayed_head >= delayed_tail:
+        return queue_head < queue_tail
+    fresh, expired = flight[IN_QUEUE, LEVEL, queue_head & mask], flight[DELAYED, LEVEL, delayed_head & mask]
+    return bool(fresh <= expired)
+
+
+@inlined
+def _extend_payload(s: State, point: Ints, flight: Ints, payloads: Ints, pending: int) -> None:
+    """Move the next ``pending`` requests of the queue into the current payload."""
+    samples, mask, queue, batched = point[SAMPLES], s.mask, flight[s.queue_place], flight[s.payload_place]
+    own = s.current & s.mask
+    if s.alike:
+        payloads[PAYLOAD_OLDEST, own] = min(payloads[PAYLOAD_OLDEST, own], queue[ARRIVED, s.queue_head & mask])
+        s.queue_head += pending
+        s.formed += pending
+        s.current_size += pending
+        s.queued_samples -= pending * samples
+    else:
+        delayed = flight[DELAYED]
+        for _ in range(pending):
+            i = s.formed & mask
+            if _is_fresh_next(flight, s.queue_head, s.queue_tail, s.delayed_head, s.delayed_tail):
+                _move(queue, s.queue_head & mask, batched, i)
+                s.queue_head += 1
+            else:
+                _move(delayed, s.delayed_head & mask, batched, i)
+                s.delayed_head += 1
+            s.formed += 1
+            s.current_size += batched[UNITS, i]
+            s.queued_samples -= batched[UNITS, i] * samples
+            payloads[PAYLOAD_OLDEST, own] = min(payloads[PAYLOAD_OLDEST, own], batched[ARRIVED, i])
+            payloads[PAYLOAD_SHAPE, own] = batched[SHAPE, i]  # if shapes matter, all have this one
+    payloads[PAYLOAD_UNITS, own] = s.current_size
+    payloads[PAYLOAD_REQUESTS, own] += pending
+
+
+# -- expiry ----------------------------------------------------------------------------------------------------------
+
+
+@inlined
+def _reached_level(s: State, point: Ints, policies: Ints, flight: Ints, payloads: Ints) -> int:
+    """Return the lowest priority level whose timeout Triton applies while it forms a batch.
+
+    It looks at a level only if all requests of the levels above fit in the batch.
+    """
+    mask, size, shape = s.mask, s.current_size, payloads[PAYLOAD_SHAPE, s.current & s.mask]
+    for level in range(1, point[LEVELS]):
+        policy = point[POLICIES] + level - 1
+        timeout, rejects = policies[policy, LEVEL_TIMEOUT], policies[policy, LEVEL_REJECTS] != 0
+        for place in (IN_QUEUE, DELAYED):
+            is_fresh = place == IN_QUEUE
+            first, last = (s.queue_head, s.queue_tail) if is_fresh else (s.delayed_head, s.delayed_tail)
+            for k in range(first, last):
+                i = k & mask
+                if flight[place, LEVEL, i] != level:
+                    continue
+                if is_fresh and rejects and 0 < timeout < s.now - flight[place, ARRIVED, i]:
+                    continue
+                if size == 0:
+                    shape = flight[place, SHAPE, i]
+                size += flight[place, UNITS, i]
+                if size > point[LIMIT] or (point[FIXED] == 0 and flight[place, SHAPE, i] != shape):
+                    return level
+    return int(point[LEVELS])
+
+
+@inlined
+def _expire(s: State, point: Ints, flight: Ints, requests: Ints, blocked: bool) -> None:
+    """Reject or delay the requests whose time in the queue has expired; if the batcher is blocked, delay none."""
+    rejects, queue = point[REJECTS] != 0, flight[s.queue_place]
+    while (rejects or not blocked) and s.queue_head < s.queue_tail:
+        i = s.queue_head & s.mask
+        if s.now <= queue[ARRIVED, i] + s.timeout:
+            break
+        s.queue_head += 1
+        if rejects:
+            _time_out(s, point, flight, requests, i, blocked)
+        else:
+            _move(queue, i, flight[DELAYED], s.delayed_tail & s.mask)
+            s.delayed_tail += 1
+
+
+@inlined
+def _expire_levels(
+    s: State, point: Ints, policies: Ints, flight: Ints, requests: Ints, reached: int, blocked: bool
+) -> None:
+    """Reject or delay the requests of the priority levels up to ``reached`` whose time in the queue has expired.
+
+    If the batcher is blocked, delay none.
+    """
+    queue, delayed, mask = flight[s.queue_place], flight[DELAYED], s.mask
+    kept = s.queue_head
+    for k in range(s.queue_head, s.queue_tail):
         i = k & mask
         policy = point[POLICIES] + queue[LEVEL, i] - 1
         rejects, limit_ns = policies[policy, LEVEL_REJECTS] != 0, policies[policy, LEVEL_TIMEOUT]
-        has_expired = queue[LEVEL, i] <= reached and 0 < limit_ns < now - queue[ARRIVED, i]
+        has_expired = queue[LEVEL, i] <= reached and 0 < limit_ns < s.now - queue[ARRIVED, i]
         if not has_expired or (blocked and not rejects):
             if kept != k:
                 _move(queue, i, queue, kept & mask)
             kept += 1
         elif rejects:
-            lost += 1
-            lost_units += queue[UNITS, i]
-            if queue[NUMBER, i] < len(requests):
-                requests[queue[NUMBER, i], 4] = HAS_TIMED_OUT
+            _time_out(s, point, flight, requests, i, blocked)
         else:
-            _insert(queue, i, delayed, delayed_head, delayed_tail)
-            delayed_tail += 1
-    return kept, delayed_tail, lost, lost_units
+            _insert(queue, i, delayed, s.delayed_head, s.delayed_tail)
+            s.delayed_tail += 1
+    s.queue_tail = kept
+
+
+@inlined
+def _time_out(s: State, point: Ints, flight: Ints, requests: Ints, i: int, blocked: bool) -> None:
+    """Reject the request at place ``i`` of the queue because it has expired."""
+    s.timed_out += 1
+    s.refusals += 1
+    s.unanswered += 1
+    if not blocked:  # otherwise Triton still counts it
+        s.queued_samples -= flight[s.queue_place, UNITS, i] * point[SAMPLES]
+    if flight[s.queue_place, NUMBER, i] < len(requests):
+        requests[flight[s.queue_place, NUMBER, i], 4] = HAS_TIMED_OUT
+
+
+@inlined
+def _wake_at_timeout(s: State, point: Ints, policies: Ints, flight: Ints, reached: int) -> None:
+    """Let the batcher run when the first request expires whose timeout applies."""
+    queue, mask = flight[s.queue_place], s.mask
+    if s.has_levels and s.timeout > 0:
+        for k in range(s.queue_head, s.queue_tail):
+            level = queue[LEVEL, k & mask]
+            limit_ns = policies[point[POLICIES] + level - 1, LEVEL_TIMEOUT]
+            if limit_ns > 0 and level <= reached:
+                s.batcher_at = min(s.batcher_at, queue[ARRIVED, k & mask] + limit_ns + 1)
+    elif s.timeout > 0 and s.queue_head < s.queue_tail:
+        s.batcher_at = min(s.batcher_at, queue[ARRIVED, s.queue_head & mask] + s.timeout + 1)
+
+
+# -- ring buffers ----------------------------------------------------------------------------------------------------
+
+
+@inlined
+def _move(source: Ints, i: int, target: Ints, k: int) -> None:
+    for fact in range(FACTS):
+        target[fact, k] = source[fact, i]
+
+
+@inlined
+def _insert(source: Ints, i: int, queue: Ints, head: int, tail: int) -> None:
+    """Put a request behind all others of its priority level or a higher one."""
+    mask, place = queue.shape[1] - 1, tail
+    while place > head and queue[LEVEL, (place - 1) & mask] > source[LEVEL, i]:
+        _move(queue, (place - 1) & mask, queue, place & mask)
+        place -= 1
+    _move(source, i, queue, place & mask)
+
+
+@inlined
+def _count_level(queue: Ints, head: int, tail: int, level: int) -> int:
+    """Return the requests of a priority level between ``head`` and ``tail`` of a ring buffer."""
+    mask, count = queue.shape[1] - 1, 0
+    for k in range(head, tail):
+        if queue[LEVEL, k & mask] == level:
+            count += 1
+    return count
+
+
+# -- instances -------------------------------------------------------------------------------------------------------
+
+
+@inlined
+def _notify_instance(at: int, instances: Ints) -> None:
+    """Wake the instance that has slept longest, if any sleeps."""
+    chosen = -1
+    for j in range(instances.shape[1]):
+        is_asleep = instances[STATE, j] == SLEEPING
+        if is_asleep and (chosen < 0 or instances[ASLEEP, j] < instances[ASLEEP, chosen]):
+            chosen = j
+    if chosen >= 0:
+        instances[STATE, chosen], instances[WHEN, chosen] = WAKING, at
+
+
+@inlined
+def _take_payload(
+    s: State,
+    point: Ints,
+    services: Floats,
+    factors: Floats,
+    flight: Ints,
+    payloads: Ints,
+    held: Ints,
+    instances: Ints,
+    progress: Floats,
+    executions: Ints,
+    requests: Ints,
+    j: int,
+) -> None:
+    """Let instance ``j`` execute the payload that waits longest, or sleep if there is none."""
+    batched = flight[s.payload_place]
+    if s.head == s.tail:
+        instances[STATE, j], instances[WHEN, j], instances[ASLEEP, j] = SLEEPING, FOREVER, s.naps
+        s.naps += 1
+        return
+    count, together = _merge_payloads(s, point, payloads)
+    instances[WAITED, j] = 0
+    for i in range(together):
+        place = (s.started + i) & s.mask
+        held[j, i] = batched[SENT, place]
+        instances[WAITED, j] += s.now - batched[ARRIVED, place]
+        if len(requests) > 0:
+            number = s.started + i if s.alike else batched[NUMBER, place]
+            if number < len(requests):
+                requests[number, 4] = s.runs
+    instances[SIZE, j], instances[MEMBERS, j] = count, together
+    s.started += together
+    s.least_waiting = min(s.least_waiting, s.arrived - s.started - s.refusals)
+    s.busy += 1
+    _rescale(s, point, services, instances, progress, s.busy - 1, j)
+    progress[FACTOR, j] = factors[s.runs % len(factors)]
+    span = services[point[SERVICE] + (count - 1) * point[STRIDE] + s.busy - 1] * progress[FACTOR, j]
+    instances[STATE, j], instances[SINCE, j], progress[LEFT, j] = EXECUTING, s.now, 1.0
+    instances[WHEN, j] = s.now + max(int(span + 0.5), 1)
+    instances[RUN, j] = s.runs
+    if s.runs < len(executions):
+        row = executions[s.runs]
+        row[0], row[1], row[2], row[3], row[4] = j, s.now, -1, count, together
+    s.runs += 1
+    s.notified = point[BATCHING] != 0
+
+
+@inlined
+def _merge_payloads(s: State, point: Ints, payloads: Ints) -> tuple[int, int]:
+    """Remove the first payload for an instance, and merge those into it that have waited for longer than the delay.
+
+    Return the units and the requests of the batch.
+    """
+    limit, front = point[LIMIT], s.head & s.mask
+    units, requests = payloads[PAYLOAD_UNITS, front], payloads[PAYLOAD_REQUESTS, front]
+    s.head += 1
+    if point[DELAY] > 0 and limit * point[SAMPLES] > 1 and payloads[PAYLOAD_CLOSED, front] == 0:
+        while s.head < s.tail:
+            other = s.head & s.mask
+            if payloads[PAYLOAD_CLOSED, other] != 0 or s.now - payloads[PAYLOAD_OLDEST, other] <= point[DELAY]:
+                break
+            s.frozen = s.head
+            differs = point[FIXED] == 0 and payloads[PAYLOAD_SHAPE, front] != payloads[PAYLOAD_SHAPE, other]
+            if differs or units + payloads[PAYLOAD_UNITS, other] > limit:
+                break
+            units += payloads[PAYLOAD_UNITS, other]
+            requests += payloads[PAYLOAD_REQUESTS, other]
+            s.head += 1
+    return units, requests
+
+
+@inlined
+def _rescale(
+    s: State, point: Ints, services: Floats, instances: Ints, progress: Floats, before: int, excluded: int
+) -> None:
+    """Change the speed of the running executions except ``excluded``: ``before`` instances were busy."""
+    for j in range(instances.shape[1]):
+        if instances[STATE, j] != EXECUTING or j == excluded:
+            continue
+        row = point[SERVICE] + (instances[SIZE, j] - 1) * point[STRIDE]
+        old, new = services[row + before - 1] * progress[FACTOR, j], services[row + s.busy - 1] * progress[FACTOR, j]
+        if old != new:
+            progress[LEFT, j] = max(progress[LEFT, j] - (s.now - instances[SINCE, j]) / old, 0.0)
+            instances[SINCE, j] = s.now
+            instances[WHEN, j] = s.now + int(progress[LEFT, j] * new + 0.5)
+
+
+@inlined
+def _answer(
+    s: State,
+    point: Ints,
+    services: Floats,
+    gaps: Ints,
+    flight: Ints,
+    held: Ints,
+    latencies: Ints,
+    instances: Ints,
+    progress: Floats,
+    executions: Ints,
+    j: int,
+) -> None:
+    """End the execution of instance ``j``. In a closed loop, each client sends its next request."""
+    s.busy -= 1
+    _rescale(s, point, services, instances, progress, s.busy + 1, j)
+    s.completed += instances[MEMBERS, j]
+    s.last_end, s.last_ender = s.now, j
+    s.at_anchor = s.at_anchor or j == s.anchor or s.anchor < 0
+    if s.measuring:
+        s.batches += 1
+        s.queue_sum += instances[WAITED, j]
+        s.units_measured += instances[SIZE, j]
+    for i in range(instances[MEMBERS, j]):
+        s.last_response = max(s.now + point[RECEIVE], s.last_response + point[SPACING])
+        if s.measuring:
+            latency = s.last_response - held[j, i]
+            latencies[s.measured] = latency
+            s.latency_sum += latency
+            s.measured += 1
+        if point[CONCURRENCY] > 0:
+            _send(s, point, gaps, flight, s.last_response + point[CLIENT])
+    if instances[RUN, j] < len(executions):
+        executions[instances[RUN, j], 2] = s.now
+    instances[STATE, j], instances[WHEN, j] = RELEASING, s.now + point[RELEASE]
+
+
+@inlined
+def _is_ready(s: State, point: Ints, instances: Ints, j: int) -> bool:
+    """Return whether instance ``j``, whose time has come, takes a payload: not if the batcher overtakes it."""
+    if instances[STATE, j] == OVERTAKEN:
+        s.overtaken = False
+        return True
+    if instances[WHEN, j] != s.now:
+        return False
+    may_overtake = point[BATCHING] != 0 and point[PREFETCH] == 0 and not s.overtaken
+    if may_overtake and _is_missed(instances[RUN, j], s.now, point[MISSED]):
+        s.overtaken = True
+        instances[STATE, j], instances[WHEN, j] = OVERTAKEN, s.now + _preempted_ns(instances[RUN, j], s.now)
+        s.batcher_at = s.now
+        return False
+    s.notified = point[BATCHING] != 0
+    return True
+
+
+@inlined
+def _is_missed(run: int, now: int, missed: int) -> bool:
+    """Return whether the batcher runs too early at the end of this execution."""
+    return 1e6 * _uniform(run, now) < missed
 
 
 @compiled
+def _preempted_ns(run: int, now: int) -> int:
+    """Return how long an instance whose CPU the batcher takes is not idle, exponentially distributed."""
+    return 1 + int(-math.log(1 - _uniform(now, run)) * PREEMPTION)
+
+
+@inlined
+def _uniform(a: int, b: int) -> float:
+    """Return a hash of two numbers, at least 0 and less than 1. Its modulus is a prime next to a million."""
+    modulus = 1_000_003
+    a, b = a % modulus, b % modulus
+    return ((a * a * 7919 + a * 104729 + b * 31) % modulus) / modulus
+
+
+# -- results ---------------------------------------------------------------------------------------------------------
+
+
+@inlined
+def _write_results(s: State, latencies: Ints, result: Floats) -> None:
+    result[DURATION] = s.last_end - s.opened
+    result[REQUESTS] = s.measured
+    result[COMPLETED_UNITS] = s.units_measured
+    result[REJECTED] = s.rejected - s.rejected_before
+    result[TIMED_OUT] = s.timed_out - s.timed_out_before
+    result[EXECUTIONS] = s.batches
+    result[LATENCY] = s.latency_sum
+    _write_percentiles(latencies, s.measured, result)
+    result[QUEUE] = s.queue_sum
+    result[BUSY] = s.busy_area
+    result[OVERLOADED] = 1.0 if s.overloaded and s.refusals == 0 else 0.0
+
+
+@inlined
 def _write_percentiles(latencies: Ints, measured: int, result: Floats) -> None:
     """Write the percentiles of the first ``measured`` latencies by perf_analyzer's definition; NaN without any.
 
@@ -708,292 +1137,3 @@ def _partition(values: Ints, rank: int, stop: int) -> None:
             low = i
         else:
             break
-
-
-@compiled
-def _move(source: Ints, i: int, target: Ints, k: int) -> None:
-    for fact in range(FACTS):
-        target[fact, k] = source[fact, i]
-
-
-@compiled
-def _count_level(queue: Ints, head: int, tail: int, level: int) -> int:
-    """Return the requests of a priority level between ``head`` and ``tail`` of a ring buffer."""
-    mask, count = queue.shape[1] - 1, 0
-    for k in range(head, tail):
-        if queue[LEVEL, k & mask] == level:
-            count += 1
-    return count
-
-
-@compiled
-def _insert(source: Ints, i: int, queue: Ints, head: int, tail: int) -> None:
-    """Put a request behind all others of its priority level or a higher one."""
-    mask, place = queue.shape[1] - 1, tail
-    while place > head and queue[LEVEL, (place - 1) & mask] > source[LEVEL, i]:
-        _move(queue, (place - 1) & mask, queue, place & mask)
-        place -= 1
-    _move(source, i, queue, place & mask)
-
-
-@compiled
-def _reached_level(
-    ends: tuple[int, int, int, int],
-    size: int,
-    shape: int,
-    now: int,
-    point: Ints,
-    scratch: Scratch,
-    policies: Ints,
-) -> int:
-    """Return the lowest priority level whose timeout Triton applies while it forms a batch.
-
-    It looks at a level only if all requests of the levels above fit in the batch. ``ends`` are the head and the
-    tail of the queue and of the delayed requests; ``size`` and ``shape`` are those of the payload that may grow.
-    """
-    limit, fixed, flight = point[LIMIT], point[FIXED] != 0, scratch.flight
-    mask = flight.shape[2] - 1
-    for level in range(1, point[LEVELS]):
-        policy = point[POLICIES] + level - 1
-        timeout, rejects = policies[policy, LEVEL_TIMEOUT], policies[policy, LEVEL_REJECTS] != 0
-        for place in (IN_QUEUE, DELAYED):
-            first, last = (ends[0], ends[1]) if place == IN_QUEUE else (ends[2], ends[3])
-            for k in range(first, last):
-                i = k & mask
-                if flight[place, LEVEL, i] != level:
-                    continue
-                if place == IN_QUEUE and rejects and 0 < timeout < now - flight[place, ARRIVED, i]:
-                    continue
-                if size == 0:
-                    shape = flight[place, SHAPE, i]
-                size += flight[place, UNITS, i]
-                if size > limit or (not fixed and flight[place, SHAPE, i] != shape):
-                    return level
-    return int(point[LEVELS])
-
-
-@compiled
-def _is_fresh_next(flight: Ints, queue_head: int, queue_tail: int, delayed_head: int, delayed_tail: int) -> bool:
-    """Return whether the next request is one that has not expired: in each level these come first."""
-    mask = flight.shape[2] - 1
-    if queue_head >= queue_tail or delayed_head >= delayed_tail:
-        return queue_head < queue_tail
-    fresh, expired = flight[IN_QUEUE, LEVEL, queue_head & mask], flight[DELAYED, LEVEL, delayed_head & mask]
-    return bool(fresh <= expired)
-
-
-@compiled
-def _tabulate(preferred: Ints, samples: int, limit: int, hit: Ints, following: Ints) -> int:
-    """Tabulate the ascending preferred sizes (in samples) by the number m of units in a batch.
-
-    ``hit[m]`` is the largest number of units up to m whose samples are a preferred size, or 0. ``following[m]`` is
-    the next preferred size above m units, or the smallest one. Returns the largest preferred size.
-    """
-    k = 0
-    hit[0] = 0
-    for m in range(limit + 1):
-        if m > 0:
-            hit[m] = hit[m - 1]
-        while k < len(preferred) and preferred[k] <= m * samples:
-            if preferred[k] == m * samples:
-                hit[m] = m
-            k += 1
-        following[m] = preferred[k % len(preferred)] if len(preferred) > 0 else 0
-    return preferred[-1] if len(preferred) > 0 else 0
-
-
-@compiled
-def _slot(n: int, state: Ints, head: int, tail: int, prefetch: bool) -> bool:
-    """Return whether the batcher may form a payload.
-
-    With prefetch up to 2n payloads may wait for the instances, otherwise one for each idle instance.
-    """
-    if prefetch:
-        return tail - head < 2 * n
-    idle = 0
-    for j in range(n):
-        if state[j] == SLEEPING or state[j] == WAKING:
-            idle += 1
-    return tail - head < idle
-
-
-@compiled
-def _is_missed(run: int, now: int, missed: int) -> bool:
-    """Return whether the batcher runs too early at the end of this execution."""
-    return 1e6 * _uniform(run, now) < missed
-
-
-@compiled
-def _preempted_ns(run: int, now: int) -> int:
-    """Return how long an instance whose CPU the batcher takes is not idle, exponentially distributed."""
-    return 1 + int(-math.log(1 - _uniform(now, run)) * PREEMPTION)
-
-
-@compiled
-def _uniform(a: int, b: int) -> float:
-    """Return a hash of two numbers, at least 0 and less than 1. Its modulus is a prime next to a million."""
-    modulus = 1_000_003
-    a, b = a % modulus, b % modulus
-    return ((a * a * 7919 + a * 104729 + b * 31) % modulus) / modulus
-
-
-@compiled
-def _form(
-    waiting: int,
-    size: int,
-    limit: int,
-    largest: int,
-    samples: int,
-    delay: int,
-    remaining: int,
-    hit: Ints,
-    following: Ints,
-    next_preferred: int,
-) -> tuple[int, int, bool, int]:
-    """Decide what the batcher does with ``waiting`` requests and a payload of ``size`` requests that may grow.
-
-    This is the loop over the queue of Triton's ``GetDynamicBatch`` in closed form, as all requests are alike.
-    ``remaining`` is the time until the oldest request has waited for the queue delay. Returns the number of requests
-    that join the payload, the time to wait instead (0: do not wait), whether the payload is closed, and the number
-    of samples at which the next arrival wakes the batcher.
-    """
-    take = min(waiting, limit - size)
-    more = waiting > take  # the next request does not fit
-    total = size + take
-    best = 0
-    closed = False
-    if hit[total] > size:
-        best = hit[total] - size
-    else:
-        # The first request beyond the largest preferred size selects the batch without it. Triton does not compare
-        # the first request of a new payload, and treats a selected batch of 0 requests as none.
-        beyond = max(largest // samples + 1 - size, 1)
-        if size + beyond == 1:
-            beyond = 2
-        examined = take + (1 if more else 0)
-        if beyond <= examined:
-            closed = True
-            best = beyond - 1
-            if best == 0 and examined > beyond:
-                best = 1
-    late = delay > 0 and take > 0 and remaining <= 0
-    if best > 0 and not late:
-        return best, 0, closed or delay == 0, next_preferred
-    if take == 0:
-        return 0, 0, closed, next_preferred
-    if more or total * samples >= largest:
-        return take, 0, True, next_preferred
-    if late or delay == 0:
-        return take, 0, closed, next_preferred
-    next_preferred = following[total] - size * samples
-    if size > 0 and hit[size] != size:
-        return take, 0, closed, next_preferred
-    return take, remaining // 1000 * 1000, closed, next_preferred  # Triton waits for whole microseconds
-
-
-@compiled
-def _form_different(
-    queue_head: int,
-    fresh: int,
-    delayed_head: int,
-    expired: int,
-    size: int,
-    shape: int,
-    largest: int,
-    now: int,
-    next_preferred: int,
-    point: Ints,
-    scratch: Scratch,
-    policies: Ints,
-) -> tuple[int, int, bool, int, bool]:
-    """Decide as ``_form`` does, for requests that differ in size, shape or expiry.
-
-    This is the loop of Triton's ``GetDynamicBatch``. ``size`` and ``shape`` are those of the payload that may grow.
-    In addition returns whether a request of another shape comes next, which closes the payload for good.
-    """
-    samples, limit, delay, timeout = point[SAMPLES], point[LIMIT], point[DELAY], point[TIMEOUT]
-    flight, hit, fixed = scratch.flight, scratch.hit, point[FIXED] != 0
-    mask = flight.shape[2] - 1
-    pending = count = best = 0
-    closed = send = other_shape = False
-    oldest = expiry = FOREVER
-    queue_tail, delayed_tail = queue_head + fresh, delayed_head + expired
-    for _ in range(fresh + expired):
-        is_fresh = _is_fresh_next(flight, queue_head, queue_tail, delayed_head, delayed_tail)
-        where, i = (IN_QUEUE, queue_head & mask) if is_fresh else (DELAYED, delayed_head & mask)
-        units, arrived = flight[where, UNITS, i], flight[where, ARRIVED, i]
-        if size + pending > 0:
-            if (size + pending + units) * samples > largest and best == 0:
-                best, closed = count, True
-            if size + pending + units > limit:
-                send = True
-                break
-            if not fixed and flight[where, SHAPE, i] != shape:
-                send = other_shape = True
-                break
-        else:
-            shape = flight[where, SHAPE, i]
-        pending += units
-        count += 1
-        queue_head, delayed_head = queue_head + is_fresh, delayed_head + (not is_fresh)
-        if point[LEVELS] > 1:
-            timeout = policies[point[POLICIES] + flight[where, LEVEL, i] - 1, LEVEL_TIMEOUT]
-        oldest = min(oldest, arrived)
-        if timeout > 0 and is_fresh:
-            expiry = min(expiry, arrived + timeout)
-        if hit[size + pending] == size + pending:
-            best = count
-    late = delay > 0 and (count == 0 or now - oldest >= delay)
-    if best > 0 and not late:
-        return best, 0, closed or delay == 0, next_preferred, other_shape
-    if count == 0:
-        return 0, 0, closed, next_preferred, other_shape
-    if send or (size + pending) * samples >= largest:
-        return count, 0, True, next_preferred, other_shape
-    if late or delay == 0:
-        return count, 0, closed, next_preferred, other_shape
-    next_preferred = scratch.following[size + pending] - size * samples
-    if not closed and size > 0 and hit[size] != size:
-        return count, 0, closed, next_preferred, other_shape
-    wait = min(oldest + delay, expiry) - now
-    return count, wait // 1000 * 1000, closed, next_preferred, other_shape
-
-
-@compiled
-def _notify_instance(at: int, state: Ints, when: Ints, asleep: Ints) -> None:
-    """Wake the instance that has slept longest, if any sleeps."""
-    chosen = -1
-    for j in range(len(state)):
-        if state[j] == SLEEPING and (chosen < 0 or asleep[j] < asleep[chosen]):
-            chosen = j
-    if chosen >= 0:
-        state[chosen] = WAKING
-        when[chosen] = at
-
-
-@compiled
-def _rescale(
-    before: int,
-    after: int,
-    now: int,
-    excluded: int,
-    state: Ints,
-    when: Ints,
-    size: Ints,
-    since: Ints,
-    left: Floats,
-    factor: Floats,
-    services: Floats,
-    service: int,
-    stride: int,
-) -> None:
-    """Change the speed of the running executions as the number of busy instances changes, except ``excluded``."""
-    for j in range(len(state)):
-        if state[j] != EXECUTING or j == excluded:
-            continue
-        row = service + (size[j] - 1) * stride
-        old, new = services[row + before - 1] * factor[j], services[row + after - 1] * factor[j]
-        if old != new:
-            left[j] = max(left[j] - (now - since[j]) / old, 0.0)
-            since[j] = now
-            when[j] = now + int(left[j] * new + 0.5)

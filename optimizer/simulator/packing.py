@@ -52,7 +52,7 @@ class PackedScenarios:
         self._preferred: list[int] = []
         self._services: list[FloatArray] = []
         self._arrivals: list[Ints] = []
-        self._mixes: list[tuple[Ints, Ints, Ints]] = []
+        self._mixes: list[Ints] = []
         self._policies: list[tuple[int, int, bool]] = []
         self._mix_ranges: dict[Hashable, tuple[int, int]] = {}
         self._service_rows: dict[tuple[int, int], tuple[int, int]] = {}
@@ -71,7 +71,7 @@ class PackedScenarios:
             factors,
             np.round(NS * gaps).astype(np.int64),
             np.concatenate([np.empty(0, np.int64), *self._arrivals]),
-            *(np.concatenate([np.empty(0, np.int64), *(mix[fact] for mix in self._mixes)]) for fact in range(3)),
+            np.concatenate([np.empty((3, 0), np.int64), *self._mixes], axis=1),
             np.array(self._policies, np.int64).reshape(-1, 3),
         )
 
@@ -183,7 +183,7 @@ class PackedScenarios:
             priorities = scenario.priority_mix()
             start = RING_LENGTH * len(self._mixes)
             levels = np.where((priorities < 1) | (priorities > _levels(scenario)), default, priorities)
-            self._mixes.append((samples // unit, shapes, levels))
+            self._mixes.append(np.array([samples // unit, shapes, levels], np.int64))
             self._mix_ranges[key] = start, start + RING_LENGTH
         return self._mix_ranges[key]
 

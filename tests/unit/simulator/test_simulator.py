@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from optimizer.core.locks import file_lock
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate
-from optimizer.simulator.compilation import compiled, compiled_once
+from optimizer.simulator.compilation import compiled, compiled_once, inlined
 from optimizer.simulator.event_loop import REFUSED_PAUSE, _partition, _preempted_ns
 from optimizer.simulator.scenario import (
     REJECTED,
@@ -896,6 +897,24 @@ def test_machine_code_is_kept_in_the_cache_folder(tmp_path: Path, monkeypatch: p
 
     assert compiled(doubled)(21) == 42
     assert list(tmp_path.rglob("*.nbi"))
+
+
+def test_functions_of_a_loop_are_inlined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba 0.61 to 0.68 know the private option ``_nrt``, without which each call counts references."""
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr("numba.config.CACHE_DIR", "")
+
+    @inlined
+    def add_one(values: npt.NDArray[np.int64]) -> None:
+        values[0] += 1
+
+    def add_two(values: npt.NDArray[np.int64]) -> None:
+        add_one(values)
+        add_one(values)
+
+    values = np.zeros(1, np.int64)
+    compiled(add_two)(values)
+    assert values[0] == 2
 
 
 def test_a_process_waits_for_another_one_that_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
