@@ -227,7 +227,7 @@ def _load(table: CsvTable, i: int, row: TrialRow) -> LoadPoint | None:
 
 
 def _with_row(trial: Trial, row: TrialRow, load: LoadPoint | None) -> Trial:
-    """Return ``trial`` with what the next of its rows tells; ``load`` is that of the row."""
+    """Return ``trial`` with the measurement or failure of its next row, at ``load``."""
     if row.deploy_seconds is not None:  # a later row differs if it was deployed again after a crash
         trial = replace(trial, deploy_seconds=row.deploy_seconds)
     if load is None:
@@ -239,7 +239,7 @@ def _with_row(trial: Trial, row: TrialRow, load: LoadPoint | None) -> Trial:
 
 
 def _measurement_cells(load: LoadPoint, measurement: Measurement) -> dict[str, object]:
-    """Return the cells of a load and what was measured there, by column."""
+    """Return the cells of a measurement and its load, by column."""
     return {
         "request_batch_size": load.request_batch_size,
         "concurrency": load.concurrency or None,

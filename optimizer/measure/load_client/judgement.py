@@ -1,4 +1,4 @@
-"""What the judgements of both loops share: the planned load, a measurement of requests, and the test of windows."""
+"""The planned load, the measurement of requests and the test of windows, which both loops share."""
 
 from __future__ import annotations
 
