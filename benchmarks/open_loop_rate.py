@@ -34,7 +34,8 @@ from optimizer.machine import hardware
 from optimizer.measure import inference
 from optimizer.measure.load_client.arrivals import PoissonArrivals
 from optimizer.measure.load_client.client import METHOD, START_SECONDS
-from optimizer.measure.load_client.judgement import LATE_MS, LEAD_IN_SECONDS, SentRequests
+from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS
+from optimizer.measure.load_client.open_loop import LATE_MS, SentRequests
 from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord, write_record
 from optimizer.model.inference_requests import stream_requests, to_message
 from optimizer.options.run_options import RunOptions

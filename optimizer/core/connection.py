@@ -1,4 +1,4 @@
-"""How to reach a server: its address, protocol, headers and TLS files."""
+"""The connection to a server: its address, protocol, headers and TLS files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the cache and the files of the package are, and how many bytes a folder takes."""
+"""The folder of the cache, the folders of the package, and the sizes of folders."""
 
 from __future__ import annotations
 

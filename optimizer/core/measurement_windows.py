@@ -1,4 +1,4 @@
-"""How long the windows of a measurement are, and whether they agree with each other."""
+"""The lengths of measurement windows, and the test of whether windows agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a server failed, according to its log."""
+"""The reasons of a failure in the log of a server."""
 
 from __future__ import annotations
 

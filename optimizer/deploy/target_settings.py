@@ -1,4 +1,4 @@
-"""What a run passes to a target in addition to the model and the options."""
+"""The settings that a run passes to a target."""
 
 from __future__ import annotations
 

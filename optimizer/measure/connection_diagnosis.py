@@ -1,4 +1,4 @@
-"""Why a server cannot be reached, and what to do."""
+"""The reasons why a server cannot be reached, and what to do."""
 
 from __future__ import annotations
 

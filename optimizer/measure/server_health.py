@@ -1,4 +1,4 @@
-"""Whether a server responds."""
+"""Checks of whether a server responds."""
 
 from __future__ import annotations
 

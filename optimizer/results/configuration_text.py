@@ -1,4 +1,4 @@
-"""How a configuration is shown: in one line, as lines of config.pbtxt, and as the lines that change."""
+"""Shows a configuration in one line, as lines of config.pbtxt, or as the lines that change."""
 
 from __future__ import annotations
 

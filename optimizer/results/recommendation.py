@@ -399,21 +399,22 @@ def _latency_reason(
     values = [v for p in all_points(trials) if (v := metric.value(p.measurement)) is not None]
     alone = [p for p in all_points(trials) if p.load.concurrency == 1 and metric.value(p.measurement) is not None]
     quickest = min((v for p in alone if (v := metric.value(p.measurement)) is not None), default=None)
+    lowest = f"the lowest {quantile} measured is {formatting.quantity(metric, min(values, default=None))}"
     if quickest is not None and quickest > bound_ms:
-        lower = f", and the lowest {quantile} measured is {_ms(min(values))}" if min(values) < quickest else ""
-        if metric.timing is LATENCY:
-            return f"a single inference takes {_ms(quickest)}{lower}"
-        return f"the {quantile} of requests that are sent alone is {_ms(quickest)}{lower}"
+        time = formatting.quantity(metric, quickest)
+        alone_takes = (
+            f"a single inference takes {time}"
+            if metric.timing is LATENCY
+            else f"the {quantile} of requests that are sent alone is {time}"
+        )
+        return f"{alone_takes}, and {lowest}" if min(values) < quickest else alone_takes
     if not values:
         return f"{metric_name} could not be measured"
     if min(values) > bound_ms or not confirmed:
-        return f"the lowest {quantile} measured is {_ms(min(values))}"
+        return lowest
     why = next((f" ({entry.judged.reason})" for entry in confirmed if entry.judged.reason), "")
-    return f"{quantile} was {_ms(min(values))} in the search, but missed the bound on fresh servers{why}"
-
-
-def _ms(value: float) -> str:
-    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+    value = formatting.quantity(metric, min(values))
+    return f"{quantile} was {value} in the search, but missed the bound on fresh servers{why}"
 
 
 def best_load(trial: Trial, problem: Problem) -> tuple[Point | None, bool]:

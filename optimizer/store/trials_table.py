@@ -83,25 +83,23 @@ class TrialsTable:
         """Write one measurement of ``trial``. Raises EnvironmentFault if the file cannot be written."""
         if load_generator and "load_generator" not in self.columns:
             return  # an older table, in which the row would look like a window of the confirmation
-        failed = measurement.throughput_infer_per_sec is None
-        row = self._row(trial) | {
-            "request_batch_size": load.request_batch_size,
-            "concurrency": load.concurrency or None,
-            "request_rate": load.request_rate or None,
-            **{name: getattr(measurement, name) for name in MEASUREMENT},
-            **forecast_cells(measurement),
-            "confirmation": confirmation,
-            "confirmation_error": confirmation_error or None,
-            "load_generator": load_generator,
-            "status": FAILED if failed else "ok",
-            "reason": measurement.reason,
-        }
-        self._write(row)
+        is_measured = measurement.throughput_infer_per_sec is not None
+        self._write_row(
+            self._trial_cells(trial)
+            | _measurement_cells(load, measurement)
+            | {
+                "confirmation": confirmation,
+                "confirmation_error": confirmation_error or None,
+                "load_generator": load_generator,
+                "status": "ok" if is_measured else FAILED,
+                "reason": measurement.reason,
+            }
+        )
 
     def append_failure(self, trial: Trial) -> None:
         """Write that ``trial`` could not be deployed, and the reason. Raises EnvironmentFault as ``append``."""
         outcome = {"status": FAILED, "reason": trial.reason, "lacks_gpu_memory": trial.lacks_gpu_memory or None}
-        self._write(self._row(trial) | outcome)
+        self._write_row(self._trial_cells(trial) | outcome)
 
     def read(self, *, cut_torn_line: bool = True) -> list[Trial]:
         """Return the trials by number. A last line that a crash left incomplete is ignored.
@@ -137,7 +135,8 @@ class TrialsTable:
                 )
         return _trials(table, read_rows(table), self._choices)
 
-    def _row(self, trial: Trial) -> dict[str, object]:
+    def _trial_cells(self, trial: Trial) -> dict[str, object]:
+        """Return the cells that all rows of ``trial`` share, by column."""
         candidate = trial.candidate
         return {
             "model": self._model,
@@ -150,14 +149,15 @@ class TrialsTable:
             "cpu_count": self._cpu_count,
         }
 
-    def _write(self, row: Mapping[str, object]) -> None:
+    def _write_row(self, cells: Mapping[str, object]) -> None:
+        """Append one line to the file. Columns that ``cells`` lacks are empty."""
         try:
             is_new = not self.path.exists() or self.path.stat().st_size == 0
             with self.path.open("a", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 if is_new:
                     writer.writerow(self.columns)
-                writer.writerow([_text(row.get(column)) for column in self.columns])
+                writer.writerow([_text(cells.get(column)) for column in self.columns])
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -210,31 +210,51 @@ def _trials(table: CsvTable, rows: Sequence[TrialRow], choices: Mapping[str, Seq
         trial = trials.get(row.trial)
         if trial is None:
             settings = tuple((path, values[path].get(text, text)) for path in values if (text := texts[path][i]))
-            trial = Trial(row.trial, _candidate(row, settings), deploy_seconds=row.deploy_seconds)
-        elif row.deploy_seconds is not None:  # it was deployed again after a crash
-            trial = replace(trial, deploy_seconds=row.deploy_seconds)
-        if row.concurrency is None and row.request_rate is None:
-            trials[row.trial] = Trial(
-                row.trial,
-                trial.candidate,
-                status="failed",
-                reason=row.measurement.reason,
-                deploy_seconds=trial.deploy_seconds,
-                lacks_gpu_memory=row.lacks_gpu_memory,
-            )
-            continue
-        if row.request_batch_size is None:
-            raise table.error(i, "request_batch_size: is empty")
-        if row.request_batch_size > max(row.max_batch_size, 1):
-            batch_size = f"{row.request_batch_size:g}"
-            raise table.error(i, f"request_batch_size: {batch_size} is above the max_batch_size {row.max_batch_size}")
-        load = LoadPoint(_whole(row.request_batch_size), row.concurrency or 0, row.request_rate or 0.0)
-        if row.confirmation is not None:
-            again = Confirmation(row.confirmation, load, row.measurement, row.confirmation_error or 0.0)
-            trials[row.trial] = trial.with_row(again, row.load_generator)
-        else:
-            trials[row.trial] = replace(trial, measurements=(*trial.measurements, (load, row.measurement)))
+            trial = Trial(row.trial, _candidate(row, settings))
+        trials[row.trial] = _with_row(trial, row, _load(table, i, row))
     return [trials[number] for number in sorted(trials)]
+
+
+def _load(table: CsvTable, i: int, row: TrialRow) -> LoadPoint | None:
+    """Return the load of a row; None if it is a failed deployment. Raises BadInputError for a wrong batch size."""
+    if row.concurrency is None and row.request_rate is None:
+        return None
+    if row.request_batch_size is None:
+        raise table.error(i, "request_batch_size: is empty")
+    if row.request_batch_size > max(row.max_batch_size, 1):
+        batch_size = f"{row.request_batch_size:g}"
+        raise table.error(i, f"request_batch_size: {batch_size} is above the max_batch_size {row.max_batch_size}")
+    return LoadPoint(_whole(row.request_batch_size), row.concurrency or 0, row.request_rate or 0.0)
+
+
+def _with_row(trial: Trial, row: TrialRow, load: LoadPoint | None) -> Trial:
+    """Return ``trial`` with the measurement or failure of its next row, at ``load``."""
+    if row.deploy_seconds is not None:  # a later row differs if it was deployed again after a crash
+        trial = replace(trial, deploy_seconds=row.deploy_seconds)
+    if load is None:
+        return Trial(
+            trial.number,
+            trial.candidate,
+            status="failed",
+            reason=row.measurement.reason,
+            deploy_seconds=trial.deploy_seconds,
+            lacks_gpu_memory=row.lacks_gpu_memory,
+        )
+    if row.confirmation is None:
+        return replace(trial, measurements=(*trial.measurements, (load, row.measurement)))
+    confirmation = Confirmation(row.confirmation, load, row.measurement, row.confirmation_error or 0.0)
+    return trial.with_row(confirmation, row.load_generator)
+
+
+def _measurement_cells(load: LoadPoint, measurement: Measurement) -> dict[str, object]:
+    """Return the cells of a measurement and its load, by column."""
+    return {
+        "request_batch_size": load.request_batch_size,
+        "concurrency": load.concurrency or None,
+        "request_rate": load.request_rate or None,
+        **{name: getattr(measurement, name) for name in MEASUREMENT},
+        **forecast_cells(measurement),
+    }
 
 
 def _candidate(row: TrialRow, settings: tuple[tuple[str, FieldValue], ...]) -> Candidate:

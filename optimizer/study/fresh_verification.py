@@ -16,7 +16,7 @@ from optimizer.core.notes import Note, present
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.conditions import speed_note
 from optimizer.machine.hardware import Hardware
-from optimizer.measure.load_client.judgement import lateness_note
+from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.options.run_options import RunOptions
 from optimizer.results import summary, verification
 from optimizer.results.recommendation import Outcome, assess

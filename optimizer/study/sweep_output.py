@@ -19,7 +19,7 @@ from optimizer.core.notes import DisturbedCells, Note, UnstableCells, present
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.machine.conditions import lost_cpu_time
-from optimizer.measure.load_client.judgement import lateness_note
+from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.results import configuration_text, formatting, result_document
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.report.tables import STAGES

@@ -40,7 +40,7 @@ from optimizer.core.trial import Trial
 from optimizer.machine.conditions import speed_note
 from optimizer.machine.gpu_readings import throttle_note
 from optimizer.machine.hardware import Fingerprint, Hardware
-from optimizer.measure.load_client.judgement import lateness_note
+from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions
 from optimizer.results import summary

@@ -31,8 +31,8 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.measure.load_client import launcher
 from optimizer.measure.load_client.client import WARM_UPS
+from optimizer.measure.load_client.closed_loop import CLOSED_LOOP_LEAD_IN_SECONDS
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
-from optimizer.measure.load_client.judgement import CLOSED_LOOP_LEAD_IN_SECONDS
 from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.perf_analyzer import PerfAnalyzer

@@ -31,6 +31,7 @@ from optimizer.model.profile import find_profile, load_profile
 from optimizer.model.profile_schema import BuiltModel
 from optimizer.model.repository import read_repository_model
 from optimizer.options.values import parse_cpus
+from optimizer.results import formatting
 from tests.command_fixtures import FOUND, REPORT, Playground, Run, playing_in, run_tune
 from tests.documents import undocumented_keys
 from tests.repositories import write_sleeper
@@ -397,9 +398,11 @@ def test_a_missed_sla_shows_the_closest_configuration_and_the_reason(playground:
     assert result["speedup"] is None
     assert result["closest"]["concurrency"] == 1
     milliseconds = result["closest"]["latency_p95_ms"]
-    assert result["holds_back"].startswith(f"a single inference takes {milliseconds:.3g} ms")  # may name disturbances
+    assert result["holds_back"].startswith(
+        f"a single inference takes {formatting.number(milliseconds)} ms"
+    )  # may name disturbances
     assert milliseconds > 8
-    assert f"{milliseconds:.3g} ms" in run.ended.stdout
+    assert f"{formatting.number(milliseconds)} ms" in run.ended.stdout
     assert "http" in info["command"]
     assert info["confirmed_by_perf_analyzer"] == "http"
     (note,) = (note for note in info["notes"] if note.startswith("perf_analyzer measures the confirmation"))

@@ -27,7 +27,8 @@ from optimizer.measure.load_client import launcher
 from optimizer.measure.load_client.arrivals import ConstantArrivals
 from optimizer.measure.load_client.client import BEHIND_SECONDS, WARM_UPS
 from optimizer.measure.load_client.generator import OpenLoopGenerator
-from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS, LateError
+from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS
+from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.perf_output import read_statistics
 from optimizer.measure.server_health import silent_server
 from optimizer.model.repository import read_repository_model

@@ -107,7 +107,7 @@ INTERRUPTED = """\
 import contextlib, sys, time
 from pathlib import Path
 from optimizer.core import interrupts
-from optimizer.core.interfaces import Connection
+from optimizer.core.connection import Connection
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.core.trial import Candidate
 from tests.repositories import stored
@@ -284,7 +284,7 @@ LARGE = Candidate(16, True, 300, (4,), 1, ((WHOLE, 16), (COUNT, 1), (SIZE, 32)))
 KILLED = """\
 import os, sys
 from pathlib import Path
-from optimizer.core.interfaces import Connection
+from optimizer.core.connection import Connection
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.model.repository import read_source
 from tests.repositories import stored

@@ -1,10 +1,10 @@
-"""Turn the record of a client into measurements, or void those of an open loop whose client sent too late."""
+"""The planned load, the measurement of requests and the test of windows, which both loops share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -13,32 +13,13 @@ import numpy.typing as npt
 
 from objectives.arrays import FloatArray
 from objectives.latency_sketch import count_over, sketch_latencies
-from objectives.metrics import LATENCY, QUANTILES, TIMINGS, Measurement, Timing, four_digits
+from objectives.metrics import LATENCY, QUANTILES, TIMINGS, Measurement, Timing
 from objectives.response_times import median_request
 from objectives.sla import Sla
-from optimizer.core.errors import MeasurementError
-from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow, describe_instability
-from optimizer.core.notes import LateRequests
+from optimizer.core.measurement_windows import MeasurementWindow, describe_instability
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_client.failures import SERVED, request_kinds, split_failures
-from optimizer.measure.load_client.plan import NEVER, SendRecord
-from optimizer.measure.load_client.priorities import ALIKE, with_priorities
-from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
-from optimizer.measure.server_messages import without_traceback
-
-LATE_MS = 1.0  # a request that is sent later than this after its planned time counts as late
-
-
-def lateness_note(measured: Iterable[Measurement]) -> LateRequests | None:
-    """Return a note on the late requests of all measurements together; None if there are none."""
-    known = [each for each in measured if each.late_request_share is not None and each.requests]
-    late = sum((each.late_request_share or 0.0) * (each.requests or 0) for each in known)
-    if not late:
-        return None
-    share = late / sum(each.requests or 0 for each in known)
-    worst = max(known, key=lambda each: each.send_lateness_p99_ms or 0.0)
-    return LateRequests(share, LATE_MS, worst.send_lateness_p99_ms or 0.0)
-
+from optimizer.measure.load_client.priorities import ALIKE
+from optimizer.measure.load_client.responses import StreamOutput, StreamTimes
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Sizes: TypeAlias = npt.NDArray[np.int64]
@@ -46,144 +27,9 @@ Sizes: TypeAlias = npt.NDArray[np.int64]
 ONE_SAMPLE: Sizes = np.ones(1, dtype=np.int64)
 
 LEAD_IN_SECONDS = 0.2  # sent but not counted: connection, caches and queue reach their steady state
-CLOSED_LOOP_LEAD_IN_SECONDS = 0.5  # of the closed loop, which also warms a fresh server up in this time
-# if the median request of the last third is later than this share of the time, the client sends less than the rate
-BEHIND_SHARE = 0.01
-MANY_LATE_SHARE = 0.01  # share of the requests; more late ones may look like an overload of the server
 SATURATED_CPU_SHARE = 0.9  # share of a core: the client has one thread
 FEWEST_STREAMED = 20  # requests of a model that streams, in each window
 ADVICE = "lower the rate, reserve CPUs for it with --client-cpus or stop other programs"
-
-
-class NoAnswersError(MeasurementError):
-    """Raised if a closed loop got no answer in the time that counts."""
-
-
-class LateError(MeasurementError):
-    """Raised if requests were sent so late that it is open whether the server meets the bounds."""
-
-
-@dataclass(frozen=True, slots=True)
-class SentRequests:
-    """The requests planned between the end of the lead-in and ``end_seconds``, in planned order.
-
-    ``latencies_ms`` count from the planned send time to the answer. For an unanswered request it is the time until
-    the client stopped reading answers, a lower bound. ``sizes`` are samples per request. ``streams`` are the times
-    and responses of a model that streams; its time to first response counts from the planned send time too.
-    """
-
-    planned_seconds: FloatArray
-    late_by_ms: FloatArray
-    latencies_ms: FloatArray
-    answered: Mask
-    sizes: Sizes
-    end_seconds: float
-    begin_seconds: float = LEAD_IN_SECONDS
-    streams: StreamTimes | None = None
-
-    @classmethod
-    def of(
-        cls,
-        record: SendRecord,
-        seconds: float,
-        sizes: Sizes = ONE_SAMPLE,
-        streamed: StreamedRequests | None = None,
-        lead_in_seconds: float = LEAD_IN_SECONDS,
-    ) -> SentRequests:
-        """Return the counted requests of ``record``.
-
-        ``seconds`` is the planned time including the lead-in; request ``i`` has ``sizes[i % len(sizes)]`` samples.
-        ``streamed`` are the responses of a model that streams, whose client chose the time that counts.
-        """
-        planned, ended_ns, answered = record.planned_ns, record.ended_ns, record.answered_ns
-        begin_ns, end_ns = lead_in_seconds * 1e9, min(ended_ns, seconds * 1e9)
-        if record.responses:
-            begin_ns, end_ns = record.responses.begin_ns, record.responses.end_ns
-            if record.overload:  # perhaps just after the beginning, when hardly any request has been sent
-                begin_ns = min(begin_ns, end_ns // 2)
-        streams = None
-        if streamed:
-            streams = streamed.times(planned, np.where(answered == NEVER, ended_ns, NEVER))
-            answered = streamed.ended_ns(answered)
-        counted = (planned >= begin_ns) & (planned < end_ns)
-        planned, sent, answered = planned[counted], record.sent_ns[counted], answered[counted]
-        late_by = np.where(sent == NEVER, ended_ns, sent) - planned
-        latencies = np.where(answered == NEVER, ended_ns, answered) - planned
-        samples = np.resize(sizes, len(counted))[counted]
-        return cls(
-            planned / 1e9,
-            late_by / 1e6,
-            latencies / 1e6,
-            answered != NEVER,
-            samples,
-            end_ns / 1e9,
-            begin_ns / 1e9,
-            streams and streams.take(counted),
-        )
-
-    @property
-    def span_seconds(self) -> float:
-        return self.end_seconds - self.begin_seconds
-
-    def times_ms(self, timing: Timing) -> FloatArray:
-        """Return the ``timing`` of each request that has one."""
-        return _known_times(self.latencies_ms, self.streams, timing)
-
-    def late_share(self, limit_ms: float = LATE_MS) -> float:
-        return float(np.mean(self.late_by_ms > limit_ms))
-
-    def on_time(self) -> SentRequests:
-        """Return the requests with a lower estimate of the latencies that they would have had if none had been late.
-
-        Late requests arrive in a burst, and requests that are sent before the burst is answered queue behind it. If
-        arrivals are late by at most ``d``, no departure from a first-in-first-out queue is late by more than ``d``.
-        So each request of the burst or behind it loses the largest lateness of the burst.
-        """
-        late = self.late_by_ms > LATE_MS
-        planned_ms = 1e3 * self.planned_seconds
-        late_until_ms = np.maximum.accumulate(np.where(late, planned_ms + self.latencies_ms, -np.inf))
-        delayed = late | (planned_ms + self.late_by_ms < late_until_ms)
-        burst = np.cumsum(delayed & ~np.roll(delayed, 1))
-        largest_ms = np.zeros(len(delayed) + 1)
-        np.maximum.at(largest_ms, burst[delayed], self.late_by_ms[delayed])
-        saved_ms = np.where(delayed, largest_ms[burst], 0.0)
-        streams = self.streams and replace(self.streams, ttft_ms=np.maximum(self.streams.ttft_ms - saved_ms, 0.0))
-        latencies_ms = np.where(delayed, np.maximum(self.latencies_ms - saved_ms, 0.0), self.latencies_ms)
-        return replace(self, latencies_ms=latencies_ms, late_by_ms=np.zeros(len(delayed)), streams=streams)
-
-    def parts(self, count: int) -> list[SentRequests]:
-        """Divide the time into ``count`` equal parts and return the requests of each."""
-        edges = self.begin_seconds + self.span_seconds * np.arange(1, count) / count
-        places = np.searchsorted(self.planned_seconds, edges)
-        return [
-            replace(
-                self,
-                planned_seconds=self.planned_seconds[begin:end],
-                late_by_ms=self.late_by_ms[begin:end],
-                latencies_ms=self.latencies_ms[begin:end],
-                answered=self.answered[begin:end],
-                sizes=self.sizes[begin:end],
-                streams=self.streams and self.streams.take(slice(begin, end)),
-            )
-            for begin, end in pairwise([0, *places.tolist(), len(self.planned_seconds)])
-        ]
-
-    def windows(self, rate: float, timing: Timing, failed_seconds: FloatArray) -> list[MeasurementWindow]:
-        """Return one window per third of the time, with the p95 of ``timing``.
-
-        The throughput is ``rate`` times the share of answered requests: random arrivals do not change it.
-        ``failed_seconds`` are the planned times of the failed requests, which count as unanswered.
-        """
-        edges = np.linspace(self.begin_seconds, self.end_seconds, MIN_WINDOWS + 1)
-        failed = np.histogram(failed_seconds, edges)[0].tolist()
-        return [
-            MeasurementWindow(
-                rate * float(part.answered.sum()) / (len(part.answered) + own_failed), _p95(part.times_ms(timing))
-            )
-            if len(part.latencies_ms)
-            else MeasurementWindow(0.0, 0.0)
-            for part, own_failed in zip(self.parts(MIN_WINDOWS), failed, strict=True)
-        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,237 +53,7 @@ class PlannedLoad:
     lead_in_seconds: float = LEAD_IN_SECONDS
 
 
-def judge_open_loop(
-    record: SendRecord, planned: PlannedLoad, sla: Sla, spread_limit: float, parts: int = 1
-) -> list[Measurement]:
-    """Return the measurements of ``parts`` equal parts of the time; a single one if the server was overloaded.
-
-    ``sla`` has the latency bounds. A measurement is not stable if the server was overloaded, or if thirds of the
-    time disagree by more than ``spread_limit`` and are not all on one side of the tightest bound. These thirds are
-    judged without lateness, since they show whether the server is in a steady state. The measurements of a server
-    that was not overloaded have the requests of each priority.
-
-    A model that streams may be overloaded before any request has ended. Its capacity in requests per second is then
-    estimated from the first responses.
-
-    Raises MeasurementError if a request failed or none was answered, LateError if late requests void the measurement.
-    """
-    load = planned.load
-    if record.error:
-        raise MeasurementError(
-            f"a request failed at {load.request_rate:,.6g} requests/s: {without_traceback(record.error)}"
-        )
-    every = record
-    record, sizes, failed = split_failures(record, planned.sizes)
-    streamed = StreamedRequests.decode(record.responses, planned.token_output) if record.responses else None
-    requests = SentRequests.of(record, planned.seconds, sizes, streamed, planned.lead_in_seconds)
-
-    def with_failures(measurements: list[Measurement]) -> list[Measurement]:
-        begin_ns, end_ns = 1e9 * requests.begin_seconds, 1e9 * requests.end_seconds
-        return failed.added_to(measurements, failed.planned_ns, begin_ns, end_ns) if failed else measurements
-
-    responded_ns = streamed.first_ns if streamed and record.overload else record.answered_ns
-    if failed:
-        failed.check_some_served(len(requests.planned_seconds), load)
-    if not np.any(responded_ns != NEVER):
-        waited = f"{record.ended_ns / 1e9:.1f} s at {load.request_rate:,.6g} requests/s"
-        raise MeasurementError(f"no request was answered within {waited}")
-    if not len(requests.planned_seconds):
-        raise MeasurementError(
-            f"no request was due within {planned.seconds:.3g} s at {load.request_rate:,.6g} requests/s"
-        )
-    _check_kept_up(record, requests, load)
-    samples_rate = load.request_rate * load.request_batch_size
-    if record.overload:
-        # the answers belong to requests that were sent long ago; count all answers in this time as the capacity
-        begin_ns, end_ns = requests.begin_seconds * 1e9, requests.end_seconds * 1e9 if streamed else math.inf
-        answered = np.resize(sizes, len(responded_ns))[(responded_ns >= begin_ns) & (responded_ns < end_ns)]
-        output = streamed.output_between(begin_ns, end_ns) if streamed else None
-        measurement = _measurement(requests, answered, requests.span_seconds, sla, record.overload, output)
-        return with_failures([replace(measurement, overloaded=True)])
-    on_time = requests.on_time()
-    failed_seconds = failed.planned_ns / 1e9 if failed else np.empty(0)
-    _check_verdict(requests, on_time, load, sla)
-    reason = _disagreement(
-        lambda timing: on_time.windows(samples_rate, timing, failed_seconds),
-        sla,
-        spread_limit,
-        streams=streamed is not None,
-    )
-    reason = reason or ("" if sla else _lateness_in_p95(requests, on_time, spread_limit))
-    span_seconds = requests.span_seconds / parts
-    measurements = with_failures(
-        [_measurement(part, part.sizes[part.answered], span_seconds, sla, reason) for part in requests.parts(parts)]
-    )
-    times_ns, span_ns = every.planned_ns, (1e9 * requests.begin_seconds, 1e9 * requests.end_seconds)
-    return with_priorities(measurements, every, planned.sizes, planned.priorities, times_ns, *span_ns)
-
-
-def judge_closed_loop(
-    record: SendRecord, planned: PlannedLoad, sla: Sla, spread_limit: float, parts: int = 1
-) -> list[Measurement]:
-    """Return the measurements of ``parts`` equal parts of the planned ``seconds``, which begin after the lead-in.
-
-    There are fewer and longer parts if the model streams and one of the parts would have less than FEWEST_STREAMED
-    requests. A request belongs to the part in which it was answered, and its latency counts from the actual send. If
-    failed requests are counted, one that hangs beyond the end, for longer than any other latency and each bound on
-    it, has timed out in the last part. The other arguments are those of ``judge_open_loop``.
-
-    A measurement is not stable if thirds of the time disagree by more than ``spread_limit`` and are not all on one
-    side of the tightest bound. It is not stable either if the client used up a core: its own backlog is then part of
-    the latency. This does not depend on the latencies, because windows of a verdict must not be left out by their
-    results.
-
-    Raises MeasurementError if a request failed, NoAnswersError if none was answered.
-    """
-    load = planned.load
-    if record.error:
-        raise MeasurementError(f"a request failed at {load}: {without_traceback(record.error)}")
-    every = record
-    record, sizes, failed = split_failures(record, planned.sizes)
-    requests = AnsweredRequests.of(record, planned.seconds, sizes, planned.token_output)
-    if failed:
-        failed.check_some_served(len(requests.latencies_ms), load)
-    streams = requests.streamed is not None
-    if not len(requests.latencies_ms):
-        verb = "ended" if streams else "was answered"
-        raise NoAnswersError(f"no request {verb} within {requests.seconds:.3g} s at {load}")
-    if streams:
-        parts = requests.most_parts(parts, FEWEST_STREAMED)
-    reason = "" if math.isinf(spread_limit) else _disagreement(requests.windows, sla, spread_limit, streams=streams)
-    if record.cpu_share > SATURATED_CPU_SHARE:
-        reason = f"the load generator used {record.cpu_share:.0%} of a core, so the latency may be its own; {ADVICE}"
-    measurements = [
-        replace(
-            _figures(part.latencies_ms, part.sizes, part.seconds, sla, reason, part.streams, part.output),
-            goodput_infer_per_sec=float(part.sizes[_in_time(part.latencies_ms, part.streams, sla)].sum())
-            / part.seconds,
-        )
-        if len(part.latencies_ms)
-        else Measurement(reason=f"no request was answered within {part.seconds:.3g} s")
-        for part in requests.parts(parts)
-    ]
-    times_ns = every.answered_ns.copy()
-    if failed:
-        longest_ms = max(float(requests.latencies_ms.max()), *sla.bounds_ms(LATENCY), 0.0)
-        failed_ns = failed.ended_until(requests.end_ns, 1e6 * longest_ms)
-        measurements = failed.added_to(measurements, failed_ns, requests.begin_ns, requests.end_ns)
-        times_ns[request_kinds(every) != SERVED] = failed_ns
-    span_ns = requests.begin_ns, requests.end_ns
-    return with_priorities(measurements, every, planned.sizes, planned.priorities, times_ns, *span_ns)
-
-
-@dataclass(frozen=True, slots=True)
-class AnsweredRequests:
-    """The requests of a closed loop that were answered between ``begin_ns`` and ``end_ns``.
-
-    A model that streams may need seconds for a request. In a steady state, the requests that end in a window are a
-    fair sample of short and long ones: each request ends once. Those that are in flight at its begin count, so long
-    requests are not left out, and those that are in flight at its end do not. All times of a request (latency, time
-    to first response, inter-token latency) count where it ends; responses and tokens per second count all responses
-    that arrive in the window.
-    """
-
-    answered_ns: Sizes
-    latencies_ms: FloatArray
-    sizes: Sizes
-    begin_ns: float
-    end_ns: float
-    streams: StreamTimes | None = None
-    streamed: StreamedRequests | None = None
-
-    @classmethod
-    def of(cls, record: SendRecord, seconds: float, sizes: Sizes, token_output: str) -> AnsweredRequests:
-        """Return the requests of ``record``, whose client chose the time that counts if the model streams.
-
-        For other models it is ``seconds`` after the lead-in.
-        """
-        begin_ns = CLOSED_LOOP_LEAD_IN_SECONDS * 1e9
-        end_ns = begin_ns + seconds * 1e9
-        streams = streamed = None
-        ended_ns = record.answered_ns
-        if record.responses:
-            begin_ns, end_ns = float(record.responses.begin_ns), float(record.responses.end_ns)
-            streamed = StreamedRequests.decode(record.responses, token_output)
-            ended_ns = streamed.ended_ns(record.answered_ns)
-        counted = (record.answered_ns >= begin_ns) & (record.answered_ns < end_ns)
-        if streamed:
-            streams = streamed.times(record.sent_ns, np.full(len(counted), NEVER)).take(counted)
-        latencies_ms = (ended_ns - record.sent_ns)[counted] / 1e6
-        samples = np.resize(sizes, len(counted))[counted]
-        return cls(record.answered_ns[counted], latencies_ms, samples, begin_ns, end_ns, streams, streamed)
-
-    @property
-    def seconds(self) -> float:
-        return (self.end_ns - self.begin_ns) / 1e9
-
-    @property
-    def output(self) -> StreamOutput | None:
-        """The responses that arrived in the time."""
-        return self.streamed.output_between(self.begin_ns, self.end_ns) if self.streamed else None
-
-    def parts(self, count: int) -> list[AnsweredRequests]:
-        """Divide the time into ``count`` equal parts and return the requests that were answered in each."""
-        length_ns = (self.end_ns - self.begin_ns) / count
-        places = np.minimum(((self.answered_ns - self.begin_ns) / length_ns).astype(np.int64), count - 1)
-        return [
-            AnsweredRequests(
-                self.answered_ns[places == place],
-                self.latencies_ms[places == place],
-                self.sizes[places == place],
-                self.begin_ns + place * length_ns,
-                self.begin_ns + (place + 1) * length_ns,
-                self.streams and self.streams.take(places == place),
-                self.streamed,
-            )
-            for place in range(count)
-        ]
-
-    def most_parts(self, count: int, fewest: int) -> int:
-        """Return the largest number of equal parts, at most ``count``, each with ``fewest`` requests; at least 1."""
-        fits = (n for n in range(count, 1, -1) if all(len(part.answered_ns) >= fewest for part in self.parts(n)))
-        return next(fits, 1)
-
-    def windows(self, timing: Timing) -> list[MeasurementWindow]:
-        """Return one window per third of the time, with the p95 of ``timing``.
-
-        The throughput of a model that streams is that of its tokens, since few requests end in a window.
-        """
-        return [
-            MeasurementWindow(
-                (part.output.tokens if part.output else float(part.sizes.sum())) / part.seconds,
-                _p95(_known_times(part.latencies_ms, part.streams, timing)),
-            )
-            for part in self.parts(MIN_WINDOWS)
-        ]
-
-
-def _measurement(
-    requests: SentRequests,
-    answered: Sizes,
-    seconds: float,
-    sla: Sla,
-    reason: str,
-    output: StreamOutput | None = None,
-) -> Measurement:
-    """Return the measurement over ``seconds``; ``answered`` holds the samples of each answered request.
-
-    ``output`` counts the responses of a model that streams, by default those to ``requests``.
-    """
-    if not len(requests.latencies_ms):
-        return Measurement(reason=f"no request was due within {seconds:.3g} s")
-    streams = requests.streams
-    output = streams.output if streams and output is None else output
-    in_time = _in_time(requests.latencies_ms, streams, sla) & requests.answered
-    return replace(
-        _figures(requests.latencies_ms, answered, seconds, sla, reason, streams, output),
-        goodput_infer_per_sec=float(requests.sizes[in_time].sum()) / seconds,
-        late_request_share=round(requests.late_share(), 6),
-        send_lateness_p99_ms=round(_quantile(requests.late_by_ms, 0.99), 6),
-    )
-
-
-def _figures(
+def make_measurement(
     latencies_ms: FloatArray,
     answered: Sizes,
     seconds: float,
@@ -454,7 +70,7 @@ def _figures(
     if streams:
         fields["response_times_ms"] = median_request(streams.arrivals_ms.tolist())
     for timing in TIMINGS:
-        fields |= timing_fields(timing, _known_times(latencies_ms, streams, timing), sla)
+        fields |= timing_fields(timing, known_times(latencies_ms, streams, timing), sla)
     return Measurement(
         throughput_infer_per_sec=float(answered.sum()) / seconds,
         requests=len(answered),
@@ -470,13 +86,13 @@ def timing_fields(timing: Timing, times_ms: FloatArray, sla: Sla) -> dict[str, A
         return {}
     return {
         timing.field_of("avg"): float(times_ms.mean()),
-        **{timing.field_of(name): _quantile(times_ms, level) for name, level in QUANTILES.items()},
+        **{timing.field_of(name): quantile(times_ms, level) for name, level in QUANTILES.items()},
         timing.over_field: count_over(times_ms, sla.bounds_ms(timing)),
         timing.sketch_field: sketch_latencies(times_ms),
     }
 
 
-def _known_times(latencies_ms: FloatArray, streams: StreamTimes | None, timing: Timing) -> FloatArray:
+def known_times(latencies_ms: FloatArray, streams: StreamTimes | None, timing: Timing) -> FloatArray:
     """Return the ``timing`` of each request that has one."""
     if timing is LATENCY:
         return latencies_ms
@@ -484,7 +100,7 @@ def _known_times(latencies_ms: FloatArray, streams: StreamTimes | None, timing: 
     return times_ms[~np.isnan(times_ms)]
 
 
-def _in_time(latencies_ms: FloatArray, streams: StreamTimes | None, sla: Sla) -> Mask:
+def within_bounds(latencies_ms: FloatArray, streams: StreamTimes | None, sla: Sla) -> Mask:
     """Return which requests are within all latency bounds; a bound on a time that a request lacks does not matter."""
     in_time = np.ones(len(latencies_ms), dtype=np.bool_)
     times_ms = {LATENCY: latencies_ms, **(streams.by_timing() if streams else {})}
@@ -493,53 +109,7 @@ def _in_time(latencies_ms: FloatArray, streams: StreamTimes | None, sla: Sla) ->
     return in_time
 
 
-def _check_kept_up(record: SendRecord, requests: SentRequests, load: LoadPoint) -> None:
-    """Raise LateError if the client sent fewer requests a second than planned.
-
-    An overloaded server may have taken the client's CPU time, and the overload counts. If the client used up a core,
-    the backlog may be its own.
-    """
-    if record.overload:
-        behind = record.cpu_share > SATURATED_CPU_SHARE and requests.late_share() > MANY_LATE_SHARE
-    else:
-        last = requests.parts(MIN_WINDOWS)[-1].late_by_ms
-        median_ms = _quantile(last, 0.5) if len(last) else 0.0
-        behind = median_ms > 1e3 * BEHIND_SHARE * requests.span_seconds or bool(np.any(record.sent_ns == NEVER))
-    if behind:
-        used = f"it used {record.cpu_share:.0%} of a core"
-        raise LateError(f"the load generator cannot keep up: {_late(requests, load)} ({used}); {ADVICE}")
-
-
-def _check_verdict(requests: SentRequests, on_time: SentRequests, load: LoadPoint, sla: Sla) -> None:
-    """Raise LateError if a bound is missed that could be met without the lateness of requests."""
-    measured, at_best = (
-        _measurement(each, each.sizes[each.answered], each.span_seconds, sla, "") for each in (requests, on_time)
-    )
-    missed = sla.missed(measured)
-    if missed and missed.is_met(at_best):
-        raise LateError(
-            f"the load generator was late: {_late(requests, load)}; {missed} is missed, "
-            f"but could be met without that lateness; {ADVICE}"
-        )
-
-
-def _late(requests: SentRequests, load: LoadPoint) -> str:
-    return (
-        f"at {load.request_rate:,.6g} requests/s {requests.late_share():.1%} were sent more than {LATE_MS:g} ms "
-        f"late, by up to {four_digits(float(requests.late_by_ms.max()))} ms"
-    )
-
-
-def _lateness_in_p95(requests: SentRequests, on_time: SentRequests, spread_limit: float) -> str:
-    """Return why the p95 depends more on the client's lateness than on the server, or an empty string."""
-    p95_ms, at_best_ms = (_quantile(each.latencies_ms, 0.95) for each in (requests, on_time))
-    if p95_ms - at_best_ms <= spread_limit * at_best_ms or math.isinf(spread_limit):
-        return ""
-    late_ms = four_digits(p95_ms - at_best_ms)
-    return f"unstable: p95 {four_digits(p95_ms)} ms, of which late sending may be {late_ms} ms"
-
-
-def _disagreement(
+def describe_disagreement(
     windows: Callable[[Timing], list[MeasurementWindow]], sla: Sla, spread_limit: float, *, streams: bool
 ) -> str:
     """Return why the windows disagree; an empty string if they agree or their differences do not matter.
@@ -560,10 +130,11 @@ def _disagreement(
     return ""
 
 
-def _p95(values: FloatArray) -> float:
-    return _quantile(values, 0.95) if len(values) else 0.0
+def p95(values: FloatArray) -> float:
+    """Return the 95th percentile; 0 without values."""
+    return quantile(values, 0.95) if len(values) else 0.0
 
 
-def _quantile(values: FloatArray, share: float) -> float:
+def quantile(values: FloatArray, share: float) -> float:
     """Return the smallest value that at least ``share`` of the values do not exceed."""
     return float(np.quantile(values, share, method="inverted_cdf"))

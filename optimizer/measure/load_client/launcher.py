@@ -31,7 +31,8 @@ from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import inference
-from optimizer.measure.load_client.judgement import FEWEST_STREAMED, LateError
+from optimizer.measure.load_client.judgement import FEWEST_STREAMED
+from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.load_client.plan import (
     ALL_ANSWERED,
     HEADERS,
@@ -171,7 +172,7 @@ class LoadClientGenerator:
 
         Raises:
             MeasurementError: A request failed, none was answered, or late requests void the measurement (see
-                judgement.py).
+                open_loop.py).
             ServerCrashed: The server or its model died or hangs.
         """
         if seconds is not None:

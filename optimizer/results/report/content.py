@@ -11,7 +11,7 @@ from typing import Any
 from optimizer.config.model_config import MAX_BYTES
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_folder, one_line, read_bytes, resolve_inside
-from optimizer.measure.load_client.judgement import lateness_note
+from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.results import configuration_text, formatting, outcome_tables, point_values, summary
 from optimizer.results.finished_run import FinishedRun, remark, resume_command
 from optimizer.results.forecast_accuracy import ForecastChecks, check_forecasts

@@ -23,7 +23,7 @@ __all__ = ["nvml", "nvml_library"]
 RECORD = """
 import json, os, sys, time
 from dataclasses import asdict
-from optimizer.core.interfaces import Endpoint
+from optimizer.core.endpoint import Endpoint
 from optimizer.machine.nvml import filter_visible
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.nvml import survey

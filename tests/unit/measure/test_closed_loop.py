@@ -22,14 +22,13 @@ from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client import client
 from optimizer.measure.load_client.client import WARM_UPS, ClosedLoopClient
-from optimizer.measure.load_client.generator import ClosedLoopGenerator
-from optimizer.measure.load_client.judgement import (
+from optimizer.measure.load_client.closed_loop import (
     CLOSED_LOOP_LEAD_IN_SECONDS,
-    SATURATED_CPU_SHARE,
     NoAnswersError,
-    PlannedLoad,
     judge_closed_loop,
 )
+from optimizer.measure.load_client.generator import ClosedLoopGenerator
+from optimizer.measure.load_client.judgement import SATURATED_CPU_SHARE, PlannedLoad
 from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord
 from tests.answering_server import AnsweringServer, Array, Model
 

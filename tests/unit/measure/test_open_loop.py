@@ -14,14 +14,8 @@ from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_client.judgement import (
-    LATE_MS,
-    LEAD_IN_SECONDS,
-    LateError,
-    PlannedLoad,
-    judge_open_loop,
-    lateness_note,
-)
+from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS, PlannedLoad
+from optimizer.measure.load_client.open_loop import LATE_MS, LateError, judge_open_loop, lateness_note
 from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord, StreamPlan, write_record
 
 RATE, SECONDS = 1000.0, 2.0 + LEAD_IN_SECONDS

@@ -19,8 +19,9 @@ from optimizer.core.request_sizes import parse_priorities, parse_size_distributi
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
 from optimizer.measure.load_client.generator import OpenLoopGenerator
-from optimizer.measure.load_client.judgement import PlannedLoad, judge_open_loop
+from optimizer.measure.load_client.judgement import PlannedLoad
 from optimizer.measure.load_client.launcher import Messages
+from optimizer.measure.load_client.open_loop import judge_open_loop
 from optimizer.measure.load_client.plan import SendPlan, SendRecord
 from optimizer.measure.load_client.request_trace import RecordedKinds
 

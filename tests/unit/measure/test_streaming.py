@@ -20,9 +20,11 @@ from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrash
 from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_client.client import OverloadDetector
+from optimizer.measure.load_client.closed_loop import judge_closed_loop
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
-from optimizer.measure.load_client.judgement import FEWEST_STREAMED, PlannedLoad, judge_closed_loop, judge_open_loop
+from optimizer.measure.load_client.judgement import FEWEST_STREAMED, PlannedLoad
 from optimizer.measure.load_client.launcher import Judge, Messages
+from optimizer.measure.load_client.open_loop import judge_open_loop
 from optimizer.measure.load_client.plan import (
     MAX_LEAD_IN_SECONDS,
     NEVER,

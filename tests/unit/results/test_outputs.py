@@ -359,7 +359,7 @@ class TestText:
         text = printed_outcome(outcome(sla_ms=1.0), problem(1.0), config_path=None)
         first, second, *_ = text.splitlines()
         assert first == "dlrm: FAIL, no configuration meets p95 <= 1 ms"
-        assert second == "cause         the lowest p95 measured is 10 ms"
+        assert second == "cause         the lowest p95 measured is 10.0 ms"
         assert "closest       2,000 infer/s, p95 10.0 ms, concurrency 2 (trial 0)\n" in text
         assert "baseline" not in text
         assert "config.pbtxt" not in text
@@ -581,7 +581,7 @@ class TestHtml:
     def test_nothing_found_and_nothing_measured(self, tmp_path: Path) -> None:
         page = self.page(tmp_path, outcome(sla_ms=1.0), example_trials(), problem(1.0))
         assert '<h1 class="answer none">dlrm: FAIL, no configuration meets p95 &lt;= 1 ms</h1>' in page
-        assert "<p>Cause: the lowest p95 measured is 10 ms.</p>" in page
+        assert "<p>Cause: the lowest p95 measured is 10.0 ms.</p>" in page
         assert f"tune explain {tmp_path}/dlrm/1" in page
         assert "The measured configuration that comes closest:" in page
         assert "<figure>" not in self.page(tmp_path, outcome([]), [])

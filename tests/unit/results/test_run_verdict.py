@@ -398,7 +398,7 @@ def test_a_missed_bound_names_a_higher_load_that_was_quicker_than_single_inferen
     alone, batched = measurement(30.0, 60.0), measurement(90.0, 45.0)
     loads = (LoadPoint(1, concurrency=1), alone), (LoadPoint(1, concurrency=4), batched)
     result = assess([Trial(0, BASELINE, loads)], known_problem(), BASELINE, PLAIN)
-    assert result.holds_back == "a single inference takes 60 ms, and the lowest p95 measured is 45 ms"
+    assert result.holds_back == "a single inference takes 60.0 ms, and the lowest p95 measured is 45.0 ms"
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.0, Verdict.FAIL), (0.6, Verdict.UNDECIDED)])

@@ -1,0 +1,180 @@
+"""Turn the record of a closed loop into measurements."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from objectives.arrays import FloatArray
+from objectives.metrics import LATENCY, Measurement, Timing
+from objectives.sla import Sla
+from optimizer.core.errors import MeasurementError
+from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
+from optimizer.measure.load_client.failures import SERVED, request_kinds, split_failures
+from optimizer.measure.load_client.judgement import (
+    ADVICE,
+    FEWEST_STREAMED,
+    SATURATED_CPU_SHARE,
+    PlannedLoad,
+    Sizes,
+    describe_disagreement,
+    known_times,
+    make_measurement,
+    p95,
+    within_bounds,
+)
+from optimizer.measure.load_client.plan import NEVER, SendRecord
+from optimizer.measure.load_client.priorities import with_priorities
+from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
+from optimizer.measure.server_messages import without_traceback
+
+CLOSED_LOOP_LEAD_IN_SECONDS = 0.5  # of the closed loop, which also warms a fresh server up in this time
+
+
+class NoAnswersError(MeasurementError):
+    """Raised if a closed loop got no answer in the time that counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredRequests:
+    """The requests of a closed loop that were answered between ``begin_ns`` and ``end_ns``.
+
+    A model that streams may need seconds for a request. In a steady state, the requests that end in a window are a
+    fair sample of short and long ones: each request ends once. Those that are in flight at its begin count, so long
+    requests are not left out, and those that are in flight at its end do not. All times of a request (latency, time
+    to first response, inter-token latency) count where it ends; responses and tokens per second count all responses
+    that arrive in the window.
+    """
+
+    answered_ns: Sizes
+    latencies_ms: FloatArray
+    sizes: Sizes
+    begin_ns: float
+    end_ns: float
+    streams: StreamTimes | None = None
+    streamed: StreamedRequests | None = None
+
+    @classmethod
+    def of(cls, record: SendRecord, seconds: float, sizes: Sizes, token_output: str) -> AnsweredRequests:
+        """Return the requests of ``record``, whose client chose the time that counts if the model streams.
+
+        For other models it is ``seconds`` after the lead-in.
+        """
+        begin_ns = CLOSED_LOOP_LEAD_IN_SECONDS * 1e9
+        end_ns = begin_ns + seconds * 1e9
+        streams = streamed = None
+        ended_ns = record.answered_ns
+        if record.responses:
+            begin_ns, end_ns = float(record.responses.begin_ns), float(record.responses.end_ns)
+            streamed = StreamedRequests.decode(record.responses, token_output)
+            ended_ns = streamed.ended_ns(record.answered_ns)
+        counted = (record.answered_ns >= begin_ns) & (record.answered_ns < end_ns)
+        if streamed:
+            streams = streamed.times(record.sent_ns, np.full(len(counted), NEVER)).take(counted)
+        latencies_ms = (ended_ns - record.sent_ns)[counted] / 1e6
+        samples = np.resize(sizes, len(counted))[counted]
+        return cls(record.answered_ns[counted], latencies_ms, samples, begin_ns, end_ns, streams, streamed)
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.begin_ns) / 1e9
+
+    @property
+    def output(self) -> StreamOutput | None:
+        """The responses that arrived in the time."""
+        return self.streamed.output_between(self.begin_ns, self.end_ns) if self.streamed else None
+
+    def parts(self, count: int) -> list[AnsweredRequests]:
+        """Divide the time into ``count`` equal parts and return the requests that were answered in each."""
+        length_ns = (self.end_ns - self.begin_ns) / count
+        places = np.minimum(((self.answered_ns - self.begin_ns) / length_ns).astype(np.int64), count - 1)
+        return [
+            AnsweredRequests(
+                self.answered_ns[places == place],
+                self.latencies_ms[places == place],
+                self.sizes[places == place],
+                self.begin_ns + place * length_ns,
+                self.begin_ns + (place + 1) * length_ns,
+                self.streams and self.streams.take(places == place),
+                self.streamed,
+            )
+            for place in range(count)
+        ]
+
+    def most_parts(self, count: int, fewest: int) -> int:
+        """Return the largest number of equal parts, at most ``count``, each with ``fewest`` requests; at least 1."""
+        fits = (n for n in range(count, 1, -1) if all(len(part.answered_ns) >= fewest for part in self.parts(n)))
+        return next(fits, 1)
+
+    def windows(self, timing: Timing) -> list[MeasurementWindow]:
+        """Return one window per third of the time, with the p95 of ``timing``.
+
+        The throughput of a model that streams is that of its tokens, since few requests end in a window.
+        """
+        return [
+            MeasurementWindow(
+                (part.output.tokens if part.output else float(part.sizes.sum())) / part.seconds,
+                p95(known_times(part.latencies_ms, part.streams, timing)),
+            )
+            for part in self.parts(MIN_WINDOWS)
+        ]
+
+
+def judge_closed_loop(
+    record: SendRecord, planned: PlannedLoad, sla: Sla, spread_limit: float, parts: int = 1
+) -> list[Measurement]:
+    """Return the measurements of ``parts`` equal parts of the planned ``seconds``, which begin after the lead-in.
+
+    There are fewer and longer parts if the model streams and one of the parts would have less than FEWEST_STREAMED
+    requests. A request belongs to the part in which it was answered, and its latency counts from the actual send. If
+    failed requests are counted, one that hangs beyond the end, for longer than any other latency and each bound on
+    it, has timed out in the last part. The other arguments are those of ``judge_open_loop``.
+
+    A measurement is not stable if thirds of the time disagree by more than ``spread_limit`` and are not all on one
+    side of the tightest bound. It is not stable either if the client used up a core: its own backlog is then part of
+    the latency. This does not depend on the latencies, because windows of a verdict must not be left out by their
+    results.
+
+    Raises MeasurementError if a request failed, NoAnswersError if none was answered.
+    """
+    load = planned.load
+    if record.error:
+        raise MeasurementError(f"a request failed at {load}: {without_traceback(record.error)}")
+    every = record
+    record, sizes, failed = split_failures(record, planned.sizes)
+    requests = AnsweredRequests.of(record, planned.seconds, sizes, planned.token_output)
+    if failed:
+        failed.check_some_served(len(requests.latencies_ms), load)
+    streams = requests.streamed is not None
+    if not len(requests.latencies_ms):
+        verb = "ended" if streams else "was answered"
+        raise NoAnswersError(f"no request {verb} within {requests.seconds:.3g} s at {load}")
+    if streams:
+        parts = requests.most_parts(parts, FEWEST_STREAMED)
+    reason = (
+        ""
+        if math.isinf(spread_limit)
+        else describe_disagreement(requests.windows, sla, spread_limit, streams=streams)
+    )
+    if record.cpu_share > SATURATED_CPU_SHARE:
+        reason = f"the load generator used {record.cpu_share:.0%} of a core, so the latency may be its own; {ADVICE}"
+    measurements = [
+        replace(
+            make_measurement(part.latencies_ms, part.sizes, part.seconds, sla, reason, part.streams, part.output),
+            goodput_infer_per_sec=float(part.sizes[within_bounds(part.latencies_ms, part.streams, sla)].sum())
+            / part.seconds,
+        )
+        if len(part.latencies_ms)
+        else Measurement(reason=f"no request was answered within {part.seconds:.3g} s")
+        for part in requests.parts(parts)
+    ]
+    times_ns = every.answered_ns.copy()
+    if failed:
+        longest_ms = max(float(requests.latencies_ms.max()), *sla.bounds_ms(LATENCY), 0.0)
+        failed_ns = failed.ended_until(requests.end_ns, 1e6 * longest_ms)
+        measurements = failed.added_to(measurements, failed_ns, requests.begin_ns, requests.end_ns)
+        times_ns[request_kinds(every) != SERVED] = failed_ns
+    span_ns = requests.begin_ns, requests.end_ns
+    return with_priorities(measurements, every, planned.sizes, planned.priorities, times_ns, *span_ns)

@@ -1,0 +1,318 @@
+"""Turn the record of an open loop into measurements, or void them if the client sent too late."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from objectives.arrays import FloatArray
+from objectives.metrics import Measurement, Timing, four_digits
+from objectives.sla import Sla
+from optimizer.core.errors import MeasurementError
+from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
+from optimizer.core.notes import LateRequests
+from optimizer.core.trial import LoadPoint
+from optimizer.measure.load_client.failures import split_failures
+from optimizer.measure.load_client.judgement import (
+    ADVICE,
+    LEAD_IN_SECONDS,
+    ONE_SAMPLE,
+    SATURATED_CPU_SHARE,
+    Mask,
+    PlannedLoad,
+    Sizes,
+    describe_disagreement,
+    known_times,
+    make_measurement,
+    p95,
+    quantile,
+    within_bounds,
+)
+from optimizer.measure.load_client.plan import NEVER, SendRecord
+from optimizer.measure.load_client.priorities import with_priorities
+from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
+from optimizer.measure.server_messages import without_traceback
+
+LATE_MS = 1.0  # a request that is sent later than this after its planned time counts as late
+# if the median request of the last third is later than this share of the time, the client sends less than the rate
+BEHIND_SHARE = 0.01
+MANY_LATE_SHARE = 0.01  # share of the requests; more late ones may look like an overload of the server
+
+
+class LateError(MeasurementError):
+    """Raised if requests were sent so late that it is open whether the server meets the bounds."""
+
+
+def lateness_note(measured: Iterable[Measurement]) -> LateRequests | None:
+    """Return a note on the late requests of all measurements together; None if there are none."""
+    known = [each for each in measured if each.late_request_share is not None and each.requests]
+    late = sum((each.late_request_share or 0.0) * (each.requests or 0) for each in known)
+    if not late:
+        return None
+    share = late / sum(each.requests or 0 for each in known)
+    worst = max(known, key=lambda each: each.send_lateness_p99_ms or 0.0)
+    return LateRequests(share, LATE_MS, worst.send_lateness_p99_ms or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SentRequests:
+    """The requests planned between the end of the lead-in and ``end_seconds``, in planned order.
+
+    ``latencies_ms`` count from the planned send time to the answer. For an unanswered request it is the time until
+    the client stopped reading answers, a lower bound. ``sizes`` are samples per request. ``streams`` are the times
+    and responses of a model that streams; its time to first response counts from the planned send time too.
+    """
+
+    planned_seconds: FloatArray
+    late_by_ms: FloatArray
+    latencies_ms: FloatArray
+    answered: Mask
+    sizes: Sizes
+    end_seconds: float
+    begin_seconds: float = LEAD_IN_SECONDS
+    streams: StreamTimes | None = None
+
+    @classmethod
+    def of(
+        cls,
+        record: SendRecord,
+        seconds: float,
+        sizes: Sizes = ONE_SAMPLE,
+        streamed: StreamedRequests | None = None,
+        lead_in_seconds: float = LEAD_IN_SECONDS,
+    ) -> SentRequests:
+        """Return the counted requests of ``record``.
+
+        ``seconds`` is the planned time including the lead-in; request ``i`` has ``sizes[i % len(sizes)]`` samples.
+        ``streamed`` are the responses of a model that streams, whose client chose the time that counts.
+        """
+        planned, ended_ns, answered = record.planned_ns, record.ended_ns, record.answered_ns
+        begin_ns, end_ns = lead_in_seconds * 1e9, min(ended_ns, seconds * 1e9)
+        if record.responses:
+            begin_ns, end_ns = record.responses.begin_ns, record.responses.end_ns
+            if record.overload:  # perhaps just after the beginning, when hardly any request has been sent
+                begin_ns = min(begin_ns, end_ns // 2)
+        streams = None
+        if streamed:
+            streams = streamed.times(planned, np.where(answered == NEVER, ended_ns, NEVER))
+            answered = streamed.ended_ns(answered)
+        counted = (planned >= begin_ns) & (planned < end_ns)
+        planned, sent, answered = planned[counted], record.sent_ns[counted], answered[counted]
+        late_by = np.where(sent == NEVER, ended_ns, sent) - planned
+        latencies = np.where(answered == NEVER, ended_ns, answered) - planned
+        samples = np.resize(sizes, len(counted))[counted]
+        return cls(
+            planned / 1e9,
+            late_by / 1e6,
+            latencies / 1e6,
+            answered != NEVER,
+            samples,
+            end_ns / 1e9,
+            begin_ns / 1e9,
+            streams and streams.take(counted),
+        )
+
+    @property
+    def span_seconds(self) -> float:
+        return self.end_seconds - self.begin_seconds
+
+    def times_ms(self, timing: Timing) -> FloatArray:
+        """Return the ``timing`` of each request that has one."""
+        return known_times(self.latencies_ms, self.streams, timing)
+
+    def late_share(self, limit_ms: float = LATE_MS) -> float:
+        return float(np.mean(self.late_by_ms > limit_ms))
+
+    def on_time(self) -> SentRequests:
+        """Return the requests with a lower estimate of the latencies that they would have had if none had been late.
+
+        Late requests arrive in a burst, and requests that are sent before the burst is answered queue behind it. If
+        arrivals are late by at most ``d``, no departure from a first-in-first-out queue is late by more than ``d``.
+        So each request of the burst or behind it loses the largest lateness of the burst.
+        """
+        late = self.late_by_ms > LATE_MS
+        planned_ms = 1e3 * self.planned_seconds
+        late_until_ms = np.maximum.accumulate(np.where(late, planned_ms + self.latencies_ms, -np.inf))
+        delayed = late | (planned_ms + self.late_by_ms < late_until_ms)
+        burst = np.cumsum(delayed & ~np.roll(delayed, 1))
+        largest_ms = np.zeros(len(delayed) + 1)
+        np.maximum.at(largest_ms, burst[delayed], self.late_by_ms[delayed])
+        saved_ms = np.where(delayed, largest_ms[burst], 0.0)
+        streams = self.streams and replace(self.streams, ttft_ms=np.maximum(self.streams.ttft_ms - saved_ms, 0.0))
+        latencies_ms = np.where(delayed, np.maximum(self.latencies_ms - saved_ms, 0.0), self.latencies_ms)
+        return replace(self, latencies_ms=latencies_ms, late_by_ms=np.zeros(len(delayed)), streams=streams)
+
+    def parts(self, count: int) -> list[SentRequests]:
+        """Divide the time into ``count`` equal parts and return the requests of each."""
+        edges = self.begin_seconds + self.span_seconds * np.arange(1, count) / count
+        places = np.searchsorted(self.planned_seconds, edges)
+        return [
+            replace(
+                self,
+                planned_seconds=self.planned_seconds[begin:end],
+                late_by_ms=self.late_by_ms[begin:end],
+                latencies_ms=self.latencies_ms[begin:end],
+                answered=self.answered[begin:end],
+                sizes=self.sizes[begin:end],
+                streams=self.streams and self.streams.take(slice(begin, end)),
+            )
+            for begin, end in pairwise([0, *places.tolist(), len(self.planned_seconds)])
+        ]
+
+    def windows(self, rate: float, timing: Timing, failed_seconds: FloatArray) -> list[MeasurementWindow]:
+        """Return one window per third of the time, with the p95 of ``timing``.
+
+        The throughput is ``rate`` times the share of answered requests: random arrivals do not change it.
+        ``failed_seconds`` are the planned times of the failed requests, which count as unanswered.
+        """
+        edges = np.linspace(self.begin_seconds, self.end_seconds, MIN_WINDOWS + 1)
+        failed = np.histogram(failed_seconds, edges)[0].tolist()
+        return [
+            MeasurementWindow(
+                rate * float(part.answered.sum()) / (len(part.answered) + own_failed), p95(part.times_ms(timing))
+            )
+            if len(part.latencies_ms)
+            else MeasurementWindow(0.0, 0.0)
+            for part, own_failed in zip(self.parts(MIN_WINDOWS), failed, strict=True)
+        ]
+
+
+def judge_open_loop(
+    record: SendRecord, planned: PlannedLoad, sla: Sla, spread_limit: float, parts: int = 1
+) -> list[Measurement]:
+    """Return the measurements of ``parts`` equal parts of the time; a single one if the server was overloaded.
+
+    ``sla`` has the latency bounds. A measurement is not stable if the server was overloaded, or if thirds of the
+    time disagree by more than ``spread_limit`` and are not all on one side of the tightest bound. These thirds are
+    judged without lateness, since they show whether the server is in a steady state. The measurements of a server
+    that was not overloaded have the requests of each priority.
+
+    A model that streams may be overloaded before any request has ended. Its capacity in requests per second is then
+    estimated from the first responses.
+
+    Raises MeasurementError if a request failed or none was answered, LateError if late requests void the measurement.
+    """
+    load = planned.load
+    if record.error:
+        raise MeasurementError(
+            f"a request failed at {load.request_rate:,.6g} requests/s: {without_traceback(record.error)}"
+        )
+    every = record
+    record, sizes, failed = split_failures(record, planned.sizes)
+    streamed = StreamedRequests.decode(record.responses, planned.token_output) if record.responses else None
+    requests = SentRequests.of(record, planned.seconds, sizes, streamed, planned.lead_in_seconds)
+
+    def with_failures(measurements: list[Measurement]) -> list[Measurement]:
+        begin_ns, end_ns = 1e9 * requests.begin_seconds, 1e9 * requests.end_seconds
+        return failed.added_to(measurements, failed.planned_ns, begin_ns, end_ns) if failed else measurements
+
+    responded_ns = streamed.first_ns if streamed and record.overload else record.answered_ns
+    if failed:
+        failed.check_some_served(len(requests.planned_seconds), load)
+    if not np.any(responded_ns != NEVER):
+        waited = f"{record.ended_ns / 1e9:.1f} s at {load.request_rate:,.6g} requests/s"
+        raise MeasurementError(f"no request was answered within {waited}")
+    if not len(requests.planned_seconds):
+        raise MeasurementError(
+            f"no request was due within {planned.seconds:.3g} s at {load.request_rate:,.6g} requests/s"
+        )
+    _check_kept_up(record, requests, load)
+    samples_rate = load.request_rate * load.request_batch_size
+    if record.overload:
+        # the answers belong to requests that were sent long ago; count all answers in this time as the capacity
+        begin_ns, end_ns = requests.begin_seconds * 1e9, requests.end_seconds * 1e9 if streamed else math.inf
+        answered = np.resize(sizes, len(responded_ns))[(responded_ns >= begin_ns) & (responded_ns < end_ns)]
+        output = streamed.output_between(begin_ns, end_ns) if streamed else None
+        measurement = _measurement(requests, answered, requests.span_seconds, sla, record.overload, output)
+        return with_failures([replace(measurement, overloaded=True)])
+    on_time = requests.on_time()
+    failed_seconds = failed.planned_ns / 1e9 if failed else np.empty(0)
+    _check_verdict(requests, on_time, load, sla)
+    reason = describe_disagreement(
+        lambda timing: on_time.windows(samples_rate, timing, failed_seconds),
+        sla,
+        spread_limit,
+        streams=streamed is not None,
+    )
+    reason = reason or ("" if sla else _lateness_in_p95(requests, on_time, spread_limit))
+    span_seconds = requests.span_seconds / parts
+    measurements = with_failures(
+        [_measurement(part, part.sizes[part.answered], span_seconds, sla, reason) for part in requests.parts(parts)]
+    )
+    times_ns, span_ns = every.planned_ns, (1e9 * requests.begin_seconds, 1e9 * requests.end_seconds)
+    return with_priorities(measurements, every, planned.sizes, planned.priorities, times_ns, *span_ns)
+
+
+def _measurement(
+    requests: SentRequests,
+    answered: Sizes,
+    seconds: float,
+    sla: Sla,
+    reason: str,
+    output: StreamOutput | None = None,
+) -> Measurement:
+    """Return the measurement over ``seconds``; ``answered`` holds the samples of each answered request.
+
+    ``output`` counts the responses of a model that streams, by default those to ``requests``.
+    """
+    if not len(requests.latencies_ms):
+        return Measurement(reason=f"no request was due within {seconds:.3g} s")
+    streams = requests.streams
+    output = streams.output if streams and output is None else output
+    in_time = within_bounds(requests.latencies_ms, streams, sla) & requests.answered
+    return replace(
+        make_measurement(requests.latencies_ms, answered, seconds, sla, reason, streams, output),
+        goodput_infer_per_sec=float(requests.sizes[in_time].sum()) / seconds,
+        late_request_share=round(requests.late_share(), 6),
+        send_lateness_p99_ms=round(quantile(requests.late_by_ms, 0.99), 6),
+    )
+
+
+def _check_kept_up(record: SendRecord, requests: SentRequests, load: LoadPoint) -> None:
+    """Raise LateError if the client sent fewer requests a second than planned.
+
+    An overloaded server may have taken the client's CPU time, and the overload counts. If the client used up a core,
+    the backlog may be its own.
+    """
+    if record.overload:
+        behind = record.cpu_share > SATURATED_CPU_SHARE and requests.late_share() > MANY_LATE_SHARE
+    else:
+        last = requests.parts(MIN_WINDOWS)[-1].late_by_ms
+        median_ms = quantile(last, 0.5) if len(last) else 0.0
+        behind = median_ms > 1e3 * BEHIND_SHARE * requests.span_seconds or bool(np.any(record.sent_ns == NEVER))
+    if behind:
+        used = f"it used {record.cpu_share:.0%} of a core"
+        raise LateError(f"the load generator cannot keep up: {_late(requests, load)} ({used}); {ADVICE}")
+
+
+def _check_verdict(requests: SentRequests, on_time: SentRequests, load: LoadPoint, sla: Sla) -> None:
+    """Raise LateError if a bound is missed that could be met without the lateness of requests."""
+    measured, at_best = (
+        _measurement(each, each.sizes[each.answered], each.span_seconds, sla, "") for each in (requests, on_time)
+    )
+    missed = sla.missed(measured)
+    if missed and missed.is_met(at_best):
+        raise LateError(
+            f"the load generator was late: {_late(requests, load)}; {missed} is missed, "
+            f"but could be met without that lateness; {ADVICE}"
+        )
+
+
+def _late(requests: SentRequests, load: LoadPoint) -> str:
+    return (
+        f"at {load.request_rate:,.6g} requests/s {requests.late_share():.1%} were sent more than {LATE_MS:g} ms "
+        f"late, by up to {four_digits(float(requests.late_by_ms.max()))} ms"
+    )
+
+
+def _lateness_in_p95(requests: SentRequests, on_time: SentRequests, spread_limit: float) -> str:
+    """Return why the p95 depends more on the client's lateness than on the server, or an empty string."""
+    p95_ms, at_best_ms = (quantile(each.latencies_ms, 0.95) for each in (requests, on_time))
+    if p95_ms - at_best_ms <= spread_limit * at_best_ms or math.isinf(spread_limit):
+        return ""
+    late_ms = four_digits(p95_ms - at_best_ms)
+    return f"unstable: p95 {four_digits(p95_ms)} ms, of which late sending may be {late_ms} ms"
