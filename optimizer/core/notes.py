@@ -465,6 +465,21 @@ class HighestConcurrency(Note):
 
 
 @dataclass(frozen=True, slots=True)
+class LessThanInSearch(Note):
+    """On fresh servers, the recommended configuration passed only at loads with clearly less throughput."""
+
+    searched_infer_per_sec: float
+    passed_infer_per_sec: float
+
+    def __str__(self) -> str:
+        searched, passed = four_digits(self.searched_infer_per_sec), four_digits(self.passed_infer_per_sec)
+        return (
+            f"the search measured {searched} infer/s within the bound, but on fresh servers no load with more than "
+            f"{passed} infer/s passed"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ConfirmationComplete(Note):
     """No further server can change a verdict of the confirmation."""
 

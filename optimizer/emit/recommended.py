@@ -19,7 +19,7 @@ from optimizer.options import server_options
 from optimizer.options.run_options import STEADY_DISTRIBUTIONS
 from optimizer.options.values import parse_cpus
 from optimizer.results import formatting, summary
-from optimizer.results.finished_run import FinishedRun
+from optimizer.results.finished_run import FinishedRun, resume_command, unfinished
 from optimizer.results.recommendation import Outcome
 from optimizer.results.verification import passed_separately
 from optimizer.store.run_folder import model_files
@@ -163,12 +163,10 @@ def _recommended_point(run: FinishedRun) -> tuple[Point, Outcome]:
             f"{folder}: this worker left the study {run.options.join} before its end; give the run folder of the "
             "worker that confirmed, or join the study again"
         )
-    if run.status in ("running", "interrupted", "failed"):
-        state = {"running": "is still running or was killed", "interrupted": "was interrupted", "failed": "failed"}
-        raise BadInputError(
-            f"{folder}: the run {state[run.status]} and has no final recommendation; continue it with "
-            f"`tune --resume {folder}`"
-        )
+    if reason := unfinished(run):
+        command = resume_command(run)
+        fix = f"continue it with `{command}`" if command else "wait until it ends"
+        raise BadInputError(f"{folder}: {reason} and has no final recommendation; {fix}")
     if run.outcome is None or run.outcome.recommended is None:
         raise summary.nothing_recommended(folder, run.problem, "emit", run.outcome)
     return run.outcome.recommended, run.outcome

@@ -90,7 +90,6 @@ def read_run(run: str | Path, out: str = "results") -> FinishedRun:
 
 
 _UNFINISHED_STATES = {
-    "running": "is still running or was killed",
     "interrupted": "was interrupted",
     "failed": "failed",
     "left": "left its study to other workers",
@@ -102,13 +101,15 @@ def unfinished(run: FinishedRun) -> str:
     if run.status in ("found", "none"):
         return ""
     reason = one_line(str(run.info.get("reason", "")), LONGEST_REASON)
+    if run.status == "running":
+        return "the run is still running" if run.folder.writer() else "the run was killed"
     state = _UNFINISHED_STATES.get(run.status, f"has the status {one_line(run.status, LONGEST_REASON)}")
     return f"the run {state}{f' ({reason})' if reason else ''}"
 
 
 def resume_command(run: FinishedRun) -> str:
-    """Return the command that continues a run that was cut off; empty if it ended, or if other workers end it."""
-    is_cut_off = unfinished(run) and run.status != "left"
+    """Return the command that continues a run that was cut off; empty if it ended, or if a process will end it."""
+    is_cut_off = unfinished(run) and run.status != "left" and not run.folder.writer()
     return f"tune --resume {shlex.quote(one_line(str(run.folder.path)))}" if is_cut_off else ""
 
 

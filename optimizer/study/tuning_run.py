@@ -3,58 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from objectives.confidence import Verdict
-from objectives.load_sequence import MARGIN
-from objectives.metrics import METRICS
-from optimizer.config import execution
-from optimizer.config.model_source import served_models
-from optimizer.config.search_space import Problem
-from optimizer.confirmation.next_test import next_verdict
 from optimizer.core import interrupts
 from optimizer.core.budget import RunMode, spent_seconds
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.notes import (
-    ConfirmationComplete,
     ConfirmedByPerfAnalyzer,
-    DisturbedWindowsCounted,
-    HighestConcurrency,
-    NextVerdictNeeds,
     Note,
-    RefusalsSimulated,
-    SearchConverged,
-    SettingsUnread,
     present,
     read_lasting,
 )
 from optimizer.core.safe_text import is_file, one_line
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Trial
-from optimizer.machine.conditions import speed_note
-from optimizer.machine.gpu_readings import throttle_note
 from optimizer.machine.hardware import Fingerprint, Hardware
-from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions
 from optimizer.results import summary
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import Outcome, assess
-from optimizer.search import SMALLEST_GAIN
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment, ObserverFactory
 from optimizer.study.load_generators import why_perf_analyzer
+from optimizer.study.run_notes import notes_on_end, notes_on_measurements, notes_on_outcome
 from optimizer.study.run_record import RunRecord, current_versions
 from optimizer.study.searcher_factory import load_warm_start, open_searcher
 from optimizer.study.start_line import start_line
-from optimizer.study.study import StudyResult, StudySetup, run_locally
+from optimizer.study.study import StudySetup, run_locally
 from optimizer.study.task import Task
 
 if TYPE_CHECKING:
@@ -213,7 +194,7 @@ def _run(
             trials = result.trials
             if not (only_confirms and record.search_ended):
                 record = replace(record, search_ended=result.search_ended)
-            record = record.with_notes([*setup.notes, *_notes(result, record, confirm_seconds)])
+            record = record.with_notes([*setup.notes, *notes_on_end(result, record, confirm_seconds)])
         except KeyboardInterrupt:
             interrupts.acknowledge()
             record = record if only_confirms else replace(record, search_ended="interrupted")
@@ -227,7 +208,9 @@ def _run(
                     error.add_note(_how_to_continue(folder, only_confirms=only_confirms))
             raise
         outcome = assess(trials, task.problem, task.baseline, task.dynamic_batching)
-        record = record.with_notes([*_notes_on_measurements(trials), *_notes_on_outcome(outcome, task, options)])
+        record = record.with_notes(
+            [*notes_on_measurements(trials), *notes_on_outcome(outcome, trials, task, options)]
+        )
         continued_by = result.continued_by if result else ""
         status: RunStatus = "found" if outcome.recommended else "none"
         if result is None:
@@ -294,72 +277,3 @@ def _make_record(
         planned=dict(planned) if isinstance(planned, dict) else {},
         earlier_times=before.get("times"),
     )
-
-
-def _notes_on_measurements(trials: Sequence[Trial]) -> list[Note | None]:
-    """Return notes for the user on the measurements of all sessions of a run."""
-    measurements = [measurement for trial in trials for _, measurement in trial.measurements]
-    measurements += [again.measurement for trial in trials for again in trial.confirmations]
-    return [
-        throttle_note([measurement.gpu_throttling for measurement in measurements]),
-        lateness_note(measurements),
-        speed_note(measurements),
-    ]
-
-
-def _notes_on_outcome(outcome: Outcome, task: Task, options: RunOptions) -> list[Note | None]:
-    """Return notes for the user on the recommendation."""
-    unread: tuple[str, ...] = ()
-    if outcome.recommended and options.target == "embedded":
-        configs = served_models(task.source, outcome.recommended.candidate).configs
-        unread = execution.unread_settings(configs.values())
-    return [
-        _highest_concurrency(outcome, task.problem),
-        _disturbed_windows_counted(outcome),
-        SettingsUnread(unread) if unread else None,
-    ]
-
-
-def _disturbed_windows_counted(outcome: Outcome) -> DisturbedWindowsCounted | None:
-    """Return a note if the recommendation passed with windows in which the machine was disturbed."""
-    judged = outcome.confirmed.judged if outcome.confirmed else None
-    if judged is None or judged.verdict is not Verdict.PASS or not judged.counts_disturbed:
-        return None
-    return DisturbedWindowsCounted(judged.disturbed_share)
-
-
-def _highest_concurrency(outcome: Outcome, problem: Problem) -> HighestConcurrency | None:
-    """Return a note if the profile, and not the latency bound, limits the recommended load."""
-    best = outcome.recommended
-    if best is None or problem.open_loop or not problem.sla.latencies:
-        return None
-    is_well_inside = problem.sla.share_of_bound(best.measurement) < math.exp(-MARGIN)
-    is_highest = best.load.concurrency >= problem.max_concurrency
-    return HighestConcurrency(best.load.concurrency) if is_highest and is_well_inside else None
-
-
-def _refusals_note(trials: Sequence[Trial], record: RunRecord) -> Note | None:
-    """Return a note on the simulated refusals of a limited queue; None if the search did not simulate any."""
-    problem, options = record.task.problem, record.environment.options
-    has_bound = any(METRICS[bound.metric].counted for bound in problem.sla)
-    if options.search != "simulated" or not problem.is_simulated or not has_bound or not problem.may_refuse:
-        return None
-    from optimizer.search.candidate_selector import fit_surrogate  # imports SciPy
-
-    try:
-        refusals = fit_surrogate(problem, trials, options.seed).refusals
-    except ValueError:  # nothing was measured
-        return None
-    return RefusalsSimulated(refusals.compared, refusals.agreed, refusals.is_trusted) if refusals.compared else None
-
-
-def _notes(result: StudyResult, record: RunRecord, confirm_seconds: float | None) -> list[Note | None]:
-    """Return notes for the user on the end of a study, and on the rest of a confirmation that continues."""
-    notes: list[Note | None] = [
-        _refusals_note(result.trials, record),
-        SearchConverged(SMALLEST_GAIN) if record.search_ended == "converged" else None,
-    ]
-    if confirm_seconds is not None and (plan := record.confirmation_plan()) is not None:
-        test = next_verdict(plan, result.trials, record.task.problem)
-        notes.append(NextVerdictNeeds(test.missing_servers, test.seconds) if test else ConfirmationComplete())
-    return notes

@@ -50,6 +50,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.CpusUsedByOthers("node1"),
     notes.ConfirmationIncomplete(3),
     notes.HighestConcurrency(64),
+    notes.LessThanInSearch(1597.0, 405.0),
     notes.ConfirmationComplete(),
     notes.NextVerdictNeeds(2, 14.0),
 )

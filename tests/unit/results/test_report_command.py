@@ -203,7 +203,7 @@ class TestRuns:
         rows = (killed / "trials.csv").read_text().splitlines(keepends=True)
         (killed / "trials.csv").write_text("".join(rows[:9]) + rows[9][:40])
         assert main([str(killed), "--format", "markdown"]) == 0
-        assert "is still running or was killed; this shows what it measured so far" in capsys.readouterr().err
+        assert "the run was killed; this shows what it measured so far" in capsys.readouterr().err
         assert "3 configurations, 8 measurements" in (killed / "report.md").read_text()
 
     def test_unknown_stages_are_left_out(self, run: Path) -> None:

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from objectives.confidence import Verdict
 from objectives.metrics import Measurement
-from optimizer.core.notes import HighestConcurrency, SpeedVaried
+from objectives.sequential import LOOKS
+from optimizer.core.endpoint import Endpoint
+from optimizer.core.notes import HighestConcurrency, LessThanInSearch, SpeedVaried
 from optimizer.core.trial import Confirmation, LoadPoint, Trial
 from optimizer.results.recommendation import assess
 from optimizer.store.run_folder import RunFolder
+from optimizer.study.run_notes import _highest_concurrency, _less_than_in_search, notes_on_measurements
 from optimizer.study.run_record import RunRecord, current_versions
-from optimizer.study.tuning_run import _highest_concurrency, _notes_on_measurements
 from tests.drawn_server import BASELINE, FAST, FASTER, Drawing, drawn_problem, searched
 
 
@@ -33,11 +36,30 @@ def test_a_load_that_only_the_profile_limits_is_noted(
     assert _highest_concurrency(outcome, problem) == noted
 
 
+@pytest.mark.parametrize(("factor", "is_noted"), [(1.3, False), (2.0, True)])
+def test_a_search_that_measured_much_more_is_noted(factor: float, is_noted: bool) -> None:
+    problem, load = drawn_problem(), LoadPoint(1, 8)
+    windows = [
+        Confirmation(server, load, window, 0.01)
+        for server in range(1, LOOKS[0] + 1)
+        for window in Drawing().measure_windows(Endpoint("", FASTER), load, 0.5, 8)
+    ]
+    measured = factor * (windows[0].measurement.throughput_infer_per_sec or 0.0)
+    trial = Trial(1, FASTER, ((load, Measurement(measured, latency_p95_ms=12.0)),), confirmations=tuple(windows))
+    outcome = assess([trial], problem, BASELINE, FAST)
+    assert outcome.confirmed is not None
+    assert outcome.recommended is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+    served = outcome.recommended.throughput_infer_per_sec
+    expected = LessThanInSearch(measured, served) if is_noted else None
+    assert _less_than_in_search(outcome, [trial], problem) == expected
+
+
 def test_the_speed_is_compared_over_all_sessions() -> None:
     load = LoadPoint(1, 4)
     first, second = Measurement(100.0, speed_probe_ms=20.0), Measurement(60.0, speed_probe_ms=32.0)
     trial = Trial(0, FAST, ((load, first),), confirmations=(Confirmation(1, load, second, 0.01),))
-    assert SpeedVaried(1.6) in _notes_on_measurements([trial])
+    assert SpeedVaried(1.6) in notes_on_measurements([trial])
 
 
 @dataclass

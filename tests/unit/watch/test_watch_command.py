@@ -228,7 +228,7 @@ def test_a_run_that_was_killed_is_bad_input(tmp_path: Path) -> None:
     run = Path(shutil.copytree(SAMPLE, tmp_path / "run"))
     info = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**info, "status": "running"}))
-    with pytest.raises(BadInputError, match="is still running or was killed"):
+    with pytest.raises(BadInputError, match="the run was killed"):
         main([str(run), "--url", "127.0.0.1:1"])
 
 

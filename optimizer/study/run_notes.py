@@ -1,0 +1,124 @@
+"""Notes for the user on the measurements of a run, on its recommendation and on its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from objectives.confidence import Verdict
+from objectives.load_sequence import MARGIN
+from objectives.metrics import METRICS
+from optimizer.config import execution
+from optimizer.config.model_source import served_models
+from optimizer.config.search_space import Problem
+from optimizer.confirmation.next_test import next_verdict
+from optimizer.core.notes import (
+    ConfirmationComplete,
+    DisturbedWindowsCounted,
+    HighestConcurrency,
+    LessThanInSearch,
+    NextVerdictNeeds,
+    Note,
+    RefusalsSimulated,
+    SearchConverged,
+    SettingsUnread,
+)
+from optimizer.core.trial import Point, Trial
+from optimizer.machine.conditions import speed_note
+from optimizer.machine.gpu_readings import throttle_note
+from optimizer.measure.load_client.open_loop import lateness_note
+from optimizer.options.run_options import RunOptions
+from optimizer.results.recommendation import Outcome
+from optimizer.search import SMALLEST_GAIN
+from optimizer.study.run_record import RunRecord
+from optimizer.study.study import StudyResult
+from optimizer.study.task import Task
+
+CLEARLY_LESS = 0.7  # of the throughput of the search, which overestimates the best by less than that
+
+
+def notes_on_measurements(trials: Sequence[Trial]) -> list[Note | None]:
+    """Return notes for the user on the measurements of all sessions of a run."""
+    measurements = [measurement for trial in trials for _, measurement in trial.measurements]
+    measurements += [again.measurement for trial in trials for again in trial.confirmations]
+    return [
+        throttle_note([measurement.gpu_throttling for measurement in measurements]),
+        lateness_note(measurements),
+        speed_note(measurements),
+    ]
+
+
+def notes_on_outcome(outcome: Outcome, trials: Sequence[Trial], task: Task, options: RunOptions) -> list[Note | None]:
+    """Return notes for the user on the recommendation."""
+    unread: tuple[str, ...] = ()
+    if outcome.recommended and options.target == "embedded":
+        configs = served_models(task.source, outcome.recommended.candidate).configs
+        unread = execution.unread_settings(configs.values())
+    return [
+        _highest_concurrency(outcome, task.problem),
+        _less_than_in_search(outcome, trials, task.problem),
+        _disturbed_windows_counted(outcome),
+        SettingsUnread(unread) if unread else None,
+    ]
+
+
+def notes_on_end(result: StudyResult, record: RunRecord, confirm_seconds: float | None) -> list[Note | None]:
+    """Return notes for the user on the end of a study, and on the rest of a confirmation that continues."""
+    notes: list[Note | None] = [
+        _refusals_note(result.trials, record),
+        SearchConverged(SMALLEST_GAIN) if record.search_ended == "converged" else None,
+    ]
+    if confirm_seconds is not None and (plan := record.confirmation_plan()) is not None:
+        test = next_verdict(plan, result.trials, record.task.problem)
+        notes.append(NextVerdictNeeds(test.missing_servers, test.seconds) if test else ConfirmationComplete())
+    return notes
+
+
+def _highest_concurrency(outcome: Outcome, problem: Problem) -> HighestConcurrency | None:
+    """Return a note if the profile, and not the latency bound, limits the recommended load."""
+    best = outcome.recommended
+    if best is None or problem.open_loop or not problem.sla.latencies:
+        return None
+    is_well_inside = problem.sla.share_of_bound(best.measurement) < math.exp(-MARGIN)
+    is_highest = best.load.concurrency >= problem.max_concurrency
+    return HighestConcurrency(best.load.concurrency) if is_highest and is_well_inside else None
+
+
+def _less_than_in_search(outcome: Outcome, trials: Sequence[Trial], problem: Problem) -> LessThanInSearch | None:
+    """Return a note if the recommendation passed with clearly less throughput than the search measured."""
+    best = outcome.recommended
+    if best is None or outcome.confirmed is None or outcome.confirmed.judged.verdict is not Verdict.PASS:
+        return None
+    searched = [
+        Point(trial.number, trial.candidate, load, measurement)
+        for trial in trials
+        if trial.number == best.trial
+        for load, measurement in trial.measurements
+    ]
+    expected = problem.best_point(searched)
+    if expected is None or best.throughput_infer_per_sec >= CLEARLY_LESS * expected.throughput_infer_per_sec:
+        return None
+    return LessThanInSearch(expected.throughput_infer_per_sec, best.throughput_infer_per_sec)
+
+
+def _disturbed_windows_counted(outcome: Outcome) -> DisturbedWindowsCounted | None:
+    """Return a note if the recommendation passed with windows in which the machine was disturbed."""
+    judged = outcome.confirmed.judged if outcome.confirmed else None
+    if judged is None or judged.verdict is not Verdict.PASS or not judged.counts_disturbed:
+        return None
+    return DisturbedWindowsCounted(judged.disturbed_share)
+
+
+def _refusals_note(trials: Sequence[Trial], record: RunRecord) -> Note | None:
+    """Return a note on the simulated refusals of a limited queue; None if the search did not simulate any."""
+    problem, options = record.task.problem, record.environment.options
+    has_bound = any(METRICS[bound.metric].counted for bound in problem.sla)
+    if options.search != "simulated" or not problem.is_simulated or not has_bound or not problem.may_refuse:
+        return None
+    from optimizer.search.candidate_selector import fit_surrogate  # imports SciPy
+
+    try:
+        refusals = fit_surrogate(problem, trials, options.seed).refusals
+    except ValueError:  # nothing was measured
+        return None
+    return RefusalsSimulated(refusals.compared, refusals.agreed, refusals.is_trusted) if refusals.compared else None
