@@ -45,7 +45,8 @@ def test_a_search_that_measured_much_more_is_noted(factor: float, is_noted: bool
         for window in Drawing().measure_windows(Endpoint("", FASTER), load, 0.5, 8)
     ]
     measured = factor * (windows[0].measurement.throughput_infer_per_sec or 0.0)
-    trial = Trial(1, FASTER, ((load, Measurement(measured, latency_p95_ms=12.0)),), confirmations=tuple(windows))
+    searched = Measurement(measured, latency_p95_ms=12.0, stable=True)
+    trial = Trial(1, FASTER, ((load, searched),), confirmations=tuple(windows))
     outcome = assess([trial], problem, BASELINE, FAST)
     assert outcome.confirmed is not None
     assert outcome.recommended is not None
