@@ -26,13 +26,12 @@ COMPILE_SECONDS = 600.0
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def compile_loop(module: str, simulate: Callable[[], object], say: Callable[[str], None]) -> None:
-    """Load the event loop ``module`` by ``simulate``, a function of a module.
+def compile_loop(source: Path, simulate: Callable[[], object], say: Callable[[str], None]) -> None:
+    """Load the event loop in the file ``source`` by ``simulate``, a function of a module.
 
     If it has to be compiled first (about 10 s), ``say`` so, and let a child process do it.
     """
-    python = f"py{sys.version_info.major}{sys.version_info.minor}"
-    if not any(_code_folder().glob(f"*/{module}.*.{python}.nbi")):
+    if not _is_compiled(source):
         say("compiling the simulator (once)")
         _compile_in_child(simulate)
     pool = ThreadPoolExecutor(1)  # an interrupt, which only the main thread sees, can make LLVM free memory twice
@@ -40,6 +39,13 @@ def compile_loop(module: str, simulate: Callable[[], object], say: Callable[[str
         pool.submit(simulate).result()
     finally:
         pool.shutdown(wait=False)
+
+
+def _is_compiled(source: Path) -> bool:
+    """Return whether there is code of the present version of ``source``."""
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    indexes = _code_folder().glob(f"*/{source.stem}.*.{python}.nbi")
+    return any(index.stat().st_mtime > source.stat().st_mtime for index in indexes)
 
 
 def _compile_in_child(simulate: Callable[[], object]) -> None:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -174,7 +175,7 @@ def simulated_rows(scenarios: Sequence[BatchingScenario], lengths: RequestLength
 
 def compile_batching(say: Callable[[str], None]) -> None:
     """Load the compiled simulator; ``say`` so if it has to be compiled first."""
-    compile_loop("iteration_loop", simulate_smallest, say)
+    compile_loop(Path(__file__).with_name("iteration_loop.py"), simulate_smallest, say)
 
 
 def simulate_smallest() -> None:

@@ -18,6 +18,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
@@ -110,7 +111,7 @@ def trace(
 
 def compile_simulator(say: Callable[[str], None]) -> None:
     """Load the compiled simulator; ``say`` so if it has to be compiled first."""
-    compile_loop("event_loop", simulate_smallest, say)
+    compile_loop(Path(__file__).with_name("event_loop.py"), simulate_smallest, say)
 
 
 def simulate_smallest() -> None:
