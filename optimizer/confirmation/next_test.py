@@ -22,14 +22,12 @@ from optimizer.simulator.speed_correction import fit_speed_correction
 class NextTest:
     """The candidate of ``point``, whose next verdict needs ``missing_servers`` that are measured by ``server``.
 
-    If ``is_predicted`` is False, the loads of the candidate were not predicted yet, and the load of ``server`` is the
-    best one of the search.
+    The load of ``server`` is the best one of the search if the loads of the candidate were not predicted yet.
     """
 
     point: Point
     server: ServerPlan
     missing_servers: int
-    is_predicted: bool = True
 
     @property
     def seconds(self) -> float:
@@ -70,7 +68,7 @@ def next_test(
             continue
         if predictions is None:
             server = plan_server(point, point.load, problem.request_times, sla=problem.sla)
-            tests.append(NextTest(point, server, LOOKS[0], is_predicted=False))
+            tests.append(NextTest(point, server, LOOKS[0]))
             states.append(CandidateState(passed=0.0, expected=0.0))
             continue
         own = CandidateTests(

@@ -1,7 +1,7 @@
 """Notes for people on a run, a sweep or a verification: a closed list of facts, each with its sentence.
 
-A note is an object of one of the classes below. ``str(note)`` is its sentence, which only people read: what a later
-step needs is a field of ``run.json`` or of a measurement.
+A note is an object of one of the classes below. ``str(note)`` is its sentence, which only people read. Later steps
+read fields of ``run.json`` and of measurements.
 """
 
 from __future__ import annotations
@@ -466,7 +466,7 @@ class HighestConcurrency(Note):
 
 @dataclass(frozen=True, slots=True)
 class LessThanInSearch(Note):
-    """On fresh servers, the recommended configuration passed only at loads with clearly less throughput."""
+    """Fresh servers passed only at loads with clearly less throughput than the search measured."""
 
     searched_infer_per_sec: float
     passed_infer_per_sec: float

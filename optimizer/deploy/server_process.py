@@ -227,7 +227,7 @@ class Server(ABC):
         self.stop()
         logged = self.logged_error() or last_output(self.log, self._log_start)
         message = f"{cause}: {logged}" if logged else cause
-        return ServerCrashed(message, log=self.log, lacks_gpu_memory=lacks_gpu_memory(logged))
+        return ServerCrashed(message, log=self.log, lacks_gpu_memory=lacks_gpu_memory(message))
 
     def logged_error(self) -> str:
         """Return the last error in the log since ``mark_log``; empty if there is none."""

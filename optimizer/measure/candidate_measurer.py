@@ -14,7 +14,7 @@ from optimizer.core.trial import LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 
 MAX_CRASHES = 3  # crashes of a configuration before it counts as infeasible
-HOPELESS = "given up after a first short window"  # reason in the trials table
+GIVEN_UP = "given up after a first short window"  # reason in the trials table
 
 
 @dataclass
@@ -88,7 +88,7 @@ class CandidateMeasurer:
                     if not is_warm:
                         window = self.measurer.warm_up(endpoint, load, confirming=fresh)
                         if window is not None and is_hopeless(window):
-                            trial = self.measurer.record(trial, load, replace(window, reason=HOPELESS))
+                            trial = self.measurer.record(trial, load, replace(window, reason=GIVEN_UP))
                             return
                         is_warm = True
                     trial = measure(trial, endpoint, load)

@@ -100,9 +100,9 @@ def unfinished(run: FinishedRun) -> str:
     """Return why ``run`` is incomplete, such as ``the run was interrupted``; empty for one that ended normally."""
     if run.status in ("found", "none"):
         return ""
-    reason = one_line(str(run.info.get("reason", "")), LONGEST_REASON)
     if run.status == "running":
         return "the run is still running" if run.folder.writer() else "the run was killed"
+    reason = one_line(str(run.info.get("reason", "")), LONGEST_REASON)
     state = _UNFINISHED_STATES.get(run.status, f"has the status {one_line(run.status, LONGEST_REASON)}")
     return f"the run {state}{f' ({reason})' if reason else ''}"
 

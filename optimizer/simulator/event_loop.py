@@ -382,7 +382,7 @@ def _next_events(instances: Ints) -> tuple[int, int, int, int]:
 
 @inlined
 def _is_over(s: State, point: Ints) -> bool:
-    """Return whether the interval has ended, before the time goes on."""
+    """Return whether the interval has ended. The time is then not advanced."""
     if s.completed + s.refusals >= s.total:
         return True
     if not s.measuring or s.measured < point[WANTED] or s.last_end != s.now:
@@ -392,7 +392,7 @@ def _is_over(s: State, point: Ints) -> bool:
 
 @inlined
 def _advance(s: State, point: Ints, time: int) -> None:
-    """Let the time go on, after the start of the interval if the warm-up is over."""
+    """Advance the time. If the warm-up is over, the interval starts first."""
     if not s.measuring and s.completed >= point[WARM_UP] and s.last_end == s.now:
         s.measuring = True
         s.opened, s.anchor = s.now, s.last_ender
@@ -608,7 +608,7 @@ def _has_slot(s: State, point: Ints, instances: Ints) -> bool:
 
 @inlined
 def _form(s: State, point: Ints, flight: Ints, hit: Ints, following: Ints) -> tuple[int, int]:
-    """Decide what the batcher does with the queue and the current payload, which may grow.
+    """Decide how the batcher extends its current payload from the queue.
 
     This is the loop over the queue of Triton's ``GetDynamicBatch`` in closed form, as all requests are alike. Return
     the number of requests that join the payload, and the time to wait instead (0: do not wait).

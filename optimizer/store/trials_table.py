@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from objectives.metrics import Measurement
-from optimizer.core.errors import BadInputError
+from optimizer.core.errors import BadInputError, DeploymentError
 from optimizer.core.file_writing import write_error
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Confirmation, FieldValue, LoadPoint, Trial
@@ -232,14 +232,7 @@ def _with_row(trial: Trial, row: TrialRow, load: LoadPoint | None) -> Trial:
     if row.deploy_seconds is not None:  # a later row differs if it was deployed again after a crash
         trial = replace(trial, deploy_seconds=row.deploy_seconds)
     if load is None:
-        return Trial(
-            trial.number,
-            trial.candidate,
-            status="failed",
-            reason=row.measurement.reason,
-            deploy_seconds=trial.deploy_seconds,
-            lacks_gpu_memory=row.lacks_gpu_memory,
-        )
+        return trial.with_failure(DeploymentError(row.measurement.reason, lacks_gpu_memory=row.lacks_gpu_memory))
     if row.confirmation is None:
         return replace(trial, measurements=(*trial.measurements, (load, row.measurement)))
     confirmation = Confirmation(row.confirmation, load, row.measurement, row.confirmation_error or 0.0)

@@ -15,10 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from optimizer.core.errors import LoadRefused
-from optimizer.core.trial import Candidate
+from optimizer.core.errors import LoadRefused, ServerCrashed
+from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.repository import read_source
 from tests.repositories import ENSEMBLE_CONFIG, SLEEPER_CONFIG, stored, write_python_model, write_sleeper
 
@@ -37,6 +38,14 @@ class TritonPythonModel:
 
     def execute(self, requests):
         return []
+"""
+DYING_MODEL = """\
+import os
+
+class TritonPythonModel:
+    def execute(self, requests):
+        print("RuntimeError: CUDA out of memory. Tried to allocate 8.39 GiB.", flush=True)
+        os._exit(1)
 """
 ONE = Candidate(8)
 DELAY = "first/max_queue_delay_microseconds"
@@ -68,6 +77,16 @@ def test_after_too_many_instances_the_next_candidate_has_the_whole_memory(target
         assert caught.value.lacks_gpu_memory
         with target.deploy(candidate):
             pass
+
+
+def test_a_model_that_dies_for_lack_of_memory_lacks_gpu_memory(tmp_path: Path) -> None:
+    write_python_model(tmp_path / "models", "m", DYING_MODEL)
+    source, installed = stored(tmp_path / "models")("m"), runtime.ensure(print)
+    perf_analyzer = PerfAnalyzer(installed.perf_analyzer, installed.perf_analyzer_libraries, tmp_path / "load")
+    with contextlib.closing(EmbeddedTarget(source, log=tmp_path / "log", say=print)) as target:
+        with pytest.raises(ServerCrashed, match="CUDA out of memory") as caught, target.deploy(ONE) as endpoint:
+            perf_analyzer.measure(endpoint, LoadPoint(1, 1))
+        assert caught.value.lacks_gpu_memory
 
 
 def test_all_instances_are_new(tmp_path: Path) -> None:

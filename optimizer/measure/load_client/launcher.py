@@ -45,7 +45,7 @@ from optimizer.measure.load_client.priorities import ALIKE
 from optimizer.measure.load_client.shared_tensors import SentRequests, in_shared_memory, output_bytes
 from optimizer.measure.perf_output import read_statistics, with_statistics
 from optimizer.measure.server_health import is_alive, silent_server
-from optimizer.measure.server_messages import model_died, without_traceback
+from optimizer.measure.server_messages import lacks_gpu_memory, model_died, without_traceback
 from optimizer.model.inference_requests import stream_requests, to_message
 
 if TYPE_CHECKING:
@@ -257,10 +257,12 @@ class LoadClientGenerator:
         with self._sending(endpoint, messages, concurrency) as sent:
             record, client_seconds = self._run_client(endpoint, plan, sent, schedule.planned_ns, order.tolist())
         if (record.overload or record.error) and (silent := silent_server(endpoint)):
-            raise ServerCrashed(f"{without_traceback(record.error) or record.overload}; {silent} no longer answers")
+            reason = f"{without_traceback(record.error) or record.overload}; {silent} no longer answers"
+            raise ServerCrashed(reason, lacks_gpu_memory=lacks_gpu_memory(reason))
         fatal = next(filter(model_died, (record.error, *(record.failures or ()))), "")
         if record.hangs or fatal:
-            raise ServerCrashed(without_traceback(fatal or record.error))
+            reason = without_traceback(fatal or record.error)
+            raise ServerCrashed(reason, lacks_gpu_memory=lacks_gpu_memory(reason))
         sizes, priorities = messages.sizes, messages.priorities
         if len(order):
             sizes, priorities = sizes[order], priorities[order] if len(priorities) else ALIKE

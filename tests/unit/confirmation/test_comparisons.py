@@ -32,14 +32,8 @@ from tests.drawn_server import (
     SERVED,
     Drawing,
     confirm,
-    drawn_problem,
     searched,
 )
-
-
-@pytest.fixture
-def problem() -> Problem:
-    return drawn_problem()
 
 
 @dataclass(frozen=True)

@@ -53,11 +53,6 @@ from tests.drawn_server import (
 )
 
 
-@pytest.fixture
-def problem() -> Problem:
-    return drawn_problem()
-
-
 def judged_loads(trials: list[Trial], problem: Problem) -> dict[tuple[Candidate, int], ConfirmedLoad]:
     """Return the confirmations with a test, by candidate and requests in flight."""
     confirmed = judge_confirmations(trials, problem)

@@ -92,11 +92,6 @@ class Sessions:
 
 
 @pytest.fixture
-def problem() -> Problem:
-    return drawn_problem()
-
-
-@pytest.fixture
 def new_sessions(problem: Problem, tmp_path: Path) -> Callable[[], Sessions]:
     def new(**server: object) -> Sessions:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))

@@ -25,6 +25,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.results import verification
 from optimizer.results.finished_run import read_run
 from optimizer.results.verification import verification_candidates
+from optimizer.store.run_folder import RunFolder
 from tests.conftest import measurement
 from tests.emitted_files import (
     GPUS,
@@ -349,6 +350,12 @@ def refused(*words: str | Path) -> str:
 def test_a_run_that_has_not_ended(status: str, tmp_path: Path) -> None:
     run = write_run(tmp_path, status=status)
     assert f"continue it with `tune --resume {run}`" in refused(run)
+
+
+def test_a_run_at_work(tmp_path: Path) -> None:
+    run = write_run(tmp_path, status="running")
+    with RunFolder(run).locked():
+        assert "the run is still running and has no final recommendation; wait until it ends" in refused(run)
 
 
 def test_a_run_without_a_recommendation(tmp_path: Path) -> None:

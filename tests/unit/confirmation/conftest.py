@@ -1,0 +1,13 @@
+"""The problem of the drawn server, which the tests of the confirmation share."""
+
+from __future__ import annotations
+
+import pytest
+
+from optimizer.config.search_space import Problem
+from tests.drawn_server import drawn_problem
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return drawn_problem()
