@@ -132,14 +132,22 @@ def test_a_server_killed_while_it_streams_is_reported(
         generator.measure_windows(endpoint, load, 10.0, 3)
 
 
-def test_requests_of_one_length_do_not_end_in_waves(streamer: EmbeddedTarget, tmp_path: Path) -> None:
+def test_requests_of_one_length_do_not_end_in_waves(
+    streamer: EmbeddedTarget, tmp_path: Path, records: list[SendRecord]
+) -> None:
+    concurrency, responses = 20, 40
     with streamer.deploy(CANDIDATE) as endpoint:
-        generator = new(ClosedLoopGenerator, tmp_path, 40)
-        windows = generator.measure_windows(endpoint, LoadPoint(1, concurrency=20), 0.5, 8)
+        generator = new(ClosedLoopGenerator, tmp_path, responses)
+        windows = generator.measure_windows(endpoint, LoadPoint(1, concurrency=concurrency), 0.5, 8)
     assert 1 < len(windows) <= 8
     assert min(window.requests or 0 for window in windows) >= FEWEST_STREAMED
-    rates = [window.throughput_infer_per_sec or 0.0 for window in windows]
-    assert max(rates) < 1.5 * min(rates), rates
+    (record,) = records
+    shortest_ns = 1e7 * responses  # the model waits 10 ms before each response
+    assert np.ptp(record.sent_ns[:concurrency]) > shortest_ns / 2, "the first requests are sent one after the other"
+    ended_ns = np.sort(record.answered_ns)
+    limits_ns = [ended_ns - shortest_ns / 20, ended_ns + shortest_ns / 20]
+    before, after = (np.searchsorted(ended_ns, limit_ns) for limit_ns in limits_ns)
+    assert np.median(after - before) < concurrency / 2, "few requests end within a tenth of a request's duration"
 
 
 @pytest.mark.parametrize("responses", [5, 150])
