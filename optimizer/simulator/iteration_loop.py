@@ -1,15 +1,17 @@
 """The discrete-event loop of continuous batching, compiled to machine code by Numba.
 
-Import this module only where something is simulated: the import loads the compiler. Times are in seconds.
+Import this module only where something is simulated: the import loads the compiler. Times are in seconds. Compiled
+functions must be in the file of those that call them: Numba would not compile the callers again when they change.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple, cast
 
 import numpy as np
 
-from optimizer.simulator.compilation import Floats, Ints, compiled, compiled_once
+from optimizer.simulator.compilation import Floats, Ints, compiled, compiled_once, inlined
 
 # columns of ``scenarios``
 SLOTS = 0  # the most running sequences of an instance
@@ -46,7 +48,106 @@ SECONDS, TOKENS, PASSES, SEQUENCES, RUNNING, MEASURED, WITH_BETWEEN = 0, 1, 2, 3
 TOTALS = 7
 
 NEVER = np.inf
+NONE = cast(int, np.int64(-1))  # instead of an instance; a literal would have another type
 MOST_PASSES = 5  # that are simulated together while other instances may change the speed
+
+
+class Stream(NamedTuple):
+    """The requests of all simulations: rings of the same length, used cyclically.
+
+    Attributes:
+        prompts: Tokens of successive prompts.
+        outputs: Tokens of successive outputs.
+        delays: Exponentially distributed numbers of mean 1.
+    """
+
+    prompts: Ints
+    outputs: Ints
+    delays: Floats
+
+
+class Requests(NamedTuple):
+    """The requests of a simulation.
+
+    Attributes:
+        sent: Time at which each request was sent.
+        first: Time of its first response.
+        arriving: Requests on the way to the server, in the order of their arrival.
+        arrives: Time at which they arrive.
+        batcher: Requests in Triton's batcher.
+    """
+
+    sent: Floats
+    first: Floats
+    arriving: Ints
+    arrives: Floats
+    batcher: Ints
+
+
+class Instances(NamedTuple):
+    """The instances of a simulation; the first index of each array, except ``pass_s``, is the instance.
+
+    Attributes:
+        queue: Ring buffer of the requests in its queue.
+        queue_head: Place of the oldest of them.
+        queued: Number of them.
+        running: Requests of the running sequences.
+        lacking: Tokens that these lack.
+        active: Number of running sequences.
+        kept_tokens: Their tokens, in the KV cache.
+        passes: Passes that are computed together.
+        admitted: Requests whose prompts are computed before these passes.
+        begun: When the passes began.
+        ends: When the next event ends: the passes, or the sending of their responses; NEVER if it is idle.
+        factor: On the time of the passes.
+        is_sending: Whether it sends the responses of the last pass.
+        pass_s: Time of a pass by the number of running sequences.
+    """
+
+    queue: Ints
+    queue_head: Ints
+    queued: Ints
+    running: Ints
+    lacking: Ints
+    active: Ints
+    kept_tokens: Ints
+    passes: Ints
+    admitted: Ints
+    begun: Floats
+    ends: Floats
+    factor: Floats
+    is_sending: Ints
+    pass_s: Floats
+
+
+class State:
+    """The state of a simulation: the fields of a NumPy record, all 0 at first."""
+
+    offset: int  # place of the first request in the rings
+    now: float
+    # requests: how many were sent, have ended, were measured
+    issued: int
+    ended: int
+    measured: int
+    with_between: int  # measured ones with more than one token
+    enough: int  # measured ones at which the simulation ends
+    # requests on the way to the server are from head to tail
+    head: int
+    tail: int
+    # the batcher
+    in_batcher: int
+    due: float  # when the oldest prompt has waited long enough; NEVER without one
+    # the instances
+    next_instance: int
+    busy: int
+    # the interval
+    opened: float
+    closed: float
+
+
+STATE_RECORD = np.dtype(
+    [(name, {"int": np.int64, "float": np.float64}[kind]) for name, kind in State.__annotations__.items()]
+)
 
 
 @compiled_once
@@ -63,12 +164,15 @@ def simulate_scenarios(
         delays: [ring], exponentially distributed numbers of mean 1.
         results: [scenarios, RESULTS].
     """
+    stream = Stream(prompts, outputs, delays)
     for i in range(len(scenarios)):
         scenario, result = scenarios[i], results[i]
         requests, repeats = int(scenario[WANTED]), int(scenario[REPEATS])
         times, totals = np.empty((KINDS, requests * repeats)), np.zeros(TOTALS)
         for repeat in range(repeats):
-            _simulate(scenario, factors[i], prompts, outputs, delays, repeat * len(prompts) // repeats, times, totals)
+            states = np.zeros(1, STATE_RECORD)
+            states[0].offset = repeat * len(prompts) // repeats
+            _simulate(states[0], scenario, factors[i], stream, times, totals)
         seconds, passes = totals[SECONDS], max(totals[PASSES], 1.0)
         result[TOKENS_PER_S] = totals[TOKENS] / seconds
         result[TOGETHER] = max(totals[SEQUENCES] / passes, 1.0)
@@ -85,177 +189,231 @@ def simulate_scenarios(
 
 
 @compiled
-def _simulate(
+def _simulate(s: State, scenario: Floats, factors: Floats, stream: Stream, times: Floats, totals: Floats) -> None:
+    """Add one simulation to ``times`` [KINDS, requests] and ``totals``."""
+    number, concurrency = int(scenario[INSTANCES]), int(scenario[CONCURRENCY])
+    slots = min(int(scenario[SLOTS]), concurrency)
+    total = int(scenario[WARM_UP]) + int(scenario[WANTED]) + concurrency
+    requests = Requests(
+        np.empty(total), np.empty(total), np.empty(total, np.int64), np.empty(total), np.empty(concurrency, np.int64)
+    )
+    instances = Instances(
+        np.empty((number, concurrency), np.int64),
+        np.zeros(number, np.int64),
+        np.zeros(number, np.int64),
+        np.empty((number, slots), np.int64),
+        np.empty((number, slots), np.int64),
+        np.zeros(number, np.int64),
+        np.zeros(number, np.int64),
+        np.zeros(number, np.int64),
+        np.zeros(number, np.int64),
+        np.zeros(number),
+        np.full(number, NEVER),
+        np.ones(number),
+        np.zeros(number, np.bool_),
+        scenario[FIXED] + scenario[SEQUENCE] * np.arange(slots + 1) ** scenario[POWER],
+    )
+    s.due = NEVER
+    s.measured, s.with_between = int(totals[MEASURED]), int(totals[WITH_BETWEEN])
+    s.enough = s.measured + int(scenario[WANTED])
+    _send_first(s, scenario, requests, instances.pass_s[1] * factors[0] * np.mean(stream.outputs))
+    while s.measured < s.enough:
+        j = int(np.argmin(instances.ends))
+        end, arrival = instances.ends[j], requests.arrives[s.head] if s.head < s.tail else NEVER
+        if end > arrival or end > s.due:
+            j = _advance_batcher(s, scenario, stream, requests, instances)
+            if j < 0 or instances.ends[j] < NEVER:
+                continue
+        elif instances.is_sending[j]:
+            s.now = end
+            instances.is_sending[j], instances.ends[j] = False, NEVER
+            s.busy -= 1
+        else:
+            _end_passes(s, scenario, stream, requests, instances, times, totals, j)
+            continue
+        longest = _admit(s, scenario, stream, instances, j)
+        if instances.active[j] > 0:
+            _begin_passes(s, scenario, factors, requests, instances, longest, j)
+    totals[SECONDS] += s.closed - s.opened
+    totals[MEASURED], totals[WITH_BETWEEN] = s.measured, s.with_between
+
+
+@inlined
+def _send_first(s: State, scenario: Floats, requests: Requests, alone: float) -> None:
+    """Send the first requests, spread over the time ``alone`` that one takes alone."""
+    concurrency = int(scenario[CONCURRENCY])
+    for i in range(concurrency):
+        requests.sent[i] = alone * i / concurrency
+        requests.arriving[i], requests.arrives[i] = i, requests.sent[i] + scenario[ROUND_TRIP] / 2
+    s.issued = s.tail = concurrency
+
+
+@inlined
+def _advance_batcher(s: State, scenario: Floats, stream: Stream, requests: Requests, instances: Instances) -> int:
+    """Let a request arrive, or the wait of the oldest prompt end.
+
+    Return the instance that gets the prompts in the batcher; NONE if they wait for others.
+    """
+    arrival = requests.arrives[s.head] if s.head < s.tail else NEVER
+    if arrival <= s.due:
+        s.now = arrival
+        requests.batcher[s.in_batcher] = requests.arriving[s.head]
+        s.head += 1
+        s.in_batcher += 1
+        if s.in_batcher == 1:
+            s.due = s.now + scenario[DELAY]
+        if scenario[DELAY] > 0 and s.in_batcher < int(scenario[FULL]):
+            return NONE
+    else:
+        s.now = s.due
+    j = _take_instance(s, scenario, stream, requests.batcher[0], len(instances.ends))
+    concurrency = instances.queue.shape[1]
+    for k in range(s.in_batcher):
+        instances.queue[j, (instances.queue_head[j] + instances.queued[j]) % concurrency] = requests.batcher[k]
+        instances.queued[j] += 1
+    s.in_batcher, s.due = 0, NEVER
+    return j
+
+
+@inlined
+def _take_instance(s: State, scenario: Floats, stream: Stream, request: int, number: int) -> int:
+    """Return the instance of ``number`` for the batch that begins with ``request``.
+
+    Triton wakes the instance that has waited longest for requests, with few exceptions.
+    """
+    delays, place = stream.delays, request + s.offset
+    if number > 1 and math.exp(-delays[(7 * place + 3) % len(delays)]) < scenario[RANDOM]:
+        return int(math.exp(-delays[(5 * place + 11) % len(delays)]) * number)
+    j = s.next_instance
+    s.next_instance = (j + 1) % number
+    return j
+
+
+@inlined
+def _admit(s: State, scenario: Floats, stream: Stream, instances: Instances, j: int) -> int:
+    """Admit requests from the queue of instance ``j``. Return the tokens of the longest prompt among them."""
+    concurrency, slots, ring = instances.queue.shape[1], instances.running.shape[1], len(stream.prompts)
+    new = longest = 0
+    while instances.queued[j] > 0 and instances.active[j] < slots:
+        request, count = instances.queue[j, instances.queue_head[j]], instances.active[j]
+        length, output = stream.prompts[(request + s.offset) % ring], stream.outputs[(request + s.offset) % ring]
+        if new > 0 and 0 < scenario[PROMPT_LIMIT] < max(longest, length) * (new + 1):
+            break
+        if count > 0 and 0 < scenario[KV_TOKENS] < instances.kept_tokens[j] + length + output:
+            break
+        longest = max(longest, length)
+        instances.queue_head[j] = (instances.queue_head[j] + 1) % concurrency
+        instances.queued[j] -= 1
+        instances.kept_tokens[j] += length + output
+        instances.running[j, count], instances.lacking[j, count] = request, output - 1
+        instances.active[j] += 1
+        new += 1
+    instances.admitted[j] = new
+    return longest
+
+
+@inlined
+def _begin_passes(
+    s: State, scenario: Floats, factors: Floats, requests: Requests, instances: Instances, longest: int, j: int
+) -> None:
+    """Begin the passes of instance ``j`` up to the next one that may change its running sequences."""
+    count, new, slots = instances.active[j], instances.admitted[j], instances.running.shape[1]
+    factor = instances.factor[j] = factors[s.busy]
+    s.busy += 1
+    instances.begun[j] = now = s.now
+    if new > 0:
+        now += factor * (scenario[FIXED] + scenario[PROMPT] * longest * new)
+        for k in range(count - new, count):
+            requests.first[instances.running[j, k]] = now
+    passes = instances.lacking[j, 0]
+    for k in range(1, count):
+        passes = min(passes, instances.lacking[j, k])
+    if passes == 0:  # outputs of one token end with the prompts; the others wait for their next pass
+        instances.passes[j], instances.ends[j] = 0, now
+        return
+    step = factor * instances.pass_s[count]
+    if count == slots:  # no request can be admitted before a sequence ends
+        if len(instances.ends) > 1:
+            passes = min(passes, MOST_PASSES)
+    elif passes > 1:  # nothing changes before the next request may arrive
+        horizon = min(requests.arrives[s.head] if s.head < s.tail else NEVER, s.due)
+        for end in instances.ends:
+            horizon = min(horizon, end + scenario[ROUND_TRIP] / 2)
+        if horizon < now + step * passes:
+            passes = 1 + max(0, int((horizon - now) / step))
+    instances.passes[j] = passes
+    instances.ends[j] = now + step * passes - factor * scenario[SEND] * (count - 1)
+
+
+@inlined
+def _end_passes(
+    s: State,
     scenario: Floats,
-    factors: Floats,
-    prompts: Ints,
-    outputs: Ints,
-    delays: Floats,
-    offset: int,
+    stream: Stream,
+    requests: Requests,
+    instances: Instances,
     times: Floats,
     totals: Floats,
+    j: int,
 ) -> None:
-    """Add one simulation to ``times`` [KINDS, requests] and ``totals``. ``offset`` is its place in the rings."""
-    instances, concurrency, ring = int(scenario[INSTANCES]), int(scenario[CONCURRENCY]), len(prompts)
-    slots = min(int(scenario[SLOTS]), concurrency)
-    delay, full = scenario[DELAY], int(scenario[FULL])
-    pass_s = scenario[FIXED] + scenario[SEQUENCE] * np.arange(slots + 1) ** scenario[POWER]  # by running sequences
-    one_way, send = scenario[ROUND_TRIP] / 2, scenario[SEND]
-    warm_up, wanted = int(scenario[WARM_UP]), int(scenario[WANTED])
-    total = warm_up + wanted + concurrency
-
-    sent, first = np.empty(total), np.empty(total)
-    # requests on the way to the server, in the order of their arrival
-    arriving, arrives = np.empty(total, np.int64), np.empty(total)
-    head = tail = 0
-    # requests in Triton's batcher and in the queue of each instance; at most ``concurrency`` exist at a time
-    batcher, in_batcher, due = np.empty(concurrency, np.int64), 0, NEVER
-    queue, queue_head = np.empty((instances, concurrency), np.int64), np.zeros(instances, np.int64)
-    queued, next_instance = np.zeros(instances, np.int64), 0
-    # running sequences of each instance, and the tokens that they lack
-    running, lacking = np.empty((instances, slots), np.int64), np.empty((instances, slots), np.int64)
-    count, kept_tokens = np.zeros(instances, np.int64), np.zeros(instances, np.int64)
-    # the passes that an instance computes together, with the prompts before them, and their end
-    passes, admitted = np.zeros(instances, np.int64), np.zeros(instances, np.int64)
-    begun, ends, factor = np.zeros(instances), np.full(instances, NEVER), np.ones(instances)
-    is_sending, busy = np.zeros(instances, np.bool_), 0
-
-    ended = 0
-    measured, with_between = int(totals[MEASURED]), int(totals[WITH_BETWEEN])
-    enough = measured + wanted
-    opened = closed = 0.0
-    # the first requests are spread over the time that one takes alone
-    alone = pass_s[1] * factors[0] * np.mean(outputs)
-    for i in range(concurrency):
-        sent[i] = alone * i / concurrency
-        arriving[i], arrives[i] = i, sent[i] + one_way
-    issued = tail = concurrency
-
-    while measured < enough:
-        j = int(np.argmin(ends))
-        arrival = arrives[head] if head < tail else NEVER
-        flush = False
-        if ends[j] <= arrival and ends[j] <= due and not is_sending[j]:  # the last pass is computed
-            now = ends[j]
-            sending = send * factor[j]
-            is_sending[j], ends[j] = True, now + sending * (count[j] - 1)
-            if ended >= warm_up:
-                totals[TOKENS] += admitted[j] + passes[j] * count[j]
-                totals[PASSES] += passes[j]
-                totals[SEQUENCES] += passes[j] * count[j]
-                totals[RUNNING] += (now - max(begun[j], opened)) * count[j]
-            for k in range(count[j]):
-                lacking[j, k] -= passes[j]
-                if lacking[j, k] > 0:
-                    continue
-                request, end = running[j, k], now + sending * k
-                length = outputs[(request + offset) % ring]
-                kept_tokens[j] -= prompts[(request + offset) % ring] + length
-                ended += 1
-                if ended == warm_up:
-                    opened = end
-                elif ended > warm_up and measured < enough:
-                    times[FIRST_RESPONSE, measured] = first[request] - sent[request] + one_way
-                    times[WHOLE, measured] = end - sent[request] + one_way
-                    if length > 1:
-                        times[BETWEEN, with_between] = (end - first[request]) / (length - 1)
-                        with_between += 1
-                    measured += 1
-                    closed = end
-                if issued < total:
-                    sent[issued] = end + one_way
-                    at = sent[issued] + one_way * delays[(issued + offset) % ring]
-                    _insert(issued, at, arriving, arrives, head, tail)
-                    issued += 1
-                    tail += 1
-            k = 0
-            while k < count[j]:
-                if lacking[j, k] > 0:
-                    k += 1
-                else:  # the last sequence moves to the free slot
-                    count[j] -= 1
-                    running[j, k], lacking[j, k] = running[j, count[j]], lacking[j, count[j]]
-            continue
-        if ends[j] <= arrival and ends[j] <= due:  # all responses are sent
-            now = ends[j]
-            is_sending[j], ends[j] = False, NEVER
-            busy -= 1
-        else:
-            if arrival <= due:  # a request arrives
-                now = arrival
-                batcher[in_batcher] = arriving[head]
-                head += 1
-                in_batcher += 1
-                if in_batcher == 1:
-                    due = now + delay
-                flush = delay <= 0 or in_batcher >= full
-            else:  # the oldest prompt in the batcher has waited long enough
-                now, flush = due, True
-            if not flush:
-                continue
-            # Triton wakes the instance that has waited longest for requests, with few exceptions
-            place = batcher[0] + offset
-            if instances > 1 and math.exp(-delays[(7 * place + 3) % ring]) < scenario[RANDOM]:
-                j = int(math.exp(-delays[(5 * place + 11) % ring]) * instances)
-            else:
-                j, next_instance = next_instance, (next_instance + 1) % instances
-            for k in range(in_batcher):
-                queue[j, (queue_head[j] + queued[j]) % concurrency] = batcher[k]
-                queued[j] += 1
-            in_batcher, due = 0, NEVER
-            if ends[j] < NEVER:
-                continue
-
-        # the instance admits requests and begins its next passes
-        new = longest = 0
-        while queued[j] > 0 and count[j] < slots:
-            request = queue[j, queue_head[j]]
-            length = prompts[(request + offset) % ring]
-            needed = length + outputs[(request + offset) % ring]
-            if new > 0 and 0 < scenario[PROMPT_LIMIT] < max(longest, length) * (new + 1):
-                break
-            if count[j] > 0 and 0 < scenario[KV_TOKENS] < kept_tokens[j] + needed:
-                break
-            longest = max(longest, length)
-            queue_head[j] = (queue_head[j] + 1) % concurrency
-            queued[j] -= 1
-            kept_tokens[j] += needed
-            running[j, count[j]] = request
-            lacking[j, count[j]] = outputs[(request + offset) % ring] - 1
-            count[j] += 1
-            new += 1
-        if count[j] == 0:
-            continue
-        factor[j] = factors[busy]
-        busy += 1
-        begun[j], admitted[j] = now, new
-        if new > 0:
-            now += factor[j] * (scenario[FIXED] + scenario[PROMPT] * longest * new)
-            for k in range(count[j] - new, count[j]):
-                first[running[j, k]] = now
-        passes[j] = np.min(lacking[j, : count[j]])
-        if passes[j] == 0:  # outputs of one token end with the prompts; the others wait for their next pass
-            ends[j] = now
-            continue
-        step = factor[j] * pass_s[count[j]]
-        if count[j] == slots:  # no request can be admitted before a sequence ends
-            if instances > 1:
-                passes[j] = min(passes[j], MOST_PASSES)
-        elif passes[j] > 1:  # nothing changes before the next request may arrive
-            horizon = min(arrives[head] if head < tail else NEVER, due, np.min(ends) + one_way)
-            if horizon < now + step * passes[j]:
-                passes[j] = 1 + max(0, int((horizon - now) / step))
-        ends[j] = now + step * passes[j] - factor[j] * send * (count[j] - 1)
-
-    totals[SECONDS] += closed - opened
-    totals[MEASURED], totals[WITH_BETWEEN] = measured, with_between
+    """End the passes of instance ``j``, which begins to send the responses of the last one."""
+    now, count, passes = instances.ends[j], instances.active[j], instances.passes[j]
+    sending = scenario[SEND] * instances.factor[j]
+    instances.is_sending[j], instances.ends[j] = True, now + sending * (count - 1)
+    if s.ended >= int(scenario[WARM_UP]):
+        totals[TOKENS] += instances.admitted[j] + passes * count
+        totals[PASSES] += passes
+        totals[SEQUENCES] += passes * count
+        totals[RUNNING] += (now - max(instances.begun[j], s.opened)) * count
+    for k in range(count):
+        instances.lacking[j, k] -= passes
+        if instances.lacking[j, k] <= 0:
+            request = instances.running[j, k]
+            place = (request + s.offset) % len(stream.prompts)
+            instances.kept_tokens[j] -= stream.prompts[place] + stream.outputs[place]
+            _end_request(s, scenario, stream, requests, times, request, now + sending * k)
+    kept = 0
+    while kept < instances.active[j]:
+        if instances.lacking[j, kept] > 0:
+            kept += 1
+        else:  # the last sequence moves to the free slot
+            last = instances.active[j] = instances.active[j] - 1
+            instances.running[j, kept] = instances.running[j, last]
+            instances.lacking[j, kept] = instances.lacking[j, last]
 
 
-@compiled
-def _insert(request: int, at: float, arriving: Ints, arrives: Floats, head: int, tail: int) -> None:
-    """Insert a request into those on the way, which are in the order of their arrival."""
-    place = tail
-    while place > head and arrives[place - 1] > at:
+@inlined
+def _end_request(
+    s: State, scenario: Floats, stream: Stream, requests: Requests, times: Floats, request: int, end: float
+) -> None:
+    """Count ``request``, whose last response is sent at ``end``, and let its client send the next one."""
+    ring, one_way = len(stream.outputs), scenario[ROUND_TRIP] / 2
+    length = stream.outputs[(request + s.offset) % ring]
+    s.ended += 1
+    if s.ended == int(scenario[WARM_UP]):
+        s.opened = end
+    elif s.ended > int(scenario[WARM_UP]) and s.measured < s.enough:
+        times[FIRST_RESPONSE, s.measured] = requests.first[request] - requests.sent[request] + one_way
+        times[WHOLE, s.measured] = end - requests.sent[request] + one_way
+        if length > 1:
+            times[BETWEEN, s.with_between] = (end - requests.first[request]) / (length - 1)
+            s.with_between += 1
+        s.measured += 1
+        s.closed = end
+    if s.issued < len(requests.sent):
+        requests.sent[s.issued] = end + one_way
+        at = requests.sent[s.issued] + one_way * stream.delays[(s.issued + s.offset) % ring]
+        _insert(s, requests, s.issued, at)
+        s.issued += 1
+
+
+@inlined
+def _insert(s: State, requests: Requests, request: int, at: float) -> None:
+    """Insert ``request``, which arrives ``at`` this time, into those on the way."""
+    arriving, arrives = requests.arriving, requests.arrives
+    place = s.tail
+    while place > s.head and arrives[place - 1] > at:
         arriving[place], arrives[place] = arriving[place - 1], arrives[place - 1]
         place -= 1
     arriving[place], arrives[place] = request, at
+    s.tail += 1
