@@ -15,7 +15,7 @@ from objectives.sla import UNITS
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.options.option import DEFAULTS, Option, ValueType
-from optimizer.options.option_reader import did_you_mean, written_values
+from optimizer.options.option_reader import flag_advice, written_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import GROUPS, OPTIONS
 from optimizer.options.values import QUOTE_LENGTH, parse_latency_bound, parse_optional, parse_path, parse_value, quote
@@ -34,6 +34,18 @@ class _NoColor(argparse.Action):
         os.environ["NO_COLOR"] = "1"
 
 
+class _StoreOnce(argparse.Action):
+    """Store the value of an option, or refuse another value than the one that was given before."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, flag: str | None = None
+    ) -> None:
+        before = getattr(namespace, self.dest, self.default)
+        if flag is not None and before not in (self.default, value):
+            raise BadInputError(f"{flag} {quote(value)}: it was given before as {quote(before)}; leave one out")
+        setattr(namespace, self.dest, value)
+
+
 class Parser(argparse.ArgumentParser):
     """An argparse parser with one-line errors; every command takes ``--no-color``.
 
@@ -50,6 +62,8 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             add_help=add_help,
         )
+        self.register("action", None, _StoreOnce)
+        self.register("action", "store", _StoreOnce)
         self.add_argument(
             "--no-color",
             action=_NoColor,
@@ -127,8 +141,9 @@ class Parser(argparse.ArgumentParser):
             is_short = word[:2] in known and f"-{flag}" not in known  # with its value, as -b8
             if _is_flag(word) and flag not in known and not is_short and not awaiting:
                 shown = (name for name, action in known.items() if action.help != argparse.SUPPRESS)
-                advice = f"{did_you_mean(flag, shown)} {self._advice()}".lstrip()
-                raise BadInputError(f"{quote(flag)} is not an option of `{self.prog}`; {advice}")
+                advice = flag_advice(flag, shown)
+                advice += " " if advice.endswith("?") else "; " if advice else ""
+                raise BadInputError(f"{quote(flag)} is not an option of `{self.prog}`; {advice}{self._advice()}")
             action = known.get(word)
             awaiting = word if action is not None and action.nargs is None else ""
 

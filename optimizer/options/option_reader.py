@@ -28,6 +28,24 @@ SIMILAR_FLAGS: Final = {  # the folder of the runs, which commands that write ru
     "--out": "--results",
     "--results": "--out",
 }
+_SEARCHED = "is searched; limit it in a profile, or measure given values with `tune sweep"
+_LATENCY = "a bound on the latency is written --sla-p95 20ms"
+_MODEL = "write the model without an option"
+SEARCH_ADVICE: Final = {  # for options of `tune sweep`, perf_analyzer and Model Analyzer that a search does not have
+    **dict.fromkeys(
+        ("--concurrency", "--concurrency-range", "--max-concurrency"), f"the concurrency {_SEARCHED} --concurrency`"
+    ),
+    **dict.fromkeys(
+        ("--request-rate", "--request-rate-range"),
+        "--load rate searches the highest rate; measure given rates with `tune sweep --request-rate`",
+    ),
+    "--max-batch-size": f"max_batch_size {_SEARCHED} --max-batch-size`",
+    "--max-queue-delay": f"the queue delay {_SEARCHED} --max-queue-delay`",
+    "--instance-count": f"the number of instances {_SEARCHED} --instance-count`",
+    **dict.fromkeys(("--latency", "--latency-threshold", "--latency-budget", "--percentile"), _LATENCY),
+    **dict.fromkeys(("--model-name", "--profile-models", "-m"), _MODEL),
+    "--triton-launch-mode": "the server is chosen with --target",
+}
 
 
 def check_options(options: RunOptions, explicit: Collection[str]) -> None:
@@ -197,7 +215,7 @@ def parse_values(
     for name, value in values.items():
         option = BY_NAME.get(name)
         if option is None or not is_known(option):
-            similar = did_you_mean(name, (other.flag for other in OPTIONS if is_known(other)))
+            similar = flag_advice(name, (other.flag for other in OPTIONS if is_known(other)))
             advice = similar or "`tune run --help-all` shows the options"
             raise OptionError(name, f"--{quote(name)}: unknown option; {advice}")
         if value is not None and value is not False:
@@ -205,13 +223,16 @@ def parse_values(
     return parsed
 
 
-def did_you_mean(flag: str, known: Iterable[str]) -> str:
-    """Return a question that proposes the ``known`` flag of SIMILAR_FLAGS, or those that are spelled most alike.
+def flag_advice(flag: str, known: Iterable[str]) -> str:
+    """Return advice on a flag that is not among the ``known`` ones.
 
-    It is empty if none is similar. Case, dashes and underscores do not count.
+    It is from SEARCH_ADVICE if these are options of a search, else it proposes the flag of SIMILAR_FLAGS, or those
+    that are spelled most alike; case, dashes and underscores do not count. It is empty if none is similar.
     """
-    known, similar = list(known), SIMILAR_FLAGS.get(f"--{flag.lstrip('-')}")
-    if similar in known:
+    known, name = list(known), flag if flag == "-m" else f"--{flag.lstrip('-').replace('_', '-')}"
+    if name in SEARCH_ADVICE and "--search" in known:
+        return SEARCH_ADVICE[name]
+    if (similar := SIMILAR_FLAGS.get(name)) in known:
         return f"did you mean {similar}?"
     word = _letters(flag[:LONGEST_FLAG])
     similarity = {other: difflib.SequenceMatcher(None, _letters(other), word).ratio() for other in known}

@@ -104,6 +104,19 @@ def sizes_given_twice(size: int | str, options: RunOptions) -> BadInputError:
     )
 
 
+def size_fault(options: RunOptions, profile: Profile | None, problem: str) -> BadInputError:
+    """Return an error about the samples of a request, which names what gives them: an option, a trace or a profile.
+
+    ``problem`` begins with the wrong value.
+    """
+    if not options.request_batch_size:
+        if trace_sizes(options) is not None:
+            return BadInputError(f"{one_line(options.arrivals)}: {SIZE} {problem}")
+        if profile is not None:
+            return profile.fault("request", "batch_size", problem=problem)
+    return BadInputError(f"--request-batch-size {problem}")
+
+
 def names_profile(options: RunOptions) -> bool:
     """Return whether ``options`` name a profile, rather than a model of a repository or a file."""
     is_model = _is_model_folder(options.model) or options.model.endswith(ENDINGS)
@@ -169,7 +182,13 @@ def _of_profile(
 ) -> NamedModel:
     batch = _batch(options, profile.request.batch_size)
     section = profile.space or SpaceSection()
-    _check(section, profile, batch.largest, serving.gpu_count)
+    _check(section, profile, serving.gpu_count)
+    if section.max_batch_size and 0 < max(section.max_batch_size) < batch.largest:
+        listed = ", ".join(map(str, section.max_batch_size))
+        problem = (
+            f"{batch.largest} is above every max_batch_size of the space ({listed}); lower it, or add a larger one"
+        )
+        raise size_fault(options, profile, problem)
     if isinstance(profile.model, BuiltModel):
         _refuse_others(options)
         source = _built(profile.model, _largest_batch(section, batch), options, serving, say)
@@ -198,7 +217,7 @@ def _of_profile(
     return NamedModel(source, batch, profile)
 
 
-def _check(section: SpaceSection, profile: Profile, batch: int, gpu_count: int) -> None:
+def _check(section: SpaceSection, profile: Profile, gpu_count: int) -> None:
     """Check the search space of ``profile`` before anything is built. Raises BadInputError."""
     for i, chosen in enumerate(section.instance_group_gpus or ()):
         if problem := gpu_placement.missing_gpu(INSTANCE_GPUS, chosen, gpu_count):
@@ -212,11 +231,6 @@ def _check(section: SpaceSection, profile: Profile, batch: int, gpu_count: int) 
             parse_cpus(chosen, among=usable_cpus())
         except ValueError as error:
             raise profile.fault("space", "server_cpus", i, problem=str(error)) from None
-    if section.max_batch_size and 0 < max(section.max_batch_size) < batch:
-        raise BadInputError(
-            f"--request-batch-size {batch} is above every max_batch_size of {profile.path} "
-            f"({', '.join(map(str, section.max_batch_size))}); lower it, or give space.max_batch_size a larger one"
-        )
 
 
 def _check_model_json(source: ModelSource, profile: Profile, *, is_remote: bool) -> None:

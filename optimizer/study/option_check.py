@@ -15,7 +15,7 @@ from optimizer.measure.load_client.request_trace import PRIORITY, SIZE, Recorded
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
-from optimizer.study.model_finder import NamedModel
+from optimizer.study.model_finder import NamedModel, size_fault
 
 
 def check_requests(named: NamedModel, score: ScoreSection | None, options: RunOptions) -> None:
@@ -27,31 +27,21 @@ def check_requests(named: NamedModel, score: ScoreSection | None, options: RunOp
             f"{flag}: labelled data are missing; write a profile with a score: section (see docs/output-check.md)"
         )
     if batch.largest > max(source.config.max_batch_size, 1):
-        raise _size_fault(
-            named,
+        raise size_fault(
             options,
+            named.profile,
             f"{batch.largest} is above the model's max_batch_size {source.config.max_batch_size}; lower it, or raise "
             "max_batch_size in config.pbtxt",
         )
     if batch.fixed is None and options.load != "rate":
-        raise _size_fault(
-            named,
+        raise size_fault(
             options,
+            named.profile,
             f"{one_line(str(batch))} is a mix of up to {batch.largest} samples per request, but perf_analyzer sends "
             "requests of one size: give one size, or send at a rate (--load rate; for a sweep --request-rate)",
         )
     if source.concurrent and options.load == "rate":
         raise BadInputError("--load rate sends to one model only: leave out the concurrent models, or --load rate")
-
-
-def _size_fault(named: NamedModel, options: RunOptions, problem: str) -> BadInputError:
-    """Return an error about the samples of a request, with the option or the line of the profile that gives them.
-
-    ``problem`` begins with the wrong value.
-    """
-    if named.profile and not options.request_batch_size:
-        return named.profile.fault("request", "batch_size", problem=problem)
-    return BadInputError(f"--request-batch-size {problem}")
 
 
 def check_server_settings(source: ModelSource, options: RunOptions, problem: Problem) -> None:
@@ -119,7 +109,7 @@ def check_own_client(named: NamedModel, options: RunOptions, problem: Problem) -
         raise BadInputError(f"--max-error-rate: {why}; {because}, so leave it out")
     if source.is_stateful and named.batch.largest > 1:
         because = f"{name} is stateful, and Triton takes one sample a request; write 1"
-        raise _size_fault(named, options, f"{named.batch.largest}: {because}")
+        raise size_fault(options, named.profile, f"{named.batch.largest}: {because}")
     if source.is_stateful and options.load == "rate":
         raise BadInputError(
             f"--load rate: {name} is stateful and is measured in a closed loop; use --load concurrency"

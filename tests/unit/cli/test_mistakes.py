@@ -30,6 +30,19 @@ FLAGS = [
         f"--max-instances is not an option of `tune run`; did you mean --max-instance-count? {ALL}",
     ),
     ("-budget 5m dlrm", f"-budget is not an option of `tune run`; did you mean --budget? {ALL}"),
+    (
+        "--concurrency 4 dlrm",
+        "--concurrency is not an option of `tune run`; the concurrency is searched; limit it in a profile, or "
+        f"measure given values with `tune sweep --concurrency`; {ALL}",
+    ),
+    (
+        "--latency-threshold 20 dlrm",
+        "--latency-threshold is not an option of `tune run`; a bound on the latency is written --sla-p95 20ms; "
+        f"{ALL}",
+    ),
+    ("-m dlrm", f"-m is not an option of `tune run`; write the model without an option; {ALL}"),
+    ("--sla-p95 20ms --sla-p95 30ms dlrm", "--sla-p95 30ms: it was given before as 20ms; leave one out"),
+    ("--budget=5m --budget 3m dlrm", "--budget 3m: it was given before as 5m; leave one out"),
     ("--frob dlrm", f"--frob is not an option of `tune run`; {ALL}"),
     ("--budget --max-trials 3 dlrm", f"argument --budget: expected one argument; {ALL}"),
     ("--budget -- dlrm", f"--budget --: -- only marks the end of the options; write a value; {ALL}"),

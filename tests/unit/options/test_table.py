@@ -11,7 +11,7 @@ from optimizer.cli.run import read_run_arguments
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option import Option
-from optimizer.options.option_reader import did_you_mean, parse_values, run_options, written_values
+from optimizer.options.option_reader import flag_advice, parse_values, run_options, written_values
 from optimizer.options.run_options import SLA_METRICS, RunOptions
 from optimizer.options.table import BY_NAME, GROUPS, OPTIONS
 
@@ -91,8 +91,8 @@ def test_the_parser_keeps_text() -> None:
 
 
 def test_the_name_of_the_results_folder_in_another_command_is_answered_with_the_one_here() -> None:
-    assert did_you_mean("--results", ["--out", "--no-report"]) == "did you mean --out?"
-    assert did_you_mean("--out", ["--results", "--no-report"]) == "did you mean --results?"
+    assert flag_advice("--results", ["--out", "--no-report"]) == "did you mean --out?"
+    assert flag_advice("--out", ["--results", "--no-report"]) == "did you mean --results?"
 
 
 def test_options_with_the_same_field_are_written_by_its_value() -> None:
