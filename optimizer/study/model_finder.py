@@ -185,10 +185,8 @@ def _of_profile(
     _check(section, profile, serving.gpu_count)
     if section.max_batch_size and 0 < max(section.max_batch_size) < batch.largest:
         listed = ", ".join(map(str, section.max_batch_size))
-        problem = (
-            f"{batch.largest} is above every max_batch_size of the space ({listed}); lower it, or add a larger one"
-        )
-        raise size_fault(options, profile, problem)
+        above = f"{batch.largest} is above every max_batch_size of {profile.path} ({listed})"
+        raise size_fault(options, profile, f"{above}; lower it, or add a larger one to the space")
     if isinstance(profile.model, BuiltModel):
         _refuse_others(options)
         source = _built(profile.model, _largest_batch(section, batch), options, serving, say)
