@@ -18,10 +18,14 @@ def shipped_folder(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return ``$TRITUNE_CACHE`` if it is set, otherwise ``tritune`` in the user's cache folder."""
+    """Return ``$TRITUNE_CACHE`` if it is set, otherwise ``tritune`` in the user's cache folder.
+
+    This is ``$XDG_CACHE_HOME``, or ``~/.cache`` if that is not set or relative (XDG Base Directory Specification).
+    """
     if folder := os.environ.get("TRITUNE_CACHE"):
         return Path(folder).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tritune"
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "")).expanduser()
+    return (caches if caches.is_absolute() else Path("~/.cache").expanduser()) / "tritune"
 
 
 def stored_bytes(*paths: Path) -> int:

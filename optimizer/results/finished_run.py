@@ -15,6 +15,7 @@ from optimizer.config.field_path import normalize_value
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.queue_policy import Fields, is_queue_field
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
+from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import MOST_SECONDS, RequestTimes, is_shape, parse_shape
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities
 from optimizer.core.safe_text import one_line
@@ -85,6 +86,9 @@ def read_run(run: str | Path, out: str = "results") -> FinishedRun:
         dynamic_batching = _candidate(info["problem"]["dynamic_batching"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise folder.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+    if not trials and info.get("status") == "found":
+        table = one_line(str(folder.trials))
+        raise BadInputError(f"{table}: missing or empty, but run.json has a recommendation; restore the file")
     outcome = assess(trials, problem, baseline, dynamic_batching) if trials else None
     return FinishedRun(folder, options, info, problem, baseline, dynamic_batching, trials, outcome)
 

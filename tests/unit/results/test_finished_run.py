@@ -41,6 +41,12 @@ def test_the_outcome_is_that_in_run_json(run: Path) -> None:
     assert len(run_read.problem.space) == info["problem"]["candidates"]
 
 
+def test_a_run_with_a_recommendation_needs_its_trials(run: Path) -> None:
+    (run / "trials.csv").unlink()
+    with pytest.raises(BadInputError, match=r"trials\.csv: missing or empty, but run\.json has a recommendation"):
+        read_run(run)
+
+
 def test_gains_of_the_recorded_run_are_from_fresh_servers(run: Path) -> None:
     outcome = read_run(run).outcome
     assert outcome is not None
@@ -108,6 +114,8 @@ def test_a_torn_line_is_skipped_and_kept(run: Path) -> None:
 
 def test_a_run_without_measurements_has_no_outcome(run: Path) -> None:
     (run / "trials.csv").unlink()
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, "status": "interrupted"}))
     assert read_run(run).outcome is None
 
 

@@ -181,7 +181,7 @@ class TestRuns:
         bert = changed(run, "bert", problem={**info["problem"], "model": "bert"})
         text = (bert / "trials.csv").read_text()
         (bert / "trials.csv").write_text(text.replace("\ndlrm,", "\nbert,"))
-        damaged, empty = changed(run, "damaged"), changed(run, "empty", reason="no\nserver")
+        damaged, empty = changed(run, "damaged"), changed(run, "empty", status="failed", reason="no\nserver")
         (damaged / "trials.csv").write_text(text + "dlrm,1\n")
         (empty / "trials.csv").unlink()
         page = run.parent / "all.md"

@@ -1,0 +1,28 @@
+"""Test where the cache is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optimizer.core.folders import cache_folder
+
+
+@pytest.mark.parametrize(
+    ("own", "common", "folder"),
+    [
+        ("/own", "/common", "/own"),
+        ("", "/common", "/common/tritune"),
+        ("", "", "/home/user/.cache/tritune"),
+        ("", "relative", "/home/user/.cache/tritune"),  # the specification ignores relative paths
+        ("", "~/common", "/home/user/common/tritune"),
+    ],
+)
+def test_the_cache_folder_follows_the_environment(
+    own: str, common: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITUNE_CACHE", own)
+    monkeypatch.setenv("XDG_CACHE_HOME", common)
+    monkeypatch.setenv("HOME", "/home/user")
+    assert cache_folder() == Path(folder)
