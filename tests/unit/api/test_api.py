@@ -141,6 +141,8 @@ def test_tables_have_types_and_every_measurement() -> None:
 def test_a_run_that_measured_nothing_has_empty_tables(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(SAMPLE, tmp_path / "run"))
     (folder / "trials.csv").unlink()
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**info, "status": "failed"}))
     run = load_run(folder)
     assert (run.recommended, run.verdict, run.confirmation, run.config_pbtxt) == (None, None, None, None)
     for table in (run.trials, run.pareto, run.confirmations):

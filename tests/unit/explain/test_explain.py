@@ -249,6 +249,8 @@ def test_a_killed_run_is_explained_from_its_measurements(folder: Path) -> None:
 
 
 def test_a_run_without_measurements_is_refused_in_one_line(folder: Path) -> None:
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**info, "status": "failed"}))
     (folder / "trials.csv").unlink()
     with pytest.raises(BadInputError, match="nothing was measured") as caught:
         explain(read_run(folder))

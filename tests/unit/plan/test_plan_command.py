@@ -306,9 +306,10 @@ def test_runs_that_cannot_be_planned_from(run: Path) -> None:
     unbounded = edited(run, "unbounded", problem={"constraints": []})
     with pytest.raises(BadInputError, match="has no latency bound"):
         main([str(unbounded), "--rate", "9/s"])
-    (other / "trials.csv").unlink()
+    empty = edited(run, "empty", status="interrupted")
+    (empty / "trials.csv").unlink()
     with pytest.raises(BadInputError, match="recommends no configuration; run `tune` again"):
-        main([str(other), "--rate", "9/s"])
+        main([str(empty), "--rate", "9/s"])
 
 
 def test_a_half_written_run_is_left_out(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ def test_confirmations_without_a_plan_are_not_continued(tmp_path: Path) -> None:
 
 
 def test_a_run_without_trials_is_not_continued(tmp_path: Path) -> None:
-    path = write_run(tmp_path)
+    path = write_run(tmp_path, status="interrupted")
     (path / "trials.csv").unlink()
     assert refusal(path) == f"{path}: nothing was measured yet; continue the search: `tune --resume {path}`"
 
