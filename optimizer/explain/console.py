@@ -21,6 +21,7 @@ from optimizer.results.shared_memory_effect import SharedMemoryEffect
 
 WIDTH = 80
 SLIGHT = 0.02  # smaller gains are within the error of the simulation
+LARGE_ERROR = 0.25  # median relative error in throughput of a model whose forecasts are only hints
 
 BOUNDS: dict[BottleneckKind, str] = {
     "compute": "computing",
@@ -296,14 +297,21 @@ def _source(simulation: Simulation) -> str:
     if simulation.is_simulated:
         return (
             f"Simulated{within}, {fitted} (median error in throughput {simulation.error:.0%}). Each change is "
-            "simulated alone, at its best load."
+            f"simulated alone, at its best load.{_caution(simulation)}"
         )
     errors = [f"{latency.error:.0%} in {formatting.short_metric(latency.metric)}" for latency in simulation.latencies]
     return (
         f"Predicted{within} by a {simulation.model} {fitted} (median error {simulation.error:.0%} in throughput, "
         f"{', '.join(errors)}), corrected by Gaussian processes. Each change is predicted alone, at its best load, "
-        "with a 95 % interval."
+        f"with a 95 % interval.{_caution(simulation)}"
     )
+
+
+def _caution(simulation: Simulation) -> str:
+    """Return a sentence about a model that is far from the measurements; empty if it is close to them."""
+    if simulation.error <= LARGE_ERROR:
+        return ""
+    return " The model is far from the measurements: measure a change to rely on it."
 
 
 def _shared_memory(effect: SharedMemoryEffect) -> Iterator[str]:

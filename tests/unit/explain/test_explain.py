@@ -237,6 +237,14 @@ def test_a_run_without_a_bound_is_explained(folder: Path) -> None:
     json.dumps(document(explanation), allow_nan=False)
 
 
+def test_a_model_that_is_far_from_the_measurements_is_no_proof(folder: Path) -> None:
+    explanation = explain(read_run(folder))
+    assert explanation.simulation is not None
+    assert "far from the measurements" not in text_of(explanation)
+    bad = replace(explanation, simulation=replace(explanation.simulation, error=0.4))
+    assert "far from the measurements: measure a change to rely on it" in " ".join(text_of(bad).split())
+
+
 def test_a_killed_run_is_explained_from_its_measurements(folder: Path) -> None:
     info = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**info, "status": "running"}))
