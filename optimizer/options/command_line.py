@@ -17,7 +17,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.options.option import DEFAULTS, Option, ValueType
 from optimizer.options.option_reader import flag_advice, written_values
 from optimizer.options.run_options import RunOptions
-from optimizer.options.table import GROUPS, OPTIONS
+from optimizer.options.table import GROUPS, OPTIONS, SLA
 from optimizer.options.values import QUOTE_LENGTH, parse_latency_bound, parse_optional, parse_path, parse_value, quote
 
 _PERCENTILE_FLAG = re.compile(r"--sla-((?:ttft-|itl-)?p(?:-?[0-9.]+)?)", re.ASCII)
@@ -34,8 +34,8 @@ class _NoColor(argparse.Action):
         os.environ["NO_COLOR"] = "1"
 
 
-class _StoreOnce(argparse.Action):
-    """Store the value of an option, or refuse another value than the one that was given before."""
+class _StoreBound(argparse.Action):
+    """Store a bound of the SLA. Of other options the last value counts, but two bounds may both be meant."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, flag: str | None = None
@@ -62,8 +62,6 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             add_help=add_help,
         )
-        self.register("action", None, _StoreOnce)
-        self.register("action", "store", _StoreOnce)
         self.add_argument(
             "--no-color",
             action=_NoColor,
@@ -227,7 +225,8 @@ def _add_option(parser: argparse._ActionsContainer, option: Option, text: str) -
         named |= {"action": "store_const", "const": True}
     else:
         choices = f"{{{','.join(option.choices)}}}" if option.choices else ""
-        named |= {"action": "append" if option.repeatable else "store", "metavar": choices or option.type.metavar}
+        single: Any = _StoreBound if option.group == SLA else "store"
+        named |= {"action": "append" if option.repeatable else single, "metavar": choices or option.type.metavar}
     action = parser.add_argument(*option.flags, **named)
     if option.type is not None and not option.type.is_path:
         action.completer = lambda **_: option.choices  # type: ignore[attr-defined]  # read by argcomplete

@@ -42,7 +42,7 @@ FLAGS = [
     ),
     ("-m dlrm", f"-m is not an option of `tune run`; write the model without an option; {ALL}"),
     ("--sla-p95 20ms --sla-p95 30ms dlrm", "--sla-p95 30ms: it was given before as 20ms; leave one out"),
-    ("--budget=5m --budget 3m dlrm", "--budget 3m: it was given before as 5m; leave one out"),
+    ("--max-memory=5GiB --max-memory 3GiB dlrm", "--max-memory 3GiB: it was given before as 5GiB; leave one out"),
     ("--frob dlrm", f"--frob is not an option of `tune run`; {ALL}"),
     ("--budget --max-trials 3 dlrm", f"argument --budget: expected one argument; {ALL}"),
     ("--budget -- dlrm", f"--budget --: -- only marks the end of the options; write a value; {ALL}"),
