@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from optimizer.study.run_notes import notes_on_end, notes_on_measurements, notes
 from optimizer.study.run_record import RunRecord, current_versions
 from optimizer.study.searcher_factory import load_warm_start, open_searcher
 from optimizer.study.start_line import start_line
-from optimizer.study.study import StudySetup, run_locally
+from optimizer.study.study import StudyResult, StudySetup, run_locally
 from optimizer.study.task import Task
 
 if TYPE_CHECKING:
@@ -103,13 +103,14 @@ def tune(
         mode = RunMode.SEARCH_AND_CONFIRM if options.confirmation else RunMode.SEARCH
     if options.cluster is None:
         environment = Environment.detect(options, stopwatch, say)
-        return _run(environment, None, resumed, open_observer, mode, confirm_seconds, report=report, show=show)
+        session = _Session(environment, None, resumed, mode, confirm_seconds)
+        return session.run(open_observer, show, report=report)
     from optimizer.study.distributed.ray_study import open_cluster
 
     preferred = resumed.fingerprint() if resumed else None
     with open_cluster(options, stopwatch, say, preferred) as cluster:
-        environment = cluster.environment
-        return _run(environment, cluster, resumed, open_observer, mode, confirm_seconds, report=report, show=show)
+        session = _Session(cluster.environment, cluster, resumed, mode, confirm_seconds)
+        return session.run(open_observer, show, report=report)
 
 
 def continue_confirmation(
@@ -151,91 +152,130 @@ def continue_confirmation(
     return tune(options, run, say, open_observer, RunMode.CONFIRM, show=show, confirm_seconds=seconds)
 
 
-def _run(
-    environment: Environment,
-    cluster: ClusterStudy | None,
-    resumed: RunFolder | None,
-    open_observer: ObserverFactory,
-    mode: RunMode,
-    confirm_seconds: float | None,
-    *,
-    report: bool,
-    show: ShowResult,
-) -> RunResult:
-    options = environment.options
-    _check_folders(options, resumed)
-    task = environment.prepare_task()
-    fingerprint = cluster.prepare_workers(task) if cluster else environment.fingerprint(task)
-    if resumed is not None:
-        resumed.refuse_other(fingerprint)
-        if confirm_seconds is not None:
-            resumed.refuse_other_bounds(list(map(str, task.problem.sla)))
-    transfer, transfer_notes = load_warm_start(options, task, resumed)
-    folder, only_confirms = resumed or RunFolder.create(options.out, task.source.name), mode is RunMode.CONFIRM
-    with folder.locked():
-        problem = task.problem
-        table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
-        spent = spent_seconds(table.read())
-        before = resumed.read_info() if resumed and resumed.info.exists() else {}
-        record = _make_record(folder, environment, task, fingerprint, before, only_confirms=only_confirms)
-        record = record.with_notes([*transfer_notes, *read_lasting(before.get("lasting_notes"))])
-        record.write("running", None)
-        searcher = partial(
-            open_searcher, options, task.problem, folder, fingerprint, transfer, spent, environment.say
+@dataclass(frozen=True)
+class _Session:
+    """One session of a run. ``cluster`` is None if it runs on this machine, and ``resumed`` for a new run."""
+
+    environment: Environment
+    cluster: ClusterStudy | None
+    resumed: RunFolder | None
+    mode: RunMode
+    confirm_seconds: float | None
+
+    def run(self, open_observer: ObserverFactory, show: ShowResult, *, report: bool) -> RunResult:
+        """Measure, and return and ``show`` the result; ``report`` as for ``tune``."""
+        environment, options = self.environment, self.environment.options
+        _check_folders(options, self.resumed)
+        task = environment.prepare_task()
+        fingerprint = self._fingerprint(task)
+        transfer, transfer_notes = load_warm_start(options, task, self.resumed)
+        folder, problem = self.resumed or RunFolder.create(options.out, task.source.name), task.problem
+        with folder.locked():
+            table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
+            spent = spent_seconds(table.read())
+            record = self._make_record(folder, task, fingerprint, transfer_notes)
+            record.write("running", None)
+            searcher = partial(open_searcher, options, problem, folder, fingerprint, transfer, spent, environment.say)
+            setup = StudySetup(task, record, table, searcher, open_observer, spent, self.mode, self.confirm_seconds)
+            result, record = self._measure(setup)
+            trials = result.trials if result else table.read()
+            outcome = assess(trials, problem, task.baseline, task.dynamic_batching)
+            record = record.with_notes(
+                [*notes_on_measurements(trials), *notes_on_outcome(outcome, trials, task, options)]
+            )
+            status = _status(result, outcome)
+            ended = RunResult(
+                status,
+                outcome,
+                task,
+                environment.hardware,
+                record.notes,
+                folder,
+                command_line(options),
+                record.write(status, outcome),
+                folder.report if report or is_file(folder.report) else None,
+                result.continued_by if result else "",
+            )
+            try:
+                show(ended)
+            finally:  # the folder gets its page even if nothing can be shown
+                if report:
+                    record.write_page(status, outcome, trials, ended.document)
+        return ended
+
+    def _fingerprint(self, task: Task) -> Fingerprint:
+        """Return the fingerprint of the machine. Raises BadInputError if the resumed run has another one."""
+        fingerprint = self.cluster.prepare_workers(task) if self.cluster else self.environment.fingerprint(task)
+        if self.resumed is not None:
+            self.resumed.refuse_other(fingerprint)
+            if self.confirm_seconds is not None:
+                self.resumed.refuse_other_bounds(list(map(str, task.problem.sla)))
+        return fingerprint
+
+    def _make_record(
+        self, folder: RunFolder, task: Task, fingerprint: Fingerprint, transfer_notes: Sequence[Note]
+    ) -> RunRecord:
+        """Return the record of the run, which continues that of its earlier sessions."""
+        before = self.resumed.read_info() if self.resumed and self.resumed.info.exists() else {}
+        reason, planned = why_perf_analyzer(self.environment.options, task), before.get("confirmation_plan")
+        record = RunRecord(
+            folder,
+            self.environment,
+            task,
+            fingerprint,
+            present([*self.environment.notes(task), reason and ConfirmedByPerfAnalyzer(reason.value)]),
+            before.get("search_ended") if self.mode is RunMode.CONFIRM else None,
+            reason,
+            versions=current_versions(before),
+            planned=dict(planned) if isinstance(planned, dict) else {},
+            earlier_times=before.get("times"),
         )
-        setup = StudySetup(task, record, table, searcher, open_observer, spent, mode, confirm_seconds)
-        result = None
+        return record.with_notes([*transfer_notes, *read_lasting(before.get("lasting_notes"))])
+
+    def _measure(self, setup: StudySetup) -> tuple[StudyResult | None, RunRecord]:
+        """Run the study. Return its result, which is None if it was interrupted, and the record with its notes."""
+        record, only_confirms = setup.record, self.mode is RunMode.CONFIRM
         try:
-            action = "testing the recommendation for" if only_confirms else "continuing" if resumed else "tuning"
-            budget = setup.budget(cluster.worker_count if cluster else 1)
-            seconds = max(budget.seconds - budget.spent_seconds, 0.0)
-            environment.say(start_line(action, problem, options, seconds, folder.path))
-            result = cluster.run(setup) if cluster else run_locally(setup)
-            trials = result.trials
+            self._announce(setup)
+            result = self.cluster.run(setup) if self.cluster else run_locally(setup)
             if not (only_confirms and record.search_ended):
                 record = replace(record, search_ended=result.search_ended)
-            record = record.with_notes([*setup.notes, *notes_on_end(result, record, confirm_seconds)])
+            return result, record.with_notes([*setup.notes, *notes_on_end(result, record, self.confirm_seconds)])
         except KeyboardInterrupt:
             interrupts.acknowledge()
             record = record if only_confirms else replace(record, search_ended="interrupted")
-            record = record.with_notes(setup.notes)
-            trials = table.read()
+            return None, record.with_notes(setup.notes)
         except BaseException as error:
-            with contextlib.suppress(TuneError):  # a full disk must not hide the first error
-                outcome = assess(table.read(), task.problem, task.baseline, task.dynamic_batching)
-                record.with_notes(setup.notes).write("failed", outcome, reason=str(error))
-                if any(trial.measurements for trial in table.read()):
-                    error.add_note(_how_to_continue(folder, only_confirms=only_confirms))
+            self._record_failure(setup, error)
             raise
-        outcome = assess(trials, task.problem, task.baseline, task.dynamic_batching)
-        record = record.with_notes(
-            [*notes_on_measurements(trials), *notes_on_outcome(outcome, trials, task, options)]
-        )
-        continued_by = result.continued_by if result else ""
-        status: RunStatus = "found" if outcome.recommended else "none"
-        if result is None:
-            status = "interrupted"
-        elif continued_by:
-            status = "left"
-        document = record.write(status, outcome)
-        ended = RunResult(
-            status,
-            outcome,
-            task,
-            environment.hardware,
-            record.notes,
-            folder,
-            command_line(options),
-            document,
-            folder.report if report or is_file(folder.report) else None,
-            continued_by,
-        )
-        try:
-            show(ended)
-        finally:  # the folder gets its page even if nothing can be shown
-            if report:
-                record.write_page(status, outcome, trials, document)
-    return ended
+
+    def _announce(self, setup: StudySetup) -> None:
+        """Say what begins and how long it takes."""
+        action = "continuing" if self.resumed else "tuning"
+        if self.mode is RunMode.CONFIRM:
+            action = "testing the recommendation for"
+        budget = setup.budget(self.cluster.worker_count if self.cluster else 1)
+        seconds, options = max(budget.seconds - budget.spent_seconds, 0.0), self.environment.options
+        self.environment.say(start_line(action, setup.task.problem, options, seconds, setup.record.folder.path))
+
+    def _record_failure(self, setup: StudySetup, error: BaseException) -> None:
+        """Write what was measured before ``error``, and add to it how to continue."""
+        task, folder = setup.task, setup.record.folder
+        with contextlib.suppress(TuneError):  # a full disk must not hide the first error
+            trials = setup.table.read()
+            outcome = assess(trials, task.problem, task.baseline, task.dynamic_batching)
+            setup.record.with_notes(setup.notes).write("failed", outcome, reason=str(error))
+            if any(trial.measurements for trial in trials):
+                error.add_note(_how_to_continue(folder, only_confirms=self.mode is RunMode.CONFIRM))
+
+
+def _status(result: StudyResult | None, outcome: Outcome) -> RunStatus:
+    """Return the status of a run with this ``result``, None if it was interrupted."""
+    if result is None:
+        return "interrupted"
+    if result.continued_by:
+        return "left"
+    return "found" if outcome.recommended else "none"
 
 
 def _how_to_continue(folder: RunFolder, *, only_confirms: bool) -> str:
@@ -252,28 +292,3 @@ def _check_folders(options: RunOptions, resumed: RunFolder | None) -> None:
         from optimizer.store.optuna_study import check_storage
 
         check_storage(options.storage)
-
-
-def _make_record(
-    folder: RunFolder,
-    environment: Environment,
-    task: Task,
-    fingerprint: Fingerprint,
-    before: Mapping[str, Any],
-    *,
-    only_confirms: bool,
-) -> RunRecord:
-    """Return the record of a run, which continues ``before``, the run.json of its earlier sessions (empty if new)."""
-    reason, planned = why_perf_analyzer(environment.options, task), before.get("confirmation_plan")
-    return RunRecord(
-        folder,
-        environment,
-        task,
-        fingerprint,
-        present([*environment.notes(task), reason and ConfirmedByPerfAnalyzer(reason.value)]),
-        before.get("search_ended") if only_confirms else None,
-        reason,
-        versions=current_versions(before),
-        planned=dict(planned) if isinstance(planned, dict) else {},
-        earlier_times=before.get("times"),
-    )
