@@ -18,6 +18,7 @@ from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.measure.inference import infer
 from optimizer.measure.load_client.generator import OpenLoopGenerator
+from optimizer.measure.load_client.plan import SendRecord
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.builders import build
 
@@ -45,6 +46,20 @@ def perf_analyzer(mlp: ModelSource, tmp_path: Path) -> PerfAnalyzer:
         tmp_path / "perf_analyzer.log",
         input_data=str(mlp.input_data),
     )
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch) -> list[SendRecord]:
+    """Return the records that the client processes write, in their order."""
+    kept: list[SendRecord] = []
+    read = SendRecord.read
+
+    def keep(folder: Path) -> SendRecord:
+        kept.append(read(folder))
+        return kept[-1]
+
+    monkeypatch.setattr(SendRecord, "read", keep)
+    return kept
 
 
 @contextlib.contextmanager
