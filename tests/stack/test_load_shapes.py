@@ -51,14 +51,10 @@ def test_the_latency_of_a_spike_is_measured_in_each_window(
 ) -> None:
     """The burst brings 32 requests in the time of 20, so the last ones wait for a dozen others."""
     with sleeper.deploy(Candidate(8)) as endpoint:
-        spiked = replace(open_loop, arrivals=parse_arrivals(SPIKE)).measure(endpoint, RATE)
         windows = replace(open_loop, arrivals=parse_arrivals(SPIKE)).measure_windows(endpoint, RATE, 0.5, 3)
-    assert not spiked.overloaded
-    assert spiked.throughput_infer_per_sec == pytest.approx(RATE.request_rate, rel=0.2), "the mean rate"
-    assert spiked.requests == pytest.approx(3 * PERIOD * RATE.request_rate, rel=0.2)
-    assert spiked.latency_p95_ms is not None
-    assert spiked.latency_p95_ms > 6 * SLEEP_MS
-    assert len(windows) == 3
+    assert len(windows) == 3, "the server recovers from each burst, so it is not overloaded"
+    requests = sum(window.requests or 0 for window in windows)
+    assert requests == pytest.approx(3 * PERIOD * RATE.request_rate, rel=0.2), "the mean rate"
     for window in windows:  # each is a whole period, although 0.5 s were planned
         assert window.requests == pytest.approx(PERIOD * RATE.request_rate, rel=0.4)
         assert window.latency_p95_ms is not None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_fixtures import Ended, Playground, eventually
+from tests.command_fixtures import RUN_SECONDS, Ended, Playground, eventually
 from tests.recorded_fixtures import (
     RecordedProcess,
     RecordedRuns,
@@ -76,7 +76,7 @@ def begun_on(disk: SmallDisk, runs: RecordedRuns) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:
-    _, stderr = process.communicate(timeout=240)
+    _, stderr = process.communicate(timeout=RUN_SECONDS)
     return Ended(process.returncode, "", stderr, process.pid)
 
 

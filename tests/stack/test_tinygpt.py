@@ -24,7 +24,7 @@ from optimizer.model.builders import build
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
 
-SECONDS = 60.0  # limit for a response
+SECONDS = 240.0  # only a server that hangs takes so long for a response
 LONGEST = 512
 
 
