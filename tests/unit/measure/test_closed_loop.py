@@ -223,26 +223,24 @@ def test_all_entries_of_a_data_file_are_sent(generator: ClosedLoopGenerator, tmp
 def test_a_server_that_stops_answering_is_reported(
     generator: ClosedLoopGenerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "STALL_SECONDS", 2.0)  # longer than a busy machine takes for the first answers
     freed, requests = threading.Event(), 0
 
     def hang(feeds: dict[str, Array]) -> Mapping[str, Array]:
         nonlocal requests
         requests += 1
         if requests > WARM_UPS + 5:
-            freed.wait(20)
+            monkeypatch.setattr(client, "STALL_SECONDS", 1.0)  # a busy machine may take longer for the first answers
+            freed.wait(ANSWER_SECONDS)
         return {"y": feeds["x"]}
 
     with AnsweringServer(hang).serving() as endpoint:
         messages = generator._messages_for(endpoint, LOAD).serialized
         plan = SendPlan(endpoint.grpc, 1.0, concurrency=3, seconds=30.0)
-        started = time.monotonic()
         try:
             ClosedLoopClient(plan, messages).run(tmp_path)
         finally:  # the client turns it off, since it usually has a process of its own
             gc.unfreeze()
             gc.enable()
-        assert time.monotonic() - started < plan.seconds / 2
         freed.set()
     happened = SendRecord.read(tmp_path)
     assert happened.hangs
