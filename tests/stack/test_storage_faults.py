@@ -31,7 +31,7 @@ from tests.storage_fixtures import PostgreSQL, SmallDisk, postgresql, small_disk
 __all__ = ["postgresql", "quick_runs", "recorded_runs", "small_disk"]
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 120.0
+START_SECONDS = 600.0
 PASSWORD = "geheim"
 
 
