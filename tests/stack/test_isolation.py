@@ -138,7 +138,7 @@ def own_cpu_seconds(server_pid: int) -> float:
 
 @pytest.mark.alone(exclusive=True)  # it would disturb other tests
 def test_a_noisy_neighbour_is_noticed(embedded: EmbeddedTarget, perf_analyzer: PerfAnalyzer) -> None:
-    """With the neighbours no CPU is idle, so others cannot take what the server and the load generator use."""
+    """The neighbours leave no CPU idle. Their share is the rest of that of the server and the load generator."""
     cpus, rounding_seconds = len(usable_cpus()), 0.05  # the kernel counts ticks of 10 ms
     with neighbours(), embedded.deploy(CANDIDATE) as endpoint:
         assert endpoint.server_pid is not None
