@@ -31,7 +31,8 @@ REPORT = "(with report.html)"
 UNDECIDED = EXIT_CODES["UNDECIDED"]  # the exit code of a recommendation with --no-confirmation
 FOUND = {EXIT_CODES["PASS"], UNDECIDED}  # the verdict of a run with a confirmation depends on the machine
 FINISHED = {*FOUND, EXIT_CODES["FAIL"]}
-RUN_SECONDS = 270.0  # only a run that hangs takes so long, even if it compiles the simulator while other tests run
+RUN_SECONDS = 800.0  # only a run that hangs takes so long, even if it compiles the simulator on a slow machine
+HANG_SECONDS = 600.0  # the same for a start, an end and a clean-up
 TUNE = Path(sys.executable).with_name("tune")
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(  # a run imports these one by one, which takes longer than most runs on a recorded table

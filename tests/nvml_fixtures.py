@@ -20,7 +20,7 @@ import pytest
 SOURCE = Path(__file__).with_name("stand_in_nvml.c")
 ROOT = Path(__file__).parents[1]
 A100 = {"name": "NVIDIA A100-SXM4-80GB", "utilization": 75, "memory": 10 << 30, "power": 250_000, "energy": 5_000_000}
-A100 |= {"sm_clock": 1410, "memory_clock": 1593, "throttling": 4, "mig": 0, "counted": 200_000}
+A100 |= {"sm_clock": 1410, "memory_clock": 1593, "throttling": 4, "mig": 0, "counted": 400_000}
 
 
 @dataclass(frozen=True)

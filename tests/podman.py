@@ -28,7 +28,7 @@ runtime = "limited"
 [engine.runtimes]
 limited = ["{runtime}"]
 """
-START_SECONDS = 20.0
+START_SECONDS = 120.0
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class RecordedProcess:
     def kill(self) -> None:
         self.process.kill()
 
-    def finish(self, seconds: float = 120) -> Ended:
+    def finish(self, seconds: float = 600.0) -> Ended:
         """Wait for the end and return the exit code; that of a signal is negative."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, "still running"

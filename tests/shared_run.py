@@ -40,17 +40,21 @@ from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import run_trials
 from tests.recorded_run import RESULT, ending_as_tune, read_plan, wait_while_held, write_plan
 
-BEAT_SECONDS, GRACE_SECONDS = 1, 4
+BEAT_SECONDS = 1
 SLOW_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Settings of a worker: ``within_ms`` is the bound on the p95 latency."""
+    """Settings of a worker: ``within_ms`` is the bound on the p95 latency.
+
+    Other workers count as dead if they are silent for ``grace_seconds``, which a live one may be on a busy machine.
+    """
 
     search: str = "grid"
     budget_seconds: float = 600.0
     within_ms: float = 5.0
+    grace_seconds: float = 120.0
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> WorkerSettings:
@@ -96,7 +100,8 @@ def run(worker: WorkerSettings, table: Path, folder: RunFolder, storage: str, st
             time.monotonic() + worker.budget_seconds, say, str(folder.trials), longest_pause_seconds=1.0
         )
         compared = baselines(problem.space)
-        with join(options, problem, folder, None, StudySharing(retry, BEAT_SECONDS, GRACE_SECONDS)) as shared:
+        sharing = StudySharing(retry, BEAT_SECONDS, round(worker.grace_seconds))
+        with join(options, problem, folder, None, sharing) as shared:
             searcher = make_searcher_on(shared.tracker, worker.search, problem)
             scheduler = Scheduler(problem, searcher, budget, Stopwatch(), compared, shared)
             trials = run_trials(scheduler, recording.server, measurer)

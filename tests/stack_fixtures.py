@@ -1,18 +1,28 @@
-"""Fixtures of the real server: the small mlp, built once, and one embedded target per module."""
+"""Fixtures of the real server: the small mlp, built once, one embedded target per module, and a load without end."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from optimizer.config.model_source import ModelSource
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.folders import cache_folder
+from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.measure.inference import infer
+from optimizer.measure.load_client.generator import OpenLoopGenerator
+from optimizer.measure.load_client.plan import SendRecord
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.builders import build
+
+ANSWER_SECONDS = 600.0  # only a server that hangs takes so long
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +46,43 @@ def perf_analyzer(mlp: ModelSource, tmp_path: Path) -> PerfAnalyzer:
         tmp_path / "perf_analyzer.log",
         input_data=str(mlp.input_data),
     )
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch) -> list[SendRecord]:
+    """Return the records that the client processes write, in their order."""
+    kept: list[SendRecord] = []
+    read = SendRecord.read
+
+    def keep(folder: Path) -> SendRecord:
+        kept.append(read(folder))
+        return kept[-1]
+
+    monkeypatch.setattr(SendRecord, "read", keep)
+    return kept
+
+
+@contextlib.contextmanager
+def served(endpoint: Endpoint, load: LoadPoint, log: Path) -> Iterator[None]:
+    """Send requests within the context, one at a time to each server and at most ``load.request_rate`` a second.
+
+    A slow machine lowers the rate. A load client would give the load up, or end before the context does.
+    """
+    (message, *_) = OpenLoopGenerator(log=log)._messages_for(endpoint, load).serialized
+    over = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        while not over.wait(len(endpoint.servers) / load.request_rate):
+            yield message
+
+    with ThreadPoolExecutor(len(endpoint.servers)) as pool:
+        senders = [
+            pool.submit(infer, server, messages(), in_flight=1, timeout_seconds=ANSWER_SECONDS)
+            for server in endpoint.servers
+        ]
+        try:
+            yield
+        finally:
+            over.set()
+    for sender in senders:
+        sender.result()

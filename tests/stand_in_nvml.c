@@ -6,12 +6,11 @@
  *     - devices 2
  *     0 name NVIDIA A100
  *     0 process 4242 1073741824
- * `energy` and `power` move: energy is the value plus the milliseconds since the first call times `power`.
+ * `energy` is the value at its first reading, and more by `counted` at each later one.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 typedef struct { unsigned index; } Device;
 typedef struct { unsigned long long total, free, used; } Memory;
@@ -67,15 +66,6 @@ static int whole(Device *device, const char *key, unsigned *value) {
     return error;
 }
 
-static double milliseconds(void) {
-    static double began = 0;
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    double at = 1e3 * now.tv_sec + now.tv_nsec / 1e6;
-    if (!began) began = at;
-    return at - began;
-}
-
 int nvmlInitWithFlags(unsigned flags) {
     char text[64];
     (void)flags;
@@ -123,9 +113,11 @@ int nvmlDeviceGetFieldValues(Device *device, int count, Field *fields) {
     return SUCCESS;
 }
 int nvmlDeviceGetTotalEnergyConsumption(Device *device, unsigned long long *millijoules) {
-    unsigned long long milliwatts = 0;
+    static int was_read[16];
+    unsigned long long counted = 0;
     int error = number(device, "energy", millijoules);
-    if (!error && !number(device, "counted", &milliwatts)) *millijoules += milliwatts * milliseconds() / 1e3;
+    if (!error && was_read[device->index % 16] && !number(device, "counted", &counted)) *millijoules += counted;
+    was_read[device->index % 16] = 1;
     return error;
 }
 int nvmlDeviceGetClockInfo(Device *device, int kind, unsigned *mhz) {

@@ -19,7 +19,7 @@ import pytest
 
 from tests.command_fixtures import Playground, eventually
 
-START_SECONDS = 120.0
+START_SECONDS = 600.0
 
 
 @dataclass(frozen=True)

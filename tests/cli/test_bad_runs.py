@@ -32,9 +32,7 @@ def test_a_read_only_results_folder_is_reported(called_tune: Tune, playground: P
     if subprocess.run([*space, mount], cwd=playground.working_folder, capture_output=True, check=False).returncode:
         pytest.skip("mounting is not possible here")
     command = [*space, f'{mount} && exec "$0" "$@"', str(TUNE), "--sla-p95", "20ms", "mlp"]
-    done = subprocess.run(
-        command, cwd=playground.working_folder, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run(command, cwd=playground.working_folder, capture_output=True, text=True, check=False)
     assert_says(
         Ended(done.returncode, done.stdout, done.stderr, 0), ("folder results: ", "Read-only file system", "--out")
     )

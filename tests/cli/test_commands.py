@@ -336,7 +336,7 @@ def test_setup_installs_from_a_folder_of_wheels_and_only_once(
 ) -> None:
     cache, nothing = playground.root / "cache", playground.root / "nothing"
     nothing.mkdir()
-    done = tune("setup", env=offline(wheels, cache), timeout=270)
+    done = tune("setup", env=offline(wheels, cache))
     assert (done.code, done.stderr) == (0, "")
     root = Path(done.stdout.splitlines()[-1].removeprefix("ready: "))
     assert root.parent == cache

@@ -15,8 +15,8 @@ import pytest
 
 from tests.command_fixtures import Playground, Tune, eventually
 
-START_SECONDS = 120.0
-GONE_SECONDS = 120.0
+START_SECONDS = 600.0
+GONE_SECONDS = 600.0
 
 PRELUDE = """\
 import os, signal, time
@@ -31,7 +31,7 @@ def press(signum=signal.SIGINT):
 
 def output_of(program: str) -> str:
     command = [sys.executable, "-c", PRELUDE + textwrap.dedent(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

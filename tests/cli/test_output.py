@@ -18,7 +18,7 @@ from tests.command_fixtures import TUNE
 SAMPLE = Path("tests/data/dlrm/sample").resolve()
 RUNS = ("runs", "--results", SAMPLE.parents[1])
 CLOSED = 141  # 128 + SIGPIPE, as of any other program
-SECONDS = 200.0
+SECONDS = 600.0
 
 
 def run(

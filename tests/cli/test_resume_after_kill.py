@@ -19,7 +19,7 @@ __all__ = ["quick_runs", "recorded_runs"]
 
 KILLS = 20
 THOUGHT_SECONDS = 0.3  # estimated: the time that the search takes for its next proposal
-START_SECONDS = 120.0
+START_SECONDS = 600.0
 AHEAD = 10  # rows that a run may be ahead of the moment at which it is killed; then it waits for that
 
 

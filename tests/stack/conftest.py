@@ -2,6 +2,6 @@
 
 from tests.command_fixtures import called_tune, playground, tune
 from tests.podman import engine
-from tests.stack_fixtures import embedded, mlp, perf_analyzer
+from tests.stack_fixtures import embedded, mlp, perf_analyzer, records
 
-__all__ = ["called_tune", "embedded", "engine", "mlp", "perf_analyzer", "playground", "tune"]
+__all__ = ["called_tune", "embedded", "engine", "mlp", "perf_analyzer", "playground", "records", "tune"]

@@ -6,7 +6,7 @@ import csv
 import json
 
 from optimizer.config import model_config
-from tests.command_fixtures import UNDECIDED, Playground, run_tune
+from tests.command_fixtures import Playground, assert_search_ended, run_tune
 from tests.repositories import sleeper_program, write_python_model, write_sleeper
 
 SLA_MS = 500.0
@@ -39,19 +39,26 @@ def test_both_models_get_load_and_a_configuration(playground: Playground) -> Non
         "--json",
         "both.yaml",
     ]
-    ended = run_tune(playground, *arguments, timeout=270)
-    assert (ended.code, ended.stderr) == (UNDECIDED, "")
+    ended = run_tune(playground, *arguments)
     document = json.loads(ended.stdout)
     folder = playground.working_folder / document["results_dir"]
+    is_found = assert_search_ended(ended, folder)
     with (folder / "trials.csv").open(newline="") as file:
-        alone = [row for row in csv.DictReader(file) if row["trial"] == "0" and row["concurrency"] == str(LOAD)]
+        rows = list(csv.DictReader(file))
+    alone = [row for row in rows if (row["trial"], row["concurrency"]) == ("0", str(LOAD))]
+    assert alone
     for row in alone:  # one request at a time: at most 125 a second of one model, 62 of the other
         assert 0 < float(row["throughput_infer_per_sec"]) < 190
         assert float(row["latency_p95_ms"]) > 240, "the slower one's"
-    one_by_one = max(float(row["throughput_infer_per_sec"]) for row in alone)
-    assert document["recommended"]["throughput_infer_per_sec"] > one_by_one, "in batches"
-    served = [model_config.read(folder / "best" / name / "config.pbtxt") for name in ("sleeper", "other")]
-    assert [config.name for config in served] == ["sleeper", "other"]
-    assert any(config.HasField("dynamic_batching") for config in served)
+    one_by_one, in_batches = (
+        max(float(row["throughput_infer_per_sec"] or 0) for row in rows if row["trial"] == trial) for trial in "01"
+    )
+    assert in_batches > one_by_one, "even the slower model executes up to eight requests at a time"
     for name in ("perf_analyzer.log", "other/perf_analyzer.log"):
         assert (folder / "logs" / name).exists()
+    if not is_found:  # other processes disturbed each load
+        return
+    served = [model_config.read(folder / "best" / name / "config.pbtxt") for name in ("sleeper", "other")]
+    assert [config.name for config in served] == ["sleeper", "other"]
+    has_batcher = any(config.HasField("dynamic_batching") for config in served)
+    assert has_batcher is (document["recommended"]["trial"] == 1)

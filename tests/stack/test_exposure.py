@@ -40,7 +40,7 @@ def test_a_web_page_cannot_load_a_model(call: str, embedded: EmbeddedTarget) -> 
         url = f"http://{endpoint.http}/v2/repository/{call.format(model=endpoint.model)}"
         request = urllib.request.Request(url, data=b"{}", headers={"Content-Type": "text/plain"}, method="POST")
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=10)
+            urllib.request.urlopen(request, timeout=240)
         assert refused.value.code == 403
 
 

@@ -22,7 +22,16 @@ from optimizer.core.trial import Candidate
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.server_process import remove_environment_folders
-from tests.command_fixtures import FINISHED, Ended, Playground, assert_search_ended, eventually, run_tune
+from tests.command_fixtures import (
+    FINISHED,
+    HANG_SECONDS,
+    RUN_SECONDS,
+    Ended,
+    Playground,
+    assert_search_ended,
+    eventually,
+    run_tune,
+)
 from tests.repositories import write_sleeper
 
 PROFILE = """\
@@ -34,9 +43,6 @@ space:
 """
 STUDY = ("--sla-p95", "500ms", "--budget", "3m", "--max-trials", "3", "--no-confirmation")
 MORE_TRIALS = ("--max-trials", "100")  # a study that is still running whenever a signal comes
-GONE_SECONDS = 30.0
-STUB_SECONDS = 60.0  # until a stub notices that its server has died
-START_SECONDS = 60.0
 
 Popen = subprocess.Popen[str]
 
@@ -90,7 +96,7 @@ def named(playground: Playground, name: str) -> list[psutil.Process]:
 
 def wait_for(condition: Callable[[], object], process: Popen) -> None:
     """Wait until ``condition`` is true; fail if ``process`` ends before."""
-    assert eventually(lambda: condition() or process.poll() is not None, START_SECONDS)
+    assert eventually(lambda: condition() or process.poll() is not None, HANG_SECONDS)
     if process.poll() is not None:
         pytest.fail(f"it has ended: {process.communicate()}")
 
@@ -153,7 +159,7 @@ def test_kill_9_at_any_moment(steady: Playground) -> None:
         process.kill()
         process.communicate()
         killed.append(process.pid)
-        assert eventually(lambda: steady.processes() == [], GONE_SECONDS), f"{name}: {steady.processes()}"
+        assert eventually(lambda: steady.processes() == [], HANG_SECONDS), f"{name}: {steady.processes()}"
         assert not any(steady.shared_memory(pid) for pid in killed), name
         assert content(steady, "trials.csv").startswith(before[: before.rfind(b"\n") + 1]), name
     before = content(steady, "trials.csv")
@@ -182,7 +188,7 @@ def test_a_kill_of_everything_at_once(steady: Playground) -> None:
             running.suspend()  # so that none can clean up after another
     kill_9(everything)
     process.communicate()
-    assert eventually(lambda: steady.processes() == [], GONE_SECONDS), steady.processes()
+    assert eventually(lambda: steady.processes() == [], HANG_SECONDS), steady.processes()
     assert steady.shared_memory(process.pid) == regions
     assert list(steady.temporary.iterdir())
     resumed = steady.start("--resume", run_folder(steady))
@@ -190,7 +196,7 @@ def test_a_kill_of_everything_at_once(steady: Playground) -> None:
     assert steady.shared_memory(process.pid) == []
     assert not list(steady.temporary.glob(f"tritune-{process.pid}-*"))
     resumed.send_signal(signal.SIGTERM)
-    assert resumed.wait(timeout=START_SECONDS) == 130
+    assert resumed.wait(timeout=HANG_SECONDS) == 130
 
 
 # -- signals ----------------------------------------------------------------------------------------------------
@@ -203,7 +209,7 @@ def interrupted(playground: Playground, moment: Moment, *signals: signal.Signals
     for signum in signals:
         process.send_signal(signum)
         time.sleep(0.1)  # between two presses of Ctrl-C
-    stdout, stderr = process.communicate(timeout=START_SECONDS)
+    stdout, stderr = process.communicate(timeout=HANG_SECONDS)
     assert playground.processes() == []
     assert playground.shared_memory(process.pid) == []
     assert list(playground.temporary.iterdir()) == []
@@ -249,7 +255,7 @@ def test_signals_that_nohup_ignores_stay_ignored(steady: Playground) -> None:
     a_row_is_written(steady, process)
     a_load_is_measured(steady, process)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=START_SECONDS)
+    process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130
 
 
@@ -263,7 +269,7 @@ def test_a_server_that_is_killed_costs_one_measurement(steady: Playground) -> No
     )
     a_load_is_measured(steady, process)
     kill_9(named(steady, "tritonserver"))
-    stdout, stderr = process.communicate(timeout=100)
+    stdout, stderr = process.communicate(timeout=RUN_SECONDS)
     assert (process.returncode in FINISHED, stderr) == (True, ""), stdout  # on a busy machine no load may be steady
     document = json.loads(stdout)
     assert document["trials"] == 2
@@ -292,7 +298,7 @@ def test_a_server_that_never_comes_up_is_an_error(steady: Playground) -> None:
     (steady.working_folder / "backends" / "python" / "libtriton_python.so").touch()
     local = ("--target", "local", "--tritonserver", str(program), "--backend-directory", "backends")
     process = steady.start(*STUDY, *local, "--log", "plain", "steady.yaml")
-    stdout, stderr = process.communicate(timeout=START_SECONDS)
+    stdout, stderr = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 3
     assert stdout == ""
     began, complaint, where = stderr.splitlines()
@@ -328,7 +334,7 @@ def test_no_process_of_a_killed_server_is_left_and_another_is_started(victim: st
     with contextlib.closing(target):
         before = processes_of(target)
         before[0 if victim == "supervisor" else 1].kill()
-        _, alive = psutil.wait_procs(before, timeout=STUB_SECONDS)
+        _, alive = psutil.wait_procs(before, timeout=HANG_SECONDS)
         assert [process.name() for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
         after = processes_of(target)
         assert {process.pid for process in after}.isdisjoint(process.pid for process in before)
@@ -347,7 +353,7 @@ def test_folders_of_triton_in_tmp_are_removed_once_no_server_runs(target: Embedd
         remove_environment_folders()
         return not ours.exists()
 
-    assert eventually(gone, START_SECONDS)
+    assert eventually(gone, HANG_SECONDS)
 
 
 def test_a_killed_stub_does_not_stop_the_target(target: EmbeddedTarget) -> None:

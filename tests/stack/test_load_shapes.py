@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from objectives.sla import Sla
@@ -19,6 +20,7 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
 from optimizer.measure.load_client.client import WARM_UPS
 from optimizer.measure.load_client.generator import OpenLoopGenerator
+from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.model.repository import read_repository_model
 from tests.repositories import write_sleeper
 
@@ -26,8 +28,8 @@ pytestmark = pytest.mark.alone
 
 SLEEP_MS = 10.0  # at most 100 requests a second, one at a time
 PERIOD = 2.0
-SPIKE = f"spike:4x:10%:{PERIOD:g}s"  # of 46 requests a second and 185 in the burst, if the mean is 60
-RATE = LoadPoint(1, request_rate=60.0)
+SPIKE = f"spike:10x:10%:{PERIOD:g}s"  # of 16 requests a second and 158 in the burst, if the mean is 30
+RATE = LoadPoint(1, request_rate=30.0)
 
 
 @pytest.fixture(scope="module")
@@ -47,30 +49,27 @@ def open_loop(tmp_path: Path) -> OpenLoopGenerator:
 def test_the_latency_of_a_spike_is_measured_in_each_window(
     sleeper: EmbeddedTarget, open_loop: OpenLoopGenerator
 ) -> None:
-    """The burst brings 37 requests in the time of 20, so the last ones wait for a dozen others."""
+    """The burst brings 32 requests in the time of 20, so the last ones wait for a dozen others."""
     with sleeper.deploy(Candidate(8)) as endpoint:
-        spiked = replace(open_loop, arrivals=parse_arrivals(SPIKE)).measure(endpoint, RATE)
         windows = replace(open_loop, arrivals=parse_arrivals(SPIKE)).measure_windows(endpoint, RATE, 0.5, 3)
-    assert not spiked.overloaded
-    assert spiked.throughput_infer_per_sec == pytest.approx(RATE.request_rate, rel=0.2), "the mean rate"
-    assert spiked.requests == pytest.approx(3 * PERIOD * RATE.request_rate, rel=0.2)
-    assert spiked.latency_p95_ms is not None
-    assert spiked.latency_p95_ms > 6 * SLEEP_MS
-    assert len(windows) == 3
+    assert len(windows) == 3, "the server recovers from each burst, so it is not overloaded"
+    requests = sum(window.requests or 0 for window in windows)
+    assert requests == pytest.approx(3 * PERIOD * RATE.request_rate, rel=0.2), "the mean rate"
     for window in windows:  # each is a whole period, although 0.5 s were planned
         assert window.requests == pytest.approx(PERIOD * RATE.request_rate, rel=0.4)
         assert window.latency_p95_ms is not None
         assert window.latency_p95_ms > 5 * SLEEP_MS
 
 
-def test_a_mean_rate_above_the_capacity_is_an_overload(sleeper: EmbeddedTarget, open_loop: OpenLoopGenerator) -> None:
+def test_a_mean_rate_above_the_capacity_is_an_overload(
+    sleeper: EmbeddedTarget, open_loop: OpenLoopGenerator, records: list[SendRecord]
+) -> None:
     shaped = replace(open_loop, arrivals=parse_arrivals("diurnal:1.5x:1s"), sla=Sla.from_bounds({"p95": 50.0}))
     with sleeper.deploy(Candidate(8)) as endpoint:
         result = shaped.measure(endpoint, LoadPoint(1, request_rate=300.0), 30.0)
     assert result.overloaded
     assert result.reason.startswith("overloaded: ")
-    assert result.measure_seconds is not None
-    assert result.measure_seconds < 15, "it ends early"
+    assert np.any(records[-1].sent_ns == NEVER), "it ends early"
 
 
 LARGE, SMALL, OTHER = 2, 1, 3  # samples of the requests of a burst, and of those between two bursts

@@ -32,7 +32,7 @@ from optimizer.model.profile_schema import BuiltModel
 from optimizer.model.repository import read_repository_model
 from optimizer.options.values import parse_cpus
 from optimizer.results import formatting
-from tests.command_fixtures import FOUND, REPORT, Playground, Run, playing_in, run_tune
+from tests.command_fixtures import FOUND, HANG_SECONDS, REPORT, Playground, Run, playing_in, run_tune
 from tests.documents import undocumented_keys
 from tests.repositories import write_sleeper
 
@@ -319,7 +319,6 @@ def test_the_best_configuration_loads_unchanged(built: Run, tmp_path: Path) -> N
 
 
 @pytest.mark.alone(exclusive=True)  # a verification ends early if its measurements take twice the expected time
-@pytest.mark.timeout(600)
 def test_the_recommendation_is_tested_separately(built: Run) -> None:
     before = (built.folder / "trials.csv").read_bytes()
     folder = built.folder.relative_to(built.playground.working_folder)
@@ -424,7 +423,7 @@ def test_the_result_is_shown_before_the_page_is_drawn_and_an_interrupt_waits_for
     page = playground.working_folder / shown.removeprefix("report ").strip()
     assert not page.exists()
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, stderr) == (130, "tune: interrupted\n")
     assert page.read_text().rstrip().endswith("</html>")
     info = json.loads((page.parent / "run.json").read_text())

@@ -29,10 +29,13 @@ from optimizer.measure.load_client.client import BEHIND_SECONDS, WARM_UPS
 from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import LateError
+from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.perf_output import read_statistics
 from optimizer.measure.server_health import silent_server
 from optimizer.model.repository import read_repository_model
+from tests.command_fixtures import eventually
 from tests.repositories import write_sleeper
+from tests.stack_fixtures import ANSWER_SECONDS
 
 pytestmark = pytest.mark.alone
 
@@ -103,9 +106,10 @@ def test_a_mix_of_requests_is_sent_and_counted(embedded: EmbeddedTarget, lenient
     with embedded.deploy(MLP) as endpoint:
         before = counted(endpoint)
         result = mixed.measure(endpoint, LoadPoint(2, request_rate=64.0), 4.0 - LEAD_IN_SECONDS)
-        requests, samples = (after - then for after, then in zip(counted(endpoint), before, strict=True))
-    assert requests == 256 + WARM_UPS
-    assert samples == 512 + WARM_UPS * mix.draw(256, np.random.default_rng(mixed.seed))[0]
+        samples = 512 + WARM_UPS * int(mix.draw(256, np.random.default_rng(mixed.seed))[0])
+        expected = before[0] + 256 + WARM_UPS, before[1] + samples
+        eventually(lambda: counted(endpoint) == expected, ANSWER_SECONDS)  # counted after the answers are sent
+        assert counted(endpoint) == expected
     assert result.throughput_infer_per_sec == pytest.approx(128, rel=0.1)
 
 
@@ -122,7 +126,7 @@ def test_a_rate_is_kept_and_no_files_remain(
 ) -> None:
     with embedded.deploy(MLP) as endpoint:
         result = lenient.measure(endpoint, at(300, request_batch_size=2), seconds=2.0)
-    assert result.stable, result.reason
+    assert not result.overloaded, result.reason
     assert result.throughput_infer_per_sec == pytest.approx(600, rel=0.1)
     assert result.requests == pytest.approx(600, rel=0.1)
     assert (result.queue_ms or 0) > 0
@@ -130,12 +134,13 @@ def test_a_rate_is_kept_and_no_files_remain(
     assert (result.latency_avg_ms or 0) > 0
     executions = [tuple(map(int, entry.split(":"))) for entry in result.batch_stats.split()]
     sent = 300 * (2.0 + LEAD_IN_SECONDS) + WARM_UPS
-    assert sum(size * count for size, count, _ in executions) == pytest.approx(2 * sent)
+    missing = 2 * round(sent) - sum(size * count for size, count, _ in executions)
+    assert 0 <= missing <= MLP.max_batch_size, "a batch is counted after its answers are sent, perhaps too late"
     assert {path.name for path in tmp_path.iterdir()} == {"client.log", "commands.log"}
 
 
 def test_an_overloaded_server_is_recognised_and_recovers(
-    open_loop: OpenLoopGenerator, lenient: OpenLoopGenerator, sleeper: EmbeddedTarget
+    open_loop: OpenLoopGenerator, lenient: OpenLoopGenerator, sleeper: EmbeddedTarget, records: list[SendRecord]
 ) -> None:
     with sleeper.deploy(ALONE) as endpoint:
         open_loop.warm_up(endpoint, at(20))
@@ -143,8 +148,7 @@ def test_an_overloaded_server_is_recognised_and_recovers(
         assert result.overloaded
         assert result.reason.startswith("overloaded: ")
         assert not result.stable
-        assert result.measure_seconds is not None
-        assert result.measure_seconds < 20.0 / 2, "it is not measured to the end"
+        assert np.any(records[-1].sent_ns == NEVER), "it is not measured to the end"
         assert result.latency_p95_ms is not None
         assert result.latency_p95_ms > 300
         assert result.throughput_infer_per_sec is not None
@@ -152,7 +156,7 @@ def test_an_overloaded_server_is_recognised_and_recovers(
         assert 0 < result.throughput_infer_per_sec < 2 * 1000 / SLEEP_MS
 
         afterwards = lenient.measure(endpoint, at(20), seconds=2.0)
-        assert afterwards.stable, afterwards.reason
+        assert not afterwards.overloaded, afterwards.reason
         assert afterwards.latency_p50_ms is not None
         assert result.latency_p50_ms is not None
         assert SLEEP_MS <= afterwards.latency_p50_ms < result.latency_p50_ms
@@ -163,7 +167,7 @@ def test_a_pause_of_the_server_counts_for_every_request_due_in_it(
     lenient: OpenLoopGenerator, sleeper: EmbeddedTarget
 ) -> None:
     """A closed loop sends nothing while the server pauses, so its figures hardly change."""
-    pause_seconds, seconds = 0.3, 2.0
+    pause_seconds, seconds = 0.6, 3.0
     open_loop = replace(lenient, arrivals=ConstantArrivals())
 
     with sleeper.deploy(ALONE) as endpoint:
@@ -173,9 +177,9 @@ def test_a_pause_of_the_server_counts_for_every_request_due_in_it(
             time.sleep(pause_seconds)
             tell_server(endpoint, signal.SIGCONT)
 
-        open_loop.warm_up(endpoint, at(40))
-        with once_loaded(endpoint, 30, pause):
-            result = open_loop.measure(endpoint, at(40), seconds=seconds)
+        open_loop.warm_up(endpoint, at(20))
+        with once_loaded(endpoint, 20, pause):
+            result = open_loop.measure(endpoint, at(20), seconds=seconds)
     assert not result.overloaded
     assert result.latency_p50_ms is not None
     assert result.latency_p95_ms is not None

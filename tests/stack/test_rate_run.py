@@ -42,7 +42,7 @@ def rate_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         (playground.working_folder / "steady.yaml").write_text(PROFILE)
         arguments = ["--load", "rate", "--sla-p90", f"{SLA_MS:g}ms", "--budget", "40s", "--max-trials", "2"]
         arguments += ["--measurement-interval", "100ms", "--confidence", "80%", "--request-distribution", "constant"]
-        yield Run(playground, run_tune(playground, *arguments, "--json", "steady.yaml", timeout=280))
+        yield Run(playground, run_tune(playground, *arguments, "--json", "steady.yaml"))
 
 
 def test_the_recommended_rate_meets_the_bound(rate_run: Run) -> None:

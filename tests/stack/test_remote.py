@@ -30,7 +30,7 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.remote_server import listener_pid
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.model.repository import read_source
-from tests.command_fixtures import Playground, eventually
+from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Playground, eventually
 from tests.production import Production
 from tests.repositories import stored, write_ensemble, write_sleeper
 
@@ -161,7 +161,7 @@ def other_client(production: Production) -> Iterator[None]:
     thread = threading.Thread(target=send)
     thread.start()
     try:
-        assert sent.wait(30)
+        assert sent.wait(HANG_SECONDS)
         yield
     finally:
         ended.set()
@@ -252,7 +252,7 @@ def test_a_run_whose_server_dies_names_the_cause_and_the_commands_that_go_on(
             lambda: any(len(path.read_text().splitlines()) > 1 for path in tables.glob("*/trials.csv")), 120
         )
         production.server.stop()
-        _, errors = run.communicate(timeout=120)
+        _, errors = run.communicate(timeout=RUN_SECONDS)
     saved = re.search(r"its state is saved in (\S+),", errors)
     assert saved is not None, errors
     Path(saved[1]).unlink()  # this server does not start again

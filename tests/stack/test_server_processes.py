@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from optimizer.deploy.several_servers_target import ServerProcesses
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.nvml import Gpu
+from optimizer.measure.load_client.client import WARM_UPS
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_client.launcher import LoadClientGenerator
 from optimizer.measure.load_client.plan import SendRecord
@@ -49,6 +50,7 @@ from tests.command_fixtures import UNDECIDED, Playground, Tune, eventually
 from tests.contract import test_emitters
 from tests.emitted_files import emitted, recommendation_of
 from tests.repositories import write_sleeper, write_streamer
+from tests.stack_fixtures import ANSWER_SECONDS, served
 
 TWO = Candidate(64, dynamic_batching=True, fields=((SERVER_PROCESSES, 2),))
 LOADS = {"closed loop": LoadPoint(1, concurrency=4), "open loop": LoadPoint(1, request_rate=200.0)}
@@ -95,7 +97,7 @@ def test_the_load_is_spread_and_the_statistics_are_summed(
     before = executions(endpoint)
     measured = replace(generator, shared_memory=shared).measure(endpoint, load_of(generator), SECONDS)
     done = [after - earlier for after, earlier in zip(executions(endpoint), before, strict=True)]
-    assert min(done) > 0.1 * sum(done), "both servers get a share, also if one has a busy CPU"
+    assert min(done) > WARM_UPS, "both servers get a share"
     assert sum(one.executions for one in batch_stats.from_text(measured.batch_stats)) == sum(done)
     assert measured.throughput_infer_per_sec
     assert measured.queue_ms is not None
@@ -202,20 +204,6 @@ def write_slow(repository: Path) -> ModelSource:
 
 
 @contextlib.contextmanager
-def loaded(endpoint: Endpoint, urls: Sequence[str], folder: Path) -> Iterator[None]:
-    """Send RATE within the context, and until it has ended. It begins when each server has answered a request."""
-    client = OpenLoopGenerator(log=folder / "client.log")
-    load = LoadPoint(1, request_rate=RATE)
-    sender = threading.Thread(target=client.measure, args=(endpoint, load, 3.0))
-    sender.start()
-    try:
-        assert eventually(lambda: all(read_server(url, "sleeper").requests for url in urls), 10)
-        yield
-    finally:
-        sender.join()
-
-
-@contextlib.contextmanager
 def hanging(endpoint: Endpoint) -> Iterator[None]:
     """Stop the model of the server within the context, and send more requests than it executes at a time.
 
@@ -236,12 +224,14 @@ def hanging(endpoint: Endpoint) -> Iterator[None]:
         try:
             for _ in range(8):
                 client.async_infer("sleeper", [x], lambda result, error: answered.release())
-            assert eventually(lambda: read_server(f"http://{endpoint.metrics}/metrics", "sleeper").pending, 10)
+            assert eventually(
+                lambda: read_server(f"http://{endpoint.metrics}/metrics", "sleeper").pending, ANSWER_SECONDS
+            )
             yield
         finally:
             for stub in stubs:
                 stub.resume()
-        assert all(answered.acquire(timeout=10) for _ in range(8))
+        assert all(answered.acquire(timeout=ANSWER_SECONDS) for _ in range(8))
 
 
 @pytest.mark.alone
@@ -276,7 +266,8 @@ def test_two_processes_are_recommended_emitted_and_watched(
         urls = [f"http://{server.metrics}/metrics" for server in endpoint.servers]
         expected = expectation(read_run(run))
         check_server_count(expected, len(urls))
-        with loaded(endpoint, urls, tmp_path):
+        with served(endpoint, LoadPoint(1, request_rate=RATE), tmp_path / "client.log"):
+            assert eventually(lambda: all(read_server(url, "sleeper").requests for url in urls), ANSWER_SECONDS)
             newest = next(samples(urls, "sleeper", 0.3, 6))
         judgement = judge(expected, newest.loads, len(urls), newest.lost)
         assert {check.name for check in judgement.differing} <= TIMES, judgement.differing

@@ -35,7 +35,7 @@ from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.shared_memory import check_is_shared, region
 from optimizer.model.repository import read_repository_model
-from tests.command_fixtures import Playground, Tune, eventually
+from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Playground, Tune, eventually
 from tests.repositories import WIDE_VALUES, doubler, write_model, write_wide
 
 FOLDER = Path("/dev/shm")
@@ -169,7 +169,7 @@ def test_a_killed_client_leaves_nothing(generator: Any, wide: EmbeddedTarget, tm
     with wide.deploy_fresh(WIDE) as endpoint:
 
         def kill() -> None:
-            eventually(lambda: own_regions() and clients(), 20)
+            eventually(lambda: own_regions() and clients(), HANG_SECONDS)
             time.sleep(0.3)
             for process in clients():
                 process.kill()
@@ -258,16 +258,16 @@ def test_a_killed_tune_leaves_nothing(load: Sequence[str], playground: Playgroun
     words = ("--shared-memory", "system", *load, "--measurement-interval", "5s", "models/wide")
     process = playground.start("sweep", *words)
     try:
-        assert eventually(lambda: named_regions(process.pid) or process.poll() is not None, 60)
+        assert eventually(lambda: named_regions(process.pid) or process.poll() is not None, HANG_SECONDS)
         assert process.poll() is None, process.communicate()
         time.sleep(0.3)
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-    assert eventually(lambda: not named_regions(process.pid), 20)
-    assert eventually(lambda: not playground.processes(), 20)
+    assert eventually(lambda: not named_regions(process.pid), HANG_SECONDS)
+    assert eventually(lambda: not playground.processes(), HANG_SECONDS)
     ended = playground.start("sweep", *WORDS, "models/wide")  # it removes the temporary folders of the killed one
-    assert ended.wait(120) == 0, ended.communicate()
+    assert ended.wait(RUN_SECONDS) == 0, ended.communicate()
     ended.communicate()
 
 

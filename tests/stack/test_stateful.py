@@ -79,8 +79,10 @@ def test_perf_analyzer_sends_sequences_of_the_same_length(perf_analyzer: PerfAna
         steps[sequence] = 1 if start == "1" else steps[sequence] + 1
         assert len(steps) <= load.concurrency
         lengths += [steps.pop(sequence)] if end == "1" else []
-    assert len(lengths) > 10
-    assert sum(length == LENGTH for length in lengths) > 0.8 * len(lengths), "it cuts the last ones short"
+    whole, last = lengths[: -round(load.concurrency)], lengths[-round(load.concurrency) :]
+    assert whole
+    assert set(whole) == {LENGTH}
+    assert max(last) <= LENGTH, "it cuts the last ones short"
 
 
 def test_a_run_ends_with_a_recommendation_that_loads(tune: Tune, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_fixtures import Ended, Playground, eventually
+from tests.command_fixtures import RUN_SECONDS, Ended, Playground, eventually
 from tests.recorded_fixtures import (
     RecordedProcess,
     RecordedRuns,
@@ -31,7 +31,7 @@ from tests.storage_fixtures import PostgreSQL, SmallDisk, postgresql, small_disk
 __all__ = ["postgresql", "quick_runs", "recorded_runs", "small_disk"]
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 120.0
+START_SECONDS = 600.0
 PASSWORD = "geheim"
 
 
@@ -76,7 +76,7 @@ def begun_on(disk: SmallDisk, runs: RecordedRuns) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:
-    _, stderr = process.communicate(timeout=240)
+    _, stderr = process.communicate(timeout=RUN_SECONDS)
     return Ended(process.returncode, "", stderr, process.pid)
 
 

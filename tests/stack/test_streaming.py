@@ -60,19 +60,6 @@ def new(kind: type[Generator], folder: Path, *counts: int) -> Generator:
     )
 
 
-@pytest.fixture
-def records(monkeypatch: pytest.MonkeyPatch) -> list[SendRecord]:
-    kept: list[SendRecord] = []
-    read = SendRecord.read
-
-    def keep(folder: Path) -> SendRecord:
-        kept.append(read(folder))
-        return kept[-1]
-
-    monkeypatch.setattr(SendRecord, "read", keep)
-    return kept
-
-
 @pytest.mark.parametrize(("kind", "load"), GENERATORS)
 def test_every_response_arrives_at_its_own_request(
     kind: type[Generator],

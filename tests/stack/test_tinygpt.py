@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from optimizer.model.builders import build
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
 
-SECONDS = 60.0  # limit for a response
+SECONDS = 240.0  # only a server that hangs takes so long for a response
 LONGEST = 512
 
 
@@ -173,21 +172,19 @@ def test_a_request_that_cannot_be_answered_gets_one_line(
 
 
 def test_a_cancelled_request_leaves_its_place(target: EmbeddedTarget, tinygpt: ModelSource) -> None:
-    with target.deploy(candidate_of(tinygpt, max_batch_size=1)) as endpoint:
-        long = Stream(endpoint.grpc)
-        long.send("long", [1, 2, 3], LONGEST - 3)
-        assert long.next()[0] == "long"
-        begin = time.monotonic()
-        long.close(cancel=True)
-        with contextlib.closing(Stream(endpoint.grpc)) as stream:
-            stream.send("short", [4, 5], 1)
-            stream.collect(1)
-            waited = time.monotonic() - begin
-            stream.send("again", [1, 2, 3], 50)
-            begin = time.monotonic()
-            stream.collect(1)
-            of_all = (time.monotonic() - begin) / 50 * (LONGEST - 3)
-    assert waited < of_all / 2
+    """Two requests run at a time. The cancelled one would end after the other one of the same length."""
+    with (
+        target.deploy(candidate_of(tinygpt, max_batch_size=2, dynamic_batching=True)) as endpoint,
+        contextlib.closing(Stream(endpoint.grpc)) as stream,
+    ):
+        stream.send("other", [1, 2, 3], LONGEST - 3)
+        assert stream.next()[0] == "other"
+        cancelled = Stream(endpoint.grpc)
+        cancelled.send("cancelled", [1, 2, 3], LONGEST - 3)
+        assert cancelled.next()[0] == "cancelled"
+        cancelled.close(cancel=True)
+        stream.send("short", [4, 5], 1)
+        assert list(stream.collect(2)) == ["short", "other"]
 
 
 def test_the_load_client_counts_its_tokens(target: EmbeddedTarget, tinygpt: ModelSource, tmp_path: Path) -> None:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,37 +14,23 @@ from typing import Any
 import pytest
 
 from optimizer.config.model_source import ModelSource
-from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import InstalledTarget, embedded_installation
 from optimizer.machine.gpu_telemetry import read_metrics_page
-from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.results.finished_run import read_run
 from optimizer.watch.server_metrics import models_of, parse_page
-from tests.command_fixtures import FINISHED, Playground, Tune
+from tests.command_fixtures import FINISHED, UNDECIDED, Playground, Tune
+from tests.stack_fixtures import served
 
 pytestmark = pytest.mark.alone
 
 BRIEFLY = ("--budget", "20s", "--max-trials", "3", "--measurement-interval", "200ms", "--no-output-check")
-SAMPLING = ("--interval", "500ms", "--samples", "8")
-SECONDS = 12.0  # of a load: longer than the samples and the start of the command
+INTERVAL = ("--interval", "500ms")
+SAMPLES = (8, 40)  # more of them on a machine that serves too few requests
 LOWEST_RATE = 40.0  # requests per second
 SUMMARIES = "--metrics-config=summary_latencies=true"
 TIMES = {"queue time", "execution time", "time in the server"}
-
-
-@contextlib.contextmanager
-def loaded(endpoint: Endpoint, load: LoadPoint, log: Path) -> Iterator[None]:
-    """Send ``load`` within the context, and until it has ended."""
-    client = OpenLoopGenerator(log=log)
-    sender = threading.Thread(target=client.measure, args=(endpoint, load, SECONDS))
-    sender.start()
-    try:
-        time.sleep(1.0)
-        yield
-    finally:
-        sender.join()
 
 
 def test_a_low_load_fits_and_larger_requests_do_not(
@@ -67,8 +50,13 @@ def test_a_low_load_fits_and_larger_requests_do_not(
         assert models_of(parse_page(read_metrics_page(endpoint.metrics))) == ["mlp"]
 
         def watched(load: LoadPoint) -> tuple[int, dict[str, Any]]:
-            with loaded(endpoint, load, tmp_path / "client.log"):
-                ended = tune("watch", folder, "--url", endpoint.metrics, *SAMPLING, "--json")
+            with served(endpoint, load, tmp_path / "client.log"):
+                for samples in SAMPLES:
+                    ended = tune(
+                        "watch", folder, "--url", endpoint.metrics, *INTERVAL, "--samples", f"{samples}", "--json"
+                    )
+                    if ended.code != UNDECIDED:
+                        break
             return ended.code, json.loads(ended.stdout)
 
         rate = max(LOWEST_RATE, 0.02 * recommended.throughput_infer_per_sec)
@@ -91,7 +79,7 @@ def test_a_low_load_fits_and_larger_requests_do_not(
 
 def test_a_server_that_has_ended_cannot_be_read(playground: Playground, tune: Tune) -> None:
     sample = Path(__file__).parents[1] / "data" / "dlrm" / "sample"
-    ended = tune("watch", sample, "--url", "127.0.0.1:1", *SAMPLING)
+    ended = tune("watch", sample, "--url", "127.0.0.1:1", *INTERVAL, "--samples", "2")
     assert ended.code == 3
     (line,) = (complaint for complaint in ended.complaints if complaint.startswith("tune: "))
     assert "the metrics cannot be read" in line

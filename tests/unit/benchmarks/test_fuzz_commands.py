@@ -25,7 +25,6 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "root")
 
 
-@pytest.mark.timeout(900)
 def test_tune_ends_well_whatever_it_gets(place: Place) -> None:
     state = State.read(None, 0)
     fuzz(state, SMOKE_CASES, place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -51,7 +52,9 @@ def counting(step: int, *, is_ready: bool = True, gives_statistics: bool = True)
 
 def test_requests_of_other_clients_are_noticed() -> None:
     with counting(50) as server:
-        assert server.requests_per_second(["m"]) == pytest.approx(50 / OBSERVED_SECONDS, rel=0.2)
+        began = time.monotonic()
+        rate = server.requests_per_second(["m"])
+        assert 50 / (time.monotonic() - began) <= rate <= 50 / OBSERVED_SECONDS
 
 
 @pytest.mark.parametrize(

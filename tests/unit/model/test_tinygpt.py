@@ -146,7 +146,7 @@ def test_steps_with_the_cache_equal_one_pass(session: Any, weights: dict[str, Ar
 # -- continuous batching --------------------------------------------------------------------------------------------
 
 
-PATIENCE_SECONDS = 240.0  # the processor may serve other processes first
+PATIENCE_SECONDS = 3000.0  # at idle priority, the processor serves other processes first
 
 
 class RecordingClient:

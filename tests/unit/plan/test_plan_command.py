@@ -84,7 +84,7 @@ def test_an_extreme_value_in_the_range_of_a_column_does_not_exhaust_the_machine(
         writer.writeheader()
         writer.writerows(rows)
     command = [sys.executable, "-c", LIMITED, str(run), "--rate", "1000/s"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode in (0, 1, 4), ended.stderr
     assert "Traceback" not in ended.stderr
 

@@ -301,7 +301,7 @@ class TestFigures:
 def test_matplotlib_is_imported_only_to_draw() -> None:
     modules = "sys, optimizer.study.tuning_run, optimizer.results.report.write"
     check = f"import {modules}; sys.exit('matplotlib' in sys.modules)"
-    subprocess.run([sys.executable, "-c", check], check=True, timeout=240)
+    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 def test_captions_of_markdown_end_with_one_sign(run: Path) -> None:
@@ -352,7 +352,7 @@ def opened(page: Path, folder: Path, *flags: str) -> tuple[str, list[str]]:
     log = folder / "net.json"
     watched = ["--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", f"--log-net-log={log}"]
     done = subprocess.run(
-        [*command, *watched, *flags, page.resolve().as_uri()], capture_output=True, text=True, timeout=240, check=True
+        [*command, *watched, *flags, page.resolve().as_uri()], capture_output=True, text=True, check=True
     )
     requested = [url for url in re.findall(r'"url":"(https?:[^"]*)', log.read_text()) if not re.match(OWN, url)]
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line] + requested

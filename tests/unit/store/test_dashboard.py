@@ -32,7 +32,7 @@ pytest.importorskip("optuna_dashboard")
 
 TABLE = Path("benchmarks/tables/mlp.csv")
 TRIALS = 5
-START_SECONDS = 120
+START_SECONDS = 600.0
 
 
 @pytest.fixture

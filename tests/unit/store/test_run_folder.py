@@ -38,7 +38,7 @@ except EnvironmentFault as fault:
 def refused(writer: str, path: Path, limit: int) -> str:
     """Return the error message of a process in which files are limited to ``limit`` bytes."""
     command = [sys.executable, "-c", LIMITED.format(writer=writer, limit=limit), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

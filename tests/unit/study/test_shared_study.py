@@ -34,10 +34,11 @@ from tests.storage_fixtures import PostgreSQL, postgresql
 
 __all__ = ["postgresql"]
 
-START_SECONDS = 120.0
+START_SECONDS = 600.0
 PASSWORD = "geheim"
 SPACE = SearchSpace(max_batch_size=(1, 4, 16), max_queue_delay_us=("off", 0, 1000))
 CANDIDATES, LOADS = 5, (1, 4, 8)
+BRIEF_GRACE = "grace_seconds=4"  # of a worker whose only companion dies
 
 
 class Workers:
@@ -125,7 +126,7 @@ def test_the_trial_of_a_killed_worker_is_repeated(workers: Workers) -> None:
     workers.wait_until_held()
     killed.kill()
     assert killed.finish().code == -signal.SIGKILL
-    ended = workers.start().finish()
+    ended = workers.start(BRIEF_GRACE).finish()
     assert (ended.code, ended.stderr) == (0, "")
     assert_all_recorded_once(workers)
     assert trials_in(workers.folders[0])[0] in trials_in(workers.folders[1])
@@ -155,7 +156,7 @@ def test_a_resumed_worker_continues_its_trial(workers: Workers, tmp_path: Path) 
 
 def test_workers_wait_for_a_database_that_is_gone(workers: Workers, postgresql: PostgreSQL) -> None:
     """One worker is interrupted meanwhile; the other continues later and repeats the trial of the first."""
-    waiting, interrupted = workers.start(held_at=1), workers.start(held_at=1)
+    waiting, interrupted = workers.start(BRIEF_GRACE, held_at=1), workers.start(held_at=1)
     workers.wait_until_held()
     postgresql.stop()
     workers.release()
