@@ -88,9 +88,25 @@ def effective_requests(counts: MissCounts, allowed: float, spread: ServerSpread)
     servers = len(counts.requests)
     binomial = allowed * (1 - allowed)
     between = (_probit_density(allowed) * counts.slope) ** 2 * spread.variance
+    if spread.excludes_disturbance:
+        between *= _concentration(counts)
     requests = float(np.mean([windows.sum() for windows in counts.requests]))
     within = overdispersion(counts.requests, counts.tail) * binomial / requests
     return float(binomial * servers / (between + within))
+
+
+def _concentration(counts: MissCounts) -> float:
+    """Return how much larger the variance of the share is than that of servers with equal shares, at least 1.
+
+    If other processes slow some servers, most slow requests are those of these servers, and the share depends on few
+    of them. A server's share changes with the log of latency by the density at its normal quantile.
+    """
+    from scipy import special
+
+    shares = np.array([own.sum() / all_.sum() for own, all_ in zip(counts.tail, counts.requests, strict=True)])
+    densities = np.exp(-0.5 * np.square(special.ndtri(np.clip(shares, 0.0, 1.0))))
+    mean = float(densities.mean())
+    return float(np.square(densities).mean()) / mean**2 if mean > 0 else float(len(shares))
 
 
 def share_spread(counts: MissCounts, allowed: float, freedom: float) -> ServerSpread:

@@ -2,7 +2,8 @@
 
 One configuration sees few servers. So the variance between servers is pooled over all configurations of a run, on the
 scale of log latency, with a prior of a few servers. A probe of the machine's speed next to each server is a
-covariate: the differences that it explains are those of machine states, not of servers.
+covariate, and so is the CPU share that other processes took: the differences that they explain are those of machine
+states, not of servers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ ServerWindows: TypeAlias = Sequence[Sequence[Measurement]]  # of each fresh serv
 Windows: TypeAlias = Sequence[FloatArray]  # one array for each server, shape [windows]
 PRIOR_DEVIATION = 0.05  # standard deviation of log latency between servers of one configuration
 PRIOR_FREEDOM = 3.0  # degrees of freedom of the prior
+USUAL_RANGE = 0.1  # range of the CPU share of other processes that explains no difference between servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,14 @@ class ServerSpread:
         freedom: Degrees of freedom of the variance.
         slope: By how much it rises with the log of the time of the speed probe.
         slope_variance: Variance of the estimated slope.
+        excludes_disturbance: Whether differences that other processes explain were left out of the variance.
     """
 
     variance: float
     freedom: float
     slope: float = 0.0
     slope_variance: float = 0.0
+    excludes_disturbance: bool = False
 
 
 def server_spreads(groups: Sequence[ServerWindows], sla: Sla) -> dict[str, ServerSpread]:
@@ -56,40 +60,76 @@ def server_spreads(groups: Sequence[ServerWindows], sla: Sla) -> dict[str, Serve
     return {metric: _metric_spread(groups, metric) for metric in metrics}
 
 
-def pool_server_spread(groups: Sequence[Windows], log_probes: Sequence[Sequence[float]] = ()) -> ServerSpread:
+def pool_server_spread(
+    groups: Sequence[Windows],
+    log_probes: Sequence[Sequence[float]] = (),
+    other_shares: Sequence[Sequence[float]] = (),
+) -> ServerSpread:
     """Return the variance between servers, pooled over the configurations and the prior.
 
     It is the posterior mean under a scaled inverse chi-squared prior (Gelman et al. 2013, "Bayesian Data Analysis",
     section 2.6). The differences between windows explain a part of the differences between servers, which is left out
-    (one-way analysis of variance), and so does the speed of the machine, with one slope for all configurations
-    (analysis of covariance, Fisher 1932).
+    (one-way analysis of variance), and so do the speed of the machine and other processes, with one slope for all
+    configurations each (analysis of covariance, Fisher 1932).
 
     Args:
         groups: The log of a latency quantile in each window of each server, one group for each configuration and
             load.
         log_probes: The log of the time of the speed probe beside each server; empty if it is unknown.
+        other_shares: The CPU share of other processes next to each server; empty if it is unknown. It is a covariate
+            if it differs by more than USUAL_RANGE and makes the variance smaller.
     """
+    usual = _spread_given(groups, log_probes, ())
+    shares = [share for group in other_shares for share in group]
+    if not shares or max(shares) - min(shares) <= USUAL_RANGE:
+        return usual
+    return min(usual, _spread_given(groups, log_probes, other_shares), key=lambda spread: spread.variance)
+
+
+def _spread_given(
+    groups: Sequence[Windows], log_probes: Sequence[Sequence[float]], other_shares: Sequence[Sequence[float]]
+) -> ServerSpread:
+    """Return the variance between servers with these covariates, if there are more differences than slopes."""
     residuals = _deviations([[float(windows.mean()) for windows in group] for group in groups])
-    freedom, slope = float(sum(len(group) - 1 for group in groups if len(group))), 0.0
-    states = _deviations(log_probes)
-    squares = float(states @ states) if freedom > 1 else 0.0
-    if squares > 0:
-        slope = float(states @ residuals) / squares
-        residuals = residuals - slope * states
-        freedom -= 1
-    known = [float(windows.var(ddof=1)) / len(windows) for group in groups for windows in group if len(windows) > 1]
-    within = float(np.mean(known)) if known else 0.0
+    freedom = float(sum(len(group) - 1 for group in groups if len(group)))
+    states = [_deviations(log_probes), _deviations(other_shares)]
+    known = [place for place, own in enumerate(states) if own @ own > 0]
+    slopes, precision = np.zeros(2), np.zeros((2, 2))
+    if known and freedom > len(known):
+        matrix = np.stack([states[place] for place in known], axis=1)
+        slopes[known], _, rank, _ = np.linalg.lstsq(matrix, residuals)
+        precision[np.ix_(known, known)] = np.linalg.pinv(matrix.T @ matrix)
+        residuals = residuals - matrix @ slopes[known]
+        freedom -= rank
+    # a burst that covers some windows makes them differ, but the share explains its effect on the server's mean
+    within = 0.0 if precision[1, 1] else _mean_variance_of_windows(groups)
     between = max(0.0, float(residuals @ residuals) - freedom * within)
     total = PRIOR_FREEDOM + freedom
     variance = (PRIOR_FREEDOM * PRIOR_DEVIATION**2 + between) / total
-    return ServerSpread(variance, total, slope, (variance + within) / squares if squares > 0 else 0.0)
+    slope_variance = (variance + within) * float(precision[0, 0])
+    return ServerSpread(variance, total, float(slopes[0]), slope_variance, excludes_disturbance=bool(precision[1, 1]))
+
+
+def _mean_variance_of_windows(groups: Sequence[Windows]) -> float:
+    """Return the variance of a server's mean that the differences between its windows explain."""
+    known = [float(own.var(ddof=1)) / len(own) for group in groups for own in group if len(own) > 1]
+    return float(np.mean(known)) if known else 0.0
 
 
 def _metric_spread(groups: Sequence[ServerWindows], metric: str) -> ServerSpread:
+    """Return the variance between servers of the log of ``metric``.
+
+    Ratios of throughputs are at the same speed of the machine, but not at the same share of other processes. So
+    differences that other processes explain are left out for latencies only.
+    """
     known = [[own for own in servers if has_log(own, metric)] for servers in groups]
     probes = [[log_probe(own) for own in servers] for servers in known]
-    is_probed = all(math.isfinite(probe) for servers in probes for probe in servers)
-    return pool_server_spread([metric_logs(servers, metric) for servers in known], probes if is_probed else ())
+    shares = [[_other_share(own) for own in servers] for servers in known if METRICS[metric].timing]
+    is_probed, is_shared = (
+        all(math.isfinite(state) for own in states for state in own) for states in (probes, shares)
+    )
+    logs = [metric_logs(servers, metric) for servers in known]
+    return pool_server_spread(logs, probes if is_probed else (), shares if is_shared else ())
 
 
 def _deviations(groups: Sequence[Sequence[float]]) -> FloatArray:
@@ -100,6 +140,12 @@ def log_probe(windows: Sequence[Measurement]) -> float:
     """Return the log of the time in ms of the speed probe next to a server; nan if it is unknown."""
     known = [window.speed_probe_ms for window in windows if window.speed_probe_ms]
     return math.log(statistics.fmean(known)) if known else math.nan
+
+
+def _other_share(windows: Sequence[Measurement]) -> float:
+    """Return the CPU share of other processes next to a server; nan if it is unknown."""
+    known = [window.other_cpu_share for window in windows if window.other_cpu_share is not None]
+    return statistics.fmean(known) if known else math.nan
 
 
 def metric_logs(servers: ServerWindows, metric: str) -> list[FloatArray]:

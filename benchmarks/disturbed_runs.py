@@ -1,0 +1,367 @@
+"""Whole runs next to programs that take CPU time irregularly: how good is the recommendation, and what does it take?
+
+    python benchmarks/disturbed_runs.py [--seeds 8] [--disturbed 0 0.1 0.25 0.5] [--rows FILE]
+
+Searches simulated servers (simulated_tables.py) and confirms the best configurations with the functions of a real
+run, by a virtual clock, with the default budget. Other programs take one of two cores in bursts of 1 to 8 s;
+everything takes 1.5 times as long then, the speed probe too. Servers and windows differ by 5 % each. Prints Markdown;
+progress goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from made_up_stack import SimulatedStack
+from search_drift import (
+    DEPLOY_SECONDS,
+    LOADS,
+    MAX_CONCURRENCY,
+    PROBE_NOISE,
+    PROBE_SECONDS,
+    SERVERS,
+    slowed,
+)
+from simulated_tables import REQUEST_BATCH_SIZE, hidden_server
+from verdict_procedure import BURST_FACTOR, BURST_SECONDS
+
+from objectives.confidence import Verdict
+from objectives.metrics import Measurement
+from objectives.pooled_windows import pool_measurements, pooled_quantile_ms
+from objectives.sla import Sla
+from optimizer.config.search_space import Problem
+from optimizer.confirmation.confirmer import Confirmer, model_fitter
+from optimizer.confirmation.server_plan import START_SECONDS
+from optimizer.confirmation.verdicts import judge_confirmations
+from optimizer.core.budget import Budget
+from optimizer.core.endpoint import Endpoint
+from optimizer.core.interfaces import ResourceUsage
+from optimizer.core.stopwatch import Stopwatch
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.machine import hardware
+from optimizer.machine.conditions import SpeedLog
+from optimizer.measure.measurer import Measurer
+from optimizer.options.run_options import RunOptions
+from optimizer.replay.engine import DiscardingRecord
+from optimizer.search import make_searcher
+from optimizer.store.recording import baselines
+from optimizer.study.scheduler import Scheduler
+from optimizer.study.trial_runner import TrialRunner
+
+BUDGET_SECONDS = 180.0
+WINDOW_SECONDS = 0.5
+SEARCH_WINDOWS = 3  # windows of a measurement of the search
+SERVER_NOISE, WINDOW_NOISE = 0.05, 0.05  # standard deviations of logs
+FEASIBLE_SHARE = 0.7  # of all configurations and loads within the bound
+CORE_SHARE = 0.5  # of the CPUs, which a burst takes
+DISTURBED = (0.0, 0.1, 0.25, 0.5)
+STATES = 20  # the share of disturbed time is rounded to this part of 1
+COLUMNS = (
+    "disturbed",
+    "PASS",
+    "throughput of PASS over the best, median",
+    "10th percentile",
+    "below 70 %",
+    "p95 over the bound",
+    "configurations",
+    "search s",
+    "confirmation s",
+)
+
+
+@dataclass
+class DisturbedServer:
+    """A simulated server that other programs disturb: target, load generator, telemetry, probe and clock."""
+
+    stack: SimulatedStack
+    disturbed: float
+    seed: int
+    seconds: float = 0.0
+    server: float = 0.0  # log slowness of the current deployment
+    bursts: list[tuple[float, float]] = field(default_factory=list)  # begin and end
+
+    def __post_init__(self) -> None:
+        times, self.noise, self.probe_noise = (np.random.default_rng((self.seed, part)) for part in range(3))
+        end = -float(times.uniform(0, BURST_SECONDS[1]))
+        while self.disturbed and end < 4 * BUDGET_SECONDS:
+            begin = end + float(times.uniform(*BURST_SECONDS)) * (1 / self.disturbed - 1)
+            end = begin + float(times.uniform(*BURST_SECONDS))
+            self.bursts.append((begin, end))
+
+    def clock(self) -> float:
+        return self.seconds
+
+    def disturbed_share(self, begin: float, end: float) -> float:
+        """Return the share of this time that bursts fill."""
+        filled = sum(max(0.0, min(end, last) - max(begin, first)) for first, last in self.bursts)
+        return filled / (end - begin) if end > begin else 0.0
+
+    def probe(self) -> float:
+        slowness = math.log(BURST_FACTOR) * self.disturbed_share(self.seconds - PROBE_SECONDS, self.seconds)
+        return PROBE_SECONDS * math.exp(slowness + self.probe_noise.normal(0, PROBE_NOISE))
+
+    @contextlib.contextmanager
+    def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
+        with self._deployed(candidate, DEPLOY_SECONDS) as endpoint:
+            yield endpoint
+
+    def deploy_fresh(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
+        return self._deployed(candidate, START_SECONDS)
+
+    @contextlib.contextmanager
+    def _deployed(self, candidate: Candidate, seconds: float) -> Iterator[Endpoint]:
+        with self.stack.deploy(candidate) as endpoint:
+            self.seconds += seconds
+            self.server = self.noise.normal(0, SERVER_NOISE)
+            yield endpoint
+
+    def close(self) -> None: ...
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None: ...
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        count = SEARCH_WINDOWS if seconds is None else max(1, round(seconds / WINDOW_SECONDS))
+        begin = self.seconds
+        windows = self.measure_windows(endpoint, load, WINDOW_SECONDS, count)
+        served = statistics.fmean(window.throughput_infer_per_sec or 0.0 for window in windows)
+        stable = self.disturbed_share(begin, self.seconds) in (0.0, 1.0)
+        reason = "" if stable else "unstable"
+        return replace(
+            pool_measurements(windows),
+            throughput_infer_per_sec=served,
+            stable=stable,
+            reason=reason,
+            measure_seconds=self.seconds - begin,
+        )
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        return [self._window(endpoint, load, seconds) for _ in range(count)]
+
+    def _window(self, endpoint: Endpoint, load: LoadPoint, seconds: float) -> Measurement:
+        begin, self.seconds = self.seconds, self.seconds + seconds
+        slowness = self.server + self.noise.normal(0, WINDOW_NOISE)
+        slowness += math.log(BURST_FACTOR) * self.disturbed_share(begin, self.seconds)
+        window = slowed(self.stack.measure(endpoint, load), slowness)
+        requests = round((window.throughput_infer_per_sec or 0.0) * seconds / load.request_batch_size)
+        return replace(window, requests=max(1, requests), measure_seconds=seconds)
+
+    @contextlib.contextmanager
+    def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
+        usage, begin = ResourceUsage(), self.seconds
+        yield usage
+        usage.other_cpu_share = CORE_SHARE * self.disturbed_share(begin, self.seconds)
+
+    def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
+
+    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
+
+    def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
+
+
+@dataclass(frozen=True)
+class Run:
+    disturbed: float
+    server: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    Attributes:
+        passed: Whether a configuration passed.
+        share: The throughput of the best one that passed over the highest that is possible within the bound, under
+            the states of the machine during the confirmation; nan without a PASS.
+        over: Its p95 over the bound under these states.
+        configurations: The number of configurations that the search measured.
+        trials: The number of trials of the search.
+        search_seconds: The duration of the search.
+        confirm_seconds: The duration of the confirmation.
+        tests: Trial, load, fresh servers and verdict of each tested load.
+    """
+
+    passed: bool
+    share: float
+    over: float
+    configurations: int
+    trials: int
+    search_seconds: float
+    confirm_seconds: float
+    tests: tuple[tuple[int, int, int, str], ...] = ()
+
+
+def run(job: Run) -> Result:
+    """Return how one run ended."""
+    stack = SimulatedStack(hidden_server(job.server))
+    bound_ms = _bound_ms(job.server)
+    problem = Problem(
+        job.server,
+        stack.server.space,
+        REQUEST_BATCH_SIZE,
+        MAX_CONCURRENCY,
+        sla=Sla.from_bounds({"p95": bound_ms}),
+        cpu_count=2,
+    )
+    server = DisturbedServer(stack, job.disturbed, job.seed)
+    measurer = Measurer(
+        server, server, DiscardingRecord(), server, cross_checking=server, speed=SpeedLog(server.probe)
+    )
+    budget = Budget(BUDGET_SECONDS, clock=server.clock)
+    comparisons = baselines(problem.space)
+    scheduler = Scheduler(problem, make_searcher("simulated", problem, job.seed), budget, Stopwatch(), comparisons)
+    runner = TrialRunner(server, measurer, scheduler.baseline, budget.search_seconds_left)
+    while (scheduled := scheduler.next()) is not None:
+        role, trial = scheduled
+        scheduler.finished(runner.run(trial, role, scheduler.rules(trial.candidate)))
+    searched, begin = scheduler.trials, server.seconds
+    options = RunOptions(job.server, {"p95": bound_ms}, seed=job.seed)
+    confirmer = Confirmer(problem, server, measurer, budget, list(searched), model_fitter(problem, options))
+    trials = confirmer.run([candidate for _, candidate in comparisons])
+    judged = [entry for entry in judge_confirmations(trials, problem) if entry.error]
+    state = round(STATES * server.disturbed_share(begin, server.seconds)) / STATES
+    passed = [entry.point for entry in judged if entry.judged.verdict is Verdict.PASS]
+    served = [
+        _served(job.server, state, problem.space.canonical(point.candidate), point.load.concurrency)
+        for point in passed
+    ]
+    throughput, p95_ms = max(served, default=(math.nan, math.nan))
+    return Result(
+        bool(served),
+        throughput / _best_throughput(job.server, state),
+        p95_ms / bound_ms,
+        len({problem.space.canonical(trial.candidate) for trial in searched}),
+        len(searched),
+        begin,
+        server.seconds - begin,
+        tuple(
+            (entry.point.trial, entry.point.load.concurrency, entry.servers, entry.judged.verdict.value)
+            for entry in judged
+        ),
+    )
+
+
+@lru_cache
+def _truth(server: str) -> dict[Candidate, list[Measurement]]:
+    """Return the measurement of each candidate at LOADS, without noise."""
+    hidden = hidden_server(server)
+    candidates = hidden.space.candidates()
+    measured = iter(hidden.measure([(candidate, load) for candidate in candidates for load in LOADS]))
+    return {candidate: list(itertools.islice(measured, len(LOADS))) for candidate in candidates}
+
+
+def _bound_ms(server: str) -> float:
+    latencies = [one.latency_p95_ms or math.inf for curve in _truth(server).values() for one in curve]
+    return float(f"{np.quantile(latencies, FEASIBLE_SHARE):.2g}")
+
+
+@lru_cache
+def _curves(server: str, disturbed: float) -> dict[Candidate, list[tuple[float, float]]]:
+    """Return the log of p95 in ms and the undisturbed throughput of each candidate at LOADS."""
+
+    def log_p95(one: Measurement) -> float:
+        parts = [replace(one, requests=round(1e4 * (1 - disturbed))), slowed(one, math.log(BURST_FACTOR))]
+        parts[1] = replace(parts[1], requests=round(1e4 * disturbed / BURST_FACTOR))
+        return math.log(pooled_quantile_ms([part for part in parts if part.requests], 0.95))
+
+    truth = _truth(server).items()
+    return {
+        candidate: [(log_p95(one), one.throughput_infer_per_sec or 0.0) for one in curve]
+        for candidate, curve in truth
+    }
+
+
+@lru_cache
+def _best_throughput(server: str, disturbed: float) -> float:
+    """Return the highest throughput of all candidates and loads within the bound, interpolated between LOADS."""
+    best, bound = 0.0, math.log(_bound_ms(server))
+    for curve in _curves(server, disturbed).values():
+        best = max(best, *(throughput for log_p95, throughput in curve if log_p95 <= bound), 0.0)
+        for (log_p95, throughput), (higher, more) in itertools.pairwise(curve):
+            if log_p95 <= bound < higher:
+                best = max(best, throughput + (bound - log_p95) / (higher - log_p95) * (more - throughput))
+    return best
+
+
+def _served(server: str, disturbed: float, candidate: Candidate, concurrency: int) -> tuple[float, float]:
+    """Return the undisturbed throughput at a load, and the p95 in ms."""
+    log_p95, throughput = zip(*_curves(server, disturbed)[candidate], strict=True)
+    loads, load = np.log(LOADS), math.log(concurrency)
+    return float(np.interp(load, loads, throughput)), math.exp(float(np.interp(load, loads, log_p95)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=8, metavar="N", help="use seeds 0 to N-1 (8)")
+    parser.add_argument("--disturbed", type=float, nargs="+", default=DISTURBED, metavar="SHARE", help="of the time")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="write each run to FILE")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    arguments = parser.parse_args()
+    jobs = [
+        Run(disturbed, server, seed)
+        for disturbed in arguments.disturbed
+        for seed in range(arguments.seeds)
+        for server in SERVERS
+    ]
+    results = _run_all(jobs, arguments.processes)
+    if arguments.rows:
+        rows = (asdict(job) | asdict(result) for job, result in zip(jobs, results, strict=True))
+        arguments.rows.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    print(f"`{shlex.join(['python', 'benchmarks/disturbed_runs.py', *sys.argv[1:]])}`\n")
+    print("| " + " | ".join(COLUMNS) + " |\n| " + "--: | " * len(COLUMNS))
+    for disturbed in arguments.disturbed:
+        own = [result for job, result in zip(jobs, results, strict=True) if job.disturbed == disturbed]
+        print(f"| {disturbed:.0%} | {_cells(own)} |")
+    detected = hardware.detect()
+    runs = f"{len(SERVERS) * arguments.seeds} runs a row"
+    print(f"\n{runs}; {detected.cpu}, {detected.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
+
+
+def _run_all(jobs: Sequence[Run], processes: int) -> list[Result]:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")  # the processes fill the cores
+    results, started = [], time.monotonic()
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        for job, result in zip(jobs, pool.map(run, jobs), strict=True):
+            results.append(result)
+            print(
+                f"{len(results)} of {len(jobs)}, {time.monotonic() - started:.0f} s: {job}: {result}", file=sys.stderr
+            )
+    return results
+
+
+def _cells(results: Sequence[Result]) -> str:
+    passed = [result for result in results if result.passed]
+    shares = sorted(result.share for result in passed) or [math.nan]
+    return " | ".join(
+        [
+            f"{len(passed)} of {len(results)}",
+            f"{statistics.median(shares):.1%}",
+            f"{shares[len(shares) // 10]:.1%}",
+            f"{sum(share < 0.7 for share in shares)}",
+            f"{sum(result.over > 1 for result in passed)}",
+            f"{statistics.fmean(result.configurations for result in results):.1f}",
+            f"{statistics.median(result.search_seconds for result in results):.0f}",
+            f"{statistics.median(result.confirm_seconds for result in results):.0f}",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
