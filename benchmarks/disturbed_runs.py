@@ -1,4 +1,4 @@
-"""Whole runs next to programs that take CPU time irregularly: how good is the recommendation, and what does it take?
+"""Compare recommendations of runs next to programs that take CPU time irregularly with the best possible ones.
 
     python benchmarks/disturbed_runs.py [--seeds 8] [--disturbed 0 0.1 0.25 0.5] [--rows FILE]
 

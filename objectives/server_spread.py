@@ -124,12 +124,14 @@ def _metric_spread(groups: Sequence[ServerWindows], metric: str) -> ServerSpread
     """
     known = [[own for own in servers if has_log(own, metric)] for servers in groups]
     probes = [[log_probe(own) for own in servers] for servers in known]
-    shares = [[_other_share(own) for own in servers] for servers in known if METRICS[metric].timing]
-    is_probed, is_shared = (
-        all(math.isfinite(state) for own in states for state in own) for states in (probes, shares)
-    )
+    shares = [[_other_share(own) for own in servers] for servers in known] if METRICS[metric].timing else []
     logs = [metric_logs(servers, metric) for servers in known]
-    return pool_server_spread(logs, probes if is_probed else (), shares if is_shared else ())
+    return pool_server_spread(logs, _if_known(probes), _if_known(shares))
+
+
+def _if_known(states: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
+    """Return ``states`` of the servers in each group, or nothing if one is unknown (nan)."""
+    return states if all(math.isfinite(state) for group in states for state in group) else ()
 
 
 def _deviations(groups: Sequence[Sequence[float]]) -> FloatArray:

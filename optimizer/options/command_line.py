@@ -35,7 +35,7 @@ class _NoColor(argparse.Action):
 
 
 class _StoreBound(argparse.Action):
-    """Store a bound of the SLA. Of other options the last value counts, but two bounds may both be meant."""
+    """Store a bound of the SLA, and refuse another value of it. Of other options, the last value counts."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, flag: str | None = None

@@ -29,8 +29,6 @@ SIMILAR_FLAGS: Final = {  # the folder of the runs, which commands that write ru
     "--results": "--out",
 }
 _SEARCHED = "is searched; limit it in a profile, or measure given values with `tune sweep"
-_LATENCY = "a bound on the latency is written --sla-p95 20ms"
-_MODEL = "write the model without an option"
 SEARCH_ADVICE: Final = {  # for options of `tune sweep`, perf_analyzer and Model Analyzer that a search does not have
     **dict.fromkeys(
         ("--concurrency", "--concurrency-range", "--max-concurrency"), f"the concurrency {_SEARCHED} --concurrency`"
@@ -42,8 +40,11 @@ SEARCH_ADVICE: Final = {  # for options of `tune sweep`, perf_analyzer and Model
     "--max-batch-size": f"max_batch_size {_SEARCHED} --max-batch-size`",
     "--max-queue-delay": f"the queue delay {_SEARCHED} --max-queue-delay`",
     "--instance-count": f"the number of instances {_SEARCHED} --instance-count`",
-    **dict.fromkeys(("--latency", "--latency-threshold", "--latency-budget", "--percentile"), _LATENCY),
-    **dict.fromkeys(("--model-name", "--profile-models", "-m"), _MODEL),
+    **dict.fromkeys(
+        ("--latency", "--latency-threshold", "--latency-budget", "--percentile"),
+        "a bound on the latency is written --sla-p95 20ms",
+    ),
+    **dict.fromkeys(("--model-name", "--profile-models", "-m"), "write the model without an option"),
     "--triton-launch-mode": "the server is chosen with --target",
 }
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
+import numpy as np
 import numpy.typing as npt
 
 from optimizer.core.folders import cache_folder
@@ -24,6 +25,12 @@ Floats: TypeAlias = npt.NDArray[Any]  # float64
 PACKAGES = Path(__file__).parents[2]  # where Python finds this program
 COMPILE_SECONDS = 600.0
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def record_type(state: type) -> np.dtype[Any]:
+    """Return the type of a NumPy record that has the annotated fields of ``state``: int, float or bool."""
+    kinds = {"int": np.int64, "float": np.float64, "bool": np.bool_}
+    return np.dtype([(name, kinds[kind]) for name, kind in state.__annotations__.items()])
 
 
 def compile_loop(source: Path, simulate: Callable[[], object], say: Callable[[str], None]) -> None:

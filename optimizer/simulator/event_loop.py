@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from optimizer.simulator.compilation import Floats, Ints, compiled, compiled_once, inlined
+from optimizer.simulator.compilation import Floats, Ints, compiled, compiled_once, inlined, record_type
 from optimizer.simulator.scenario import REJECTED as WAS_REJECTED
 from optimizer.simulator.scenario import TIMED_OUT as HAS_TIMED_OUT
 
@@ -257,9 +257,7 @@ class State:
     overloaded: bool
 
 
-STATE_RECORD = np.dtype(
-    [(name, {"int": np.int64, "bool": np.bool_}[kind]) for name, kind in State.__annotations__.items()]
-)
+STATE_RECORD = record_type(State)
 
 
 @compiled_once

@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from optimizer.simulator.compilation import Floats, Ints, compiled, compiled_once, inlined
+from optimizer.simulator.compilation import Floats, Ints, compiled, compiled_once, inlined, record_type
 
 # columns of ``scenarios``
 SLOTS = 0  # the most running sequences of an instance
@@ -145,9 +145,7 @@ class State:
     closed: float
 
 
-STATE_RECORD = np.dtype(
-    [(name, {"int": np.int64, "float": np.float64}[kind]) for name, kind in State.__annotations__.items()]
-)
+STATE_RECORD = record_type(State)
 
 
 @compiled_once

@@ -123,7 +123,7 @@ def continue_confirmation(
 ) -> RunResult:
     """Continue the confirmation of ``run`` where it ended, for ``seconds``, and return the result of the run.
 
-    The tests go on with all their windows, so repeating this until PASS makes no more errors than one session. The
+    The tests continue with all their windows, so repeating this until PASS makes no more errors than one session. The
     confirmation of a run that has none begins.
 
     Args:
@@ -259,7 +259,7 @@ class _Session:
         self.environment.say(start_line(action, setup.task.problem, options, seconds, setup.record.folder.path))
 
     def _record_failure(self, setup: StudySetup, error: BaseException) -> None:
-        """Write what was measured before ``error``, and add to it how to continue."""
+        """Write the results before ``error``, and add the command that continues the run to it."""
         task, folder = setup.task, setup.record.folder
         with contextlib.suppress(TuneError):  # a full disk must not hide the first error
             trials = setup.table.read()
