@@ -18,7 +18,8 @@ from objectives.metrics import four_digits
 from objectives.sequential import LOOKS, look_error
 from objectives.server_spread import ServerSpread, Windows
 
-HOPELESS_FACTOR = 2.0  # times the permitted share: a load beyond it is given up before the first look
+PROMISING_DEVIATIONS = 1.5  # standard errors by which a load may be better than measured, before the first look
+UNSERVED_EXCESS = math.log(2)  # log of a metric, for a lower load after one at which a server served nothing
 LIKELY_DEVIATIONS = 1.0  # standard errors beyond the limit of a test, with which it is likely to pass
 
 
@@ -199,7 +200,8 @@ def judge_share(
     The upper bound is the lower one of ``miss_rate_bounds`` and ``share_bound``. If the true share is the permitted
     one, both use the same sampling error; how often the lower one is wrong was simulated
     (benchmarks/verdict_procedure.md). Between two planned looks the verdict has the error of the next one. Before the
-    first look it is UNDECIDED, and promising unless the share is far above the permitted one.
+    first look it is UNDECIDED, and promising if a look that the time allows would be a PASS with a distance to the
+    bound that is larger by PROMISING_DEVIATIONS.
 
     Args:
         counts: Requests and misses.
@@ -218,12 +220,13 @@ def judge_share(
     needed = deviations * _probit_deviation(allowed, effective * LOOKS[0] / servers) / counts.slope
     excess = needed - counts.distance
     if servers < LOOKS[0]:
-        is_promising = share <= HOPELESS_FACTOR * allowed and most_servers >= LOOKS[0]
+        inside = max(counts.slope * counts.distance, float(special.ndtri(allowed) - special.ndtri(share)))
+        deviation = _probit_deviation(allowed, effective)
         return ConstraintVerdict(
             Verdict.UNDECIDED,
             _servers_missing(servers),
             effective_requests=effective,
-            is_promising=is_promising,
+            is_promising=_may_pass(inside, deviation, servers, spread.freedom, error, most_servers),
             excess=excess,
         )
 
@@ -241,6 +244,27 @@ def judge_share(
         f"{effective:,.0f} effective requests"
     )
     return ConstraintVerdict(verdict, reason, low, high, effective, is_promising, excess)
+
+
+def _may_pass(inside: float, deviation: float, servers: int, freedom: float, error: float, most_servers: int) -> bool:
+    """Return whether a look that the time allows would be a PASS at a load that is a little better than measured.
+
+    Args:
+        inside: How far the estimate is inside its bound.
+        deviation: The standard error of the estimate.
+        servers: The number of servers that were measured.
+        freedom: Degrees of freedom of the variance between servers.
+        error: One-sided error of all looks.
+        most_servers: Servers that the time allows in total.
+    """
+    from scipy import special
+
+    def limit(look: int) -> float:
+        quantile = -float(special.stdtrit(freedom + look - servers, look_error(error, look)))
+        return quantile * deviation * math.sqrt(servers / look)
+
+    best = inside + PROMISING_DEVIATIONS * deviation
+    return any(best >= limit(look) for look in LOOKS if look <= most_servers)
 
 
 def judge_mean(
@@ -262,10 +286,11 @@ def judge_mean(
         return ConstraintVerdict(Verdict.UNDECIDED, "it is unknown")
     if any(np.isneginf(windows).any() for windows in logs):
         verdict = Verdict.FAIL if higher_is_better else Verdict.UNDECIDED
-        return ConstraintVerdict(verdict, "a server served nothing", excess=math.log(HOPELESS_FACTOR))
+        return ConstraintVerdict(verdict, "a server served nothing", excess=UNSERVED_EXCESS)
     if servers < LOOKS[0]:
         excess = sign * (float(np.mean([windows.mean() for windows in logs])) - log_bound)
-        is_promising = excess <= math.log(HOPELESS_FACTOR) and most_servers >= LOOKS[0]
+        deviation = math.sqrt(_mean_variance(logs, spread))
+        is_promising = _may_pass(-excess, deviation, servers, spread.freedom, error, most_servers)
         return ConstraintVerdict(
             Verdict.UNDECIDED, _servers_missing(servers), is_promising=is_promising, excess=excess
         )

@@ -122,7 +122,7 @@ class LoadSequence:
         while self.current is not None:
             load, servers = self.current, results.servers(self.current)
             if servers:
-                judged = results.judge(load, self.current_error, servers + results.possible_servers())
+                judged = results.judge(load, self.current_error, self._most_servers(load, servers, results))
                 if judged.verdict is Verdict.PASS and servers in LOOKS:
                     self.finish_passed(judged.excess)
                 elif judged.verdict is not Verdict.PASS and not judged.is_promising:
@@ -132,6 +132,16 @@ class LoadSequence:
             look = next((look for look in LOOKS if look > servers), None)
             return load if look is not None and look - servers <= results.possible_servers() else None
         return None
+
+    def _most_servers(self, load: int, servers: int, results: LoadResults) -> int:
+        """Return how many servers the test of ``load`` may have.
+
+        Before its first look, the time of a lower load is reserved, if one can follow.
+        """
+        most = servers + results.possible_servers()
+        if servers < LOOKS[0] <= most and self._failures + 1 < len(self.shares) and self._worth_testing(load):
+            return max(LOOKS[0], most - LOOKS[0])
+        return most
 
     def finish_passed(self, excess: float) -> None:
         """End the test of the current load with a PASS.

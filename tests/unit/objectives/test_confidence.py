@@ -13,6 +13,7 @@ from objectives.confidence import (
     Verdict,
     difference_bounds,
     effective_requests,
+    judge_mean,
     judge_share,
     miss_rate_bounds,
     overdispersion,
@@ -149,6 +150,36 @@ def test_an_undecided_share_is_promising_only_if_the_time_allows_servers() -> No
     assert not judge_share(near, 0.05, SPREAD, 0.005, 5).is_promising
     assert judge_share(near, 0.05, SPREAD, 0.005, 28).is_promising
     assert not judge_share(counts(0.05), 0.05, SPREAD, 0.005, 28).is_promising
+
+
+def test_before_the_first_look_a_share_is_promising_if_a_look_may_pass() -> None:
+    """A share of 4 % is too near to 5 % for 4 servers that differ, but not for 19. One of 20 % is over it."""
+    differing = ServerSpread(0.2**2, 9.0)
+    near, over = counts(0.04, servers=2), counts(0.2, servers=2)
+
+    def is_promising(measured: MissCounts, most_servers: int) -> bool:
+        return judge_share(measured, 0.05, differing, 0.005, most_servers).is_promising
+
+    assert [is_promising(near, most) for most in (3, 4, 19)] == [False, False, True]
+    assert not is_promising(over, 28)
+
+
+def test_before_the_first_look_the_count_decides_where_the_distance_is_unknown() -> None:
+    shares = (0.0, 0.04, 0.2)
+    unknown = [replace(counts(share, servers=2), distance=-math.inf) for share in shares]
+    assert [judge_share(own, 0.05, SPREAD, 0.005, 9).is_promising for own in unknown] == [True, True, False]
+
+
+def test_a_mean_far_over_its_bound_is_given_up_before_the_first_look() -> None:
+    logs = [np.log([8.0, 8.2, 7.9, 8.1])] * 2
+
+    def is_promising(bound: float, most_servers: int) -> bool:
+        judged = judge_mean(logs, math.log(bound), SPREAD, 0.005, most_servers, higher_is_better=False)
+        return judged.is_promising
+
+    assert is_promising(10.0, 4)
+    assert not is_promising(10.0, 3), "the time allows no look"
+    assert not is_promising(7.0, 28)
 
 
 def test_servers_that_differ_pass_far_inside_the_bound() -> None:

@@ -135,6 +135,19 @@ def test_the_sequence_ends_when_the_time_allows_no_further_look() -> None:
     assert (sequence.current, sequence.passed) == (2, None)
 
 
+def test_before_the_first_look_the_time_of_a_lower_load_is_reserved() -> None:
+    class Recording(ScriptedResults):
+        def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+            most.append((load, self.servers(load), most_servers))
+            return super().judge(load, error, most_servers)
+
+    most = list[tuple[int, int, int]]()
+    Recording(lambda load, _: judged(Verdict.UNDECIDED), possible=14).measure(sequence_of((-0.6, -0.5, -0.4)))
+    assert most[:4] == [(2, 1, 10), (2, 2, 10), (2, 3, 10), (2, 4, 14)]
+    assert most[4:8] == [(1, 1, 6), (1, 2, 6), (1, 3, 6), (1, 4, 10)]
+    assert most[8:] == [(0, 1, 6), (0, 2, 6), (0, 3, 6), (0, 4, 6)], "no lower load can follow"
+
+
 def test_a_server_that_cannot_be_measured_changes_nothing() -> None:
     tester = ScriptedResults(lambda *_: judged(Verdict.PASS))
     sequence = sequence_of()
