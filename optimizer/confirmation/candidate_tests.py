@@ -22,22 +22,11 @@ from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.confirmation.server_plan import ServerPlan, plan_server
 from optimizer.confirmation.verdicts import judge_load
-from optimizer.confirmation.windows import confirmed_spreads, counted_server_windows, server_windows
+from optimizer.confirmation.windows import confirmed_spreads, counted_server_windows, errors_by_load, server_windows
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint, Point, Trial
 
 SHARES = (ERROR_SHARES, OTHER_ERROR_SHARES)  # of the error, for the candidates that are tested
-SMALLEST_ERROR = 1e-9  # below it, rounding is all that is left of the error
-
-
-def errors_by_load(trial: Trial) -> dict[LoadPoint, float]:
-    """Return the error of the test of each tested load of ``trial``, in the order of testing."""
-    return {again.load: again.error for again in trial.confirmations if again.error}
-
-
-def begun_error(trials: Sequence[Trial]) -> float:
-    """Return the error probability of all tests that were begun. A load that inherits an error adds nothing."""
-    return sum(sum(set(errors_by_load(trial).values())) for trial in trials)
 
 
 def error_shares(plan: ConfirmationPlan, trials: Sequence[Trial], number: int) -> tuple[float, ...] | None:
@@ -56,14 +45,6 @@ def error_shares(plan: ConfirmationPlan, trials: Sequence[Trial], number: int) -
         if number in users or (number not in first and not users):
             return shares
     return SHARES[0] if number in first else None  # its confirmations do not follow the plan: CandidateTests says so
-
-
-def without_lost_end(trial: Trial) -> Trial:
-    """Return ``trial`` without a lost measurement at the end of its confirmations, which is repeated."""
-    kept = trial.confirmations
-    while kept and kept[-1].is_lost:
-        kept = kept[:-1]
-    return replace(trial, confirmations=kept)
 
 
 @dataclass

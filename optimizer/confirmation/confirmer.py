@@ -10,20 +10,19 @@ from dataclasses import dataclass, field, replace
 from objectives.confidence import Verdict
 from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
-from optimizer.confirmation.candidate_tests import (
-    SMALLEST_ERROR,
-    CandidateTests,
-    begun_error,
-    error_shares,
-    errors_by_load,
-    without_lost_end,
-)
+from optimizer.confirmation.candidate_tests import CandidateTests, error_shares
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
 from optimizer.confirmation.next_test import NextTest, corrected_predictions, next_test
-from optimizer.confirmation.plan import ConfirmationPlan, finalists
+from optimizer.confirmation.plan import ConfirmationPlan, compared_points, plan_tests
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, plan_server
 from optimizer.confirmation.verdicts import judge_confirmations
-from optimizer.confirmation.windows import disturbance_limit, server_windows, was_search_disturbed
+from optimizer.confirmation.windows import (
+    disturbance_limit,
+    errors_by_load,
+    server_windows,
+    was_search_disturbed,
+    without_lost_end,
+)
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import ServerCrashed
@@ -32,13 +31,10 @@ from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_poin
 from optimizer.measure.candidate_measurer import CandidateMeasurer
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
-from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.metrics import is_complete, predicted_latencies
 from optimizer.simulator.performance_model import PerformanceModel, fit_model
 from optimizer.simulator.speed_correction import fit_speed_correction
 
-MOST_DEPLOYED = 6  # candidates, if some cannot be deployed as their config.pbtxt is written
-NEARLY_AS_MUCH = 0.8  # of the best candidate's throughput in the search; its runner-up serves at least that
 MAX_ATTEMPTS = 2  # at a measurement on one server whose load generator fails
 
 
@@ -81,12 +77,12 @@ class Confirmer:
         """
         self.trials = [without_lost_end(trial) for trial in self.trials]
         points = fit_speed_correction(self.trials, self.problem).correct_points(latest_points(self.trials))
-        plan = self._fix_plan(points)
+        plan = plan_tests(self.plan, self.trials, points, self.problem)
         self.measurer.disturbance_limit = plan.disturbance_limit
         best = self.best = plan.best_points(points, self.problem)
         if not best:
             return self.trials
-        compared = self._compared(best, comparisons, points)
+        compared = compared_points(best, comparisons, points, self.problem)
         plan = self._predict_loads(plan, [best[0], *compared], points)
         if (tests := self._tests(plan, best[0])) is not None:
             untested = [other for other in compared if not errors_by_load(self.trial(other.trial))]
@@ -209,49 +205,10 @@ class Confirmer:
     def _place(self, number: int) -> int:
         return next(place for place, trial in enumerate(self.trials) if trial.number == number)
 
-    def _compared(
-        self, best: Sequence[Point], comparisons: Sequence[Candidate], points: Sequence[Point]
-    ) -> list[Point]:
-        """Return those of ``comparisons`` that were measured, and a runner-up, without the best candidate.
-
-        Each is at its best point, or at the one closest to the SLA. The runner-up is the best other candidate that
-        differs from all of these in its execution settings, because different batching settings alone seldom make a
-        difference. If there is none that serves nearly as much, it is the second best.
-        """
-        chosen = dict[Candidate, Point]()
-        for candidate in comparisons:
-            own = [point for point in points if point.candidate == candidate]
-            point = self.problem.best_point(own) or self.problem.sla.closest_point(own)
-            if point is not None:
-                chosen[candidate] = point
-        compared = {execution_settings(candidate) for candidate in (best[0].candidate, *chosen)}
-        least = NEARLY_AS_MUCH * (best[0].throughput_infer_per_sec or 0.0)
-        others = [
-            point
-            for point in best[1:]
-            if point.throughput_infer_per_sec >= least and execution_settings(point.candidate) not in compared
-        ]
-        chosen |= {point.candidate: point for point in (others or best[1:])[:1]}
-        return [point for candidate, point in chosen.items() if candidate != best[0].candidate]
-
     def _compared_load(self, plan: ConfirmationPlan, point: Point) -> LoadPoint:
         """Return the first load at which the candidate of ``point`` was compared, or is."""
         measured = [again.load for again in self.trial(point.trial).confirmations]
         return measured[0] if measured else _predictions(plan, point).first_compared_load
-
-    def _fix_plan(self, points: Sequence[Point]) -> ConfirmationPlan:
-        """Return the plan of the earlier session, or a new one.
-
-        If a later search has found a better candidate than the plan has, the new plan gets the error that is left.
-        """
-        best = finalists(points, self.problem, MOST_DEPLOYED)
-        error = 1 - self.problem.confidence - begun_error(self.trials)
-        tested = {trial.number for trial in self.trials if errors_by_load(trial)}
-        untested = tuple(point.trial for point in best if point.trial not in tested) if error > SMALLEST_ERROR else ()
-        if self.plan is not None and not (untested and best[0].trial not in self.plan.finalists):
-            return self.plan
-        predictions = self.plan.predictions if self.plan else {}
-        return ConfirmationPlan(error, disturbance_limit(self.trials), untested, predictions)
 
     def _predict_loads(
         self, plan: ConfirmationPlan, candidates: Sequence[Point], points: Sequence[Point]

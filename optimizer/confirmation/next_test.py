@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from objectives.load_sequence import CandidateState, choose_candidate
 from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
-from optimizer.confirmation.candidate_tests import CandidateTests, error_shares, errors_by_load, without_lost_end
+from optimizer.confirmation.candidate_tests import CandidateTests, error_shares
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, plan_server
-from optimizer.confirmation.windows import pooled_point, server_windows
+from optimizer.confirmation.windows import errors_by_load, pooled_point, server_windows, without_lost_end
 from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.simulator.speed_correction import fit_speed_correction
 

@@ -11,8 +11,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.load_predictions import LoadPredictions
-from optimizer.core.trial import Point
+from optimizer.confirmation.windows import begun_error, disturbance_limit, errors_by_load
+from optimizer.core.trial import Candidate, Point, Trial
+from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.speed_correction import SpeedCorrection
+
+MOST_DEPLOYED = 6  # candidates, if some cannot be deployed as their config.pbtxt is written
+NEARLY_AS_MUCH = 0.8  # of the best candidate's throughput in the search; its runner-up serves at least that
+SMALLEST_ERROR = 1e-9  # below it, rounding is all that is left of the error
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,48 @@ class ConfirmationPlan:
         """Return the best of ``points`` for each finalist that can be deployed, in the order of testing."""
         best = [finalists([own for own in points if own.trial == number], problem, 1) for number in self.finalists]
         return [point for own in best for point in own]
+
+
+def plan_tests(
+    earlier: ConfirmationPlan | None, trials: Sequence[Trial], points: Sequence[Point], problem: Problem
+) -> ConfirmationPlan:
+    """Return the plan of an earlier session, or a new one without predictions of its loads.
+
+    If a later search has found a better candidate than the plan has, the new plan gets the error that is left.
+    """
+    best = finalists(points, problem, MOST_DEPLOYED)
+    error = 1 - problem.confidence - begun_error(trials)
+    tested = {trial.number for trial in trials if errors_by_load(trial)}
+    untested = tuple(point.trial for point in best if point.trial not in tested) if error > SMALLEST_ERROR else ()
+    if earlier is not None and not (untested and best[0].trial not in earlier.finalists):
+        return earlier
+    return ConfirmationPlan(error, disturbance_limit(trials), untested, earlier.predictions if earlier else {})
+
+
+def compared_points(
+    best: Sequence[Point], comparisons: Sequence[Candidate], points: Sequence[Point], problem: Problem
+) -> list[Point]:
+    """Return those of ``comparisons`` that were measured, and a runner-up, without the best candidate.
+
+    Each is at its best point, or at the one closest to the SLA. The runner-up is the best other candidate that
+    differs from all of these in its execution settings, because different batching settings alone seldom make a
+    difference. If there is none that serves nearly as much, it is the second best.
+    """
+    chosen = dict[Candidate, Point]()
+    for candidate in comparisons:
+        own = [point for point in points if point.candidate == candidate]
+        point = problem.best_point(own) or problem.sla.closest_point(own)
+        if point is not None:
+            chosen[candidate] = point
+    compared = {execution_settings(candidate) for candidate in (best[0].candidate, *chosen)}
+    least = NEARLY_AS_MUCH * (best[0].throughput_infer_per_sec or 0.0)
+    others = [
+        point
+        for point in best[1:]
+        if point.throughput_infer_per_sec >= least and execution_settings(point.candidate) not in compared
+    ]
+    chosen |= {point.candidate: point for point in (others or best[1:])[:1]}
+    return [point for candidate, point in chosen.items() if candidate != best[0].candidate]
 
 
 _PLAN = TypeAdapter(ConfirmationPlan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from objectives.metrics import Measurement
 from objectives.pooled_windows import pool_measurements
@@ -84,6 +85,24 @@ def confirmed_loads(trials: Sequence[Trial]) -> list[tuple[Trial, LoadPoint]]:
     """Return each trial and load with confirmations, in the order of measuring."""
     loads = {(trial.number, again.load): (trial, again.load) for trial in trials for again in trial.confirmations}
     return list(loads.values())
+
+
+def errors_by_load(trial: Trial) -> dict[LoadPoint, float]:
+    """Return the error of the test of each tested load of ``trial``, in the order of testing."""
+    return {again.load: again.error for again in trial.confirmations if again.error}
+
+
+def begun_error(trials: Sequence[Trial]) -> float:
+    """Return the error probability of all tests that were begun. A load that inherits an error adds nothing."""
+    return sum(sum(set(errors_by_load(trial).values())) for trial in trials)
+
+
+def without_lost_end(trial: Trial) -> Trial:
+    """Return ``trial`` without a lost measurement at the end of its confirmations, which is repeated."""
+    kept = trial.confirmations
+    while kept and kept[-1].is_lost:
+        kept = kept[:-1]
+    return replace(trial, confirmations=kept)
 
 
 def was_search_disturbed(trials: Sequence[Trial]) -> bool:
