@@ -13,9 +13,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.utils import InferenceServerException
 
 from optimizer.config import model_config
-from optimizer.core.endpoint import Endpoint
+from optimizer.core.endpoint import Endpoint, SharedMemory
 from optimizer.core.process import SupervisedProcess
-from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import ServerFolder, embedded_installation, free_port
 from optimizer.deploy.managed_target import server_options

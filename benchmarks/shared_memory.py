@@ -30,8 +30,8 @@ from tune_runs import row
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from optimizer.core.endpoint import SharedMemory
 from optimizer.core.interfaces import LoadGenerator
-from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.options.run_options import RunOptions

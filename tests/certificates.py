@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trustme
 
-from optimizer.core.connection import Tls
+from optimizer.core.endpoint import Tls
 
 
 class Certificates:

@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
-from optimizer.core.connection import Connection, Tls
+from optimizer.core.endpoint import Connection, Tls
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import ServerFolder, TritonServer, embedded_installation
 from optimizer.deploy.remote_server import listener_pid

@@ -17,7 +17,7 @@ from google.protobuf import json_format
 from optimizer.config import model_config
 from optimizer.config.llm_backends import has_llm_engine
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.core.connection import Connection
+from optimizer.core.endpoint import Connection
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, LoadRefused, ServerFault
 from optimizer.core.file_writing import write_atomically
 from optimizer.core.locks import file_lock

@@ -15,8 +15,7 @@ from optimizer.config import gpu_placement, model_config, model_json
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, ServedModels, served_models
 from optimizer.core import interrupts
-from optimizer.core.connection import Connection, Tls
-from optimizer.core.endpoint import Endpoint
+from optimizer.core.endpoint import Connection, Endpoint, Tls
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault, TuneError
 from optimizer.core.folders import cache_folder
 from optimizer.core.stopwatch import Stopwatch

@@ -6,7 +6,7 @@ import socket
 import ssl
 from typing import Literal, TypeAlias
 
-from optimizer.core.connection import Connection
+from optimizer.core.endpoint import Connection
 from optimizer.core.safe_text import one_line
 from optimizer.measure.tls import tls_context
 from optimizer.options.addresses import SSL_FLAGS

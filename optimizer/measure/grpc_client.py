@@ -12,7 +12,7 @@ from tritonclient.grpc import InferenceServerClient
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 from tritonclient.utils import InferenceServerException
 
-from optimizer.core.connection import Connection
+from optimizer.core.endpoint import Connection
 from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, send_all
 from optimizer.measure.tls import ca_file, tls_context
 

@@ -25,7 +25,7 @@ from tritonclient.utils import (
 )
 
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.core.connection import Connection
+from optimizer.core.endpoint import Connection
 from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, send_all
 from optimizer.measure.tls import tls_context
 

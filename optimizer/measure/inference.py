@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from optimizer.core.connection import Connection
-from optimizer.core.endpoint import Endpoint
+from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import DeploymentError, ServerCrashed
 from optimizer.measure.server_client import CallError, ServerClient
 from optimizer.measure.server_messages import lacks_gpu_memory, model_died, without_traceback

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from objectives.metrics import Measurement
-from optimizer.core.endpoint import Endpoint
+from optimizer.core.endpoint import Endpoint, SharedMemory
 from optimizer.core.errors import BadInputError, MeasurementError, ServerCrashed
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.safe_text import one_line
-from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.shared_memory import check_is_shared
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from objectives.metrics import Measurement
-from optimizer.core.connection import REDACTED, Connection, Tls
-from optimizer.core.endpoint import Endpoint
+from optimizer.core.endpoint import REDACTED, Connection, Endpoint, SharedMemory, Tls
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.measurement_windows import (
     FIRST_WINDOW_MS,
@@ -28,7 +27,6 @@ from optimizer.core.measurement_windows import (
     window_length_ms,
 )
 from optimizer.core.process import FinishedProcess, SecretArgument, run_command
-from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import inference

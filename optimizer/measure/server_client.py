@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
-from optimizer.core.connection import Connection
+from optimizer.core.endpoint import Connection
 from optimizer.core.safe_text import shorten
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from optimizer.core.connection import Tls
+from optimizer.core.endpoint import Tls
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, read_bytes
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
-from optimizer.core.connection import ProtocolName
+from optimizer.core.endpoint import ProtocolName
 from optimizer.core.errors import BadInputError
 
 HIDDEN = "***"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from optimizer.core.connection import ProtocolName
+from optimizer.core.endpoint import ProtocolName
 from optimizer.core.safe_text import exists, is_folder
 from optimizer.options.addresses import DEFAULT_URL, SSL_FLAGS, server_address
 from optimizer.options.option import DEFAULTS, Option

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
 from objectives.sla import CONFIDENCE
+from optimizer.core.endpoint import DEFAULT_OUTPUT_BYTES, SharedMemory, SharedMemoryName
 from optimizer.core.load_shapes import SHAPES, is_shape
-from optimizer.core.shared_memory import DEFAULT_OUTPUT_BYTES, SharedMemory, SharedMemoryName
 
 TargetName: TypeAlias = Literal["embedded", "local", "docker", "remote"]
 SearchName: TypeAlias = Literal["simulated", "tpe", "nsga2", "random", "grid", "gp"]

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TypedDict
 
 from objectives.sla import Sla
+from optimizer.core.endpoint import SharedMemory
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.measurement_windows import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS
 from optimizer.core.request_sizes import SizeDistribution
-from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import docker_engine, runtime
 from optimizer.deploy.docker_container import SDK_COMMAND, PerfAnalyzerContainer

@@ -14,11 +14,10 @@ import pytest
 
 from objectives.sla import Sla
 from optimizer.config.model_source import ModelSource
-from optimizer.core.endpoint import Endpoint
+from optimizer.core.endpoint import Endpoint, SharedMemory
 from optimizer.core.errors import MeasurementError
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.request_sizes import parse_size_distribution
-from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget, free_port

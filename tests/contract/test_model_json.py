@@ -12,8 +12,7 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from optimizer.config.model_source import ModelSource, configured_candidate
-from optimizer.core.connection import Connection
-from optimizer.core.endpoint import Endpoint
+from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import DeploymentError
 from optimizer.core.interfaces import Target
 from optimizer.core.trial import Candidate, FieldValue

@@ -19,7 +19,7 @@ import pytest
 
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
-from optimizer.core.connection import Connection
+from optimizer.core.endpoint import Connection
 from optimizer.core.errors import DeploymentError, TuneError
 from optimizer.core.interfaces import Target
 from optimizer.core.owner import this_process

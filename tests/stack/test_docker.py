@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from optimizer.config.model_source import ModelSource
+from optimizer.core.endpoint import SharedMemory
 from optimizer.core.errors import BadInputError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.core.process import COMMAND_LOG
-from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.docker_container import PerfAnalyzerContainer
 from optimizer.deploy.docker_engine import OWNER, connect

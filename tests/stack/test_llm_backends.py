@@ -12,8 +12,7 @@ import pytest
 
 from objectives.metrics import Measurement
 from optimizer.config.llm_backends import KV_CACHE_SHARE
-from optimizer.core.connection import Connection
-from optimizer.core.endpoint import Endpoint
+from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import LoadRefused
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.trial import Candidate, LoadPoint

@@ -22,7 +22,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
-from optimizer.core.connection import Connection
+from optimizer.core.endpoint import Connection
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.core.trial import Candidate
 from optimizer.deploy import runtime
@@ -107,7 +107,7 @@ INTERRUPTED = """\
 import contextlib, sys, time
 from pathlib import Path
 from optimizer.core import interrupts
-from optimizer.core.connection import Connection
+from optimizer.core.endpoint import Connection
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.core.trial import Candidate
 from tests.repositories import stored
@@ -284,7 +284,7 @@ LARGE = Candidate(16, True, 300, (4,), 1, ((WHOLE, 16), (COUNT, 1), (SIZE, 32)))
 KILLED = """\
 import os, sys
 from pathlib import Path
-from optimizer.core.connection import Connection
+from optimizer.core.endpoint import Connection
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.model.repository import read_source
 from tests.repositories import stored

@@ -11,8 +11,7 @@ import pytest
 
 from objectives.sla import Sla
 from optimizer.config.model_source import ModelSource
-from optimizer.core.connection import Connection, Tls
-from optimizer.core.endpoint import Endpoint
+from optimizer.core.endpoint import Connection, Endpoint, Tls
 from optimizer.core.errors import BadInputError, EnvironmentFault, MeasurementError
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime

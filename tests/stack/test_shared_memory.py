@@ -20,12 +20,10 @@ import pytest
 from tritonclient.grpc import InferenceServerClient
 
 from objectives.sla import Sla
-from optimizer.core.connection import ProtocolName
-from optimizer.core.endpoint import Endpoint
+from optimizer.core.endpoint import Endpoint, ProtocolName, SharedMemory
 from optimizer.core.errors import BadInputError, EnvironmentFault, MeasurementError
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.owner import this_process
-from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget

@@ -33,7 +33,7 @@ class TlsSocket:
 
         ``files`` maps the field names of ``Tls`` to paths. Raises OSError.
         """
-        from optimizer.core.connection import Tls
+        from optimizer.core.endpoint import Tls
         from optimizer.measure.tls import tls_context
 
         context = tls_context(Tls(**{name: None if file is None else Path(file) for name, file in files.items()}))

@@ -20,14 +20,13 @@ import numpy.typing as npt
 
 from objectives.metrics import TTFT, Measurement
 from objectives.sla import Sla
-from optimizer.core.endpoint import Endpoint
+from optimizer.core.endpoint import Endpoint, SharedMemory
 from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.file_writing import write_error
 from optimizer.core.measurement_windows import MAX_SPREAD, MAX_WINDOW_MS, MIN_WINDOWS
 from optimizer.core.process import FinishedProcess, describe_exit_code, run_command
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
-from optimizer.core.shared_memory import SharedMemory
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import inference

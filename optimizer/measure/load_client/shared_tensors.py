@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from optimizer.core.connection import Connection
+from optimizer.core.endpoint import Connection
 from optimizer.core.errors import MeasurementError
 from optimizer.measure import inference, shared_memory
 from optimizer.measure.server_client import CallError, ServerClient

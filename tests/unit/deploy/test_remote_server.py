@@ -12,7 +12,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as messages
 
-from optimizer.core.connection import Connection
+from optimizer.core.endpoint import Connection
 from optimizer.deploy.remote_server import OBSERVED_SECONDS, RemoteServer
 
 

@@ -18,8 +18,7 @@ from typing import Any
 import grpc
 import pytest
 
-from optimizer.core.connection import Connection, ProtocolName, Tls
-from optimizer.core.endpoint import Endpoint
+from optimizer.core.endpoint import Connection, Endpoint, ProtocolName, Tls
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerCrashed
 from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelMetadataResponse
 
-from optimizer.core.connection import Connection
-from optimizer.core.endpoint import Endpoint
+from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError
 from optimizer.core.owner import is_leftover, this_process
 from optimizer.core.trial import Candidate

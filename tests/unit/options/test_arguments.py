@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizer.cli.run import read_run_arguments
+from optimizer.core.endpoint import SharedMemoryName
 from optimizer.core.errors import BadInputError
-from optimizer.core.shared_memory import SharedMemoryName
 from optimizer.options.addresses import server_address
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import SEARCHERS, SLA_METRICS, RunOptions, default_search

@@ -11,9 +11,9 @@ import pytest
 
 from optimizer.config.model_source import ModelSource
 from optimizer.config.queue_policy import PRIORITY_LEVELS
+from optimizer.core.endpoint import DEFAULT_OUTPUT_BYTES, SharedMemory, SharedMemoryName
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import RequestTimes
-from optimizer.core.shared_memory import DEFAULT_OUTPUT_BYTES, SharedMemory, SharedMemoryName
 from optimizer.deploy import target_factory
 from optimizer.machine.hardware import Hardware
 from optimizer.model.repository import read_repository_model
