@@ -34,8 +34,7 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.generator import OpenLoopGenerator
-from optimizer.measure.load_search import LoadSearchRules
-from optimizer.measure.rate_search import next_rate
+from optimizer.measure.load_search import LoadSearchRules, next_rate
 from optimizer.options.run_options import RunOptions
 from optimizer.simulator.speed_correction import is_comparable
 from optimizer.study import task

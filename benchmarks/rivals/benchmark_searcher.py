@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from objectives.metrics import Forecast
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.measure.concurrency_search import doubling_loads
+from optimizer.measure.load_search import doubling_loads
 
 
 class BenchmarkSearcher(ABC):

@@ -1,4 +1,4 @@
-"""A deployed model as a target hands it to its clients, and how they reach it: address, headers, TLS, shared memory."""
+"""A deployed model as its clients see it, and how they reach it: address, headers, TLS files, shared memory."""
 
 from __future__ import annotations
 

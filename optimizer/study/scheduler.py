@@ -15,8 +15,7 @@ from optimizer.core.errors import ServerFault
 from optimizer.core.interfaces import Searcher
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
-from optimizer.measure.concurrency_search import doubling_loads
-from optimizer.measure.load_search import LoadSearchRules
+from optimizer.measure.load_search import LoadSearchRules, doubling_loads
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
 

@@ -12,10 +12,8 @@ from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, S
 from optimizer.core.interfaces import Target
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.candidate_measurer import CandidateMeasurer
-from optimizer.measure.concurrency_search import next_concurrency
-from optimizer.measure.load_search import LoadSearchRules, is_hopeless
+from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_concurrency, next_rate
 from optimizer.measure.measurer import Measurer
-from optimizer.measure.rate_search import next_rate
 from optimizer.study.scheduler import Scheduler
 
 

@@ -11,9 +11,7 @@ import pytest
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.concurrency_search import doubling_loads, next_concurrency
-from optimizer.measure.load_search import LoadSearchRules, is_hopeless
-from optimizer.measure.rate_search import next_rate
+from optimizer.measure.load_search import LoadSearchRules, doubling_loads, is_hopeless, next_concurrency, next_rate
 from optimizer.simulator.speed_correction import SpeedCorrection
 
 P95_20MS = Sla.from_bounds({"p95": 20.0})

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.concurrency_search import CLOSE, REPEATS, next_concurrency
-from optimizer.measure.load_search import LoadSearchRules
+from optimizer.measure.load_search import CLOSE, REPEATS, LoadSearchRules, next_concurrency
 
 P95_20MS = Sla.from_bounds({"p95": 20.0})
 LOADS = st.sets(st.integers(1, 300), min_size=1, max_size=12).map(lambda loads: tuple(sorted(loads)))

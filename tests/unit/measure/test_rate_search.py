@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_search import LoadSearchRules
-from optimizer.measure.rate_search import RESOLUTION, next_rate
+from optimizer.measure.load_search import RESOLUTION, LoadSearchRules, next_rate
 
 BOUND_MS = 20.0
 

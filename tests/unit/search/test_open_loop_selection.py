@@ -11,8 +11,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
-from optimizer.measure.load_search import LoadSearchRules
-from optimizer.measure.rate_search import next_rate
+from optimizer.measure.load_search import LoadSearchRules, next_rate
 from optimizer.search.candidate_selector import CandidateSelector
 from optimizer.simulator.metrics import as_closed_loop
 from optimizer.simulator.scenario import Overheads
