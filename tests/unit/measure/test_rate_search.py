@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_search import RESOLUTION, LoadSearchRules, next_rate
+from optimizer.measure.load_search import RATE_RESOLUTION, LoadSearchRules, next_rate
 
 BOUND_MS = 20.0
 
@@ -46,7 +46,7 @@ def best(measured: list[tuple[LoadPoint, Measurement]]) -> float:
 @given(st.floats(20, 50_000), st.floats(10, 50_000))
 def test_it_ends_close_to_the_highest_rate_that_meets_the_bound(capacity: float, start: float) -> None:
     result = best(sweep(capacity, start=start, max_loads=60))
-    assert (1 - 2 * RESOLUTION) * highest(capacity) - 1 <= result <= highest(capacity) * (1 + 1e-9)
+    assert (1 - 2 * RATE_RESOLUTION) * highest(capacity) - 1 <= result <= highest(capacity) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("start", [50, 700, 5000])
