@@ -19,7 +19,7 @@ from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import ServerFolder, embedded_installation, free_port
 from optimizer.deploy.managed_target import server_options
 from optimizer.deploy.runtime import Runtime
-from optimizer.deploy.server_log import startup_failure
+from optimizer.deploy.server_process import startup_failure
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.values import parse_cpus
 from optimizer.study.task import Task

@@ -38,8 +38,13 @@ from optimizer.deploy.managed_target import (
     load_limit_seconds,
     server_options,
 )
-from optimizer.deploy.server_log import LOG_BYTES
-from optimizer.deploy.server_process import Server, remove_leftovers, remove_shared_memory, shared_memory_prefix
+from optimizer.deploy.server_process import (
+    LOG_BYTES,
+    Server,
+    remove_leftovers,
+    remove_shared_memory,
+    shared_memory_prefix,
+)
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import total_of
 from optimizer.options.run_options import RunOptions

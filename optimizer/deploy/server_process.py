@@ -1,4 +1,4 @@
-"""The process of a tritonserver that a run starts, and the removal of files that a killed run left."""
+"""The process of a tritonserver that a run starts, the reasons of a failure in its log, and what a killed run left."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.core.owner import is_leftover, owner_of, this_process
 from optimizer.core.process import RunningProcess, describe_exit_code
-from optimizer.core.safe_text import is_shell_path, one_line
+from optimizer.core.safe_text import is_shell_path, one_line, read_tail, shorten
 from optimizer.core.trial import Candidate
-from optimizer.deploy.server_log import last_error, last_output, startup_failure
 from optimizer.machine.cpus import divide, topology
 from optimizer.measure.server_health import is_live
 from optimizer.measure.server_messages import lacks_gpu_memory
@@ -271,3 +270,48 @@ def is_older(version: str, other: tuple[int, int]) -> bool:
     """Return whether ``version`` of a server is older than ``other``; false if it is not a version number."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return match is not None and (int(match[1]), int(match[2])) < other
+
+
+LOG_BYTES = 2**16  # of the end of the log that are read
+
+
+def last_error(log: Path, start: int = 0) -> str:
+    """Return the last error in the server's log from byte ``start`` on; an empty string if there is none."""
+    errors = [line for line in _lines(log, start) if line.startswith("E") or "error" in line.lower()]
+    return _without_origin(errors[-1]) if errors else ""
+
+
+def last_output(log: Path, start: int = 0) -> str:
+    """Return the last line of the log from byte ``start`` on that a model's process wrote; empty if there is none."""
+    lines = [line for line in _lines(log, start) if not re.match(r"[IWE]\d{4} |[|+]", line)]
+    return shorten(lines[-1]) if lines else ""
+
+
+def startup_failure(log: Path, start: int = 0) -> str:
+    """Return the log's complaint about the command line, otherwise its last error or its last line."""
+    return (
+        _command_line_error(log, start)
+        or last_error(log, start)
+        or _without_origin((_lines(log, start) or ["it printed nothing"])[-1])
+    )
+
+
+def _command_line_error(log: Path, start: int) -> str:
+    """Return the line before or after the usage message, which itself contains the word error many times."""
+    lines = _lines(log, start)
+    if not any(line.startswith("Usage: tritonserver") for line in lines):
+        return ""
+    messages = [line for line in lines if not line.startswith((" ", "\t", "Usage:")) and not line.endswith(":")]
+    return shorten(messages[-1]) if messages else ""
+
+
+def _lines(log: Path, start: int) -> list[str]:
+    try:
+        return [line for line in read_tail(log, LOG_BYTES, start).splitlines() if line.strip()]
+    except OSError:
+        return []
+
+
+def _without_origin(line: str) -> str:
+    """Return a log line without its time and source location."""
+    return shorten(line.partition("] ")[2].strip('"') or line)
