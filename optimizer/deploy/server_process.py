@@ -1,4 +1,4 @@
-"""The process of a tritonserver that a run starts, the reasons of a failure in its log, and what a killed run left."""
+"""The process of a tritonserver that a run starts, the failures in its log, and the files that a killed run left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from optimizer.core.process import RunningProcess, describe_exit_code
 from optimizer.core.safe_text import is_shell_path, one_line, read_tail, shorten
 from optimizer.core.trial import Candidate
 from optimizer.machine.cpus import divide, topology
-from optimizer.measure.server_health import is_live
+from optimizer.measure.server_calls import is_live
 from optimizer.measure.server_messages import lacks_gpu_memory
 from optimizer.options import server_options
 from optimizer.options.values import parse_cpus
