@@ -31,7 +31,7 @@ from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
-from optimizer.measure import inference
+from optimizer.measure import server_calls
 from optimizer.measure.load_client.arrivals import PoissonArrivals
 from optimizer.measure.load_client.client import METHOD, START_SECONDS
 from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS
@@ -83,7 +83,7 @@ def bench() -> Iterator[tuple[Endpoint, list[bytes], Path]]:
         target = EmbeddedTarget(prepared.source, log=folder / "server.log", say=say)
         with contextlib.closing(target), target.deploy(CANDIDATE) as endpoint:
             inputs = stream_requests(
-                inference.model_metadata(endpoint),
+                server_calls.model_metadata(endpoint),
                 CANDIDATE.max_batch_size,
                 input_data=prepared.input_data,
                 shapes=(),

@@ -46,7 +46,7 @@ from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
-from optimizer.measure import inference
+from optimizer.measure import server_calls
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.measure.load_client.judgement import FEWEST_STREAMED
 from optimizer.measure.load_client.plan import SendPlan, StreamPlan
@@ -155,7 +155,7 @@ def say(text: str) -> None:
 
 def measure_other(served: Served, endpoint: Endpoint, in_flight: int, seconds: float, folder: Path) -> list[float]:
     inputs = stream_requests(
-        inference.model_metadata(endpoint),
+        server_calls.model_metadata(endpoint),
         endpoint.largest_request,
         input_data=served.input_data,
         shapes=served.shapes,

@@ -16,7 +16,7 @@ from optimizer.core.endpoint import Connection, Tls
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import ServerFolder, TritonServer, embedded_installation
 from optimizer.deploy.remote_server import listener_pid
-from optimizer.measure.inference import open_client
+from optimizer.measure.server_calls import open_client
 from optimizer.measure.server_client import CallError
 from tests.certificates import Certificates
 

@@ -16,10 +16,10 @@ from optimizer.core.folders import cache_folder
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.measure.inference import infer
 from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.measure.load_client.plan import SendRecord
 from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.server_calls import infer
 from optimizer.model.builders import build
 
 ANSWER_SECONDS = 600.0  # only a server that hangs takes so long

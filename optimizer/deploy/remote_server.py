@@ -23,9 +23,8 @@ from optimizer.core.file_writing import write_atomically
 from optimizer.core.locks import file_lock
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.measure.connection_diagnosis import diagnose_connection
-from optimizer.measure.inference import open_client
+from optimizer.measure.server_calls import is_responding, open_client
 from optimizer.measure.server_client import CALL_SECONDS, CallError
-from optimizer.measure.server_health import is_responding
 from optimizer.measure.server_messages import lacks_gpu_memory, without_traceback
 
 

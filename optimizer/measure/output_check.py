@@ -19,7 +19,7 @@ from optimizer.core.file_writing import write_atomically
 from optimizer.core.interfaces import OutputCheck
 from optimizer.core.notes import Note, OfModels, OutputsNotCompared
 from optimizer.core.safe_text import one_line
-from optimizer.measure import inference
+from optimizer.measure import server_calls
 from optimizer.measure.load_wrappers import index_hint
 from optimizer.measure.output_comparison import (
     ModelOutputs,
@@ -249,7 +249,7 @@ class BaselineOutputCheck:
         self, endpoint: Endpoint, messages: Sequence[bytes], *, in_flight: int, timeout_seconds: float
     ) -> list[bytes]:
         """Return the response to each of ``messages``; a subclass may send them in another way."""
-        return inference.infer(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
+        return server_calls.infer(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
 
     def _send_alone(self, endpoint: Endpoint, requests: Sequence[bytes]) -> tuple[list[bytes], float]:
         """Send ``requests`` one at a time until REFERENCE_SECONDS are over, at least _CHUNK of them.
@@ -268,7 +268,7 @@ class BaselineOutputCheck:
         count = max(len(reference.requests), self._in_flight(endpoint, reference))
         order = [number % len(reference.requests) for number in range(count)]
         timeout_seconds = max(TIMEOUT_SECONDS, 4 * count * reference.seconds_alone)
-        messages = [inference.with_model_name(reference.requests[number], endpoint.model) for number in order]
+        messages = [server_calls.with_model_name(reference.requests[number], endpoint.model) for number in order]
         in_flight = count
         while True:
             try:
@@ -295,7 +295,7 @@ class BaselineOutputCheck:
     def _requests(self, endpoint: Endpoint) -> list[bytes]:
         from optimizer.model.inference_requests import RequestSource, stream_requests, to_message
 
-        metadata, max_batch_size = inference.model_metadata(endpoint), endpoint.largest_request
+        metadata, max_batch_size = server_calls.model_metadata(endpoint), endpoint.largest_request
         tensors = RequestSource.of(metadata, max_batch_size, self._shapes).tensors
         size = self._request_batch_size * sum(abs(math.prod(t.shape)) * t.dtype.itemsize for t in tensors)
         count = max(_CHUNK, min(self._wanted_requests(), MAX_BYTES // max(size, 1)))
@@ -329,7 +329,7 @@ class StreamedOutputCheck(BaselineOutputCheck):
     def _infer(
         self, endpoint: Endpoint, messages: Sequence[bytes], *, in_flight: int, timeout_seconds: float
     ) -> list[bytes]:
-        streamed = inference.stream(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
+        streamed = server_calls.stream(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
         return [concatenate(responses) for responses in streamed]
 
 

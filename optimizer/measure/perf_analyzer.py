@@ -29,7 +29,7 @@ from optimizer.core.measurement_windows import (
 from optimizer.core.process import FinishedProcess, SecretArgument, run_command
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
-from optimizer.measure import inference
+from optimizer.measure import server_calls
 from optimizer.measure.perf_output import (
     failure_text,
     read_average_ms,
@@ -39,7 +39,7 @@ from optimizer.measure.perf_output import (
     read_windows,
     with_statistics,
 )
-from optimizer.measure.server_health import PROBE_SECONDS, is_alive
+from optimizer.measure.server_calls import PROBE_SECONDS, is_alive
 from optimizer.measure.server_messages import model_died
 from optimizer.measure.shared_memory import claimed
 from optimizer.measure.tls import ca_file
@@ -327,7 +327,7 @@ class PerfAnalyzer:
 def _regions(endpoint: Endpoint) -> tuple[str, ...]:
     """Return patterns of the names of perf_analyzer's regions: OUTPUT, and INPUT_STREAM_STEP for an input."""
     try:
-        metadata = inference.model_metadata(endpoint)
+        metadata = server_calls.model_metadata(endpoint)
     except ServerCrashed:
         raise
     except DeploymentError as error:

@@ -17,9 +17,8 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MeasurementWindow
 from optimizer.core.process import FinishedProcess, describe_exit_code
 from optimizer.core.safe_text import shorten
-from optimizer.measure.inference import open_client
+from optimizer.measure.server_calls import PROBE_SECONDS, open_client
 from optimizer.measure.server_client import CallError
-from optimizer.measure.server_health import PROBE_SECONDS
 from optimizer.measure.server_messages import without_traceback
 
 if TYPE_CHECKING:

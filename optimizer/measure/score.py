@@ -16,7 +16,7 @@ import numpy as np
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError
 from optimizer.core.safe_text import one_line
-from optimizer.measure import inference
+from optimizer.measure import server_calls
 from optimizer.measure.output_comparison import read_outputs
 from optimizer.model.input_data import Array
 from optimizer.model.profile_schema import ScoreSection
@@ -111,7 +111,7 @@ class Scorer:
         from optimizer.model.inference_requests import to_message
 
         largest = endpoint.largest_request  # 0: no batch dimension, so each sample is a request
-        inputs = self._inputs_for(inference.model_metadata(endpoint), batched=largest > 0)
+        inputs = self._inputs_for(server_calls.model_metadata(endpoint), batched=largest > 0)
         size = min(max(largest, 1), MAX_REQUEST)
         messages = (
             to_message(
@@ -119,7 +119,7 @@ class Scorer:
             )
             for i in range(0, len(self.labels), size)
         )
-        responses = inference.infer(endpoint, messages, in_flight=IN_FLIGHT, timeout_seconds=TIMEOUT_SECONDS)
+        responses = server_calls.infer(endpoint, messages, in_flight=IN_FLIGHT, timeout_seconds=TIMEOUT_SECONDS)
         parts = [{name: tensor.values for name, tensor in read_outputs(response).items()} for response in responses]
         join = np.concatenate if largest else np.stack
         return self._score({name: join([part[name] for part in parts]) for name in parts[0]})

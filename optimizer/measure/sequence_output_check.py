@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from optimizer.core.endpoint import Endpoint
-from optimizer.measure import inference
+from optimizer.measure import server_calls
 from optimizer.measure.load_client.sequences import fresh_ids, step_parameters
 from optimizer.measure.output_check import (
     CHECK_SECONDS,
@@ -87,4 +87,4 @@ def _send_sequence(
             is_first, is_last = place == 0, place == len(requests) - 1
             yield request + step_parameters(sequence, start=is_first, end=is_last)
 
-    return inference.infer(endpoint, steps(), in_flight=1, timeout_seconds=timeout_seconds)
+    return server_calls.infer(endpoint, steps(), in_flight=1, timeout_seconds=timeout_seconds)

@@ -22,7 +22,7 @@ from optimizer.core.folders import cache_folder
 from optimizer.core.locks import file_lock
 from optimizer.core.owner import is_leftover, this_process
 from optimizer.core.safe_text import one_line
-from optimizer.measure.inference import open_client
+from optimizer.measure.server_calls import open_client
 from optimizer.measure.server_client import CallError, ServerClient
 
 FOLDER = Path("/dev/shm")

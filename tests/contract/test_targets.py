@@ -32,7 +32,7 @@ from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.deploy.several_servers_target import ServerProcesses
 from optimizer.deploy.target_factory import TargetModule
-from optimizer.measure.inference import open_client
+from optimizer.measure.server_calls import open_client
 from optimizer.options.run_options import TARGETS, RunOptions, TargetName
 from optimizer.store.recording import RecordedServer
 from tests.certificates import Certificates

@@ -36,7 +36,7 @@ from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.perf_analyzer import PerfAnalyzer
-from optimizer.measure.server_health import silent_server
+from optimizer.measure.server_calls import silent_server
 from optimizer.model.repository import read_repository_model
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable

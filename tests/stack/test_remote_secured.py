@@ -21,7 +21,7 @@ from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoo
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.perf_output import read_statistics
-from optimizer.measure.server_health import is_alive
+from optimizer.measure.server_calls import is_alive
 from tests.certificates import Certificates, tls_proxy
 from tests.production import SECRET, Production, secured
 

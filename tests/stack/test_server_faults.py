@@ -29,7 +29,7 @@ from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrash
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget, free_port
-from optimizer.measure import perf_analyzer, server_health
+from optimizer.measure import perf_analyzer, server_calls
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import Playground, assert_search_ended, eventually, run_tune
@@ -87,7 +87,7 @@ def target(make_target: Callable[..., EmbeddedTarget]) -> EmbeddedTarget:
 @pytest.fixture
 def short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the waits for an answer of the server: a stopped server does not answer later either."""
-    monkeypatch.setattr(server_health, "PROBE_SECONDS", 2.0)
+    monkeypatch.setattr(server_calls, "PROBE_SECONDS", 2.0)
     monkeypatch.setattr(perf_analyzer, "OVERDUE_SECONDS", 1.0)
 
 

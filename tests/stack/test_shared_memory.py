@@ -27,10 +27,10 @@ from optimizer.core.owner import this_process
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.measure.inference import open_client
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.server_calls import open_client
 from optimizer.measure.shared_memory import check_is_shared, region
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Playground, Tune, eventually

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.core.endpoint import Connection
 from optimizer.core.errors import MeasurementError
-from optimizer.measure import inference, shared_memory
+from optimizer.measure import server_calls, shared_memory
 from optimizer.measure.server_client import CallError, ServerClient
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def in_shared_memory(
     places = [_place(outputs, outputs_name, number * place_bytes) for number in range(count)]
     sent = SentRequests(requests, places, (f"{name}_*",))
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(closing(inference.open_client(server))) for server in servers]
+        clients = [stack.enter_context(closing(server_calls.open_client(server))) for server in servers]
         for region, size, begin in ((inputs_name, len(contents), contents), (outputs_name, count * place_bytes, b"")):
             stack.enter_context(shared_memory.region(region, size, begin))
             for client in clients:

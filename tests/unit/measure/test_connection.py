@@ -23,13 +23,12 @@ from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFau
 from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate
 from optimizer.deploy.remote_server import ServerState, ServerStateFile
-from optimizer.measure import inference
+from optimizer.measure import server_calls
 from optimizer.measure.connection_diagnosis import diagnose_connection
-from optimizer.measure.inference import open_client
 from optimizer.measure.load_client.channel import TlsSocket, connect
 from optimizer.measure.perf_analyzer import connection_arguments
+from optimizer.measure.server_calls import is_responding, open_client
 from optimizer.measure.server_client import CallError
-from optimizer.measure.server_health import is_responding
 from tests.certificates import Certificates, tls_proxy
 
 SECRET = "Bearer 5d41402abc4b"
@@ -156,7 +155,7 @@ def test_a_denied_call_is_reported_without_the_secret(protocol: ProtocolName) ->
                 assert caught.value.failure == "denied"
             assert is_responding(client)
         with pytest.raises(DeploymentError, match=r"failed a request: not with \*\*\*$"):
-            inference.model_metadata(Endpoint("m", Candidate(1), remote=connection))
+            server_calls.model_metadata(Endpoint("m", Candidate(1), remote=connection))
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -166,7 +165,7 @@ def test_an_unreachable_server_is_a_crash_during_a_measurement(protocol: Protoco
         with contextlib.closing(open_client(connection)) as client:
             assert not is_responding(client, 2)
         with pytest.raises(ServerCrashed, match="the server died during a request"):
-            inference.model_metadata(Endpoint("m", Candidate(1), remote=connection))
+            server_calls.model_metadata(Endpoint("m", Candidate(1), remote=connection))
 
 
 def test_a_proxy_without_a_server_counts_as_unreachable() -> None:

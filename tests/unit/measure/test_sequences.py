@@ -13,7 +13,7 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import Candidate
-from optimizer.measure import inference
+from optimizer.measure import server_calls
 from optimizer.measure.load_client.plan import SendPlan
 from optimizer.measure.load_client.sequences import (
     LARGEST_ID,
@@ -63,7 +63,7 @@ def test_the_output_check_waits_for_slow_sequences(monkeypatch: pytest.MonkeyPat
         waited.append((in_flight, timeout_seconds))
         return list(messages)
 
-    monkeypatch.setattr(inference, "infer", infer)
+    monkeypatch.setattr(server_calls, "infer", infer)
     check = SequenceOutputCheck(
         tmp_path / "reference.npz", input_data="random", shapes=(), request_batch_size=1, sequence_length=5
     )

@@ -17,7 +17,7 @@ from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError
 from optimizer.core.owner import is_leftover, this_process
 from optimizer.core.trial import Candidate
-from optimizer.measure import inference, shared_memory
+from optimizer.measure import server_calls, shared_memory
 from optimizer.measure.load_client.shared_tensors import in_shared_memory, output_bytes
 from optimizer.measure.server_client import CallError, CallFailure
 from optimizer.measure.shared_memory import FOLDER, check_is_shared, new_name, region, unregister_leftovers
@@ -51,7 +51,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     server = Server()
-    for module in (inference, shared_memory):
+    for module in (server_calls, shared_memory):
         monkeypatch.setattr(module, "open_client", lambda connection: server)
     return server
 
