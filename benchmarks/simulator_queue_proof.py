@@ -47,6 +47,7 @@ from quiet import OTHERS_LIMIT, CpuUsage, wait_for_quiet
 from record_tables import median, say
 from simulator_proof import Cell, Compared, batching, unbatched
 
+from objectives.arrays import IntArray
 from objectives.metrics import Measurement
 from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS, PRIORITY_POLICY
 from optimizer.core.endpoint import Endpoint
@@ -61,7 +62,6 @@ from optimizer.measure.perf_output import read_statistics, with_statistics
 from optimizer.model.inference_requests import to_message
 from optimizer.simulator.scenario import (
     ClosedLoopLoad,
-    Ints,
     OpenLoopLoad,
     Overheads,
     Scenario,
@@ -340,7 +340,7 @@ def send(endpoint: Endpoint, cell: QueueCell) -> Recording:
     return replace(seen, measurement=with_statistics(seen.measurement, before, after))
 
 
-def recording(record: SendRecord, errors: Mapping[int, str], samples: Ints) -> Recording:
+def recording(record: SendRecord, errors: Mapping[int, str], samples: IntArray) -> Recording:
     """Return the figures of a record; ``samples`` are those of successive requests, used cyclically.
 
     Raises RuntimeError for an error that is no refusal by the queue.

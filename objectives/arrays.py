@@ -1,4 +1,4 @@
-"""The type of the float64 arrays that are computed with everywhere."""
+"""The types of the arrays that are computed with everywhere."""
 
 from __future__ import annotations
 
@@ -8,3 +8,4 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+IntArray: TypeAlias = npt.NDArray[np.int64]

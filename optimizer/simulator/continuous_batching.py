@@ -18,12 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from objectives.arrays import FloatArray
+from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import METRICS, QUANTILES, STATISTICS
 from objectives.quantiles import quantile_at
 from optimizer.core.token_lengths import TokenRequests
 from optimizer.simulator.compilation import compile_loop
-from optimizer.simulator.scenario import Ints
 
 RING = 1024  # lengths that are drawn
 # A simulation is as long as a measurement of the load client in the search, because the order in which requests of
@@ -90,8 +89,8 @@ class RequestLengths:
     Each array [RING] is used cyclically.
     """
 
-    prompts: Ints
-    outputs: Ints
+    prompts: IntArray
+    outputs: IntArray
     delays: FloatArray
 
     @classmethod

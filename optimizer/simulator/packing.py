@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from objectives.arrays import FloatArray
+from objectives.arrays import FloatArray, IntArray
 from optimizer.config.queue_policy import (
     ALLOW_TIMEOUT_OVERRIDE,
     DEFAULT_POLICY,
@@ -19,7 +19,6 @@ from optimizer.config.queue_policy import (
 from optimizer.simulator.scenario import (
     RING_LENGTH,
     ClosedLoopLoad,
-    Ints,
     MeasurementInterval,
     OpenLoopLoad,
     Overheads,
@@ -51,8 +50,8 @@ class PackedScenarios:
         self._sizes = [(_unit(scenario), scenario.candidate.instances) for scenario in scenarios]
         self._preferred: list[int] = []
         self._services: list[FloatArray] = []
-        self._arrivals: list[Ints] = []
-        self._mixes: list[Ints] = []
+        self._arrivals: list[IntArray] = []
+        self._mixes: list[IntArray] = []
         self._policies: list[tuple[int, int, bool]] = []
         self._mix_ranges: dict[Hashable, tuple[int, int]] = {}
         self._service_rows: dict[tuple[int, int], tuple[int, int]] = {}
@@ -103,7 +102,7 @@ class PackedScenarios:
             execution=requests[:, 4],
         )
 
-    def _simulate(self, log_rows: int) -> tuple[FloatArray, Ints, Ints]:
+    def _simulate(self, log_rows: int) -> tuple[FloatArray, IntArray, IntArray]:
         from optimizer.simulator import event_loop  # imports the compiler, so only when something is simulated
 
         results = np.empty((len(self._sizes), event_loop.RESULTS))

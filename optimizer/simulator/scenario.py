@@ -10,15 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from objectives.arrays import FloatArray
+from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import METRICS, QUANTILES
 from objectives.quantiles import quantile_at
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate
 
-Ints: TypeAlias = npt.NDArray[np.int64]
 RING_LENGTH = 4096  # random numbers that successive executions or requests use in turn
 
 
@@ -164,7 +162,7 @@ class Scenario:
         differ = len(self.shape_shares) > 1 and not self.fixed_shapes
         return self.request_mix is not None or self.priorities is not None or differ
 
-    def mix(self) -> tuple[Ints, Ints]:
+    def mix(self) -> tuple[IntArray, IntArray]:
         """Return the samples and the numbers of the shapes of successive requests, each [RING_LENGTH].
 
         Raises:
@@ -177,7 +175,7 @@ class Scenario:
         shapes = SizeDistribution(tuple((number, number, share) for number, share in enumerate(self.shape_shares)))
         return sizes.draw(RING_LENGTH, rng), shapes.draw(RING_LENGTH, rng)
 
-    def priority_mix(self) -> Ints:
+    def priority_mix(self) -> IntArray:
         """Return the priorities of successive requests [RING_LENGTH]; 0 for those without one."""
         if self.priorities is None:
             return np.zeros(RING_LENGTH, np.int64)
@@ -272,13 +270,13 @@ class SimulationTrace:
             REJECTED or TIMED_OUT.
     """
 
-    instance: Ints
+    instance: IntArray
     start_s: FloatArray
     end_s: FloatArray
-    samples: Ints
-    requests: Ints
+    samples: IntArray
+    requests: IntArray
     sent_s: FloatArray
     arrived_s: FloatArray
-    request_samples: Ints
-    request_shape: Ints
-    execution: Ints
+    request_samples: IntArray
+    request_shape: IntArray
+    execution: IntArray

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from objectives.arrays import FloatArray
+from objectives.arrays import FloatArray, IntArray
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import LoadShape, RequestTimes, complete_shape, is_shape, parse_shape
 from optimizer.core.safe_text import one_line, read_bytes
@@ -140,7 +139,7 @@ class RecordedArrivals:
         # the last request is followed by the first one after the mean interval
         return cls(np.append(intervals, intervals.mean()), trace.kinds, one_line(str(path)))
 
-    def kinds_of(self, count: int, seed: int) -> npt.NDArray[np.int64]:
+    def kinds_of(self, count: int, seed: int) -> IntArray:
         """Return the number of the kind of each of the ``count`` requests that ``plan`` returns for ``seed``."""
         assert self.kinds is not None
         return self.kinds.numbers[(self._start(seed) + np.arange(count)) % len(self.intervals)]

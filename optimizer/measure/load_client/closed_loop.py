@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from objectives.arrays import FloatArray
+from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import LATENCY, Measurement, Timing
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
@@ -18,15 +18,14 @@ from optimizer.measure.load_client.judgement import (
     FEWEST_STREAMED,
     SATURATED_CPU_SHARE,
     PlannedLoad,
-    Sizes,
     describe_disagreement,
     known_times,
     make_measurement,
     p95,
+    with_priorities,
     within_bounds,
 )
 from optimizer.measure.load_client.plan import NEVER, SendRecord
-from optimizer.measure.load_client.priorities import with_priorities
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
 from optimizer.measure.server_messages import without_traceback
 
@@ -48,16 +47,16 @@ class AnsweredRequests:
     that arrive in the window.
     """
 
-    answered_ns: Sizes
+    answered_ns: IntArray
     latencies_ms: FloatArray
-    sizes: Sizes
+    sizes: IntArray
     begin_ns: float
     end_ns: float
     streams: StreamTimes | None = None
     streamed: StreamedRequests | None = None
 
     @classmethod
-    def of(cls, record: SendRecord, seconds: float, sizes: Sizes, token_output: str) -> AnsweredRequests:
+    def of(cls, record: SendRecord, seconds: float, sizes: IntArray, token_output: str) -> AnsweredRequests:
         """Return the requests of ``record``, whose client chose the time that counts if the model streams.
 
         For other models it is ``seconds`` after the lead-in.

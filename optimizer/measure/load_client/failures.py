@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from objectives.arrays import IntArray
 from objectives.metrics import Measurement
 from optimizer.core.errors import MeasurementError
 from optimizer.measure.load_client.plan import NEVER, ResponseRecord, SendRecord
@@ -18,7 +19,6 @@ REJECTED, TIMED_OUT, OTHER = range(3)  # kinds of failures
 SERVED = -1  # instead of a kind
 _TIMEOUT = re.compile("request timeout expired|deadline exceeded", re.IGNORECASE)
 
-Integers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -29,9 +29,9 @@ class FailedRequests:
     ``planned_ns`` and ``ended_ns`` are nanoseconds after its start. ``message`` is that of the most frequent failure.
     """
 
-    planned_ns: Integers
-    ended_ns: Integers
-    kinds: Integers
+    planned_ns: IntArray
+    ended_ns: IntArray
+    kinds: IntArray
     message: str
 
     def check_some_served(self, served: int, load: object) -> None:
@@ -39,7 +39,7 @@ class FailedRequests:
         if not served and len(self.kinds):
             raise MeasurementError(f"every request failed at {load}: {without_traceback(self.message)}")
 
-    def ended_until(self, end_ns: float, longest_wait_ns: float) -> Integers:
+    def ended_until(self, end_ns: float, longest_wait_ns: float) -> IntArray:
         """Return ``ended_ns``, but ``end_ns`` for a request that had already waited longer than ``longest_wait_ns``.
 
         Otherwise a request that hangs until the client stops would be counted nowhere.
@@ -48,7 +48,7 @@ class FailedRequests:
         return np.where(hangs, int(end_ns), self.ended_ns)
 
     def added_to(
-        self, measurements: Sequence[Measurement], times_ns: Integers, begin_ns: float, end_ns: float
+        self, measurements: Sequence[Measurement], times_ns: IntArray, begin_ns: float, end_ns: float
     ) -> list[Measurement]:
         """Return the measurements of equal parts of a time with the failed requests of each.
 
@@ -65,7 +65,7 @@ class FailedRequests:
         return [_with_failures(own, *of_part) for own, of_part in zip(measurements, counts.T.tolist(), strict=True)]
 
 
-def split_failures(record: SendRecord, sizes: Integers) -> tuple[SendRecord, Integers, FailedRequests | None]:
+def split_failures(record: SendRecord, sizes: IntArray) -> tuple[SendRecord, IntArray, FailedRequests | None]:
     """Return the record and the samples of the requests that did not fail, and those that failed.
 
     The latter are None, and the former all requests, if the first failure has ended the load. A request that the
@@ -91,7 +91,7 @@ def split_failures(record: SendRecord, sizes: Integers) -> tuple[SendRecord, Int
     )
 
 
-def request_kinds(record: SendRecord) -> Integers:
+def request_kinds(record: SendRecord) -> IntArray:
     """Return the kind of the failure of each request, or SERVED. All are SERVED if failures were not counted."""
     kinds = np.full(len(record.planned_ns), SERVED)
     if record.failures is None:

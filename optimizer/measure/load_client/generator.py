@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from objectives.arrays import IntArray
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
@@ -27,7 +28,7 @@ from optimizer.measure.load_client.closed_loop import (
     NoAnswersError,
     judge_closed_loop,
 )
-from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS, PlannedLoad, Sizes
+from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS, PlannedLoad
 from optimizer.measure.load_client.launcher import WARM_UP_SECONDS, LoadClientGenerator, RequestKinds, Schedule
 from optimizer.measure.load_client.open_loop import judge_open_loop
 from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS, SendRecord
@@ -80,7 +81,7 @@ class OpenLoopGenerator(LoadClientGenerator):
         else:
             seconds += lead_in_seconds
 
-        def judge(record: SendRecord, sizes: Sizes, priorities: Sizes) -> list[Measurement]:
+        def judge(record: SendRecord, sizes: IntArray, priorities: IntArray) -> list[Measurement]:
             return judge_open_loop(
                 record,
                 PlannedLoad(
@@ -151,7 +152,7 @@ class ClosedLoopGenerator(LoadClientGenerator):
     def _measure(
         self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float, parts: int = 1
     ) -> list[Measurement]:
-        def judge(record: SendRecord, sizes: Sizes, priorities: Sizes) -> list[Measurement]:
+        def judge(record: SendRecord, sizes: IntArray, priorities: IntArray) -> list[Measurement]:
             return judge_closed_loop(
                 record,
                 PlannedLoad(load, seconds, sizes, token_output=self.token_output, priorities=priorities),

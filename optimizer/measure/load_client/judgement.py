@@ -1,30 +1,32 @@
-"""The planned load, the measurement of requests and the test of windows, which both loops share."""
+"""What both loops share: the planned load, the measurement of requests, also by priority, and the test of windows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from objectives.arrays import FloatArray
+from objectives.arrays import FloatArray, IntArray
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import LATENCY, QUANTILES, TIMINGS, Measurement, Timing
+from objectives.priority_stats import PriorityStatistic, to_text
 from objectives.response_times import median_request
 from objectives.sla import Sla
 from optimizer.core.measurement_windows import MeasurementWindow, describe_instability
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_client.priorities import ALIKE
+from optimizer.measure.load_client.failures import OTHER, REJECTED, SERVED, TIMED_OUT, request_kinds
+from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.load_client.responses import StreamOutput, StreamTimes
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
-Sizes: TypeAlias = npt.NDArray[np.int64]
 
-ONE_SAMPLE: Sizes = np.ones(1, dtype=np.int64)
+ONE_SAMPLE: IntArray = np.ones(1, dtype=np.int64)
+ALIKE: IntArray = np.empty(0, dtype=np.int64)  # all requests have the default priority
 
 LEAD_IN_SECONDS = 0.2  # sent but not counted: connection, caches and queue reach their steady state
 SATURATED_CPU_SHARE = 0.9  # share of a core: the client has one thread
@@ -47,15 +49,15 @@ class PlannedLoad:
 
     load: LoadPoint
     seconds: float
-    sizes: Sizes = field(default_factory=lambda: ONE_SAMPLE)
+    sizes: IntArray = field(default_factory=lambda: ONE_SAMPLE)
     token_output: str = ""
-    priorities: Sizes = field(default_factory=lambda: ALIKE)
+    priorities: IntArray = field(default_factory=lambda: ALIKE)
     lead_in_seconds: float = LEAD_IN_SECONDS
 
 
 def make_measurement(
     latencies_ms: FloatArray,
-    answered: Sizes,
+    answered: IntArray,
     seconds: float,
     sla: Sla,
     reason: str,
@@ -138,3 +140,49 @@ def p95(values: FloatArray) -> float:
 def quantile(values: FloatArray, share: float) -> float:
     """Return the smallest value that at least ``share`` of the values do not exceed."""
     return float(np.quantile(values, share, method="inverted_cdf"))
+
+
+def with_priorities(
+    measurements: Sequence[Measurement],
+    record: SendRecord,
+    sizes: IntArray,
+    priorities: IntArray,
+    times_ns: IntArray,
+    begin_ns: float,
+    end_ns: float,
+) -> list[Measurement]:
+    """Return ``measurements`` of equal parts of a time with the statistics of each priority.
+
+    Args:
+        measurements: One measurement for each part.
+        record: All requests, failed ones included, of a server that was not overloaded.
+        sizes: Samples of the requests, in turn.
+        priorities: Priorities of the requests, in turn; ALIKE returns the measurements unchanged.
+        times_ns: When each request counts; outside of all parts for one that does not.
+        begin_ns: Begin of the first part in ns after the start of the load.
+        end_ns: End of the last part.
+    """
+    if not len(priorities):
+        return list(measurements)
+    kinds, count = request_kinds(record), len(record.planned_ns)
+    ended_ns = np.where(record.answered_ns == NEVER, record.ended_ns, record.answered_ns)
+    latencies_ms = (ended_ns - record.planned_ns) / 1e6
+    own_sizes, own_priorities = np.resize(sizes, count), np.resize(priorities, count)
+    edges = np.linspace(begin_ns, end_ns, len(measurements) + 1)
+    places = np.where(times_ns == end_ns, len(measurements), np.searchsorted(edges, times_ns, side="right")) - 1
+    seconds = (end_ns - begin_ns) / len(measurements) / 1e9
+    result = []
+    for place, measurement in enumerate(measurements):
+        statistics = []
+        for priority in np.unique(own_priorities).tolist():
+            own = (places == place) & (own_priorities == priority)
+            served = own & (kinds == SERVED)
+            rejected, timed_out, failed = (
+                int(np.count_nonzero(own & (kinds == kind))) for kind in (REJECTED, TIMED_OUT, OTHER)
+            )
+            rate = float(own_sizes[served].sum()) / seconds
+            sketch = sketch_latencies(latencies_ms[served])
+            count_served = int(served.sum())
+            statistics.append(PriorityStatistic(priority, count_served, rejected, timed_out, failed, rate, sketch))
+        result.append(replace(measurement, by_priority=to_text(statistics)))
+    return result

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from objectives.arrays import IntArray
 from objectives.metrics import TTFT, Measurement
 from objectives.sla import Sla
 from optimizer.core.endpoint import Endpoint, SharedMemory
@@ -29,8 +29,8 @@ from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
-from optimizer.measure import inference
-from optimizer.measure.load_client.judgement import FEWEST_STREAMED
+from optimizer.measure import server_calls
+from optimizer.measure.load_client.judgement import ALIKE, FEWEST_STREAMED
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.load_client.plan import (
     ALL_ANSWERED,
@@ -40,10 +40,9 @@ from optimizer.measure.load_client.plan import (
     StreamPlan,
     write_places,
 )
-from optimizer.measure.load_client.priorities import ALIKE
 from optimizer.measure.load_client.shared_tensors import SentRequests, in_shared_memory, output_bytes
 from optimizer.measure.perf_output import read_statistics, with_statistics
-from optimizer.measure.server_health import is_alive, silent_server
+from optimizer.measure.server_calls import is_alive, silent_server
 from optimizer.measure.server_messages import lacks_gpu_memory, model_died, without_traceback
 from optimizer.model.inference_requests import stream_requests, to_message
 
@@ -61,8 +60,8 @@ SEQUENCE_CLIENT = "optimizer.measure.load_client.sequences"
 STREAMING_CLIENT = "optimizer.measure.load_client.streaming_client"
 PACKAGES = Path(__file__).parents[3]
 
-IN_TURN: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
-Judge: TypeAlias = "Callable[[SendRecord, npt.NDArray[np.int64], npt.NDArray[np.int64]], list[Measurement]]"
+IN_TURN: IntArray = np.empty(0, dtype=np.int64)
+Judge: TypeAlias = "Callable[[SendRecord, IntArray, IntArray], list[Measurement]]"
 DRAWN_PRIORITIES = 4096  # then they start over
 
 
@@ -73,9 +72,9 @@ class RequestKinds:
     The kinds are those of a trace, or the priorities.
     """
 
-    sizes: npt.NDArray[np.int64]
-    priorities: npt.NDArray[np.int64]
-    numbers: npt.NDArray[np.int64]
+    sizes: IntArray
+    priorities: IntArray
+    numbers: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,12 +85,12 @@ class Messages:
     """
 
     serialized: list[bytes]
-    sizes: npt.NDArray[np.int64]
+    sizes: IntArray
     metadata: ModelMetadataResponse
-    kinds: npt.NDArray[np.int64] = field(default_factory=lambda: IN_TURN)
-    priorities: npt.NDArray[np.int64] = field(default_factory=lambda: ALIKE)
+    kinds: IntArray = field(default_factory=lambda: IN_TURN)
+    priorities: IntArray = field(default_factory=lambda: ALIKE)
 
-    def order(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def order(self, numbers: IntArray) -> IntArray:
         """Return which message to send for each request, by the number of its kind; those of a kind in turn."""
         counts = np.bincount(self.kinds)
         first, place = np.cumsum(counts) - counts, np.empty(len(numbers), dtype=np.int64)
@@ -121,7 +120,7 @@ class Schedule:
     lead_in_requests: int = 0
     parts: int = 1
     period_seconds: float = 0.0
-    kinds: npt.NDArray[np.int64] = field(default_factory=lambda: IN_TURN)
+    kinds: IntArray = field(default_factory=lambda: IN_TURN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,7 +360,7 @@ class LoadClientGenerator:
         key = (endpoint.model, max_batch_size > 0, load.request_batch_size)
         if key not in self._messages:
             try:
-                metadata = inference.model_metadata(endpoint)
+                metadata = server_calls.model_metadata(endpoint)
             except DeploymentError as error:
                 kind = MeasurementError if is_alive(endpoint) else ServerCrashed
                 raise kind(str(error)) from error

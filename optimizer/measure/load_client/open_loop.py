@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from objectives.arrays import FloatArray
+from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import Measurement, Timing, four_digits
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
@@ -24,16 +24,15 @@ from optimizer.measure.load_client.judgement import (
     SATURATED_CPU_SHARE,
     Mask,
     PlannedLoad,
-    Sizes,
     describe_disagreement,
     known_times,
     make_measurement,
     p95,
     quantile,
+    with_priorities,
     within_bounds,
 )
 from optimizer.measure.load_client.plan import NEVER, SendRecord
-from optimizer.measure.load_client.priorities import with_priorities
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
 from optimizer.measure.server_messages import without_traceback
 
@@ -71,7 +70,7 @@ class SentRequests:
     late_by_ms: FloatArray
     latencies_ms: FloatArray
     answered: Mask
-    sizes: Sizes
+    sizes: IntArray
     end_seconds: float
     begin_seconds: float = LEAD_IN_SECONDS
     streams: StreamTimes | None = None
@@ -81,7 +80,7 @@ class SentRequests:
         cls,
         record: SendRecord,
         seconds: float,
-        sizes: Sizes = ONE_SAMPLE,
+        sizes: IntArray = ONE_SAMPLE,
         streamed: StreamedRequests | None = None,
         lead_in_seconds: float = LEAD_IN_SECONDS,
     ) -> SentRequests:
@@ -249,7 +248,7 @@ def judge_open_loop(
 
 def _measurement(
     requests: SentRequests,
-    answered: Sizes,
+    answered: IntArray,
     seconds: float,
     sla: Sla,
     reason: str,

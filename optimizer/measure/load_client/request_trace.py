@@ -15,17 +15,13 @@ import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from objectives.arrays import FloatArray
+from objectives.arrays import FloatArray, IntArray
 from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import MAX_CHOICES, MAX_SIZE, SizeDistribution
 from optimizer.core.safe_text import one_line, read_bytes
-
-Numbers: TypeAlias = npt.NDArray[np.int64]
 
 TIME, SIZE, PRIORITY = COLUMNS = ("time_s", "batch_size", "priority")
 MAX_BYTES, MAX_REQUESTS = 16 << 20, 200_000
@@ -44,11 +40,11 @@ class RecordedKinds:
     """
 
     kinds: tuple[tuple[int, int], ...]
-    numbers: Numbers
+    numbers: IntArray
     first_lines: tuple[int, ...]
 
     @property
-    def counts(self) -> Numbers:
+    def counts(self) -> IntArray:
         """The number of requests of each kind."""
         return np.bincount(self.numbers, minlength=len(self.kinds))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from objectives.arrays import FloatArray
+from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import ITL, TTFT, Timing
 from optimizer.core.errors import MeasurementError
 from optimizer.core.safe_text import one_line
@@ -18,7 +18,6 @@ from optimizer.measure.load_client.plan import NEVER, ResponseRecord
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelInferResponse
 
-Integers: TypeAlias = npt.NDArray[np.int64]
 Arrays: TypeAlias = "npt.NDArray[np.object_]"  # an array of floats for each request
 Selection: TypeAlias = "npt.NDArray[np.bool_] | slice"
 
@@ -38,12 +37,12 @@ class StreamedRequests:
         tokens_each: Tokens of each response, in the order of ``arrived_ns``.
     """
 
-    first_ns: Integers
-    last_ns: Integers
-    responses: Integers
-    tokens: Integers
-    arrived_ns: Integers
-    tokens_each: Integers
+    first_ns: IntArray
+    last_ns: IntArray
+    responses: IntArray
+    tokens: IntArray
+    arrived_ns: IntArray
+    tokens_each: IntArray
 
     @classmethod
     def decode(cls, record: ResponseRecord, token_output: str = "") -> StreamedRequests:
@@ -65,14 +64,14 @@ class StreamedRequests:
         tokens_of_request = np.bincount(request, weights=tokens, minlength=requests).astype(np.int64)
         return cls(first_ns, last_ns, responses, tokens_of_request, arrived_ns, tokens)
 
-    def ended_ns(self, answered_ns: Integers) -> Integers:
+    def ended_ns(self, answered_ns: IntArray) -> IntArray:
         """Return when each request ended: at its last response, or at the end of its call if it has none.
 
         ``answered_ns`` are the ends of the calls; a request whose call has not ended has not ended either.
         """
         return np.where((answered_ns == NEVER) | (self.last_ns == NEVER), answered_ns, self.last_ns)
 
-    def times(self, started_ns: Integers, waited_until_ns: Integers) -> StreamTimes:
+    def times(self, started_ns: IntArray, waited_until_ns: IntArray) -> StreamTimes:
         """Return the times of the requests; time to first response counts from ``started_ns``.
 
         For a request without responses that has not ended it is a lower bound: the time until ``waited_until_ns``,
@@ -86,7 +85,7 @@ class StreamedRequests:
             ttft_ms, itl_ms, self.responses, self.tokens, self._arrivals_ms(started_ns, waited_until_ns == NEVER)
         )
 
-    def _arrivals_ms(self, started_ns: Integers, has_ended: npt.NDArray[np.bool_]) -> Arrays:
+    def _arrivals_ms(self, started_ns: IntArray, has_ended: npt.NDArray[np.bool_]) -> Arrays:
         """Return the arrivals of each request's responses after ``started_ns``; none if it has not ended."""
         every = np.empty(len(started_ns), dtype=object)
         begin = 0
@@ -125,8 +124,8 @@ class StreamTimes:
 
     ttft_ms: FloatArray
     itl_ms: FloatArray
-    responses: Integers
-    tokens: Integers
+    responses: IntArray
+    tokens: IntArray
     arrivals_ms: Arrays
 
     def take(self, selection: Selection) -> StreamTimes:
@@ -147,7 +146,7 @@ class StreamTimes:
         return StreamOutput(int(self.responses.sum()), int(self.tokens.sum()))
 
 
-def _count_tokens(messages: tuple[bytes, ...], token_output: str) -> Integers:
+def _count_tokens(messages: tuple[bytes, ...], token_output: str) -> IntArray:
     """Return the tokens of each serialized ModelStreamInferResponse; _NO_OUTPUTS for one without outputs."""
     from google.protobuf.message import DecodeError
     from tritonclient.grpc.service_pb2 import ModelStreamInferResponse

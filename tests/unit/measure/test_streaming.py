@@ -22,7 +22,7 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_client.client import OverloadDetector
 from optimizer.measure.load_client.closed_loop import judge_closed_loop
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
-from optimizer.measure.load_client.judgement import FEWEST_STREAMED, PlannedLoad
+from optimizer.measure.load_client.judgement import ALIKE, FEWEST_STREAMED, PlannedLoad
 from optimizer.measure.load_client.launcher import Judge, Messages
 from optimizer.measure.load_client.open_loop import judge_open_loop
 from optimizer.measure.load_client.plan import (
@@ -35,7 +35,6 @@ from optimizer.measure.load_client.plan import (
     write_record,
     write_response_times,
 )
-from optimizer.measure.load_client.priorities import ALIKE
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, StreamingOpenLoopClient
 from optimizer.measure.output_check import ReferenceOutputs

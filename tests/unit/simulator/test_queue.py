@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from objectives.arrays import IntArray
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.trial import Candidate
 from optimizer.simulator.scenario import (
@@ -18,7 +19,6 @@ from optimizer.simulator.scenario import (
     RING_LENGTH,
     TIMED_OUT,
     ClosedLoopLoad,
-    Ints,
     MeasurementInterval,
     OpenLoopLoad,
     Overheads,
@@ -50,10 +50,10 @@ def run(
     class Given(Scenario):
         __slots__ = ()
 
-        def mix(self) -> tuple[Ints, Ints]:
+        def mix(self) -> tuple[IntArray, IntArray]:
             return np.resize(np.array(sizes), RING_LENGTH), np.resize(np.array(shapes), RING_LENGTH)
 
-        def priority_mix(self) -> Ints:
+        def priority_mix(self) -> IntArray:
             return np.resize(np.array(priorities or (0,)), RING_LENGTH)
 
     mix = SizeDistribution(((1, max(sizes), 1.0),))
