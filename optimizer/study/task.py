@@ -15,17 +15,20 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.folders import cache_folder
 from optimizer.core.notes import SamplesLeftOut
-from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
+from optimizer.core.safe_text import one_line
+from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, FieldChoices, FieldValue, model_of_field
 from optimizer.machine.hardware import Hardware
-from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
+from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, parse_arrivals
 from optimizer.measure.output_comparison import Tolerance
 from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice
 from optimizer.model.instance_limit import too_many_instances
-from optimizer.model.profile_schema import ScoreSection, SpaceSection
+from optimizer.model.profile_schema import ScoreSection, SpaceSection, TokensSection
 from optimizer.model.repository import backend_of
 from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
 from optimizer.options.run_options import RunOptions
+from optimizer.options.values import parse_optional, quote
 from optimizer.study.model_finder import NamedModel, find_model
 from optimizer.study.option_check import (
     check_own_client,
@@ -33,13 +36,7 @@ from optimizer.study.option_check import (
     check_requests,
     check_server_settings,
     check_shared_memory,
-)
-from optimizer.study.task_requests import (
-    make_requests,
-    request_options,
-    request_priorities,
-    sequence_lengths,
-    token_requests,
+    priorities_fault,
 )
 
 MAX_CONCURRENCY = 256
@@ -273,3 +270,109 @@ def _check_timings(sla: Sla, objectives: Sequence[str], named: NamedModel) -> No
         f"{what}: {named.source.name} sends one response to a request; only a decoupled model streams "
         f"(model_transaction_policy in config.pbtxt), so {instead}"
     )
+
+
+DEFAULT_SEQUENCE_LENGTH = 20  # as perf_analyzer's
+NO_OPTIONS = RequestOptions()
+
+
+def request_priorities(
+    named: NamedModel,
+    fields: FieldChoices,
+    options: RunOptions,
+    arrivals: Arrivals | None,
+) -> SizeDistribution | None:
+    """Return the shares of the priorities of the requests; None without any. ``fields`` are those that are tried.
+
+    Raises BadInputError if the model lacks a priority, or if a trace has its own.
+    """
+    of_profile = named.profile.request.priorities if named.profile else None
+    text = options.priorities or of_profile
+    if text is None:
+        return None
+    priorities = parse_priorities(text)
+    fault = priorities_fault(priorities, named.source, fields)
+    if isinstance(arrivals, RecordedArrivals) and arrivals.kinds is not None:
+        fault = f"the trace {arrivals.name} has the requests' own; leave the priorities out"
+    if not fault:
+        return priorities
+    if named.profile and not options.priorities:
+        raise named.profile.fault("request", "priorities", problem=fault)
+    raise BadInputError(f"--priorities {fault}" if fault[0].isdigit() else f"--priorities: {fault}")
+
+
+def sequence_lengths(named: NamedModel, options: RunOptions) -> SizeDistribution | None:
+    """Return the distribution of the requests in a sequence; None if the model is not stateful.
+
+    Raises BadInputError if a model that is not stateful is given one.
+    """
+    of_profile = named.profile.request.sequence_length if named.profile else None
+    length = options.sequence_length or of_profile
+    if named.source.is_stateful:
+        return parse_size_distribution(str(length or DEFAULT_SEQUENCE_LENGTH))
+    if length is not None:
+        problem = f"{named.source.name} is not stateful (no sequence_batching); leave it out"
+        if named.profile and not options.sequence_length:
+            raise named.profile.fault("request", "sequence_length", problem=problem)
+        raise BadInputError(f"--sequence-length: {problem}")
+    return None
+
+
+def request_options(named: NamedModel, options: RunOptions) -> RequestOptions:
+    """Return the options of the command line for requests, and those of the profile for the rest."""
+    defaults = named.profile.request.options() if named.profile else NO_OPTIONS
+    return RequestOptions(
+        options.input_data or "", options.shapes, options.ranges, options.string_data, options.string_length
+    ).over(defaults)
+
+
+def make_requests(
+    named: NamedModel, batching: RequestBatching, options: RequestOptions, tokens: TokenRequests | None
+) -> Requests:
+    """Return the requests by ``options`` and ``tokens``; without any, those of the model's builder."""
+    source = named.source
+    if source.input_data is not None and options == NO_OPTIONS and tokens is None:
+        return Requests(str(source.input_data)).limited(batching, cache_folder())
+    try:
+        return prepare_requests(options, source.config, batching, cache_folder(), tokens)
+    except ParameterError as error:  # an input in the section tokens, which only a profile has
+        assert named.profile is not None
+        raise named.profile.fault("tokens", error.parameter, problem=error.problem) from None
+
+
+def token_requests(named: NamedModel, requests: RequestOptions, options: RunOptions) -> TokenRequests | None:
+    """Return the lengths of prompts and outputs by the command line, else by the profile.
+
+    None if there are none, or if the prompts are recorded.
+    """
+    profile, section = named.profile, named.profile.tokens if named.profile else TokensSection()
+    texts = {"--prompt-tokens": options.prompt_tokens, "--output-tokens": options.output_tokens}
+    given = " ".join(f"{flag} {quote(text)}" for flag, text in texts.items() if text is not None)
+    if not named.source.is_streaming:
+        problem = f"{named.source.name} sends one response to a request; only a decoupled model generates tokens"
+        if given:
+            raise BadInputError(f"{given}: {problem} (model_transaction_policy in config.pbtxt); leave it out")
+        if profile and section != TokensSection():
+            raise profile.fault("tokens", problem=f"{problem}; leave the section out")
+        return None
+    outputs = [tensor.name for tensor in named.source.config.output]
+    if profile and section.output_tensor and section.output_tensor not in outputs:
+        problem = f"{section.output_tensor}: {named.source.name} has no such output; its outputs are"
+        raise profile.fault("tokens", "output_tensor", problem=f"{problem} {one_line(', '.join(outputs), 200)}")
+    if given and requests.is_recorded:
+        raise BadInputError(
+            f"{given}: the input data {quote(requests.input_data)} have prompts of their own; leave one out"
+        )
+    if requests.is_recorded:
+        return None
+    prompt, output = (parse_optional(flag, text, parse_token_lengths) for flag, text in texts.items())
+    try:
+        tokens = section.requests(prompt, output)
+    except ValueError as error:
+        raise BadInputError(f"{given}: {error}") from None
+    if given and tokens is None:
+        raise BadInputError(
+            f"{given}: the inputs for the prompt and the number of tokens, or one of the lengths, are unknown; "
+            "write a profile with tokens: {prompt_input: NAME, output_input: NAME} and give both lengths"
+        )
+    return tokens
