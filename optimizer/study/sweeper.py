@@ -25,11 +25,10 @@ from optimizer.core.trial import VARIANT, Candidate, FieldValue, LoadPoint, Tria
 from optimizer.machine.conditions import machine_conditions
 from optimizer.measure.candidate_measurer import CandidateMeasurer, CrashRetry
 from optimizer.measure.measurer import Measurer, ProgressObserver
-from optimizer.model.default_space import without_batch_dimension
+from optimizer.model.default_space import check_sequence_fields, without_batch_dimension
 from optimizer.model.instance_limit import too_many_instances
 from optimizer.model.profile_schema import SpaceSection
 from optimizer.model.requests import RequestBatching, Requests
-from optimizer.model.sequence_space import check_sequence_fields
 from optimizer.options.option_reader import external_values
 from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting

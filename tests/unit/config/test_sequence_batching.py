@@ -18,9 +18,8 @@ from optimizer.core.errors import ParameterError
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate
 from optimizer.machine.hardware import Hardware
-from optimizer.model.default_space import build_space, space_keys
+from optimizer.model.default_space import CANDIDATE_SEQUENCES, build_space, space_keys
 from optimizer.model.profile_schema import SpaceSection
-from optimizer.model.sequence_space import CANDIDATE_SEQUENCES
 from optimizer.results.configuration_text import triton_lines
 
 OLDEST = 'name: "m" backend: "python" max_batch_size: 8 sequence_batching { oldest { max_candidate_sequences: 32 } }'
