@@ -36,7 +36,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tune_runs import TuneFailedError, judged, row, run_tune
 
 from optimizer.config import model_config
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.core.measurement_windows import FIRST_WINDOW_MS
 from optimizer.deploy import runtime
 from optimizer.deploy.server_process import remove_leftovers

@@ -47,8 +47,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz_sections import SECTIONS, Case, CommandCase, ReaderCase
 
-from optimizer.core.file_writing import write_atomically
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder, write_atomically
 from optimizer.core.process import SUPERVISOR
 from optimizer.machine.hardware import detect
 from optimizer.model.profile_json_schema import COPY_NAME

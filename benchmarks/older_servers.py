@@ -21,7 +21,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

@@ -28,7 +28,7 @@ from records import this_machine
 
 from objectives.confidence import Verdict
 from optimizer.core.errors import MeasurementError, TuneError
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import InstalledTarget, embedded_installation

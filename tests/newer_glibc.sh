@@ -30,7 +30,7 @@ mounted=$("$python" - <<'END'
 import sys
 from pathlib import Path
 
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 
 cache_folder().mkdir(parents=True, exist_ok=True)
 folders = {Path.cwd(), Path(sys.prefix), Path(sys.base_prefix), cache_folder()}

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.core.process import SupervisedProcess
 from optimizer.deploy import runtime
 from tests.command_fixtures import eventually

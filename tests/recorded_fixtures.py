@@ -17,7 +17,7 @@ import pytest
 
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
-from optimizer.core.file_writing import write_atomically
+from optimizer.core.files import write_atomically
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.store.trials_table import TrialsTable
 from tests import recorded_run

@@ -26,7 +26,7 @@ from optimizer.core import interrupts
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import TuneError
-from optimizer.core.file_writing import write_atomically
+from optimizer.core.files import write_atomically
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.measurer import Measurer

@@ -20,7 +20,7 @@ from objectives.metrics import Measurement
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.file_writing import write_atomically
+from optimizer.core.files import write_atomically
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.measurer import Measurer

@@ -12,7 +12,7 @@ import pytest
 
 from optimizer.config.model_source import ModelSource
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget

@@ -19,7 +19,7 @@ from closed_loop import Load
 
 from optimizer.config.model_source import ModelSource
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget, free_port

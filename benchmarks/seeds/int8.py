@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from optimizer.config import model_config
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.model.builders import build
 
 NAME = "bert_mini_int8"

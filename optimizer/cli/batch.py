@@ -165,7 +165,7 @@ def _finish(
     batch: BatchRecord, folder: BatchFolder, before: BatchFolder | None, regression: float | None
 ) -> BatchRecord:
     """Return the batch with the comparison, and write its files."""
-    from optimizer.core.file_writing import write_atomically
+    from optimizer.core.files import write_atomically
     from optimizer.study.batch.entry_state import compare_batches
     from optimizer.study.batch.reports import junit, write_index
 

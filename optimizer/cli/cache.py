@@ -8,7 +8,7 @@ from pathlib import Path
 
 from optimizer.cli.output import confirm_deletion
 from optimizer.core.errors import BadInputError
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.core.safe_text import one_line
 from optimizer.deploy.cache import (
     REMOVABLE,

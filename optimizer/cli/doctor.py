@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.folders import cache_folder, shipped_folder
+from optimizer.core.files import cache_folder, shipped_folder
 from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import (
     INSTALL_STUB_SHELL,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.file_writing import output_error
+from optimizer.core.files import output_error
 from optimizer.core.safe_text import one_line
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
 from optimizer.options.values import parse_value, quote, whole_number

@@ -8,7 +8,7 @@ from pathlib import Path
 from optimizer.cli.completion import complete_model
 from optimizer.cli.main import progress_on, terminal
 from optimizer.core.errors import BadInputError
-from optimizer.core.file_writing import output_error, replace_file
+from optimizer.core.files import output_error, replace_file
 from optimizer.core.safe_text import exists, one_line
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option_reader import run_options

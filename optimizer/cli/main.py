@@ -16,7 +16,7 @@ from optimizer.cli import output
 from optimizer.cli.commands import COMMANDS, overview, refuse_misspelt_command, version_line
 from optimizer.core import interrupts
 from optimizer.core.errors import EnvironmentFault, TuneError
-from optimizer.core.file_writing import DISK_FAULTS, write_error
+from optimizer.core.files import DISK_FAULTS, write_error
 from optimizer.core.safe_text import one_line
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.file_writing import write_error
+from optimizer.core.files import write_error
 from optimizer.core.safe_text import one_line, read_tail
 
 LOCK_FILE = ".lock"  # of a folder

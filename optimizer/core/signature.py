@@ -13,7 +13,7 @@ import os
 import secrets
 from pathlib import Path
 
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 
 KEY_FILE = "signature.key"
 _KEY_BYTES = 32

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.folders import stored_bytes
+from optimizer.core.files import stored_bytes
 from optimizer.core.locks import file_lock, lock_holder
 from optimizer.core.safe_text import is_folder, one_line
 from optimizer.core.signature import KEY_FILE

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.core.safe_text import one_line
 from optimizer.deploy.server_process import is_older
 from optimizer.deploy.wheels import Wheel, install, lock_cache, make_executable

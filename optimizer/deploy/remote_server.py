@@ -19,7 +19,7 @@ from optimizer.config.llm_backends import has_llm_engine
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.endpoint import Connection
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, LoadRefused, ServerFault
-from optimizer.core.file_writing import write_atomically
+from optimizer.core.files import write_atomically
 from optimizer.core.locks import file_lock
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.measure.connection_diagnosis import diagnose_connection

@@ -17,7 +17,7 @@ from optimizer.config.model_source import ModelSource, ServedModels, served_mode
 from optimizer.core import interrupts
 from optimizer.core.endpoint import Connection, Endpoint, Tls
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault, TuneError
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import VARIANT, Candidate
 from optimizer.deploy.remote_server import FOLDER, RemoteServer, ServerState, ServerStateFile, listener_pid

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.deploy import perf_analyzer_release
 from optimizer.deploy.wheels import Wheel, install, lock_cache, make_executable
 

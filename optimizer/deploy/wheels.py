@@ -15,7 +15,7 @@ from pathlib import Path
 
 from optimizer.core import process
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.core.locks import file_lock
 
 DOWNLOAD_SECONDS = 3600.0

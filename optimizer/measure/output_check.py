@@ -15,7 +15,7 @@ import numpy as np
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
-from optimizer.core.file_writing import write_atomically
+from optimizer.core.files import write_atomically
 from optimizer.core.interfaces import OutputCheck
 from optimizer.core.notes import Note, OfModels, OutputsNotCompared
 from optimizer.core.safe_text import one_line

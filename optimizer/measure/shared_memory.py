@@ -17,8 +17,7 @@ from pathlib import Path
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, EnvironmentFault, MeasurementError
-from optimizer.core.file_writing import write_error
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder, write_error
 from optimizer.core.locks import file_lock
 from optimizer.core.owner import is_leftover, this_process
 from optimizer.core.safe_text import one_line

@@ -28,7 +28,7 @@ from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS
 from optimizer.config.search_space import SearchSpace, refuse_own_setting
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError, ParameterError
-from optimizer.core.folders import shipped_folder
+from optimizer.core.files import shipped_folder
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.safe_text import check_file_name, exists, format_value, is_file, one_line, read_bytes
 from optimizer.core.trial import (

@@ -12,7 +12,7 @@ import numpy as np
 
 from optimizer.config.model_config_proto import DataType, ModelConfig
 from optimizer.core.errors import BadInputError
-from optimizer.core.file_writing import write_atomically, write_error
+from optimizer.core.files import write_atomically, write_error
 from optimizer.core.locks import file_lock
 from optimizer.core.notes import SamplesLeftOut
 from optimizer.core.request_sizes import Shape, ValueRange, parse_range, parse_shape, select_inputs

@@ -12,7 +12,7 @@ from objectives import priority_stats
 from objectives.agreement import ALLOWED_DIFFERENCE, Agreement
 from objectives.metrics import LATENCY, METRICS, QUANTILES, STATISTICS, Measurement
 from objectives.verdict import estimand
-from optimizer.core.file_writing import write_csv
+from optimizer.core.files import write_csv
 from optimizer.core.trial import SETTING_COLUMNS
 from optimizer.results.point_values import STREAMED_TIMINGS
 from optimizer.results.summary import undecided_cause

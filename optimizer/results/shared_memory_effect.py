@@ -14,7 +14,7 @@ import numpy as np
 from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import METRICS
 from optimizer.core.errors import BadInputError
-from optimizer.core.file_writing import write_atomically
+from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.results import formatting
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.core.locks import file_lock
 from optimizer.core.process import run_command
 

@@ -26,7 +26,7 @@ from optuna.storages._rdb import storage as rdb_storage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.file_writing import DISK_FAULTS
+from optimizer.core.files import DISK_FAULTS
 from optimizer.core.safe_text import one_line
 from optimizer.options.addresses import redact
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError, TuneError
-from optimizer.core.file_writing import DISK_FAULTS, write_atomically, write_error
+from optimizer.core.files import DISK_FAULTS, write_atomically, write_error
 from optimizer.core.locks import LOCK_FILE, folder_lock, lock_holder
 from optimizer.core.safe_text import is_file, is_folder, one_line, printable, read_bytes
 from optimizer.core.signature import is_signed, sign

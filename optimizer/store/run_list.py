@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.folders import stored_bytes
+from optimizer.core.files import stored_bytes
 from optimizer.core.locks import LOCK_FILE
 from optimizer.core.safe_text import exists, is_file, is_folder, one_line, read_bytes
 from optimizer.options.values import parse_path, parse_value, quote

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from objectives.metrics import Measurement
 from optimizer.core.errors import BadInputError, DeploymentError
-from optimizer.core.file_writing import write_error
+from optimizer.core.files import write_error
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Confirmation, FieldValue, LoadPoint, Trial
 from optimizer.machine.hardware import ID_LENGTH

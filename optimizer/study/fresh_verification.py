@@ -11,7 +11,7 @@ from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
 from optimizer.core.budget import Budget
-from optimizer.core.file_writing import write_json
+from optimizer.core.files import write_json
 from optimizer.core.notes import Note, present
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.conditions import speed_note

@@ -10,7 +10,7 @@ from pathlib import Path
 from optimizer.config import gpu_placement, model_json
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.core.trial import INSTANCE_GPUS

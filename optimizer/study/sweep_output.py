@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from objectives.metrics import ITL, METRICS, TTFT, Measurement
-from optimizer.core import file_writing
+from optimizer.core import files
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import DisturbedCells, Note, UnstableCells, present
 from optimizer.core.safe_text import one_line, read_bytes
@@ -70,7 +70,7 @@ def notes(cells: Sequence[SweepCell]) -> tuple[Note, ...]:
 
 def write(folder: RunFolder, document: Mapping[str, object]) -> None:
     """Write ``document`` to sweep.json. Raises EnvironmentFault if the disk refuses it."""
-    file_writing.write_json(folder.path / FILE, document)
+    files.write_json(folder.path / FILE, document)
 
 
 def read_options(path: Path) -> tuple[GivenOptions, object]:
@@ -93,7 +93,7 @@ def read_options(path: Path) -> tuple[GivenOptions, object]:
 def write_csv(path: Path, cells: Sequence[SweepCell]) -> None:
     """Write one row for each cell. Raises EnvironmentFault if the disk refuses it."""
     rows = [entry(cell) for cell in cells]
-    file_writing.write_csv(path, list(dict.fromkeys(name for row in rows for name in row)), rows)
+    files.write_csv(path, list(dict.fromkeys(name for row in rows for name in row)), rows)
 
 
 STAGE_NAMES = (

@@ -16,7 +16,7 @@ from optimizer.config.search_space import SearchSpace
 from optimizer.core import interrupts
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, ParameterError
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.core.interfaces import Target
 from optimizer.core.notes import CombinationsLeftOut, ServedOnCpu, present
 from optimizer.core.signature import sign

@@ -13,7 +13,7 @@ from optimizer.config.model_source import INSTANCE_COUNT, ModelSource, configure
 from optimizer.config.queue_policy import Fields, configured_queue, with_default_queue
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.core.notes import SamplesLeftOut
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
 from optimizer.core.safe_text import one_line

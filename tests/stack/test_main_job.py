@@ -22,7 +22,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from objectives.agreement import FEWEST_PAIRS
 from objectives.sequential import LOOKS
 from optimizer.config import model_config
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware

@@ -16,7 +16,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.measure.load_client.generator import ClosedLoopGenerator

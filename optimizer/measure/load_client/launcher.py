@@ -22,7 +22,7 @@ from objectives.metrics import TTFT, Measurement
 from objectives.sla import Sla
 from optimizer.core.endpoint import Endpoint, SharedMemory
 from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError, ServerCrashed
-from optimizer.core.file_writing import write_error
+from optimizer.core.files import write_error
 from optimizer.core.measurement_windows import MAX_SPREAD, MAX_WINDOW_MS, MIN_WINDOWS
 from optimizer.core.process import FinishedProcess, describe_exit_code, run_command
 from optimizer.core.request_sizes import SizeDistribution

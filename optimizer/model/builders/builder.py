@@ -19,7 +19,7 @@ from optimizer.config import model_config
 from optimizer.config.model_config_proto import DataType, ModelConfig, ModelInstanceGroup
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.file_writing import DISK_FAULTS
+from optimizer.core.files import DISK_FAULTS
 from optimizer.core.locks import file_lock
 
 ModelFacts: TypeAlias = dict[str, str | int | float]

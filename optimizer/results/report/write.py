@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.file_writing import output_error, replace_file, write_error
+from optimizer.core.files import output_error, replace_file, write_error
 from optimizer.core.safe_text import one_line
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.report.content import ReportSection, report_section

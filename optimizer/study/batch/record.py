@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from objectives.metrics import METRICS
 from optimizer.core.errors import BadInputError
-from optimizer.core.file_writing import write_atomically
+from optimizer.core.files import write_atomically
 from optimizer.core.locks import folder_lock
 from optimizer.core.safe_text import check_file_name, is_file, one_line, read_bytes
 from optimizer.store.run_folder import FileIn, new_folder

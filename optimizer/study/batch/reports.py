@@ -10,7 +10,7 @@ from rich.text import Text
 
 from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import METRICS
-from optimizer.core.file_writing import write_atomically
+from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import is_file, one_line
 from optimizer.results import formatting, summary
 from optimizer.results.formatting import plain_table, print_table

@@ -11,7 +11,7 @@ from pathlib import Path
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.budget import Budget
 from optimizer.core.errors import DeploymentError
-from optimizer.core.file_writing import write_atomically
+from optimizer.core.files import write_atomically
 from optimizer.core.notes import ConfirmationIncomplete, Note, present
 from optimizer.core.trial import Confirmation, Trial
 from optimizer.measure.candidate_measurer import CrashRetry

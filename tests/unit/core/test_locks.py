@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.folders import stored_bytes
+from optimizer.core.files import stored_bytes
 from optimizer.core.locks import file_lock, lock_holder
 from optimizer.store.optuna_study import JournalLock
 from optimizer.store.run_folder import RunFolder

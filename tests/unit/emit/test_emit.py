@@ -17,7 +17,7 @@ from objectives.sequential import LOOKS
 from optimizer.cli import emit
 from optimizer.cli.emit import FORMATS
 from optimizer.core.errors import BadInputError
-from optimizer.core.file_writing import write_json
+from optimizer.core.files import write_json
 from optimizer.core.trial import SERVER_CPUS, SERVER_PROCESSES, Confirmation, Trial
 from optimizer.emit import kubernetes
 from optimizer.emit.production import name_of, to_yaml

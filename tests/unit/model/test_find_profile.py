@@ -8,7 +8,7 @@ import pytest
 
 from optimizer.cli.models import list_models
 from optimizer.core.errors import BadInputError
-from optimizer.core.folders import shipped_folder
+from optimizer.core.files import shipped_folder
 from optimizer.model.profile import find_profile, list_profiles, load_profile
 
 MODEL = "model: {builder: mlp}\n"

@@ -20,7 +20,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.errors import EnvironmentFault
-from optimizer.core.file_writing import write_json
+from optimizer.core.files import write_json
 from optimizer.core.notes import ConfirmationComplete, OutputsNotCompared
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.measure.measurer import ProgressObserver

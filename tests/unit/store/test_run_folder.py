@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.file_writing import write_atomically
+from optimizer.core.files import write_atomically
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.options.option_reader import move_options
 from optimizer.options.run_options import RunOptions

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Atomic writes of files, as text, CSV or JSON, and the errors to raise if a disk refuses a write."""
+"""Files and folders: the cache, the package's own folders, sizes, and atomic writes of text, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +23,43 @@ _REMEDIES = {
     errno.EACCES: "make it writable",
     errno.EPERM: "make it writable",
 }
+
+
+def shipped_folder(name: str) -> Path:
+    """Return the folder ``name`` of the installed package; of the checkout if the package is an editable install."""
+    package = Path(__file__).parents[1]
+    checkout = package.parent
+    if not (package / name).is_dir() and (checkout / "pyproject.toml").is_file():
+        return checkout / name
+    return package / name
+
+
+def cache_folder() -> Path:
+    """Return ``$TRITUNE_CACHE`` if it is set, otherwise ``tritune`` in the user's cache folder.
+
+    This is ``$XDG_CACHE_HOME``, or ``~/.cache`` if that is not set or relative (XDG Base Directory Specification).
+    """
+    if folder := os.environ.get("TRITUNE_CACHE"):
+        return Path(folder).expanduser()
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "")).expanduser()
+    return (caches if caches.is_absolute() else Path("~/.cache").expanduser()) / "tritune"
+
+
+def stored_bytes(*paths: Path) -> int:
+    """Return the total size of the files at or below ``paths``; a file with several hard links counts once.
+
+    Links are not followed. Files that cannot be read, or are removed meanwhile, are left out.
+    """
+    sizes: dict[tuple[int, int], int] = {}
+    for path in paths:
+        folders = () if path.is_symlink() else os.walk(path)
+        files = (Path(folder, name) for folder, _, names in folders for name in names)
+        for file in (path, *files):
+            with contextlib.suppress(OSError):
+                status = file.lstat()
+                if not stat.S_ISDIR(status.st_mode):
+                    sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
