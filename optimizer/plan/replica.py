@@ -1,10 +1,14 @@
-"""One replica: the simulated server, fitted to measurements, with the uncertainty of its speed."""
+"""One replica: the simulated server, fitted to measurements, with the uncertainty of its speed.
+
+A closed loop near its knee forms few batch sizes, and no small ones. Traffic from many users forms them all. A curve
+through the measured sizes can bend or step between them, so a plan has to know how far (``plausible_times``).
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,10 +31,10 @@ from optimizer.plan.evidence import (
     estimate_slowness,
     forecast_errors,
 )
-from optimizer.plan.plausible_times import PlausibleTimes, plausible_times
 from optimizer.search.refusals import RefusalForecast
-from optimizer.simulator.calibration import observe_point, service_times
+from optimizer.simulator.calibration import Observation, observe_point, service_times
 from optimizer.simulator.fitted_parameters import (
+    ENOUGH_EXECUTIONS,
     FittedOverheads,
     estimate_network_s,
     execution_settings,
@@ -50,6 +54,50 @@ from optimizer.simulator.scenario import (
 from optimizer.simulator.server_model import ServerModel, fit
 from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter, simulate_many
 from optimizer.store.trials_reader import MOST_CONCURRENCY
+
+FIXED_SHARE = 0.3  # expected share of the smallest measured batch's time that a single request takes too
+
+
+@dataclass(frozen=True, eq=False)
+class PlausibleTimes:
+    """Service times in seconds [batch sizes, busy instances], for sizes of ``step`` samples, 2 ``step``, ..."""
+
+    shortest: FloatArray
+    expected: FloatArray
+    longest: FloatArray
+    step: int
+
+    def at(self, position: float) -> ServiceTimes:
+        """Return the shortest times for -1, the expected ones for 0, the longest for 1, and times in between."""
+        bound = self.longest if position > 0 else self.shortest
+        return ServiceTimes(self.expected + abs(position) * (bound - self.expected), self.step)
+
+
+def plausible_times(fitted: ServiceTimes, observed: Sequence[Observation]) -> PlausibleTimes:
+    """Return the plausible times around the ``fitted`` ones.
+
+    Larger batches take no less time. So the time of a size between two measured ones is between theirs. A smaller
+    batch than all measured ones takes at least its share of the smallest one's time. A larger one than all measured
+    ones takes at most as long per sample as the largest one.
+    """
+    times, step = fitted.seconds, fitted.step
+    executions = Counter[int]()
+    for seen in observed:
+        executions.update({batch.batch_size: batch.executions for batch in seen.batches})
+    most = max(executions.values())
+    enough = [size for size, count in executions.items() if count >= min(ENOUGH_EXECUTIONS, most)]
+    rows = np.arange(len(times))
+    measured = np.unique(np.clip(np.rint(np.array(enough) / step).astype(int) - 1, 0, len(times) - 1))
+    first, last = measured[0], measured[-1]
+    share = ((rows[:first] + 1) / (first + 1))[:, np.newaxis]
+    shortest = times[measured[np.maximum(np.searchsorted(measured, rows, "right") - 1, 0)]]
+    longest = times[measured[np.minimum(np.searchsorted(measured, rows), len(measured) - 1)]]
+    expected = times.copy()
+    expected[:first] = np.maximum(times[:first], times[first] * (FIXED_SHARE + (1 - FIXED_SHARE) * share))
+    shortest[:first] = times[first] * share
+    longest[last + 1 :] = times[last] * ((rows[last + 1 :] + 1) / (last + 1))[:, np.newaxis]
+    return PlausibleTimes(np.minimum(shortest, expected), expected, np.maximum(longest, expected), step)
+
 
 SLOWNESSES = np.geomspace(0.6, 1.7, 13)  # simulated values, between which that of a deployment is interpolated
 FINE = np.geomspace(SLOWNESSES[0], SLOWNESSES[-1], 401)

@@ -24,8 +24,7 @@ from optimizer.plan.evidence import (
     forecast_errors,
 )
 from optimizer.plan.fleet import Fleet, replicas_needed, sustainable_rate
-from optimizer.plan.plausible_times import PlausibleTimes
-from optimizer.plan.replica import Replica
+from optimizer.plan.replica import PlausibleTimes, Replica
 from optimizer.plan.traffic import BALANCERS, Balancer, ConstantTraffic, Day, PoissonTraffic, RecordedTraffic, Traffic
 from optimizer.simulator.fitted_parameters import FittedOverheads
 from optimizer.simulator.scenario import ServiceTimes

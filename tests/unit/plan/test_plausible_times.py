@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from objectives.batch_stats import BatchStatistic
-from optimizer.plan.plausible_times import FIXED_SHARE, PlausibleTimes, plausible_times
+from optimizer.plan.replica import FIXED_SHARE, PlausibleTimes, plausible_times
 from optimizer.simulator.calibration import Observation, service_times
 
 MS = 1_000_000
