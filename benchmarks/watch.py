@@ -39,7 +39,7 @@ from optimizer.results.finished_run import read_run
 from optimizer.simulator.simulate import compile_simulator
 from optimizer.watch.expectation import Expectation, expectation
 from optimizer.watch.fit_check import Judgement, judge
-from optimizer.watch.sampling import read_server, samples
+from optimizer.watch.server_metrics import read_server, samples
 
 LEAD_SECONDS, MORE_SECONDS = 2.0, 1.0  # of the load before and after the samples
 SUMMARIES = "--metrics-config=summary_latencies=true"

@@ -93,7 +93,7 @@ def main(words: list[str]) -> int:
     from optimizer.simulator.simulate import compile_simulator
     from optimizer.watch.expectation import check_server_count, expectation
     from optimizer.watch.fit_check import judge
-    from optimizer.watch.sampling import samples
+    from optimizer.watch.server_metrics import samples
     from optimizer.watch.watch_report import document, line, print_judgement
 
     compile_simulator(_say)

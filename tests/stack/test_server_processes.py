@@ -44,7 +44,7 @@ from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
 from optimizer.watch.expectation import check_server_count, expectation
 from optimizer.watch.fit_check import judge
-from optimizer.watch.sampling import read_server, samples
+from optimizer.watch.server_metrics import read_server, samples
 from tests.command_fixtures import UNDECIDED, Playground, Tune, eventually
 from tests.contract import test_emitters
 from tests.emitted_files import emitted, recommendation_of

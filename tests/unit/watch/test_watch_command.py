@@ -22,7 +22,7 @@ from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.results.finished_run import read_run
 from optimizer.watch.expectation import Range, expectation
 from optimizer.watch.fit_check import Check, Estimate, Judgement
-from optimizer.watch.sampling import samples
+from optimizer.watch.server_metrics import samples
 from optimizer.watch.watch_report import line
 from tests.run_folders import write_run
 
