@@ -11,7 +11,7 @@ from typing import Any, Literal
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from optimizer.config import model_config
-from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial
+from optimizer.core.trial import Candidate, FieldValue, FreshServer, LoadPoint, Trial
 from optimizer.options import server_options
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import candidate_document
@@ -69,7 +69,7 @@ def write_run(
     table.append(Trial(0, candidate, deploy_seconds=45.0), load, measured)
     for server in range(1, LOOKS[0] + 1) if is_confirmed else ():
         for _ in range(WINDOWS):
-            table.append(Trial(0, candidate), load, measured, server, 0.01)
+            table.append(Trial(0, candidate), load, measured, FreshServer(server, 0.01))
     mode: Literal["rate", "concurrency"] = "rate" if load.request_rate else "concurrency"
     run.write_info(
         replace(options or RunOptions(model), model=model, sla_ms={"p95": 20.0}, load=mode),

@@ -15,7 +15,7 @@ from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import QUANTILES, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import candidate_document
 from optimizer.store.run_folder import RunFolder
@@ -60,7 +60,7 @@ def write_run(folder: Path) -> Path:
     for server in range(1, LOOKS[0] + 1):
         for window in range(8):
             again = measurement(CONFIRMED, 10 * server + window)
-            table.append(Trial(1, BEST), LoadPoint(1, CONFIRMED), again, server, 0.01)
+            table.append(Trial(1, BEST), LoadPoint(1, CONFIRMED), again, FreshServer(server, 0.01))
     run.write_info(
         RunOptions(MODEL, sla_ms={"p95": BOUND_MS}),
         {

@@ -24,7 +24,7 @@ from objectives.metrics import METRICS, QUANTILES, TIMINGS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from optimizer.config.search_space import OFF, ModelKind, Problem, SearchSpace
-from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
+from optimizer.core.trial import Candidate, Confirmation, FreshServer, LoadPoint, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import candidate_document
 from optimizer.results.recommendation import Outcome, assess
@@ -143,7 +143,10 @@ def write_run(folder: Path, objective: str = "throughput") -> Path:
             table.append(Trial(trial.number, trial.candidate, deploy_seconds=4.0), load, measured)
         for again in trial.confirmations:
             table.append(
-                Trial(trial.number, trial.candidate), again.load, again.measurement, again.server, again.error
+                Trial(trial.number, trial.candidate),
+                again.load,
+                again.measurement,
+                FreshServer(again.server, again.error),
             )
     run.write_info(
         RunOptions(MODEL, sla_ms=dict(BOUNDS_MS), objectives=(objective,)),

@@ -27,7 +27,7 @@ from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import ServerCrashed
 from optimizer.core.interfaces import Target
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial, latest_points
 from optimizer.measure.candidate_measurer import CandidateMeasurer
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
@@ -111,7 +111,8 @@ class Confirmer:
         if trial.status == "failed":
             return False
         self.measurer.observer.trial_started(trial.number, trial.candidate, "confirm")
-        server = max((again.server for again in trial.confirmations), default=0) + 1
+        number = max((again.server for again in trial.confirmations), default=0) + 1
+        fresh = FreshServer(number, planned.error)
         before, attempts = len(trial.confirmations), 0
 
         def next_load(current: Trial) -> LoadPoint | None:
@@ -122,20 +123,19 @@ class Confirmer:
         def measure(current: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
             nonlocal attempts
             attempts += 1
-            seconds, error = planned.window_seconds, planned.error
-            current = self.measurer.confirm(current, endpoint, load, server, seconds, planned.windows, error)
+            seconds = planned.window_seconds
+            current = self.measurer.confirm(current, endpoint, load, fresh, seconds, planned.windows)
             if planned.is_cross_checked:
-                seconds = planned.cross_check_seconds
-                current = self.measurer.cross_check(current, endpoint, load, server, seconds, error)
+                current = self.measurer.cross_check(current, endpoint, load, fresh, planned.cross_check_seconds)
             return current
 
-        trial, error = CandidateMeasurer(self.target, self.measurer).run(
-            trial,
-            next_load,
+        trial, error = CandidateMeasurer(
+            self.target,
+            self.measurer,
             measure=measure,
             is_worth_retrying=lambda: self.budget.left_seconds() > 0,
             fresh=True,
-        )
+        ).run(trial, next_load)
         if error is not None and not isinstance(error, ServerCrashed):
             trial = trial.with_failure(error)
             self.measurer.table.append_failure(trial)

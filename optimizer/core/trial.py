@@ -203,6 +203,21 @@ class Confirmation:
 
 
 @dataclass(frozen=True, slots=True)
+class FreshServer:
+    """The fresh server of a row of the trials table.
+
+    Attributes:
+        number: Number of the server among those of its trial, from 1.
+        error: Error probability of the test of the load; 0 if the candidate is measured for comparison only.
+        load_generator: That of a measurement that checks tune's own client; empty for other measurements.
+    """
+
+    number: int
+    error: float = 0.0
+    load_generator: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """One candidate with its measurements.
 
@@ -249,9 +264,10 @@ class Trial:
             kept = kept[:-1]
         return replace(self, confirmations=(*kept, confirmation))
 
-    def with_row(self, confirmation: Confirmation, load_generator: str) -> Trial:
-        """Return the trial with one more row of a fresh server; ``load_generator`` is the column of that name."""
-        if load_generator:
+    def with_row(self, load: LoadPoint, measurement: Measurement, fresh: FreshServer) -> Trial:
+        """Return the trial with one more row of the server ``fresh``."""
+        confirmation = Confirmation(fresh.number, load, measurement, fresh.error)
+        if fresh.load_generator:
             return replace(self, cross_checks=(*self.cross_checks, confirmation))
         return self.with_confirmation(confirmation)
 

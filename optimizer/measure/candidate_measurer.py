@@ -35,72 +35,72 @@ class CrashRetry:
 
 @dataclass(frozen=True)
 class CandidateMeasurer:
-    """Deploy candidates on ``target`` and measure them with ``measurer``."""
+    """Deploys a candidate on ``target`` and measures it with ``measurer``.
+
+    Attributes:
+        target: Deploys the candidate.
+        measurer: Measures it and stores the rows.
+        measure: Returns the trial with one more measurement; by default ``measurer.measure``.
+        prepare: Called on each deployment before its first load; by default ``measurer.check_deployment``.
+        is_hopeless: Whether the short warm-up window already rules the candidate out.
+        is_worth_retrying: Whether to deploy again after a crash.
+        max_crashes: Crashes before the candidate counts as infeasible; None sets no limit.
+        always_deploy: Deploy even if there is no load to measure. A recorded deployment that failed has none.
+        fresh: Deploy on a fresh server from the written config.pbtxt, as production does.
+    """
 
     target: Target
     measurer: Measurer
+    measure: Callable[[Trial, Endpoint, LoadPoint], Trial] | None = None
+    prepare: Callable[[Endpoint], None] | None = None
+    is_hopeless: Callable[[Measurement], bool] = lambda _: False
+    is_worth_retrying: Callable[[], bool] = lambda: True
+    max_crashes: int | None = MAX_CRASHES
+    always_deploy: bool = False
+    fresh: bool = False
 
     def run(
-        self,
-        trial: Trial,
-        next_load: Callable[[Trial], LoadPoint | None],
-        *,
-        measure: Callable[[Trial, Endpoint, LoadPoint], Trial] | None = None,
-        prepare: Callable[[Endpoint], None] | None = None,
-        is_hopeless: Callable[[Measurement], bool] = lambda _: False,
-        is_worth_retrying: Callable[[], bool] = lambda: True,
-        retry: CrashRetry | None = None,
-        always_deploy: bool = False,
-        fresh: bool = False,
+        self, trial: Trial, next_load: Callable[[Trial], LoadPoint | None]
     ) -> tuple[Trial, DeploymentError | None]:
         """Deploy the candidate of ``trial`` and measure it as long as ``next_load`` names a load.
 
-        Args:
-            trial: The trial with the measurements so far.
-            next_load: Returns the load to measure next, None at the end. It is also called before each deployment.
-            measure: Returns the trial with one more measurement; by default ``measurer.measure``.
-            prepare: Called on each deployment before its first load; by default ``measurer.check_deployment``.
-            is_hopeless: Whether the short warm-up window already rules the candidate out.
-            is_worth_retrying: Whether to deploy again after a crash.
-            retry: The limit on crashes.
-            always_deploy: Deploy even if there is no load to measure. A recorded deployment that failed has none.
-            fresh: Deploy on a fresh server from the written config.pbtxt, as production does.
+        ``next_load`` is also called before each deployment.
 
         Returns:
             The trial with its new measurements, and the error that ended it, if any. The error is a ServerCrashed if
             another attempt was allowed but not worth it.
         """
-        retry = retry or CrashRetry()
-        measure = measure or self.measurer.measure
-        prepare = prepare or self.measurer.check_deployment
+        retry = CrashRetry(self.max_crashes)
+        measure = self.measure or self.measurer.measure
+        prepare = self.prepare or self.measurer.check_deployment
 
         def attempt() -> None:
             nonlocal trial  # measurements before a crash count
             started, is_warm = time.monotonic(), False
-            deploy = self.target.deploy_fresh if fresh else self.target.deploy
+            deploy = self.target.deploy_fresh if self.fresh else self.target.deploy
             with deploy(trial.candidate) as endpoint:
-                if not fresh:
+                if not self.fresh:
                     seconds = endpoint.deploy_seconds
                     seconds = round(time.monotonic() - started, 3) if seconds is None else seconds
                     trial = replace(trial, deploy_seconds=seconds)
                 prepare(endpoint)
                 while (load := next_load(trial)) is not None:
                     if not is_warm:
-                        window = self.measurer.warm_up(endpoint, load, confirming=fresh)
-                        if window is not None and is_hopeless(window):
+                        window = self.measurer.warm_up(endpoint, load, confirming=self.fresh)
+                        if window is not None and self.is_hopeless(window):
                             trial = self.measurer.record(trial, load, replace(window, reason=GIVEN_UP))
                             return
                         is_warm = True
                     trial = measure(trial, endpoint, load)
 
-        while always_deploy or next_load(trial) is not None:
+        while self.always_deploy or next_load(trial) is not None:
             try:
                 attempt()
             except ServerCrashed as error:
                 if not retry.count_crash():
                     reason = f"crashed {retry.crashes} times: {error}"
                     return trial, DeploymentError(reason, log=error.log, lacks_gpu_memory=error.lacks_gpu_memory)
-                if not is_worth_retrying():
+                if not self.is_worth_retrying():
                     return trial, error
             except DeploymentError as error:
                 return trial, error

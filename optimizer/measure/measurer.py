@@ -13,7 +13,7 @@ from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import LoadGenerator, OutputCheck, Telemetry
 from optimizer.core.notes import Note, ServedOnCpu, present
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import CROSS_CHECKING, Candidate, Confirmation, LoadPoint, Point, Trial
+from optimizer.core.trial import CROSS_CHECKING, Candidate, FreshServer, LoadPoint, Point, Trial
 from optimizer.machine.conditions import DISTURBANCE_LIMIT, SpeedLog, describe_disturbance, lost_cpu_time
 from optimizer.measure.output_check import NoOutputCheck
 from optimizer.measure.score import Scorer
@@ -33,13 +33,7 @@ class TrialStore(Protocol):
     """Stores measurements, each before the next one begins; see ``TrialsTable``."""
 
     def append(
-        self,
-        trial: Trial,
-        load: LoadPoint,
-        measurement: Measurement,
-        confirmation: int | None = None,
-        confirmation_error: float = 0.0,
-        load_generator: str = "",
+        self, trial: Trial, load: LoadPoint, measurement: Measurement, fresh: FreshServer | None = None
     ) -> None: ...
 
     def append_failure(self, trial: Trial) -> None: ...
@@ -131,17 +125,11 @@ class Measurer:
         return replace(trial, measurements=(*trial.measurements, (load, measurement)))
 
     def _store(
-        self,
-        trial: Trial,
-        load: LoadPoint,
-        measurement: Measurement,
-        confirmation: int | None = None,
-        confirmation_error: float = 0.0,
-        load_generator: str = "",
+        self, trial: Trial, load: LoadPoint, measurement: Measurement, fresh: FreshServer | None = None
     ) -> None:
         """Write the row and report it."""
         with self.stopwatch.count_own("rows"):
-            self.table.append(trial, load, measurement, confirmation, confirmation_error, load_generator)
+            self.table.append(trial, load, measurement, fresh)
         with self.stopwatch.count_own("display"):
             self.observer.measured(trial.number, load, measurement)
 
@@ -150,15 +138,13 @@ class Measurer:
         trial: Trial,
         endpoint: Endpoint,
         load: LoadPoint,
-        server: int,
+        fresh: FreshServer,
         seconds: float,
         count: int = 1,
-        error: float = 0.0,
     ) -> Trial:
-        """Return ``trial`` with 1 to ``count`` more windows of about ``seconds`` each on a fresh server.
+        """Return ``trial`` with 1 to ``count`` more windows of about ``seconds`` each on the server ``fresh``.
 
-        ``server`` is the number of the fresh server and ``error`` the error probability of the test. A window that
-        other processes disturbed is marked as not stable. Raises ServerCrashed.
+        A window that other processes disturbed is marked as not stable. Raises ServerCrashed.
         """
         generator = self._generator(confirming=True)
         try:
@@ -166,7 +152,7 @@ class Measurer:
                 endpoint, lambda: generator.measure_windows(endpoint, load, seconds, count)
             )
         except ServerCrashed as crash:
-            self.table.append(trial, load, Measurement(reason=str(crash)), server, error)
+            self.table.append(trial, load, Measurement(reason=str(crash)), fresh)
             raise
         if self.speed and self._probe_seconds:
             self._probe_seconds = math.sqrt(self._probe_seconds * self._probe(self.speed))
@@ -174,12 +160,12 @@ class Measurer:
             measurement = self._with_deployment(measurement)
             if reason := describe_disturbance(measurement, self.disturbance_limit):
                 measurement = replace(measurement, stable=False, reason=reason)
-            self._store(trial, load, measurement, server, error)
-            trial = trial.with_confirmation(Confirmation(server, load, measurement, error))
+            self._store(trial, load, measurement, fresh)
+            trial = trial.with_row(load, measurement, fresh)
         return trial
 
     def cross_check(
-        self, trial: Trial, endpoint: Endpoint, load: LoadPoint, server: int, seconds: float, error: float
+        self, trial: Trial, endpoint: Endpoint, load: LoadPoint, fresh: FreshServer, seconds: float
     ) -> Trial:
         """Return ``trial`` with a measurement of ``cross_checking`` on the server that ``confirm`` has just measured.
 
@@ -199,8 +185,9 @@ class Measurer:
         if measurement.throughput_infer_per_sec is not None:
             reason = describe_disturbance(measurement, self.disturbance_limit)
             measurement = replace(measurement, stable=not reason, reason=reason)
-        self._store(trial, load, measurement, server, error, CROSS_CHECKING)
-        return trial.with_row(Confirmation(server, load, measurement, error), CROSS_CHECKING)
+        checked = replace(fresh, load_generator=CROSS_CHECKING)
+        self._store(trial, load, measurement, checked)
+        return trial.with_row(load, measurement, checked)
 
     def _with_deployment(self, measurement: Measurement) -> Measurement:
         """Return ``measurement`` with the deviation and the score of the outputs, and the machine's speed."""

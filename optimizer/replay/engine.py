@@ -20,7 +20,7 @@ from optimizer.core.budget import Budget
 from optimizer.core.errors import BadInputError, ServerFault
 from optimizer.core.interfaces import Searcher
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial, latest_points
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.noise import Noise, NoisyServer
 from optimizer.results import configuration_text, formatting, result_document
@@ -231,13 +231,7 @@ class DiscardingRecord:
     """A record that stores nothing, because a replay takes seconds and is never resumed."""
 
     def append(
-        self,
-        trial: Trial,
-        load: LoadPoint,
-        measurement: Measurement,
-        confirmation: int | None = None,
-        confirmation_error: float = 0.0,
-        load_generator: str = "",
+        self, trial: Trial, load: LoadPoint, measurement: Measurement, fresh: FreshServer | None = None
     ) -> None: ...
 
     def append_failure(self, trial: Trial) -> None: ...

@@ -21,7 +21,7 @@ from objectives.metrics import Measurement
 from optimizer.core.errors import BadInputError, DeploymentError
 from optimizer.core.files import write_error
 from optimizer.core.safe_text import one_line, read_bytes
-from optimizer.core.trial import SETTING_COLUMNS, Candidate, Confirmation, FieldValue, LoadPoint, Trial
+from optimizer.core.trial import SETTING_COLUMNS, Candidate, FieldValue, FreshServer, LoadPoint, Trial
 from optimizer.machine.hardware import ID_LENGTH
 from optimizer.store.trials_reader import (
     COLUMNS,
@@ -72,25 +72,22 @@ class TrialsTable:
         self.columns = ("model", "trial", *SETTING_COLUMNS, *choices, *LOAD, *MEASUREMENT, *FORECAST, *OUTCOME)
 
     def append(
-        self,
-        trial: Trial,
-        load: LoadPoint,
-        measurement: Measurement,
-        confirmation: int | None = None,
-        confirmation_error: float = 0.0,
-        load_generator: str = "",
+        self, trial: Trial, load: LoadPoint, measurement: Measurement, fresh: FreshServer | None = None
     ) -> None:
-        """Write one measurement of ``trial``. Raises EnvironmentFault if the file cannot be written."""
-        if load_generator and "load_generator" not in self.columns:
+        """Write one measurement of ``trial``, on the server ``fresh`` or in the search.
+
+        Raises EnvironmentFault if the file cannot be written.
+        """
+        if fresh is not None and fresh.load_generator and "load_generator" not in self.columns:
             return  # an older table, in which the row would look like a window of the confirmation
         is_measured = measurement.throughput_infer_per_sec is not None
         self._write_row(
             self._trial_cells(trial)
             | _measurement_cells(load, measurement)
             | {
-                "confirmation": confirmation,
-                "confirmation_error": confirmation_error or None,
-                "load_generator": load_generator,
+                "confirmation": fresh.number if fresh else None,
+                "confirmation_error": (fresh.error or None) if fresh else None,
+                "load_generator": fresh.load_generator if fresh else "",
                 "status": "ok" if is_measured else FAILED,
                 "reason": measurement.reason,
             }
@@ -235,8 +232,8 @@ def _with_row(trial: Trial, row: TrialRow, load: LoadPoint | None) -> Trial:
         return trial.with_failure(DeploymentError(row.measurement.reason, lacks_gpu_memory=row.lacks_gpu_memory))
     if row.confirmation is None:
         return replace(trial, measurements=(*trial.measurements, (load, row.measurement)))
-    confirmation = Confirmation(row.confirmation, load, row.measurement, row.confirmation_error or 0.0)
-    return trial.with_row(confirmation, row.load_generator)
+    fresh = FreshServer(row.confirmation, row.confirmation_error or 0.0, row.load_generator)
+    return trial.with_row(load, row.measurement, fresh)
 
 
 def _measurement_cells(load: LoadPoint, measurement: Measurement) -> dict[str, object]:

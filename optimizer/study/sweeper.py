@@ -21,9 +21,9 @@ from optimizer.core.interfaces import Target
 from optimizer.core.notes import CombinationsLeftOut, ServedOnCpu, present
 from optimizer.core.signature import sign
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import VARIANT, Candidate, FieldValue, LoadPoint, Trial
+from optimizer.core.trial import VARIANT, Candidate, FieldValue, FreshServer, LoadPoint, Trial
 from optimizer.machine.conditions import machine_conditions
-from optimizer.measure.candidate_measurer import CandidateMeasurer, CrashRetry
+from optimizer.measure.candidate_measurer import CandidateMeasurer
 from optimizer.measure.measurer import Measurer, ProgressObserver
 from optimizer.model.default_space import check_sequence_fields, without_batch_dimension
 from optimizer.model.instance_limit import too_many_instances
@@ -69,16 +69,10 @@ class SweepTables:
         }
 
     def append(
-        self,
-        trial: Trial,
-        load: LoadPoint,
-        measurement: Measurement,
-        confirmation: int | None = None,
-        confirmation_error: float = 0.0,
-        load_generator: str = "",
+        self, trial: Trial, load: LoadPoint, measurement: Measurement, fresh: FreshServer | None = None
     ) -> None:
         """Append a row to the table of the load's request batch size."""
-        self._tables[load.request_batch_size].append(trial, load, measurement, confirmation)
+        self._tables[load.request_batch_size].append(trial, load, measurement, fresh)
 
     def append_failure(self, trial: Trial) -> None:
         """Append a failure to each table in which the candidate has loads."""
@@ -149,14 +143,14 @@ class Sweeper:
             self.measurer.note_device(endpoint)
             observer.trial_started(trial.number, trial.candidate, "sweep")
 
-        trial, error = CandidateMeasurer(self.target, self.measurer).run(
-            trial,
-            lambda _: pending[0] if pending else None,
+        trial, error = CandidateMeasurer(
+            self.target,
+            self.measurer,
             measure=measure,
             prepare=prepare,
             is_worth_retrying=has_progressed,
-            retry=CrashRetry(max_crashes=None),
-        )
+            max_crashes=None,
+        ).run(trial, lambda _: pending[0] if pending else None)
         if error is not None:
             trial = replace(trial.with_failure(error), measurements=trial.measurements)
             self.measurer.table.append_failure(trial)

@@ -65,15 +65,15 @@ class TrialRunner:
             served_nothing = served is None and not rules.open_loop  # a rate may be too high for the load generator
             return current
 
-        trial, error = CandidateMeasurer(self.target, self.measurer).run(
-            trial,
-            choose_load,
+        trial, error = CandidateMeasurer(
+            self.target,
+            self.measurer,
             measure=measure,
             prepare=prepare,
             is_hopeless=lambda window: is_hopeless(window, rules),
-            always_deploy=not trial.measurements,
             is_worth_retrying=lambda: is_baseline or self.seconds_left() > 0,  # all is compared with the baseline
-        )
+            always_deploy=not trial.measurements,
+        ).run(trial, choose_load)
         if error is None:
             return trial
         trial = self._fail(trial, error)

@@ -26,7 +26,7 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.confirmation.verdicts import load_agreement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Trial
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.measure.load_client import launcher
@@ -279,8 +279,9 @@ def test_perf_analyzer_agrees_unless_it_sends_another_load(
         with sleeper.deploy_fresh(ALONE) as endpoint:
             for name, measurer in measurers.items():
                 measurer.warm_up(endpoint, load, confirming=True)
-                trial = measurer.confirm(trials[name], endpoint, load, server, seconds, count, error)
-                trials[name] = measurer.cross_check(trial, endpoint, load, server, seconds * 3, error)
+                fresh = FreshServer(server, error)
+                trial = measurer.confirm(trials[name], endpoint, load, fresh, seconds, count)
+                trials[name] = measurer.cross_check(trial, endpoint, load, fresh, seconds * 3)
     for name, measurer in measurers.items():
         (stored,) = measurer.table.read()
         assert stored.cross_checks == trials[name].cross_checks

@@ -13,7 +13,7 @@ from optimizer.core.budget import Budget
 from optimizer.core.errors import DeploymentError
 from optimizer.core.files import write_atomically
 from optimizer.core.notes import ConfirmationIncomplete, Note, present
-from optimizer.core.trial import Confirmation, Trial
+from optimizer.core.trial import FreshServer, Trial
 from optimizer.measure.candidate_measurer import CrashRetry
 from optimizer.measure.measurer import ProgressObserver, TrialStore
 from optimizer.store.run_folder import RunFolder
@@ -87,8 +87,8 @@ class EventRecorder:
         match event:
             case TrialStarted(number, candidate, role):
                 self.observer.trial_started(number, candidate, role)
-            case LoadMeasured(trial, load, measurement, confirmation, error, load_generator):
-                self.table.append(trial, load, measurement, confirmation, error, load_generator)
+            case LoadMeasured(trial, load, measurement, fresh):
+                self.table.append(trial, load, measurement, fresh)
                 self.observer.measured(trial.number, load, measurement)
             case TrialFailed(trial):
                 self.table.append_failure(trial)
@@ -186,9 +186,8 @@ class ClusterExecutor:
                         return False
                     case ConfirmationPlanned(plan):
                         keep(plan)
-                    case LoadMeasured(trial, load, measurement, int(server), error, load_generator):
-                        confirmation = Confirmation(server, load, measurement, error)
-                        known[trial.number] = known[trial.number].with_row(confirmation, load_generator)
+                    case LoadMeasured(trial, load, measurement, FreshServer() as fresh):
+                        known[trial.number] = known[trial.number].with_row(load, measurement, fresh)
                     case TrialFailed(trial):
                         known[trial.number] = trial
 

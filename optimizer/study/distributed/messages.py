@@ -16,7 +16,7 @@ from optimizer.config.model_config_proto import ModelConfig
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.notes import Note
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial
 from optimizer.measure.load_search import LoadSearchRules
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.model.profile_values import MetricFunction
@@ -36,18 +36,12 @@ class TrialStarted:
 
 @dataclass(frozen=True, slots=True)
 class LoadMeasured:
-    """A new row of the trials table.
-
-    ``confirmation`` is the number of the fresh server, None in the search, and ``confirmation_error`` the error
-    probability of the test there. ``load_generator`` is that of a measurement that checks tune's own client.
-    """
+    """A new row of the trials table; ``fresh`` is None in the search."""
 
     trial: Trial
     load: LoadPoint
     measurement: Measurement
-    confirmation: int | None
-    confirmation_error: float = 0.0
-    load_generator: str = ""
+    fresh: FreshServer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +146,9 @@ class Outbox:
         self.put(LogLine(line))
 
     def append(
-        self,
-        trial: Trial,
-        load: LoadPoint,
-        measurement: Measurement,
-        confirmation: int | None = None,
-        confirmation_error: float = 0.0,
-        load_generator: str = "",
+        self, trial: Trial, load: LoadPoint, measurement: Measurement, fresh: FreshServer | None = None
     ) -> None:
-        self.put(LoadMeasured(trial, load, measurement, confirmation, confirmation_error, load_generator))
+        self.put(LoadMeasured(trial, load, measurement, fresh))
 
     def append_failure(self, trial: Trial) -> None:
         self.put(TrialFailed(trial))

@@ -25,7 +25,7 @@ from optimizer.confirmation.windows import begun_error, errors_by_load
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
+from optimizer.core.trial import Candidate, Confirmation, FreshServer, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
@@ -227,7 +227,9 @@ def test_a_lost_measurement_at_the_end_is_repeated(new_sessions: Callable[..., S
     sessions = new_sessions()
     trial = sessions.run(servers=1)[BEST]
     load = trial.confirmations[-1].load
-    sessions.table.append(trial, load, Measurement(reason="tritonserver died"), 2, trial.confirmations[-1].error)
+    sessions.table.append(
+        trial, load, Measurement(reason="tritonserver died"), FreshServer(2, trial.confirmations[-1].error)
+    )
     trials = sessions.run()
     assert not any(again.is_lost for again in trials[BEST].confirmations)
     tested = [own for own in judge_confirmations(trials, problem) if own.error]
@@ -238,7 +240,7 @@ def test_confirmations_of_another_plan_are_refused(new_sessions: Callable[..., S
     sessions = new_sessions()
     trial = sessions.run(servers=1)[BEST]
     again = trial.confirmations[-1]
-    sessions.table.append(trial, replace(again.load, concurrency=2), again.measurement, 2, again.error)
+    sessions.table.append(trial, replace(again.load, concurrency=2), again.measurement, FreshServer(2, again.error))
     with pytest.raises(BadInputError, match=r"trial 2 do not follow the plan in run\.json; `tune verify --fresh`"):
         sessions.run()
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from optimizer.cli.compare import main
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import Trial
+from optimizer.core.trial import FreshServer, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting
 from optimizer.results.comparison import Comparison, answer, compare_runs, document, is_regression, warning
@@ -60,7 +60,7 @@ def with_servers(run: Path, servers: Iterable[tuple[float, float]]) -> Path:
     for server, (throughput, probe_ms) in enumerate(servers, 1):
         window = replace(MEASURED, throughput_infer_per_sec=throughput, speed_probe_ms=probe_ms)
         for _ in range(WINDOWS):
-            table.append(Trial(0, CANDIDATE), CLOSED, window, server, 0.01)
+            table.append(Trial(0, CANDIDATE), CLOSED, window, FreshServer(server, 0.01))
     return run
 
 
@@ -166,7 +166,7 @@ def test_a_disturbed_confirmation_gives_no_ratio(a: Path, tmp_path: Path) -> Non
     b = write_run(tmp_path / "b", is_confirmed=False)
     table = TrialsTable(RunFolder(b).trials, "doubler", {})
     for server in range(1, 5):
-        table.append(Trial(0, CANDIDATE), CLOSED, disturbed, server, 0.01)
+        table.append(Trial(0, CANDIDATE), CLOSED, disturbed, FreshServer(server, 0.01))
     comparison = compared(a, b)
     assert comparison.ratio is None
     assert comparison.no_ratio == "the confirmation of B was disturbed (100 % of its windows were disturbed)"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Forecast, Measurement
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.trial import CROSS_CHECKING, Candidate, Confirmation, LoadPoint, Trial
+from optimizer.core.trial import CROSS_CHECKING, Candidate, Confirmation, FreshServer, LoadPoint, Trial
 from optimizer.store.trials_table import TrialsTable
 from tests.conftest import measurement
 
@@ -179,7 +179,7 @@ def test_counts_and_sketches_are_read_back(tmp_path: Path) -> None:
         requests_over_ms=count_over(latencies_ms, [20.0, 10.5]),
         latency_sketch=sketch_latencies(latencies_ms),
     )
-    table(path).append(Trial(0, CANDIDATE), LoadPoint(1, 1), window, confirmation=1)
+    table(path).append(Trial(0, CANDIDATE), LoadPoint(1, 1), window, FreshServer(1))
     (trial,) = table(path).read()
     assert trial.confirmations[0].measurement == window
 
@@ -208,8 +208,8 @@ def test_cross_checks_are_kept_apart_from_windows_and_searched_loads(tmp_path: P
     path, load = tmp_path / "trials.csv", LoadPoint(1, 1)
     written, trial = table(path), Trial(0, CANDIDATE)
     written.append(trial, load, measurement(1, 1))
-    written.append(trial, load, measurement(2, 2), 1, 0.01)
-    written.append(trial, load, measurement(3, 3), 1, 0.01, CROSS_CHECKING)
+    written.append(trial, load, measurement(2, 2), FreshServer(1, 0.01))
+    written.append(trial, load, measurement(3, 3), FreshServer(1, 0.01, CROSS_CHECKING))
     (read,) = table(path).read()
     assert read.measurements == ((load, measurement(1, 1)),)
     assert read.confirmations == (Confirmation(1, load, measurement(2, 2), 0.01),)
@@ -220,16 +220,18 @@ def test_a_table_without_load_generators_is_read_and_gets_no_cross_checks(tmp_pa
     path, load = tmp_path / "trials.csv", LoadPoint(1, 1)
     older = table(path)
     older.columns = tuple(name for name in older.columns if name != "load_generator")
-    older.append(Trial(0, CANDIDATE), load, measurement(2, 2), 1, 0.01)
+    older.append(Trial(0, CANDIDATE), load, measurement(2, 2), FreshServer(1, 0.01))
     continued = table(path)
     (read,) = continued.read()
-    continued.append(read, load, measurement(3, 3), 1, 0.01, CROSS_CHECKING)
+    continued.append(read, load, measurement(3, 3), FreshServer(1, 0.01, CROSS_CHECKING))
     assert continued.read() == [read]
 
 
 def test_a_cross_check_names_its_server(tmp_path: Path) -> None:
     path = tmp_path / "trials.csv"
-    table(path).append(Trial(0, CANDIDATE), LoadPoint(1, 1), measurement(1, 1), load_generator=CROSS_CHECKING)
+    fresh = FreshServer(7777, load_generator=CROSS_CHECKING)
+    table(path).append(Trial(0, CANDIDATE), LoadPoint(1, 1), measurement(1, 1), fresh)
+    path.write_text(path.read_text().replace(",7777,", ",,"))
     with pytest.raises(BadInputError, match=":2: confirmation: is empty, and load_generator is not"):
         table(path).read()
 

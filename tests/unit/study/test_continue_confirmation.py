@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import Trial
+from optimizer.core.trial import FreshServer, Trial
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
@@ -25,7 +25,9 @@ def refusal(path: Path) -> str:
 
 def test_confirmations_without_a_plan_are_not_continued(tmp_path: Path) -> None:
     path = write_run(tmp_path)
-    TrialsTable(path / "trials.csv", "doubler", {}).append(Trial(0, CANDIDATE), CLOSED, MEASURED, 1, 0.005)
+    TrialsTable(path / "trials.csv", "doubler", {}).append(
+        Trial(0, CANDIDATE), CLOSED, MEASURED, FreshServer(1, 0.005)
+    )
     assert refusal(path) == (
         f"{path}: run.json has no confirmation_plan, so the test cannot continue; make a separate one: "
         f"`tune verify --fresh {path}`"
