@@ -15,20 +15,19 @@ import contextlib
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import shlex
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from made_up_stack import SimulatedStack
+from processes import run_jobs
 from search_drift import (
     DEPLOY_SECONDS,
     LOADS,
@@ -319,7 +318,7 @@ def main() -> None:
         for seed in range(arguments.seeds)
         for server in SERVERS
     ]
-    results = _run_all(jobs, arguments.processes)
+    results = list(run_jobs(run, jobs, arguments.processes))
     if arguments.rows:
         rows = (asdict(job) | asdict(result) for job, result in zip(jobs, results, strict=True))
         arguments.rows.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -331,19 +330,6 @@ def main() -> None:
     detected = hardware.detect()
     runs = f"{len(SERVERS) * arguments.seeds} runs a row"
     print(f"\n{runs}; {detected.cpu}, {detected.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
-
-
-def _run_all(jobs: Sequence[Run], processes: int) -> list[Result]:
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")  # the processes fill the cores
-    results, started = [], time.monotonic()
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        for job, result in zip(jobs, pool.map(run, jobs), strict=True):
-            results.append(result)
-            print(
-                f"{len(results)} of {len(jobs)}, {time.monotonic() - started:.0f} s: {job}: {result}", file=sys.stderr
-            )
-    return results
 
 
 def _cells(results: Sequence[Result]) -> str:

@@ -13,19 +13,18 @@ import argparse
 import contextlib
 import itertools
 import math
-import multiprocessing
 import os
 import shlex
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
 from made_up_stack import SimulatedStack
+from processes import run_jobs
 from simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 
 from objectives.metrics import Measurement
@@ -311,7 +310,7 @@ def main() -> None:
         for server in SERVERS
         for seed in range(arguments.seeds)
     ]
-    results = _run(jobs, arguments.processes)
+    results = list(run_jobs(search, jobs, arguments.processes, _describe))
     print("# Search on a drifting machine: latest measurement\n")
     print(f"`{shlex.join(['python', 'benchmarks/search_drift.py', *sys.argv[1:]])}`\n")
     print(INTRODUCTION)
@@ -338,16 +337,8 @@ def main() -> None:
     print(f"\n{searches}; {detected.cpu}, {detected.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
 
 
-def _run(jobs: Sequence[Search], processes: int) -> list[Result]:
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")  # the processes fill the cores
-    results, started = [], time.monotonic()
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        for job, result in zip(jobs, pool.map(search, jobs), strict=True):
-            results.append(result)
-            case = f"{job.machine.name}, {job.method.name}, {job.server}, {job.seed}: {result}"
-            print(f"{len(results)} of {len(jobs)}, {time.monotonic() - started:.0f} s: {case}", file=sys.stderr)
-    return results
+def _describe(job: Search, result: Result) -> str:
+    return f"{job.machine.name}, {job.method.name}, {job.server}, {job.seed}: {result}"
 
 
 def _cells(results: Sequence[Result], hidden: Sequence[Result]) -> str:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from bounded_tables import BoundedTable
+from processes import run_jobs
 from pydantic import TypeAdapter
 from rivals import searcher_factory
 
@@ -53,7 +49,7 @@ def run_all(jobs: Sequence[ReplayJob], processes: int, file: Path | None) -> Run
     kept = _read(file)
     runs = {job: kept[job.key] for job in jobs if job.key in kept}
     missing = [job for job in jobs if job not in runs]
-    for job, run in zip(missing, _replayed(missing, processes), strict=True):
+    for job, run in zip(missing, run_jobs(_run, missing, processes, _describe), strict=True):
         runs[job] = run
         if file is not None:
             with file.open("a") as opened:
@@ -68,19 +64,8 @@ def _read(file: Path | None) -> dict[str, ReplayResult]:
     return {key: KEPT.validate_python(run) for key, run in lines}
 
 
-def _replayed(jobs: Sequence[ReplayJob], processes: int) -> Iterator[ReplayResult]:
-    """Return each job's outcome, in order. Uses processes, because a search is mostly Python."""
-    if not jobs:
-        return
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")  # the processes fill the cores
-    started = time.monotonic()
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        for number, (job, run) in enumerate(zip(jobs, pool.map(_run, jobs), strict=True), 1):
-            case = f"{job.case.table.stem} {job.case.sla}"
-            line = f"{number} of {len(jobs)}, {time.monotonic() - started:.0f} s: {job.method}, {case}, {job.seed}"
-            print(line, file=sys.stderr, flush=True)
-            yield run
+def _describe(job: ReplayJob, _: ReplayResult) -> str:
+    return f"{job.method}, {job.case.table.stem} {job.case.sla}, {job.seed}"
 
 
 def _run(job: ReplayJob) -> ReplayResult:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import os
 import shlex
 import statistics
@@ -22,13 +21,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from bounded_tables import TABLES, bound_ms, feasible_shares
 from other_machines import CONTRARY, RELATED, SOURCES, recorded_on, write_recordings
+from processes import run_jobs
 from search_report import as_count, as_percent
 from tune_runs import row
 
@@ -108,7 +107,7 @@ def main() -> None:
         kept = _read(arguments.runs)
         runs = {job: kept[_key(job)] for job in jobs if _key(job) in kept}
         missing = [job for job in jobs if job not in runs]
-        for job, result in zip(missing, _searched(missing, arguments.processes), strict=True):
+        for job, result in zip(missing, run_jobs(_run, missing, arguments.processes, _describe), strict=True):
             runs[job] = result
             _keep(arguments.runs, job, result)
         _print(runs, arguments)
@@ -185,16 +184,8 @@ def _write_run(recording: Recording, share: float, path: Path) -> None:
 # -- searching ---------------------------------------------------------------------------------------------------
 
 
-def _searched(jobs: Sequence[TransferJob], processes: int) -> Iterator[DeploymentCounts]:
-    """Return each job's outcome, in order. Uses processes, because a search is mostly Python."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")  # the processes fill the cores
-    started = time.monotonic()
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        for number, (job, run) in enumerate(zip(jobs, pool.map(_run, jobs), strict=True), 1):
-            took = f"{number} of {len(jobs)}, {time.monotonic() - started:.0f} s"
-            print(f"{took}: {job.table.stem} {job.sla}, {job.begun_with}, {job.seed}", file=sys.stderr, flush=True)
-            yield run
+def _describe(job: TransferJob, _: DeploymentCounts) -> str:
+    return f"{job.table.stem} {job.sla}, {job.begun_with}, {job.seed}"
 
 
 def _run(job: TransferJob) -> DeploymentCounts:

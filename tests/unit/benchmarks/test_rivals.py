@@ -168,7 +168,7 @@ def test_tables_are_split_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_kept_runs_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_runs, "_replayed", lambda jobs, processes: map(search_runs._run, jobs))
+    monkeypatch.setattr(search_runs, "run_jobs", lambda run, jobs, *_: map(run, jobs))
     case = bounded_tables.BoundedTable("training", KNOWN, "middle", 20.0)
     jobs = [search_runs.ReplayJob(case, "expert", seed, 30) for seed in range(2)]
     file = tmp_path / "runs"
@@ -176,7 +176,7 @@ def test_kept_runs_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     both = search_runs.run_all(jobs, 1, file)
     assert len(file.read_text().splitlines()) == 2
     assert first[jobs[0]] == both[jobs[0]]
-    monkeypatch.setattr(search_runs, "_replayed", lambda jobs, processes: pytest.fail(f"ran {jobs}") if jobs else ())
+    monkeypatch.setattr(search_runs, "run_jobs", lambda _, jobs, *__: pytest.fail(f"ran {jobs}") if jobs else ())
     again = search_runs.run_all(jobs, 1, file)
     assert {job: (run.regret, dict(run.until)) for job, run in again.items()} == {
         job: (run.regret, dict(run.until)) for job, run in both.items()
