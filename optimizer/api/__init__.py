@@ -41,16 +41,15 @@ def tune(model: str | Path | None = None, **keywords: Unpack[RunKeywords]) -> Ru
     """
     from rich.console import Console
 
-    from optimizer.options.option_reader import parse_values
     from optimizer.results.progress_observers import make_observer
     from optimizer.study.run_request import read_run_request
     from optimizer.study.tuning_run import tune as run
 
     values = {name.replace("_", "-"): value for name, value in keywords.items()}
-    parsed = parse_values(values, lambda option: "python" in option.taken_by)
-    request = read_run_request(None if model is None else str(model), values)
+    name = None if model is None else str(model)
+    request = read_run_request(name, values, is_known=lambda option: "python" in option.taken_by)
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as the command does
-    log, terminal = parsed.get("log", "none"), Console(stderr=True)
+    log, terminal = request.parsed.get("log", "none"), Console(stderr=True)
 
     def say(line: str) -> None:
         if log != "none":
@@ -61,7 +60,7 @@ def tune(model: str | Path | None = None, **keywords: Unpack[RunKeywords]) -> Ru
         request.resumed,
         say,
         lambda problem, budget, hardware: make_observer(log, terminal, problem, budget, str(hardware)),
-        report="no-report" not in parsed,
+        report="no-report" not in request.parsed,
     )
     return load_run(result.folder.path)
 

@@ -13,7 +13,6 @@ from optimizer.cli.completion import complete_model
 from optimizer.cli.main import EXIT_CODES, INTERRUPTED, progress_on, terminal
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, values_of
-from optimizer.options.option_reader import parse_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import BY_NAME, OPTIONS
 from optimizer.study.run_request import RunRequest, read_run_request
@@ -67,7 +66,7 @@ def read_run_arguments(words: list[str]) -> RunArguments:
     if "print-profile" in values and "from-model-analyzer" not in values:
         raise BadInputError("--print-profile prints the file of --from-model-analyzer FILE: give that too")
     request = read_run_request(namespace.model, values)
-    parsed = parse_values(values)
+    parsed = request.parsed
     return RunArguments(
         **vars(request),
         as_json="json" in parsed,

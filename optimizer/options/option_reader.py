@@ -195,7 +195,11 @@ def run_options(model: str, values: Mapping[str, object]) -> RunOptions:
     A value is text as on the command line, a number, a path, True for a switch, or a list for a repeatable option or
     one whose text is a comma-separated list. An option with the value None or False is not set. Raises OptionError.
     """
-    parsed = parse_values(values)
+    return parsed_options(model, parse_values(values))
+
+
+def parsed_options(model: str, parsed: Mapping[str, Any]) -> RunOptions:
+    """Return the options of a run from values that ``parse_values`` returned. Raises OptionError."""
     options = RunOptions(model=model, **_fields(parsed))
     if "search" not in parsed:
         options = replace(options, search=default_search(options.objectives))

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import exists, is_folder, one_line
 from optimizer.options.addresses import HIDDEN, redact
 from optimizer.options.command_line import option_words
-from optimizer.options.option import DEFAULTS
+from optimizer.options.option import DEFAULTS, Option
 from optimizer.options.option_reader import (
     MODEL,
     changed_options,
     external_names,
     external_values,
     parse_values,
+    parsed_options,
     resume_options,
     run_options,
     written_values,
@@ -40,25 +41,39 @@ class RunRequest:
         options: The options, including those that ``mapped`` sets.
         resumed: The run to continue; None for a new one.
         mapped: The content of Model Analyzer's file; None without one, and for a resumed run.
+        parsed: The given values by option name, also of the options that are not in ``options``.
     """
 
     options: RunOptions
     resumed: RunFolder | None = None
     mapped: ModelAnalyzerImport | None = None
+    parsed: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_run_request(model: str | None, values: Mapping[str, object], resuming: str = "--resume") -> RunRequest:
+def read_run_request(
+    model: str | None,
+    values: Mapping[str, object],
+    resuming: str = "--resume",
+    is_known: Callable[[Option], bool] = lambda option: True,
+) -> RunRequest:
     """Return the run that ``values``, by option name, ask for. Raises BadInputError naming option and value.
 
-    ``resuming`` is the option or command with which the user named the run to continue.
+    ``resuming`` is the option or command with which the user named the run to continue. Options that are not
+    ``is_known`` are refused.
     """
-    parsed = parse_values(values)
+    parsed = parse_values(values, is_known)
+    return replace(_read_request(model, values, parsed, resuming), parsed=parsed)
+
+
+def _read_request(
+    model: str | None, values: Mapping[str, object], parsed: Mapping[str, Any], resuming: str
+) -> RunRequest:
     if "resume" in parsed:
         return _resumed(model, parsed["resume"], parsed.get("out", DEFAULTS.out), values, resuming)
     if "from-model-analyzer" not in parsed:
         if model is None:
             raise _missing_model(parsed.get("model-repository"))
-        return RunRequest(_with_found_run(run_options(model, values)))
+        return RunRequest(_with_found_run(parsed_options(model, parsed)))
     from optimizer.model.model_analyzer.reader import read_model_analyzer
 
     mapped = read_model_analyzer(Path(parsed["from-model-analyzer"]), model)
