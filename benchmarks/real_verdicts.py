@@ -256,7 +256,7 @@ class Bench:
         self._installed = runtime.ensure(say)
         compile_simulator(say)
         for model in models:
-            self._tasks[model] = prepare_task(model, self.bounds_ms[model])
+            self._tasks[model] = bounded_task(model, self.bounds_ms[model])
 
     def run(self, cell: Cell, number: int) -> VerdictRun:
         """Run tune with the seed ``number``, and measure a PASS again. ``prepare`` was called before.
@@ -329,7 +329,7 @@ class Bench:
         )
 
 
-def prepare_task(model: str, bound_ms: float) -> Task:
+def bounded_task(model: str, bound_ms: float) -> Task:
     """Return the model and its requests, served on CPUs, under a bound on p95."""
     return task.prepare_task(RunOptions(model, {"p95": bound_ms}), replace(hardware.detect(), gpus=()), say)
 

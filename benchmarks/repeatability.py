@@ -38,7 +38,7 @@ from pathlib import Path
 import numpy as np
 from intervals import Interval, mean_interval, ratio_interval
 from plain_server import candidate_of
-from real_verdicts import LEVEL, WORK, VerdictRun, prepare_task, read_runs, say
+from real_verdicts import LEVEL, WORK, VerdictRun, bounded_task, read_runs, say
 from records import Records, this_machine
 from tune_runs import judged, row
 
@@ -105,7 +105,7 @@ def main() -> None:
     if not passed:
         sys.exit(f"{work}: no quiet run of {model} ended with PASS there; run benchmarks/real_verdicts.py first")
     records = Records(work / f"repeatability_{model}.jsonl", Remeasurement)
-    own_task = prepare_task(model, passed[0].bound_ms)
+    own_task = bounded_task(model, passed[0].bound_ms)
     entrants = choose(passed, own_task)
     try:
         measure(own_task, entrants, arguments.rounds, records, machine)

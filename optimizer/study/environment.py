@@ -128,7 +128,7 @@ class Environment:
         """Return the hardware with the CPUs that the server gets."""
         return replace(self.hardware, cpu_count=len(self.placement().server))
 
-    def prepare_task(self, *, fetch_server: bool = True, swept: FieldChoices | None = None) -> Task:
+    def make_task(self, *, fetch_server: bool = True, swept: FieldChoices | None = None) -> Task:
         """Return the model, found or built, and the problem to solve. Raises BadInputError and EnvironmentFault.
 
         With ``fetch_server`` the embedded server and perf_analyzer are downloaded if they are not installed, and
@@ -181,7 +181,7 @@ class Environment:
             stopwatch=self.stopwatch,
             say=self.say,
         )
-        self._ensure_openvino(task)  # a sweep may name it after ``prepare_task``, and a node of a cluster may lack it
+        self._ensure_openvino(task)  # a sweep may name it after ``make_task``, and a node of a cluster may lack it
         target = target_factory.make_target(task.source, task.problem.space, self.options, settings)
         with ExitStack() as opened:
             opened.callback(target.close)

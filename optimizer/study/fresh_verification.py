@@ -55,7 +55,7 @@ def verify(
     Raises BadInputError if the run recommends nothing or its profile has other bounds by now; TuneError as a run.
     """
     environment = Environment.detect(options, Stopwatch(), say)
-    task = environment.prepare_task()
+    task = environment.make_task()
     problem = task.problem
     run.refuse_other_bounds(list(map(str, problem.sla)))
     with run.locked():

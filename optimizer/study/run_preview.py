@@ -132,7 +132,7 @@ def preview(options: RunOptions, say: Callable[[str], None]) -> RunPreview:
             f"--dry-run: config.pbtxt of {models} declares no inputs or outputs, and the "
             "server that knows them is not installed; install it (`tune setup`), or declare them"
         )
-    task = environment.prepare_task(fetch_server=False)
+    task = environment.make_task(fetch_server=False)
     if has_server or options.target != "embedded":
         target_factory.check_space(task.problem.space, options, say)
     transfer, transfer_notes = load_warm_start(options, task, None)

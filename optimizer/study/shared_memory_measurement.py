@@ -37,7 +37,7 @@ def measure_shared_memory(run: FinishedRun, say: Callable[[str], None]) -> Share
     _check(run, options)
     shared = replace(options, shared_memory="system")
     environment = Environment.detect(shared, Stopwatch(), say)
-    task = environment.prepare_task()
+    task = environment.make_task()
     with run.folder.locked():
         folder = RunFolder.create(str(run.folder.path), FOLDER)
         fingerprint = environment.fingerprint(task)

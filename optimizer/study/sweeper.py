@@ -173,7 +173,7 @@ def sweep(
     environment = Environment.detect(options, stopwatch, say)
     if resumed is None:
         RunFolder.check(options.out)
-    task = environment.prepare_task(swept=request.choices.fields)
+    task = environment.make_task(swept=request.choices.fields)
     plan, task = _make_plan(task, request, options, len(environment.hardware.gpus))
     fingerprint = environment.fingerprint(task)
     folder = resumed or RunFolder.create(options.out, task.source.name)

@@ -166,7 +166,7 @@ class _Session:
         """Measure, and return and ``show`` the result; ``report`` as for ``tune``."""
         environment, options = self.environment, self.environment.options
         _check_folders(options, self.resumed)
-        task = environment.prepare_task()
+        task = environment.make_task()
         fingerprint = self._fingerprint(task)
         transfer, transfer_notes = load_warm_start(options, task, self.resumed)
         folder, problem = self.resumed or RunFolder.create(options.out, task.source.name), task.problem

@@ -129,5 +129,5 @@ def test_the_search_knows_the_cpus_of_a_server_on_this_machine(
         return Task(cast("ModelSource", None), problem, Candidate(8), Candidate(8, True), "random")
 
     monkeypatch.setattr(environment_module, "prepare_task", prepared)
-    task = replace(environment, options=options).prepare_task(fetch_server=False)
+    task = replace(environment, options=options).make_task(fetch_server=False)
     assert task.problem.cpu_count == expected
