@@ -1,4 +1,4 @@
-"""What both loops share: the planned load, the measurement of requests, also by priority, and the test of windows."""
+"""The parts that both loops share: planned load, measurement of requests, also by priority, and test of windows."""
 
 from __future__ import annotations
 
