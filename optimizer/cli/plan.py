@@ -14,7 +14,7 @@ from textwrap import fill
 from objectives.sla import Sla, parse_duration_ms, parse_rate
 from optimizer.cli.emit import DEFAULT_UTILIZATION_TEXT, parse_utilization
 from optimizer.cli.emit import MAX_REPLICAS as MOST_AUTOSCALED
-from optimizer.cli.main import EXIT_CODES
+from optimizer.cli.main import EXIT_CODES, busy
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import exists, is_file, is_folder, one_line
 from optimizer.options.command_line import Parser, add_results, values_of
@@ -281,7 +281,8 @@ def main(words: list[str]) -> int:
         _say("note: the latencies of the plan are those of all requests in one queue, whatever their priority")
     if arguments.note:
         _say(arguments.note)
-    answer = _plan(arguments.question, runs)
+    with busy("simulating replicas"):
+        answer = _plan(arguments.question, runs)
     forecasts = [own.at_rate for own in answer.answers]
     is_simulated = all(load is not None and load.refused is not None for load in forecasts)
     if any(run.problem.may_refuse for run in runs) and not is_simulated:
