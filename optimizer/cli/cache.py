@@ -25,20 +25,22 @@ FLAG = "--clean"
 DECLINED = 1
 NOT_NOTICED = "A run that is being prepared, or is in another container, is not noticed and would fail."
 EPILOG = f"""\
-The cache is in ~/.cache/tritune; the variable TRITUNE_CACHE moves it. The next run
-fetches or builds again what it needs: 90 MB for the server, and seconds to minutes
-for a model. Runs and their results are not in the cache (see `tune runs`).
+The cache is in ~/.cache/tritune; the variable TRITUNE_CACHE moves it. The next
+run fetches or builds again what it needs: 90 MB for the server, and seconds to
+minutes for a model. Runs and their results are not in the cache (see `tune
+runs`).
 
 kinds: {", ".join(REMOVABLE)}
-remote is kept: it is what a remote server served before a tune that was killed, which
-the next `tune --target remote` with its --url restores.
 
-{FLAG} refuses while another tune has a server, tunes a remote one, builds a model or
-fetches the server. There is no lock for other uses: a run that is being prepared, or
-is in another container, is not noticed and would fail.
+remote is kept: it is what a remote server served before a tune that was
+killed, which the next `tune --target remote` with its --url restores.
 
-exit codes: 0 done, 1 the deletion was declined, 2 bad input, 3 the cache is in use or
-cannot be removed
+{FLAG} refuses while another tune has a server, tunes a remote one, builds a
+model or fetches the server. There is no lock for other uses: a run that is
+being prepared, or is in another container, is not noticed and would fail.
+
+exit codes: 0 done, 1 the deletion was declined, 2 bad input, 3 the cache is in
+use or cannot be removed
 
 examples:
   tune cache

@@ -16,7 +16,8 @@ exit codes: 0 compared, 1 B regressed (--fail-on-regression), 2 bad input
 
 examples:
   tune compare results/dlrm/20261121-072139 latest
-  tune compare dlrm/20261121-072139 dlrm/20261122-091502 --fail-on-regression 5%
+  tune compare dlrm/20261121-072139 dlrm/20261122-091502 \\
+      --fail-on-regression 5%
 """
 
 
@@ -26,8 +27,8 @@ def build_parser() -> Parser:
         prog="tune compare",
         usage="[options] A B",
         description="Compare the recommendation of run B with that of run A: throughput, latency,\n"
-        "configuration, machine, server, versions, model and requests. Reads the folders and\n"
-        "starts no server.",
+        "configuration, machine, server, versions, model and requests. Reads the\n"
+        "folders and starts no server.",
         epilog=EPILOG,
     )
     parser.add_argument("a", metavar="A", help=RUN_HELP)

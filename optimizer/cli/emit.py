@@ -54,8 +54,8 @@ formats:
   helm-values  values.yaml and its chart
   kserve       InferenceService
 
-exit codes: 0 done, 2 bad input, such as a run that has not ended, or an UNDECIDED
-one without --force
+exit codes: 0 done, 2 bad input, such as a run that has not ended, or an
+UNDECIDED one without --force
 
 examples:
   tune emit results/dlrm/20261120-231154 > config.pbtxt

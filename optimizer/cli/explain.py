@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from optimizer.cli.main import progress_on, terminal
+from optimizer.cli.main import busy, progress_on, terminal
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
 from optimizer.options.values import number_where, parse_optional
 
@@ -17,8 +17,8 @@ def build_parser() -> Parser:
         prog="tune explain",
         usage="[options] RUN",
         description="Explain what limits the throughput of a run, which constraint is active,\n"
-        "which changes would help, and why the runner-up lost. Reads the folder of the run, and\n"
-        "starts a server only with --measure.",
+        "which changes would help, and why the runner-up lost. Reads the folder of the\n"
+        "run, and starts a server only with --measure.",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     add_results(parser)
@@ -52,7 +52,8 @@ def main(words: list[str]) -> int:
 
         say, _ = progress_on(terminal())
         measure_shared_memory(run, say)
-    explanation = explain(run, factor or FP16_FACTOR)
+    with busy("simulating changes"):
+        explanation = explain(run, factor or FP16_FACTOR)
     if arguments.json:
         print(json.dumps(document(explanation), indent=2, allow_nan=False))
     else:

@@ -17,9 +17,9 @@ from optimizer.options.table import SLA_OPTIONS
 STANDARD_OUTPUT = "-"
 OPTIONS = (*SLA_OPTIONS, "model-repository", "bls-composing-models", "concurrent-models", "variants")
 EPILOG = """\
-The profile has the search space that `tune MODEL` derives, written out. No server
-is started. Next to a profile, tritune-profile.schema.json lets editors complete
-and check it.
+The profile has the search space that `tune MODEL` derives, written out. No
+server is started. Next to a profile, tritune-profile.schema.json lets editors
+complete and check it.
 
 exit codes: 0 done, 2 bad input, such as a file that exists without --force
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -41,6 +42,17 @@ def terminal() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)
+
+
+@contextlib.contextmanager
+def busy(text: str) -> Iterator[None]:
+    """Show ``text`` and a spinner on a terminal within the context, which may write to standard error only."""
+    console = terminal()
+    if not console.is_interactive:
+        yield
+        return
+    with console.status(text):
+        yield
 
 
 def progress_on(console: Console, log: str | None = None) -> tuple[Callable[[str], None], ObserverFactory]:

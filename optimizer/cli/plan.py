@@ -9,11 +9,12 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 
 from objectives.sla import Sla, parse_duration_ms, parse_rate
 from optimizer.cli.emit import DEFAULT_UTILIZATION_TEXT, parse_utilization
 from optimizer.cli.emit import MAX_REPLICAS as MOST_AUTOSCALED
-from optimizer.cli.main import EXIT_CODES
+from optimizer.cli.main import EXIT_CODES, busy
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import exists, is_file, is_folder, one_line
 from optimizer.options.command_line import Parser, add_results, values_of
@@ -44,15 +45,16 @@ LONGEST_DELAY_SECONDS = 3600.0
 PEAK_FACTOR = number_where(lambda value: 1 <= value <= 2, "write a number from 1 to 2: the peak relative to the mean")
 EPILOG = f"""\
 One replica is the measured server with all of its GPUs. Give one of --rate,
---gpus, --replicas and --max-cost. With --rate and one of the others the result is
-the tightest latency bound that this number of replicas meets. Several RUNs of one
-model are compared by hardware. RUNs on the same hardware are combined, which
-narrows the interval. With --traffic diurnal or --trace the autoscaler that `tune
-emit --format kubernetes` writes is simulated on this traffic. Models that stream
-or keep state are planned from their measured throughput, for steady traffic only.
+--gpus, --replicas and --max-cost. With --rate and one of the others the result
+is the tightest latency bound that this number of replicas meets. Several RUNs
+of one model are compared by hardware. RUNs on the same hardware are combined,
+which narrows the interval. With --traffic diurnal or --trace the autoscaler
+that `tune emit --format kubernetes` writes is simulated on this traffic.
+Models that stream or keep state are planned from their measured throughput,
+for steady traffic only.
 
 load balancers:
-{chr(10).join(f"  {name}:{chr(10)}    {SPLIT[name]}" for name in BALANCERS)}
+{chr(10).join(fill(f"  {name}: {SPLIT[name]}", 79, subsequent_indent="    ") for name in BALANCERS)}
 
 exit codes: 0 found, 1 nothing meets the bounds, 2 bad input, 3 environment,
 4 found, but the verdict of a RUN is UNDECIDED
@@ -61,7 +63,8 @@ examples:
   tune plan dlrm --rate 40000/s --sla-p95 20ms --gpu-hour-cost 2.50
   tune plan dlrm/sample --traffic diurnal --peak-factor 1.8 --rate 10000req/s
   tune plan results/dlrm/sample --trace requests.csv
-  tune plan results/dlrm/sample --trace requests.csv --max-replicas 20 --replica-start 90s
+  tune plan results/dlrm/sample --trace requests.csv --max-replicas 20 \\
+      --replica-start 90s
   tune plan results/dlrm/sample --gpus 8
   tune plan results/dlrm/sample --max-cost 12 --gpu-hour-cost A100=3.2
 """
@@ -278,7 +281,8 @@ def main(words: list[str]) -> int:
         _say("note: the latencies of the plan are those of all requests in one queue, whatever their priority")
     if arguments.note:
         _say(arguments.note)
-    answer = _plan(arguments.question, runs)
+    with busy("simulating replicas"):
+        answer = _plan(arguments.question, runs)
     forecasts = [own.at_rate for own in answer.answers]
     is_simulated = all(load is not None and load.refused is not None for load in forecasts)
     if any(run.problem.may_refuse for run in runs) and not is_simulated:

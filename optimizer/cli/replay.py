@@ -19,13 +19,13 @@ GRID = "grid"
 EPILOG = """\
 A table has a row for each configuration and load, with the columns
 max_batch_size, instance_count, concurrency, throughput_infer_per_sec and
-latency_p95_ms. The other columns of trials.csv are optional. Without cpu_count,
-the number of CPUs of a server without GPUs, the search guesses that number. Any
-further column that varies is a parameter. The search tries only recorded
-configurations. tpe, nsga2, random, grid and gp have no stopping rule: they end
-when the table is exhausted or after --max-trials configurations. A deployment
-is one load of one configuration, including the two baselines if the table has
-them, without the confirmation at the end.
+latency_p95_ms. The other columns of trials.csv are optional. Without
+cpu_count, the number of CPUs of a server without GPUs, the search guesses that
+number. Any further column that varies is a parameter. The search tries only
+recorded configurations. tpe, nsga2, random, grid and gp have no stopping rule:
+they end when the table is exhausted or after --max-trials configurations. A
+deployment is one load of one configuration, including the two baselines if the
+table has them, without the confirmation at the end.
 
 exit codes: 0 done, 1 no row meets the SLA, 2 bad input, 130 interrupted
 
@@ -66,9 +66,9 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="tune replay",
         usage="[options] TABLE.csv",
-        description="Search a recorded table as `tune run` searches a server. Show how many deployments each\n"
-        "method needs to come within 5 % and 1 % of the best configuration that meets the SLA,\n"
-        "and the regret of its recommendation.",
+        description="Search a recorded table as `tune run` searches a server. Show how many\n"
+        "deployments each method needs to come within 5 % and 1 % of the best\n"
+        "configuration that meets the SLA, and the regret of its recommendation.",
         epilog=EPILOG,
     )
     parser.add_argument(

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optimizer.cli.main import busy
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
@@ -54,7 +55,9 @@ def main(words: list[str]) -> int:
     from optimizer.results.report.write import write
 
     output = Path(arguments.out) if arguments.out else runs[0].folder.path if len(runs) == 1 else Path()
-    for path in write(runs, formats, output):
+    with busy(f"writing {', '.join(formats)}"):
+        paths = write(runs, formats, output)
+    for path in paths:
         print(one_line(str(path)))
     return 0
 

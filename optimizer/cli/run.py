@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 
 EPILOG = """\
-The search space is defined in a profile.yaml (see configs/ and docs/): settings of
-the model and, under space: server:, options of a server that tune starts.
+The search space is defined in a profile.yaml (see configs/ and docs/):
+settings of the model and, under space: server:, options of a server that tune
+starts.
 
-exit codes: 0 PASS (without any bound: found), 1 no configuration meets the SLA,
-2 bad input, 3 environment, 4 UNDECIDED, 130 interrupted
+exit codes: 0 PASS (without any bound: found), 1 no configuration meets the
+SLA, 2 bad input, 3 environment, 4 UNDECIDED, 130 interrupted
 
 examples:
   tune --sla-p95 20ms dlrm

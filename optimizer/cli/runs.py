@@ -23,19 +23,20 @@ BATCHES = "batches"  # the folder of results that holds batches
 PIPED_WIDTH = 500  # columns of a table that is not printed on a terminal, so that each run is one line
 DECLINED = 1
 EPILOG = """\
-A run is named by its folder or by <model>/<run>. All commands that take a RUN also
-take a model, for its newest run, and latest, for the newest run of all:
+A run is named by its folder or by <model>/<run>. All commands that take a RUN
+also take a model, for its newest run, and latest, for the newest run of all:
 tune verify latest, tune report dlrm, tune --resume latest.
 
-result: the verdict; running: a process measures something for the run now; killed:
-its process ended without a result, and --resume continues it; interrupted, failed,
-left; sweep: what tune sweep measured; damaged: its record cannot be read.
+result: the verdict; running: a process measures something for the run now;
+killed: its process ended without a result, and --resume continues it;
+interrupted; failed; left: other workers continue its shared study; sweep: what
+tune sweep measured; damaged: its record cannot be read.
 
-What tune verify --fresh measured is part of its run. The runs of a batch are listed
-with --results results/batches/SUITE.
+What tune verify --fresh measured is part of its run. The runs of a batch are
+listed with --results results/batches/SUITE.
 
-exit codes: 0 done, 1 the deletion was declined, 2 bad input, 3 a run is in use or
-cannot be deleted
+exit codes: 0 done, 1 the deletion was declined, 2 bad input, 3 a run is in use
+or cannot be deleted
 
 examples:
   tune runs

@@ -11,7 +11,7 @@ from optimizer.options.command_line import Parser
 
 def build_parser() -> Parser:
     """Return the parser of the command line."""
-    description = "Download and unpack the embedded server and perf_analyzer, and compile the simulator."
+    description = "Download and unpack the embedded server and perf_analyzer, and compile the\nsimulator."
     parser = Parser("tune setup", "[options]", description)
     parser.add_argument(
         "--openvino", action="store_true", help="Download ONNX Runtime with OpenVINO, too (a run that names it does)"

@@ -50,18 +50,20 @@ MAX_REPEATS = 100
 MAX_INSTANCES = 1024
 EPILOG = """\
 A LIST is 1,2,4 or perf_analyzer's start:end:step (2:16:2) or doubled (1..256).
-Every combination of the listed values is deployed and measured at every load. A
-setting that is not listed keeps the value of the model's own configuration. A
-failed configuration is a row with its reason. The results are in
+Every combination of the listed values is deployed and measured at every load.
+A setting that is not listed keeps the value of the model's own configuration.
+A failed configuration is a row with its reason. The results are in
 results/MODEL/RUN/: sweep.json and trials.csv (with several request batch sizes
 one table each, such as trials-b8.csv), which `tune replay` reads.
 
-exit codes: 0 measured, 1 nothing could be measured, 2 bad input, 3 environment,
-130 interrupted (the measurements so far are printed; --resume continues)
+exit codes: 0 measured, 1 nothing could be measured, 2 bad input, 3
+environment, 130 interrupted (the measurements so far are printed; --resume
+continues)
 
 examples:
   static against dynamic batching, one instance against two:
-    tune sweep --max-queue-delay off,0 --instance-count 1,2 --concurrency 2:16:2 dlrm
+    tune sweep --max-queue-delay off,0 --instance-count 1,2 \\
+      --concurrency 2:16:2 dlrm
   throughput by request batch size:
     tune sweep --max-batch-size 4096 --request-batch-size 1,8,64,512 \\
       --concurrency 1 dlrm
@@ -133,8 +135,9 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="tune sweep",
         usage="[options] MODEL",
-        description="Measure given configurations at given loads on a real server, without a search: throughput,\n"
-        "average and percentile latencies, and the time that a request spends in each stage.",
+        description="Measure given configurations at given loads on a real server, without a search:\n"
+        "throughput, average and percentile latencies, and the time that a request\n"
+        "spends in each stage.",
         epilog=EPILOG,
     )
     model = parser.add_argument("model", metavar="MODEL", nargs="?", help="The model, as in `tune run`")

@@ -19,32 +19,33 @@ from optimizer.study.run_request import read_run_request, read_stored_options, r
 
 _TARGET = {option.name for option in OF_TARGET}
 EPILOG = """\
-The test of the recommendation goes on where the run ended it: with the same loads and
-error shares, and with all windows that were measured so far. It is repeated until PASS
-without more errors than one test makes. The new measurements are part of the run, so
-trials.csv, run.json and the report change. The machine and the server have to be those
-of the run.
+The test of the recommendation goes on where the run ended it: with the same
+loads and error shares, and with all windows that were measured so far. It is
+repeated until PASS without more errors than one test makes. The new
+measurements are part of the run, so trials.csv, run.json and the report
+change. The machine and the server have to be those of the run.
 
-With --fresh the recommendation and the two next best configurations are measured in a
-separate test: in turn on fresh servers, without the windows of the run. The
-recommendation holds if it meets the SLA at the confidence of the run and neither of the
-others has a significantly higher throughput within the SLA. The results are in the
-folder verify/ of the run.
+With --fresh the recommendation and the two next best configurations are
+measured in a separate test: in turn on fresh servers, without the windows of
+the run. The recommendation holds if it meets the SLA at the confidence of the
+run and neither of the others has a significantly higher throughput within the
+SLA. The results are in the folder verify/ of the run.
 
-With --fresh --target remote the measurements take place on a running server, for example
-on the production server before a release. The model is reloaded with each configuration
-and restored at the end. The server must run with --model-control-mode=explicit and
-get no other requests meanwhile.
+With --fresh --target remote the measurements take place on a running server,
+for example on the production server before a release. The model is reloaded
+with each configuration and restored at the end. The server must run with
+--model-control-mode=explicit and get no other requests meanwhile.
 
-exit codes: 0 PASS, 1 no configuration meets the SLA, 2 bad input, 3 environment,
-4 UNDECIDED, 130 interrupted; with --fresh 0 it holds, 1 it does not hold,
-4 the measurements do not decide, for example because the time ended
+exit codes: 0 PASS, 1 no configuration meets the SLA, 2 bad input, 3
+environment, 4 UNDECIDED, 130 interrupted; with --fresh 0 it holds, 1 it does
+not hold, 4 the measurements do not decide, for example because the time ended
 
 examples:
   tune verify latest
   tune verify results/dlrm/20261120-231154
   tune verify --budget 10m results/dlrm/20261120-231154
-  tune verify --fresh --target remote --url triton:8001 results/dlrm/20261120-231154
+  tune verify --fresh --target remote --url triton:8001 \\
+      results/dlrm/20261120-231154
 """
 
 

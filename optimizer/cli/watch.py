@@ -19,16 +19,17 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 0.2, 86400.0
 FEWEST_SAMPLES, MOST_SAMPLES = 2, 1000
 MOST_SERVERS = 1000
 EPILOG = """\
-It reads the metrics of Triton and never changes anything. The first line is the
-answer. docs/watch.md states each check with its threshold.
+It reads the metrics of Triton and never changes anything. The first line is
+the answer. docs/watch.md states each check with its threshold.
 
-exit codes: 0 the recommendation fits, 1 it no longer fits, 2 bad input, such as a
-server without this model, 3 a server cannot be read, 4 too few requests to judge,
-130 interrupted
+exit codes: 0 the recommendation fits, 1 it no longer fits, 2 bad input, such
+as a server without this model, 3 a server cannot be read, 4 too few requests
+to judge, 130 interrupted
 
 examples:
   tune watch dlrm --url http://triton:8002/metrics
-  tune watch results/dlrm/20261121-072139 --url a:8002 --url b:8002 --interval 60s
+  tune watch results/dlrm/20261121-072139 --url a:8002 --url b:8002 \\
+      --interval 60s
   tune watch two_processes --url triton:8002 --url triton:8012
   tune watch dlrm --url triton:8002 --follow --json
 """

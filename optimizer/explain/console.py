@@ -253,6 +253,9 @@ def _effect_of_sla(other: OtherSla, usual: Candidate | None, explanation: Explan
     is_other = point != explanation.subject.point
     sign = f"{other.gain.estimate:+.0%}, " if other.gain and is_other else ""
     text = f"{sign}measured: {_measured(explanation, point)}"
+    own_bound_ms, latency_ms = other.bound_ms / other.factor, METRICS[other.metric].value(point.measurement)
+    if is_other and other.factor > 1 and latency_ms is not None and latency_ms <= own_bound_ms:
+        text += f", which is within {formatting.exact(round(own_bound_ms, 3))} ms too"
     if point.candidate != explanation.subject.point.candidate:
         text += f" ({configuration_text.configuration(point.candidate)})"
     expected = _expected(other, explanation)
@@ -358,6 +361,8 @@ def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator
     interval = "" if math.isinf(high) else f" (from {_less(low)} to {_less(high)})"
     yield f"On average over its windows it served {_less(runner_up.less)} than the recommendation{interval}."
     verdict = formatting.verdict(runner_up.confirmed)
+    if runner_up.confirmed.sla:
+        verdict = f"Its own test ended with {verdict}"
     if runner_up.missed:
         yield f"{verdict}: {runner_up.missed}."
     elif runner_up.interval.high < 0 and explanation.run.outcome is not None:

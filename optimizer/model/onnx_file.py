@@ -51,7 +51,10 @@ def read_onnx(path: Path) -> ModelProto:
         if fault := _fault_of_bytes(path):
             raise BadInputError(f"{show_path(path)}: not an ONNX model ({fault})")
         model = onnx.load(str(path), load_external_data=False)
-    except (DecodeError, OSError, ValueError) as error:
+    except DecodeError:
+        problem = "not an ONNX model (it cannot be decoded; export or download it again)"
+        raise BadInputError(f"{show_path(path)}: {problem}") from None
+    except (OSError, ValueError) as error:
         problem = f"not an ONNX model ({one_line(' '.join(str(error).split()), MAX_MESSAGE)})"
         raise BadInputError(f"{show_path(path)}: {problem}") from None
     if not model.graph.node:

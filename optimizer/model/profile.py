@@ -207,6 +207,9 @@ def parse_profile_tree(root: LocatedValue, path: Path, folder: Path) -> Profile:
     if not isinstance(root.value, dict):
         problem = f"{format_value(root.plain())} is not a profile; it starts with a line 'model:'"
         raise located_error(file, root.line, (), problem)
+    if "profile_models" in root.value and "model" not in root.value:
+        problem = "this is a configuration of Model Analyzer; give it with --from-model-analyzer FILE"
+        raise located_error(file, root.line, (), problem)
     gpu = root.value.get("gpu")
     if gpu is not None and gpu.value is not None and not isinstance(gpu.value, dict):
         problem = f"{format_value(gpu.plain())} is not a mapping; leave the key out or fill it"

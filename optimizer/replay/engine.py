@@ -359,8 +359,11 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     console.print(table)
     print_line(console)
     print_line(console, "best in the table", "bold")
-    print_line(console, f"  {described(comparison.best, comparison.problem)}")
-    print_line(console, f"  {configuration_text.configuration(comparison.best.candidate)}")
+    for text in (
+        described(comparison.best, comparison.problem),
+        configuration_text.configuration(comparison.best.candidate),
+    ):
+        formatting.print_indented(console, text, first_indent="  ", indent="    ")
 
 
 def closest(recording: Recording, problem: Problem) -> str:

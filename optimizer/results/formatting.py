@@ -17,6 +17,7 @@ from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.load_shapes import RequestTimes, is_shape, parse_shape
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import LoadPoint, Point
+from optimizer.results.line_breaks import wrap
 
 UNKNOWN = "unknown"
 OUTPUT_THROUGHPUT = "output-throughput"
@@ -284,6 +285,12 @@ def plain_table(*headers: str) -> Table:
 def print_line(console: Console, text: str = "", style: str = "") -> None:
     """Print ``text`` without interpreting rich markup, which names of models and files could contain."""
     console.print(Text(text, style))
+
+
+def print_indented(console: Console, text: str, *, first_indent: str = "", indent: str = "  ") -> None:
+    """Print ``text`` with line breaks between words; ``indent`` precedes all lines but the first."""
+    for line in wrap(text, console.width, first_indent=first_indent, indent=indent):
+        print_line(console, line)
 
 
 def print_table(console: Console, table: Table) -> None:

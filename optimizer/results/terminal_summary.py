@@ -100,7 +100,7 @@ def print_best_so_far(console: Console, outcome: Outcome, problem: Problem, *, r
         print_wrapped(console, "best so far", figures)
         print_wrapped(console, "", configuration_text.configuration(best.candidate))
     else:
-        nothing = f"no measurement meets {goal}" if goal else "nothing was measured"
+        nothing = f"no measurement meets {goal}" if goal and outcome.measurements else "nothing was measured"
         print_wrapped(console, "best so far", nothing)
     print_unwrapped(console, "results", str(results_dir))
     print_unwrapped(console, "continue", f"tune --resume {shlex.quote(str(results_dir))}")

@@ -217,11 +217,11 @@ def print_preview(console: Console, shown: RunPreview) -> None:
     formatting.print_line(console)
     formatting.print_line(console, "tried first:")
     for number, trial in enumerate(shown.first, 1):
-        formatting.print_line(console, f"{number}. {configuration_text.configuration(trial.candidate)}")
-        formatting.print_line(console, f"   {trial.reason}")
-    formatting.print_line(console, f"then: {_search(shown)}")
-    for note in shown.notes:
-        formatting.print_line(console, f"note: {one_line(note)}")
+        configuration = configuration_text.configuration(trial.candidate)
+        formatting.print_indented(console, f"{number}. {configuration}", indent="   ")
+        formatting.print_indented(console, trial.reason, first_indent="   ", indent="   ")
+    for label, text in (("then", _search(shown)), *(("note", one_line(note)) for note in shown.notes)):
+        formatting.print_indented(console, f"{label}: {text}", indent="      ")
     started = "A server was started to read the inputs" if shown.started_server else "No server was started"
     formatting.print_line(console, f"{started}, and nothing was measured.")
 

@@ -190,7 +190,7 @@ PROFILES = [
     profile("", ("p.yaml: ", "empty", "model:")),
     profile("- mlp\n", ("p.yaml:1: ", "model:")),
     profile("model: {builder: mlp\n", ("p.yaml:2:1: ", "expected ',' or '}'")),
-    profile("model:\n\tbuilder: mlp\n", ("p.yaml:2:1: ", "cannot start any token")),
+    profile("model:\n\tbuilder: mlp\n", ("p.yaml:2:1: ", "YAML allows no tab here; write blanks")),
     profile("model: {builder: mlp}\nslo: {p95: 20ms}\n", ("p.yaml:2: slo: ", "did you mean sla?")),
     profile("model: {builder: mlp}\nsla:\n  pp9: 20ms\n", ("p.yaml:3: sla.pp9: ", "did you mean p")),
     profile("model: {builder: mlp}\nsla:\n  p100: 20ms\n", ("p.yaml:3: sla.p100: ", "above 0 and below 100")),

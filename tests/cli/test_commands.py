@@ -92,7 +92,9 @@ def test_each_command_has_a_help(tune: Tune, called_tune: Tune) -> None:
     shown = tune("--help")
     assert (shown.code, shown.stdout, shown.stderr) == (0, overview(), "")
     for command in COMMANDS:
-        assert called_tune(command, "--help").stdout.startswith(f"usage: tune {command} ")
+        lines = called_tune(command, "--help").stdout.splitlines()
+        assert lines[0].startswith(f"usage: tune {command} ")
+        assert max(lines, key=len)[80:] == "", command  # a terminal of 80 columns would break the line
 
 
 def test_models_lists_the_built_in_models_from_any_folder(tune: Tune) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import textwrap
 from pathlib import Path
 
@@ -65,6 +66,7 @@ def test_space_first_trials_and_time_are_shown_and_nothing_is_written(dry_run: T
     ):
         assert text in " ".join(shown.stdout.split()), text
     assert max(map(len, shown.stdout.splitlines())) <= 80
+    assert re.search(r"\nnote: [^\n]*production\n {6}build's", shown.stdout)
     assert files(playground.working_folder) == [playground.working_folder / "net.onnx"]
     assert not any(path.name.startswith("runtime") for path in (playground.root / "cache").iterdir())
 

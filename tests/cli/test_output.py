@@ -69,6 +69,27 @@ def test_a_full_standard_error_changes_nothing_else() -> None:
         assert run("--frob", stderr=full).returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("explain", SAMPLE), "simulating changes"),
+        (("plan", SAMPLE, "--rate", "40000/s"), "simulating replicas"),
+        (("report", SAMPLE, "--format", "markdown", "--out", "/dev/null"), "writing markdown"),
+    ],
+    ids=str,
+)
+def test_a_wait_is_shown_on_a_terminal_only(arguments: tuple[str | Path, ...], text: str) -> None:
+    keyboard, terminal = os.openpty()
+    try:
+        ended = run(*arguments, stderr=terminal, TERM="xterm")
+        shown = os.read(keyboard, 100_000).decode()
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert (text in shown, text.encode() in ended.stdout) == (True, False)
+    assert text.encode() not in run(*arguments).stderr
+
+
 @pytest.mark.parametrize("arguments", [("models",), ("explain", SAMPLE)], ids=str)
 def test_characters_that_cannot_be_encoded_are_replaced(arguments: tuple[str | Path, ...]) -> None:
     ended = run(*arguments, PYTHONIOENCODING="ascii")

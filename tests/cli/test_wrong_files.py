@@ -16,6 +16,11 @@ PROFILE = "model: {builder: mlp}\nsla: {p95: 20ms}\n"
 SLA = ("--sla-p95", "20ms")
 FILES = {
     "empty ONNX file": ("net.onnx", b"", ("net.onnx: ", "the file is empty", "export or download it again")),
+    "part of an ONNX file": (
+        "net.onnx",
+        b"\x08\x08\x3a\x7f",
+        ("net.onnx: ", "cannot be decoded", "download it again"),
+    ),
     "pointer of Git LFS": (
         "net.onnx",
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",

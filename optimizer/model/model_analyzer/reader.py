@@ -88,6 +88,8 @@ def read_model_analyzer(file: Path, model: str | None) -> ModelAnalyzerImport:
     data = read_bytes(file, yaml_lines.MAX_BYTES, "a configuration of Model Analyzer is a page of YAML")
     root = yaml_lines.parse(data, str(file), hint="a configuration of Model Analyzer has a line 'profile_models:'")
     reader, notes = ValueReader(file), ImportNotes(file)
+    if isinstance(root.value, dict) and "model" in root.value and "profile_models" not in root.value:
+        raise reader.fault(root, "this is the profile of a model; tune it with `tune FILE`")
     common = reader.mapping(root, list(FILE))
     for key, where in root.value.items() if isinstance(root.value, dict) else ():
         notes.add(where, FILE[key] if key in common else _EMPTY)

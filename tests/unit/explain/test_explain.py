@@ -274,6 +274,11 @@ def test_a_measurement_within_the_bounds_with_more_throughput_is_named() -> None
     assert "no measurement had more throughput" not in shown
     assert "Another measurement within the bounds had more throughput: 18,486 infer/s" in shown
     assert "It is not recommended, because it was measured in the search only; fresh servers of this" in shown
+    assert (
+        "p95 <= 30 ms: +1%, measured: 18,486 infer/s, p95 14.9 ms, concurrency 41; trial 7, one measurement of the "
+        "search, which is within 20 ms too." in shown
+    )
+    assert "Its own test ended with UNDECIDED at 99 % confidence. The recommendation serves more." in shown
 
 
 def test_explain_and_plan_show_the_same_throughput() -> None:

@@ -632,6 +632,7 @@ def group(text: str) -> str:
     [
         ("", "ma.yaml: empty; a configuration of Model Analyzer has a line 'profile_models:'"),
         ("- m\n", "ma.yaml:1: ['m'] is not a mapping"),
+        ("model: {builder: mlp}\n", "ma.yaml:1: this is the profile of a model; tune it with `tune FILE`"),
         (f"{ONE}client_prototcol: grpc\n", "ma.yaml:3: client_prototcol: unknown key; did you mean client_protocol?"),
         (f"{ONE}model-type: LLM\n", "ma.yaml:3: model-type: unknown key; did you mean model_type?"),
         (f"{HEAD}profile_models: {{m: {{cpuonly: 1}}}}\n", "m.cpuonly: unknown key; did you mean cpu_only?"),

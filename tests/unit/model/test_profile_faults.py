@@ -47,10 +47,10 @@ FAULTS = [
         "model: {builder: mlp\nsla: x",
         "p.yaml:2:4: while parsing a flow mapping, expected ',' or '}', but got ':'",
     ),
+    (MODEL + "\tsla: x", "p.yaml:2:1: YAML allows no tab here; write blanks"),
     (
-        MODEL + "\tsla: x",
-        "p.yaml:2:1: while scanning for the next token, found character '\\t' that cannot start "
-        "any token",
+        "profile_models: [m]\nlatency_budget: 20\n",
+        "p.yaml:1: this is a configuration of Model Analyzer; give it with --from-model-analyzer FILE",
     ),
     (
         MODEL + "---\n" + MODEL,

@@ -425,7 +425,11 @@ class TestText:
             print_best_so_far(Console(file=text, width=80), result, problem(), results_dir=Path("a b/1"))
         assert "12,345 infer/s, p95 18.2 ms" in text.getvalue()
         assert text.getvalue().count("tune --resume 'a b/1'\n") == 3
-        assert text.getvalue().count("no measurement meets p95 <= 20 ms") == 2
+        assert "configurations.\nbest so far   no measurement meets p95 <= 20 ms\n" in text.getvalue()
+        assert (
+            "Interrupted after 0 measurements of 0 configurations.\nbest so far   nothing was measured\n"
+            in text.getvalue()
+        )
 
 
 class TestHtml:
