@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from optimizer.cli import doctor
 from optimizer.cli.commands import COMMANDS, overview
-from optimizer.core.folders import cache_folder
+from optimizer.core.files import cache_folder
 from optimizer.deploy import perf_analyzer_release, runtime
 from tests.command_fixtures import RUN_SECONDS, Playground, Tune
 from tests.repositories import doubler, serialized
