@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from optimizer.cli.completion import complete_model
 from optimizer.cli.main import EXIT_CODES, INTERRUPTED, progress_on, terminal
 from optimizer.core.errors import BadInputError
-from optimizer.options.command_line import Parser, values_of
+from optimizer.options.command_line import Parser, command_line, command_with_larger_budget, values_of
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import BY_NAME, OPTIONS
 from optimizer.study.run_request import RunRequest, read_run_request
@@ -191,7 +191,8 @@ def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
         notes=result.notes,
         facts=result.task.source.facts,
         results_dir=result.folder.path,
-        command=result.command,
+        command=command_line(result.options),
+        longer_command=command_with_larger_budget(result.options),
         config_path=result.folder.best_config if result.outcome.recommended else None,
         report_path=result.report_path,
     )

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from objectives.quantiles import parse_percentile
@@ -21,6 +22,7 @@ from optimizer.options.table import GROUPS, OPTIONS, SLA
 from optimizer.options.values import QUOTE_LENGTH, parse_latency_bound, parse_optional, parse_path, parse_value, quote
 
 _PERCENTILE_FLAG = re.compile(r"--sla-((?:ttft-|itl-)?p(?:-?[0-9.]+)?)", re.ASCII)
+ENOUGH_SECONDS = 600.0  # the least budget that is proposed if the first trial took the whole time
 _NEGATIVE = re.compile(r"-\.?[0-9]")  # the beginning of a negative number
 
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # of the environment: the shell asks for the words that may come next
@@ -251,6 +253,11 @@ def command_line(options: RunOptions) -> str:
     """
     words = option_words(written_values(options))
     return shlex.join(["tune", *words, *(["--"] if options.model.startswith("-") else []), options.model])
+
+
+def command_with_larger_budget(options: RunOptions) -> str:
+    """Return ``command_line`` with twice the budget, at least with ENOUGH_SECONDS."""
+    return command_line(replace(options, budget_seconds=max(2 * options.budget_seconds, ENOUGH_SECONDS)))
 
 
 def option_words(values: Mapping[str, str | list[str] | bool]) -> list[str]:

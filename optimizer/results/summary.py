@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
 from objectives.metrics import METRICS
 from objectives.sequential import LOOKS
-from objectives.sla import parse_duration_ms
 from objectives.verdict import estimand, needed_requests
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from optimizer.results.recommendation import Doubt, Outcome
 
 VERIFY_BUDGET = "3m"  # of the proposed command that continues the tests
-ENOUGH_MINUTES = 10  # the least budget that is proposed if the first trial took the whole time
 SMALLEST_PERCENT = 1e-4  # a smaller share is shown as 0
 
 
@@ -242,22 +239,16 @@ class NextStep:
     command: str
 
 
-def _with_larger_budget(command: str) -> str:
-    """Return the command of a run with twice its budget, at least with ENOUGH_MINUTES."""
-    given = re.search(r" --budget ([0-9]{1,9}(?:\.[0-9]{1,9})?(?:us|ms|s|m|min|h))(?= )", command)
-    if given is None:
-        return command.replace("tune ", f"tune --budget {ENOUGH_MINUTES}m ", 1)
-    minutes = max(ENOUGH_MINUTES, math.ceil(2 * parse_duration_ms(given[1]) / parse_duration_ms("1m")))
-    return f"{command[: given.start()]} --budget {minutes}m{command[given.end() :]}"
-
-
-def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_complete: bool = False) -> NextStep:
+def next_step(
+    outcome: Outcome, folder: str | Path, reproduce: str, longer: str = "", *, is_complete: bool = False
+) -> NextStep:
     """Return the one thing to do after the run in ``folder``, which has ended.
 
     Args:
         outcome: The outcome of the run.
         folder: The folder of the run.
         reproduce: The command that repeats the run.
+        longer: The same with a larger budget, for a run that measured only the baseline.
         is_complete: Whether no further server can change a verdict.
     """
     run = shlex.quote(one_line(str(folder)))
@@ -270,7 +261,7 @@ def next_step(outcome: Outcome, folder: str | Path, reproduce: str, *, is_comple
             advice = "make a separate test, because more servers cannot change the verdict"
             return NextStep(advice, f"tune verify --fresh {run}")
         if _only_baseline_measured(outcome):
-            return NextStep("run again with a larger --budget", _with_larger_budget(reproduce))
+            return NextStep("run again with a larger --budget", longer or reproduce)
         is_disturbed = _is_disturbed(outcome.confirmed or _last_tested(outcome))
         first = "stop other programs on this machine, then " if is_disturbed else ""
         return NextStep(f"{first}continue the test", verify_command(folder))

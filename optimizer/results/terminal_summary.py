@@ -40,6 +40,7 @@ class RunDetails:
         facts: Facts about the model.
         results_dir: The folder of the run.
         command: The command that reproduces the run.
+        longer_command: The same with a larger budget.
         config_path: The recommended configuration; None if there is none.
         report_path: The report page; None if none was written.
     """
@@ -50,6 +51,7 @@ class RunDetails:
     facts: Mapping[str, object] = field(default_factory=dict)
     results_dir: Path
     command: str = ""
+    longer_command: str = ""
     config_path: Path | None = None
     report_path: Path | None = None
 
@@ -82,7 +84,7 @@ def print_outcome(
     if verbose:
         print_unwrapped(console, "reproduce", run.command)
     is_complete = any(isinstance(note, ConfirmationComplete) for note in run.notes)
-    step = summary.next_step(outcome, run.results_dir, run.command, is_complete=is_complete)
+    step = summary.next_step(outcome, run.results_dir, run.command, run.longer_command, is_complete=is_complete)
     print_wrapped(console, "next", f"{step.advice}:")
     print_unwrapped(console, "", step.command)
 

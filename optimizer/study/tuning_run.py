@@ -22,7 +22,6 @@ from optimizer.core.notes import (
 from optimizer.core.safe_text import is_file, one_line
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.hardware import Fingerprint, Hardware
-from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions
 from optimizer.results import summary
 from optimizer.results.finished_run import read_run
@@ -60,7 +59,7 @@ class RunResult:
     hardware: Hardware
     notes: tuple[Note, ...]
     folder: RunFolder
-    command: str
+    options: RunOptions
     document: dict[str, Any]
     report_path: Path | None = None
     continued_by: str = ""
@@ -191,7 +190,7 @@ class _Session:
                 environment.hardware,
                 record.notes,
                 folder,
-                command_line(options),
+                options,
                 record.write(status, outcome),
                 folder.report if report or is_file(folder.report) else None,
                 result.continued_by if result else "",

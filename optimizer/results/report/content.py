@@ -12,6 +12,7 @@ from optimizer.config.model_config import MAX_BYTES
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_folder, one_line, read_bytes, resolve_inside
 from optimizer.measure.load_client.open_loop import lateness_note
+from optimizer.options.command_line import command_with_larger_budget
 from optimizer.results import configuration_text, formatting, outcome_tables, point_values, summary
 from optimizer.results.finished_run import FinishedRun, remark, resume_command
 from optimizer.results.forecast_accuracy import ForecastChecks, check_forecasts
@@ -185,13 +186,17 @@ def _throughput(outcome: Outcome) -> str:
 def _next_step(run: FinishedRun, outcome: Outcome) -> NextStep | None:
     """Return what to do next; None if other workers continue the study of the run."""
     if run.status in ("found", "none"):
-        return summary.next_step(outcome, run.folder.path, _command(run))
+        return summary.next_step(outcome, run.folder.path, _command(run), _longer_command(run))
     command = resume_command(run)
     return NextStep("continue the run", command) if command else None
 
 
 def _command(run: FinishedRun) -> str:
     return one_line(str(run.info.get("command", "")), LONGEST_COMMAND)
+
+
+def _longer_command(run: FinishedRun) -> str:
+    return one_line(command_with_larger_budget(run.options), LONGEST_COMMAND)
 
 
 def _confidence(run: FinishedRun) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from optimizer.cli.run import read_run_arguments
 from optimizer.core.endpoint import SharedMemoryName
 from optimizer.core.errors import BadInputError
 from optimizer.options.addresses import server_address
-from optimizer.options.command_line import command_line
+from optimizer.options.command_line import command_line, command_with_larger_budget
 from optimizer.options.run_options import SEARCHERS, SLA_METRICS, RunOptions, default_search
 from optimizer.options.values import OBJECTIVES as OBJECTIVE_NAMES
 
@@ -172,6 +172,12 @@ def test_the_simulation_ranks_by_throughput_alone(objective: str) -> None:
 
 def test_a_password_is_not_shown() -> None:
     assert "geheim" not in command_line(RunOptions("m", storage="postgresql://u:geheim@host/db"))
+
+
+@pytest.mark.parametrize(("budget_seconds", "larger"), [(20.0, "600s"), (1800.0, "3600s")])
+def test_a_command_with_a_larger_budget(budget_seconds: float, larger: str) -> None:
+    command = command_with_larger_budget(RunOptions("dlrm", budget_seconds=budget_seconds))
+    assert shlex.split(command) == ["tune", "--budget", larger, "--seed", "0", "dlrm"]
 
 
 def test_the_default_search_ranks_by_requests_or_by_tokens() -> None:
