@@ -19,7 +19,7 @@ from objectives.sequential import LOOKS, look_error
 from objectives.server_spread import ServerSpread, Windows
 
 PROMISING_DEVIATIONS = 1.5  # standard errors by which a load may be better than measured, before the first look
-UNSERVED_EXCESS = math.log(2)  # log of a metric, for a lower load after one at which a server served nothing
+UNSERVED_EXCESS = math.log(2)  # ``excess`` of a load at which a server served nothing, so that no distance is known
 LIKELY_DEVIATIONS = 1.0  # standard errors beyond the limit of a test, with which it is likely to pass
 
 
@@ -41,7 +41,8 @@ class ConstraintVerdict:
         low: Lower bound of the share of slow requests (``judge_share``) or of the metric (``judge_mean``).
         high: Upper bound of the same.
         effective_requests: Independent requests with the same information; 0 if it was not estimated.
-        is_promising: Whether UNDECIDED would become PASS with more servers of the same results.
+        is_promising: Whether UNDECIDED may become PASS with more servers: with the same results, and before the first
+            look with slightly better ones.
         excess: By how much the log of latency has to fall until the test is likely to pass.
     """
 
@@ -209,7 +210,7 @@ def judge_share(
         spread: Variance between servers.
         error: One-sided error of all looks at this configuration and load.
         most_servers: Servers that the time allows in total.
-        verb: What the counted requests do, in the reason.
+        verb: The verb of the counted requests in the reason.
     """
     from scipy import special
 
@@ -220,6 +221,7 @@ def judge_share(
     needed = deviations * _probit_deviation(allowed, effective * LOOKS[0] / servers) / counts.slope
     excess = needed - counts.distance
     if servers < LOOKS[0]:
+        # the count decides where the distance is unknown, as for failed requests
         inside = max(counts.slope * counts.distance, float(special.ndtri(allowed) - special.ndtri(share)))
         deviation = _probit_deviation(allowed, effective)
         return ConstraintVerdict(
@@ -247,10 +249,10 @@ def judge_share(
 
 
 def _may_pass(inside: float, deviation: float, servers: int, freedom: float, error: float, most_servers: int) -> bool:
-    """Return whether a look that the time allows would be a PASS at a load that is a little better than measured.
+    """Return whether a look that the time allows would be a PASS if the load were a little better than measured.
 
     Args:
-        inside: How far the estimate is inside its bound.
+        inside: Distance of the estimate to its bound; negative if it misses the bound.
         deviation: The standard error of the estimate.
         servers: The number of servers that were measured.
         freedom: Degrees of freedom of the variance between servers.

@@ -32,7 +32,7 @@ class LoadJudgement:
 
     Attributes:
         verdict: PASS, FAIL or UNDECIDED.
-        is_promising: Whether more servers with the same share of slow requests would turn UNDECIDED into PASS.
+        is_promising: Whether more servers may turn UNDECIDED into PASS.
         excess: By how much the log of latency has to fall until a test is likely to pass. After a PASS it is usually
             negative: by so much it may rise.
     """
@@ -133,16 +133,6 @@ class LoadSequence:
             return load if look is not None and look - servers <= results.possible_servers() else None
         return None
 
-    def _most_servers(self, load: int, servers: int, results: LoadResults) -> int:
-        """Return how many servers the test of ``load`` may have.
-
-        Before its first look, the time of a lower load is reserved, if one can follow.
-        """
-        most = servers + results.possible_servers()
-        if servers < LOOKS[0] <= most and self._failures + 1 < len(self.shares) and self._worth_testing(load):
-            return max(LOOKS[0], most - LOOKS[0])
-        return most
-
     def finish_passed(self, excess: float) -> None:
         """End the test of the current load with a PASS.
 
@@ -168,6 +158,16 @@ class LoadSequence:
         lower = self._fail()
         likely = [load for load in lower if self.predicted[load] <= wanted]
         self.current = likely[-1] if likely else next(iter(lower), None)
+
+    def _most_servers(self, load: int, servers: int, results: LoadResults) -> int:
+        """Return how many servers the test of ``load`` may have.
+
+        Before its first look, the time of a lower load is reserved, if one can follow.
+        """
+        most = servers + results.possible_servers()
+        if servers < LOOKS[0] <= most and self._failures + 1 < len(self.shares) and self._worth_testing(load):
+            return max(LOOKS[0], most - LOOKS[0])
+        return most
 
     def _pass(self) -> list[int]:
         """Count the current load as passed, and return the loads that may be next, ascending."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -44,15 +44,10 @@ def terminal() -> Console:
     return Console(stderr=True)
 
 
-@contextlib.contextmanager
-def busy(text: str) -> Iterator[None]:
-    """Show ``text`` and a spinner on a terminal within the context, which may write to standard error only."""
+def busy(text: str) -> AbstractContextManager[object]:
+    """Return a context that shows ``text`` and a spinner on a terminal. Only standard error may be written in it."""
     console = terminal()
-    if not console.is_interactive:
-        yield
-        return
-    with console.status(text):
-        yield
+    return console.status(text) if console.is_interactive else nullcontext()
 
 
 def progress_on(console: Console, log: str | None = None) -> tuple[Callable[[str], None], ObserverFactory]:

@@ -253,9 +253,10 @@ def _effect_of_sla(other: OtherSla, usual: Candidate | None, explanation: Explan
     is_other = point != explanation.subject.point
     sign = f"{other.gain.estimate:+.0%}, " if other.gain and is_other else ""
     text = f"{sign}measured: {_measured(explanation, point)}"
-    own_bound_ms, latency_ms = other.bound_ms / other.factor, METRICS[other.metric].value(point.measurement)
+    own_bound_ms = explanation.run.problem.sla.latency_bound_ms(other.metric)
+    latency_ms = METRICS[other.metric].value(point.measurement)
     if is_other and other.factor > 1 and latency_ms is not None and latency_ms <= own_bound_ms:
-        text += f", which is within {formatting.exact(round(own_bound_ms, 3))} ms too"
+        text += f", which is within {formatting.exact(own_bound_ms)} ms too"
     if point.candidate != explanation.subject.point.candidate:
         text += f" ({configuration_text.configuration(point.candidate)})"
     expected = _expected(other, explanation)

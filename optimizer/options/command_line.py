@@ -22,9 +22,9 @@ from optimizer.options.table import GROUPS, OPTIONS, SLA
 from optimizer.options.values import QUOTE_LENGTH, parse_latency_bound, parse_optional, parse_path, parse_value, quote
 
 _PERCENTILE_FLAG = re.compile(r"--sla-((?:ttft-|itl-)?p(?:-?[0-9.]+)?)", re.ASCII)
-ENOUGH_SECONDS = 600.0  # the least budget that is proposed if the first trial took the whole time
 _NEGATIVE = re.compile(r"-\.?[0-9]")  # the beginning of a negative number
 
+ENOUGH_SECONDS = 600.0  # the least budget that is proposed if the first trial took the whole time
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # of the environment: the shell asks for the words that may come next
 RUN_HELP = "Folder of a run, <model>/<run> in --results, a model for its newest run, or latest"
 

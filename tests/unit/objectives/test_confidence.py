@@ -272,7 +272,7 @@ def test_the_interval_of_a_gain_covers_the_truth_as_often_as_planned(state_devia
 
 
 def test_the_speed_of_the_machine_is_no_gain() -> None:
-    """Ours ran while the machine was slower by 20 %; the probes beside the servers saw it."""
+    """Ours ran while the machine was slower by 20 %; the probes next to the servers show it."""
     random = np.random.default_rng(0)
     groups = [[random.normal(-state, 0.01, 8) for state in states] for states in ((0.2, 0.25), (0.0, 0.05))]
     apart = 0.2
