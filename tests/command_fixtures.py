@@ -25,6 +25,8 @@ import pytest
 from optimizer.cli.commands import COMMANDS
 from optimizer.cli.main import EXIT_CODES, main
 from optimizer.core import interrupts
+from optimizer.simulator.continuous_batching import compile_batching
+from optimizer.simulator.simulate import compile_simulator
 
 Env = Mapping[str, str | Path]
 REPORT = "(with report.html)"
@@ -41,6 +43,13 @@ FORKS.set_forkserver_preload(  # a run imports these one by one, which takes lon
         *("sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql", "sqlalchemy.orm"),
     ]
 )
+
+
+@functools.cache
+def compile_simulators() -> None:
+    """Compile the simulators, so that no run has to: it would say so and start another process."""
+    compile_simulator(lambda line: None)
+    compile_batching(lambda line: None)
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,7 @@ class Playground:
         A run draws no page unless REPORT is among the arguments, because drawing takes as long as a short run. It
         shows no progress unless ``--log`` is among them, so that standard error has its errors only.
         """
+        compile_simulators()
         words = [word for word in arguments if word != REPORT]
         first = str(words[0]) if words else ""
         more = [] if first in (*COMMANDS, "--help", "--version") else ["--log", "none"]

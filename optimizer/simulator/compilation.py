@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
+import inspect
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,8 @@ Floats: TypeAlias = npt.NDArray[Any]  # float64
 PACKAGES = Path(__file__).parents[2]  # where Python finds this program
 COMPILE_SECONDS = 600.0
 F = TypeVar("F", bound=Callable[..., Any])
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 def record_type(state: type) -> np.dtype[Any]:
@@ -33,26 +34,21 @@ def record_type(state: type) -> np.dtype[Any]:
     return np.dtype([(name, kinds[kind]) for name, kind in state.__annotations__.items()])
 
 
-def compile_loop(source: Path, simulate: Callable[[], object], say: Callable[[str], None]) -> None:
-    """Load the event loop in the file ``source`` by ``simulate``, a function of a module.
+def compile_loop(
+    loop: Callable[[], CompiledOnce[..., Any]], simulate: Callable[[], object], say: Callable[[str], None]
+) -> None:
+    """Load the event loop that ``loop`` imports by ``simulate``, a function of a module that calls it.
 
     If it has to be compiled first (about 10 s), ``say`` so, and let a child process do it.
     """
-    if not _is_compiled(source):
-        say("compiling the simulator (once)")
-        _compile_in_child(simulate)
     pool = ThreadPoolExecutor(1)  # an interrupt, which only the main thread sees, can make LLVM free memory twice
     try:
+        if not pool.submit(lambda: loop().is_stored()).result():
+            say("compiling the simulator (once)")
+            _compile_in_child(simulate)
         pool.submit(simulate).result()
     finally:
         pool.shutdown(wait=False)
-
-
-def _is_compiled(source: Path) -> bool:
-    """Return whether there is code of the present version of ``source``."""
-    python = f"py{sys.version_info.major}{sys.version_info.minor}"
-    indexes = _code_folder().glob(f"*/{source.stem}.*.{python}.nbi")
-    return any(index.stat().st_mtime > source.stat().st_mtime for index in indexes)
 
 
 def _compile_in_child(simulate: Callable[[], object]) -> None:
@@ -62,11 +58,13 @@ def _compile_in_child(simulate: Callable[[], object]) -> None:
     """
     path = os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")]))
     program = f"from {simulate.__module__} import {simulate.__name__} as simulate; simulate()"
-    with suppress(OSError), tempfile.TemporaryDirectory() as folder:
+    log = _code_folder() / "compile.log"
+    with suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
         run_command(
             [sys.executable, "-P", "-c", program],
             timeout_seconds=COMPILE_SECONDS,
-            log=Path(folder) / "compile.log",
+            log=log,
             env={**os.environ, "PYTHONPATH": path},
         )
 
@@ -96,27 +94,33 @@ def inlined(function: F) -> F:
     return compiled(function, _nrt=False, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
-def compiled_once(function: F) -> F:
-    """Return ``function`` as ``compiled`` does, for calls from Python.
+class CompiledOnce(Generic[Parameters, Result]):
+    """A function as ``compiled`` returns it, for calls from Python.
 
     The first process compiles it. Others that start meanwhile wait and load the result, which takes less time than
     to compile it as well. Without a cache folder that can be locked, each process compiles it.
     """
-    loop = compiled(function)
-    is_loaded = False
 
-    @functools.wraps(function)
-    def call(*arguments: Any) -> Any:
-        nonlocal is_loaded
+    def __init__(self, function: Callable[Parameters, Result]) -> None:
+        self._source, self._name = Path(inspect.getfile(function)), function.__name__
+        self._loop: Any = compiled(function)
+        self._is_loaded = False
+
+    def __call__(self, *arguments: Parameters.args, **keywords: Parameters.kwargs) -> Result:
+        """Return the result of the function."""
         with ExitStack() as stack:
-            if not is_loaded:
+            if not self._is_loaded:
                 with suppress(OSError):
-                    stack.enter_context(file_lock(_code_folder() / f"{function.__name__}.lock", lambda holder: None))
-            result = loop(*arguments)
-        is_loaded = True
+                    stack.enter_context(file_lock(_code_folder() / f"{self._name}.lock", lambda holder: None))
+            result: Result = self._loop(*arguments, **keywords)
+        self._is_loaded = True
         return result
 
-    return cast(F, call)
+    def is_stored(self) -> bool:
+        """Return whether there is code of the present version of the file with the function."""
+        python = f"py{sys.version_info.major}{sys.version_info.minor}"
+        indexes = Path(self._loop.stats.cache_path or os.devnull).glob(f"*.{self._name}-*.{python}.nbi")
+        return any(index.stat().st_mtime > self._source.stat().st_mtime for index in indexes)
 
 
 def _code_folder() -> Path:

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import METRICS, QUANTILES, STATISTICS
 from objectives.quantiles import quantile_at
 from optimizer.core.token_lengths import TokenRequests
-from optimizer.simulator.compilation import compile_loop
+from optimizer.simulator.compilation import CompiledOnce, compile_loop
 
 RING = 1024  # lengths that are drawn
 # A simulation is as long as a measurement of the load client in the search, because the order in which requests of
@@ -174,7 +173,13 @@ def simulated_rows(scenarios: Sequence[BatchingScenario], lengths: RequestLength
 
 def compile_batching(say: Callable[[str], None]) -> None:
     """Load the compiled simulator; ``say`` so if it has to be compiled first."""
-    compile_loop(Path(__file__).with_name("iteration_loop.py"), simulate_smallest, say)
+    compile_loop(_loop, simulate_smallest, say)
+
+
+def _loop() -> CompiledOnce[..., None]:
+    from optimizer.simulator import iteration_loop  # imports the compiler
+
+    return iteration_loop.simulate_scenarios
 
 
 def simulate_smallest() -> None:

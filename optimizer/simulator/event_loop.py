@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from optimizer.simulator.compilation import Floats, Ints, compiled, compiled_once, inlined, record_type
+from optimizer.simulator.compilation import CompiledOnce, Floats, Ints, compiled, inlined, record_type
 from optimizer.simulator.scenario import REJECTED as WAS_REJECTED
 from optimizer.simulator.scenario import TIMED_OUT as HAS_TIMED_OUT
 
@@ -260,7 +260,7 @@ class State:
 STATE_RECORD = record_type(State)
 
 
-@compiled_once
+@CompiledOnce
 def simulate_points(
     points: Ints,
     tables: Tables,

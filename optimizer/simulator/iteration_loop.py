@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from optimizer.simulator.compilation import Floats, Ints, compiled, compiled_once, inlined, record_type
+from optimizer.simulator.compilation import CompiledOnce, Floats, Ints, compiled, inlined, record_type
 
 # columns of ``scenarios``
 SLOTS = 0  # the most running sequences of an instance
@@ -148,7 +148,7 @@ class State:
 STATE_RECORD = record_type(State)
 
 
-@compiled_once
+@CompiledOnce
 def simulate_scenarios(
     scenarios: Floats, factors: Floats, prompts: Ints, outputs: Ints, delays: Floats, results: Floats
 ) -> None:

@@ -18,13 +18,12 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
 from objectives.arrays import FloatArray
 from optimizer.core.trial import Candidate
-from optimizer.simulator.compilation import compile_loop
+from optimizer.simulator.compilation import CompiledOnce, compile_loop
 from optimizer.simulator.packing import PackedScenarios
 from optimizer.simulator.scenario import (
     RING_LENGTH,
@@ -111,7 +110,13 @@ def trace(
 
 def compile_simulator(say: Callable[[str], None]) -> None:
     """Load the compiled simulator; ``say`` so if it has to be compiled first."""
-    compile_loop(Path(__file__).with_name("event_loop.py"), simulate_smallest, say)
+    compile_loop(_loop, simulate_smallest, say)
+
+
+def _loop() -> CompiledOnce[..., None]:
+    from optimizer.simulator import event_loop  # imports the compiler
+
+    return event_loop.simulate_points
 
 
 def simulate_smallest() -> None:

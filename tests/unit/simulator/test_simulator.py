@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from optimizer.core.locks import file_lock
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate
-from optimizer.simulator.compilation import compiled, compiled_once, inlined
+from optimizer.simulator.compilation import CompiledOnce, compiled, inlined
 from optimizer.simulator.event_loop import REFUSED_PAUSE, _partition, _preempted_ns
 from optimizer.simulator.scenario import (
     REJECTED,
@@ -924,7 +924,7 @@ def test_a_process_waits_for_another_one_that_compiles(tmp_path: Path, monkeypat
     def doubled(x: int) -> int:
         return 2 * x
 
-    once = compiled_once(doubled)
+    once = CompiledOnce(doubled)
     with ThreadPoolExecutor(1) as pool:
         with file_lock(tmp_path / "compiled" / "doubled.lock", pytest.fail):
             waiting = pool.submit(once, 21)
@@ -937,11 +937,9 @@ def test_a_process_waits_for_another_one_that_compiles(tmp_path: Path, monkeypat
 
 
 LOOP = """
-from pathlib import Path
+from optimizer.simulator.compilation import CompiledOnce, compile_loop
 
-from optimizer.simulator.compilation import compile_loop, compiled_once
-
-@compiled_once
+@CompiledOnce
 def small_loop(x):
     return 2 * x
 
@@ -952,7 +950,7 @@ if __name__ == "__main__":
     import small_loop
     from numba.core.event import install_recorder
     with install_recorder("numba:compile") as compilations:
-        compile_loop(Path(__file__), small_loop.simulate_smallest, print)
+        compile_loop(lambda: small_loop.small_loop, small_loop.simulate_smallest, print)
     print(small_loop.small_loop(21), len(compilations.buffer))
 """
 
@@ -978,7 +976,7 @@ def test_without_a_folder_for_its_lock_the_loop_is_compiled(tmp_path: Path, monk
     def doubled(x: int) -> int:
         return 2 * x
 
-    once = compiled_once(doubled)
+    once = CompiledOnce(doubled)
     monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "missing"))
     assert once(21) == 42
     assert not (tmp_path / "missing").exists()
