@@ -84,7 +84,8 @@ class ModelJsonContract:
 
 class TestEmbedded(ModelJsonContract):
     @pytest.fixture(scope="module")
-    def target(self, reader: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    @classmethod
+    def target(cls, reader: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         log = tmp_path_factory.mktemp("server") / "tritonserver.log"
         with contextlib.closing(EmbeddedTarget(reader, log=log, say=print)) as target:
             yield target
@@ -92,7 +93,8 @@ class TestEmbedded(ModelJsonContract):
 
 class TestLocal(ModelJsonContract):
     @pytest.fixture(scope="module")
-    def target(self, reader: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    @classmethod
+    def target(cls, reader: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         folder = tmp_path_factory.mktemp("local")
         installation = find_installation(str(write_installation(folder / "triton", runtime.ensure(print))))
         with contextlib.closing(LocalTarget(reader, installation, log=folder / "tritonserver.log")) as target:
@@ -102,8 +104,9 @@ class TestLocal(ModelJsonContract):
 @pytest.mark.alone(exclusive=True)  # see TestDockerTarget
 class TestDocker(ModelJsonContract):
     @pytest.fixture(scope="module")
+    @classmethod
     def target(
-        self, reader: ModelSource, engine: Engine, tmp_path_factory: pytest.TempPathFactory
+        cls, reader: ModelSource, engine: Engine, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[Target]:
         log = tmp_path_factory.mktemp("server") / "tritonserver.log"
         options = RunOptions("reader", docker_image=engine.image)

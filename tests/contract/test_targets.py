@@ -350,7 +350,8 @@ class TestDockerTarget(TargetContract):
         self.base_url = engine.base_url
 
     @pytest.fixture(scope="class")
-    def target(self, mlp: ModelSource, engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    @classmethod
+    def target(cls, mlp: ModelSource, engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         log = tmp_path_factory.mktemp("server") / "tritonserver.log"
         with contextlib.closing(
             DockerTarget(mlp, RunOptions(mlp.name, docker_image=engine.image), log=log, base_url=engine.base_url)
