@@ -16,7 +16,7 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.core.notes import LateRequests
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_client.failures import split_failures
+from optimizer.measure.load_client.failures import FailedRequests, split_failures
 from optimizer.measure.load_client.judgement import (
     ADVICE,
     LEAD_IN_SECONDS,
@@ -200,50 +200,77 @@ def judge_open_loop(
         raise MeasurementError(
             f"a request failed at {load.request_rate:,.6g} requests/s: {without_traceback(record.error)}"
         )
-    every = record
-    record, sizes, failed = split_failures(record, planned.sizes)
-    streamed = StreamedRequests.decode(record.responses, planned.token_output) if record.responses else None
-    requests = SentRequests.of(record, planned.seconds, sizes, streamed, planned.lead_in_seconds)
-
-    def with_failures(measurements: list[Measurement]) -> list[Measurement]:
-        begin_ns, end_ns = 1e9 * requests.begin_seconds, 1e9 * requests.end_seconds
-        return failed.added_to(measurements, failed.planned_ns, begin_ns, end_ns) if failed else measurements
-
-    responded_ns = streamed.first_ns if streamed and record.overload else record.answered_ns
+    served, sizes, failed = split_failures(record, planned.sizes)
+    streamed = StreamedRequests.decode(served.responses, planned.token_output) if served.responses else None
+    requests = SentRequests.of(served, planned.seconds, sizes, streamed, planned.lead_in_seconds)
     if failed:
         failed.check_some_served(len(requests.planned_seconds), load)
-    if not np.any(responded_ns != NEVER):
-        waited = f"{record.ended_ns / 1e9:.1f} s at {load.request_rate:,.6g} requests/s"
-        raise MeasurementError(f"no request was answered within {waited}")
-    if not len(requests.planned_seconds):
-        raise MeasurementError(
-            f"no request was due within {planned.seconds:.3g} s at {load.request_rate:,.6g} requests/s"
-        )
-    _check_kept_up(record, requests, load)
-    samples_rate = load.request_rate * load.request_batch_size
+    responded_ns = streamed.first_ns if streamed and record.overload else served.answered_ns
+    _check_answered(responded_ns, record, requests, planned)
+    _check_kept_up(served, requests, load)
     if record.overload:
-        # the answers belong to requests that were sent long ago; count all answers in this time as the capacity
-        begin_ns, end_ns = requests.begin_seconds * 1e9, requests.end_seconds * 1e9 if streamed else math.inf
-        answered = np.resize(sizes, len(responded_ns))[(responded_ns >= begin_ns) & (responded_ns < end_ns)]
-        output = streamed.output_between(begin_ns, end_ns) if streamed else None
-        measurement = _measurement(requests, answered, requests.span_seconds, sla, record.overload, output)
-        return with_failures([replace(measurement, overloaded=True)])
+        measurements = [_capacity(responded_ns, sizes, requests, streamed, sla, record.overload)]
+    else:
+        measurements = _measured_parts(requests, failed, load, sla, spread_limit, parts)
+    span_ns = (1e9 * requests.begin_seconds, 1e9 * requests.end_seconds)
+    if failed:
+        measurements = failed.added_to(measurements, failed.planned_ns, *span_ns)
+    if record.overload:
+        return measurements
+    return with_priorities(measurements, record, planned.sizes, planned.priorities, record.planned_ns, *span_ns)
+
+
+def _check_answered(responded_ns: IntArray, record: SendRecord, requests: SentRequests, planned: PlannedLoad) -> None:
+    """Raise MeasurementError if there was no response at all, or if no request was due in the measured time."""
+    rate = f"{planned.load.request_rate:,.6g} requests/s"
+    if not np.any(responded_ns != NEVER):
+        raise MeasurementError(f"no request was answered within {record.ended_ns / 1e9:.1f} s at {rate}")
+    if not len(requests.planned_seconds):
+        raise MeasurementError(f"no request was due within {planned.seconds:.3g} s at {rate}")
+
+
+def _capacity(
+    responded_ns: IntArray,
+    sizes: IntArray,
+    requests: SentRequests,
+    streamed: StreamedRequests | None,
+    sla: Sla,
+    overload: str,
+) -> Measurement:
+    """Return the measurement of an overloaded server.
+
+    The responses belong to requests that were sent long ago. All responses in the measured time are its capacity.
+    """
+    begin_ns, end_ns = requests.begin_seconds * 1e9, requests.end_seconds * 1e9 if streamed else math.inf
+    answered = np.resize(sizes, len(responded_ns))[(responded_ns >= begin_ns) & (responded_ns < end_ns)]
+    output = streamed.output_between(begin_ns, end_ns) if streamed else None
+    return replace(_measurement(requests, answered, requests.span_seconds, sla, overload, output), overloaded=True)
+
+
+def _measured_parts(
+    requests: SentRequests,
+    failed: FailedRequests | None,
+    load: LoadPoint,
+    sla: Sla,
+    spread_limit: float,
+    parts: int,
+) -> list[Measurement]:
+    """Return the measurements of a server that was not overloaded, without its failed requests."""
     on_time = requests.on_time()
-    failed_seconds = failed.planned_ns / 1e9 if failed else np.empty(0)
     _check_verdict(requests, on_time, load, sla)
+    samples_rate = load.request_rate * load.request_batch_size
+    failed_seconds = failed.planned_ns / 1e9 if failed else np.empty(0)
     reason = describe_disagreement(
         lambda timing: on_time.windows(samples_rate, timing, failed_seconds),
         sla,
         spread_limit,
-        streams=streamed is not None,
+        streams=requests.streams is not None,
     )
     reason = reason or ("" if sla else _lateness_in_p95(requests, on_time, spread_limit))
     span_seconds = requests.span_seconds / parts
-    measurements = with_failures(
-        [_measurement(part, part.sizes[part.answered], span_seconds, sla, reason) for part in requests.parts(parts)]
-    )
-    times_ns, span_ns = every.planned_ns, (1e9 * requests.begin_seconds, 1e9 * requests.end_seconds)
-    return with_priorities(measurements, every, planned.sizes, planned.priorities, times_ns, *span_ns)
+    return [
+        _measurement(part, part.sizes[part.answered], span_seconds, sla, reason) for part in requests.parts(parts)
+    ]
 
 
 def _measurement(
