@@ -40,6 +40,7 @@ EXPIRING = Candidate(
     fields=((f"{POLICY}allow_timeout_override", False), (f"{POLICY}default_timeout_microseconds", 15_000)),
 )
 SLA = Sla.from_bounds({"p95": 35.0})
+WIDE_SLA = Sla.from_bounds({"p95": 5000.0})  # a client that is late on a busy machine does not miss it
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def ensemble(tmp_path: Path) -> Iterator[EmbeddedTarget]:
 def test_requests_that_a_full_queue_rejects_are_counted_and_not_served(
     sleeper: EmbeddedTarget, tmp_path: Path
 ) -> None:
-    generator = OpenLoopGenerator(log=tmp_path / "client.log", sla=SLA, counts_failures=True)
+    generator = OpenLoopGenerator(log=tmp_path / "client.log", sla=WIDE_SLA, counts_failures=True)
     with sleeper.deploy(SHORT_QUEUE) as endpoint:
         windows = generator.measure_windows(endpoint, LoadPoint(1, request_rate=200.0), 1.0, 2)
         with pytest.raises(MeasurementError, match="Exceeds maximum queue size"):
@@ -83,8 +84,7 @@ def test_requests_that_a_full_queue_rejects_are_counted_and_not_served(
         assert window.requests is not None
         assert window.requests + (window.errors or 0) == pytest.approx(200, abs=70), "all are counted once"
         assert (METRICS["error-rate"].value(window) or 0.0) > 20
-        assert window.goodput_infer_per_sec is not None
-        assert window.goodput_infer_per_sec <= window.throughput_infer_per_sec
+        assert window.goodput_infer_per_sec == pytest.approx(window.throughput_infer_per_sec)
     assert calm[0].errors == 0
 
 
@@ -111,7 +111,7 @@ def test_rejections_are_counted_for_each_priority(sleeper: EmbeddedTarget, tmp_p
     """Each level has a short queue, and the batcher may sleep for half a second while it is full."""
     generator = OpenLoopGenerator(
         log=tmp_path / "client.log",
-        sla=Sla.from_bounds({"p95": 5000.0}),
+        sla=WIDE_SLA,
         counts_failures=True,
         priorities=parse_priorities("1*20|2*80"),
     )

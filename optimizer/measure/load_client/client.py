@@ -180,6 +180,7 @@ class LoadClient:
                 finally:
                     self._cpu_seconds, self._ended_ns = time.process_time() - cpu_seconds, self._now_ns()
                 self._finish(folder, detector)
+                self._drain(min(2 * detector.patience_seconds, self._drain_seconds))
                 if not self._in_flight:
                     folder.joinpath(ALL_ANSWERED).touch()
                 return
@@ -202,12 +203,19 @@ class LoadClient:
         raise NotImplementedError
 
     def _finish(self, folder: Path, detector: OverloadDetector) -> None:
-        """Write the record and wait for the answers that are missing.
+        """Wait for the answers that count and write the record."""
+        raise NotImplementedError
+
+    def _drain(self, seconds: float) -> None:
+        """Wait at most ``seconds`` for the answers that are missing, which count no more.
 
         Closing the connection cancels unanswered requests, and a cancellation at the wrong moment crashes
         tritonserver before 24.12 (https://github.com/triton-inference-server/server/pull/7840).
         """
-        raise NotImplementedError
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(OSError):
+            while self._in_flight and (left := deadline - time.monotonic()) > 0:
+                self._exchange(left)
 
     @property
     def _in_flight(self) -> int:
@@ -354,10 +362,6 @@ class OpenLoopClient(LoadClient):
 
     def _finish(self, folder: Path, detector: OverloadDetector) -> None:
         self._write_record(folder)
-        deadline = time.monotonic() + min(2 * detector.patience_seconds, self._drain_seconds)
-        with contextlib.suppress(OSError):
-            while self._in_flight and (left := deadline - time.monotonic()) > 0:
-                self._exchange(left)
 
     def _send_due(self) -> int:
         first, total = len(self._sent_ns), len(self._planned_ns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import threading
 import time
@@ -29,7 +30,7 @@ from optimizer.measure.load_client.closed_loop import (
 )
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.measure.load_client.judgement import SATURATED_CPU_SHARE, PlannedLoad
-from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord
+from optimizer.measure.load_client.plan import ALL_ANSWERED, NEVER, SendPlan, SendRecord
 from tests.answering_server import AnsweringServer, Array
 
 LOAD = LoadPoint(request_batch_size=2, concurrency=3)
@@ -202,6 +203,34 @@ def test_a_request_that_fails_is_reported(generator: ClosedLoopGenerator) -> Non
         generator.measure(endpoint, LOAD, seconds=0.2)
 
 
+def test_requests_in_flight_are_answered_after_a_failure(generator: ClosedLoopGenerator, tmp_path: Path) -> None:
+    """The end of the connection would cancel them, which can crash the server."""
+    requests = itertools.count()
+
+    def refuse_one(feeds: dict[str, Array]) -> Mapping[str, Array]:
+        if next(requests) == WARM_UPS:
+            raise RuntimeError("index out of range")
+        time.sleep(0.2)
+        return {"y": feeds["x"]}
+
+    with AnsweringServer(refuse_one).serving() as endpoint:
+        messages = generator._messages_for(endpoint, LOAD).serialized
+        run_here(ClosedLoopClient(SendPlan(endpoint.grpc, 1.0, concurrency=3, seconds=30.0), messages), tmp_path)
+    happened = SendRecord.read(tmp_path)
+    assert "index out of range" in happened.error
+    assert np.any(happened.answered_ns == NEVER), "they do not count"
+    assert (tmp_path / ALL_ANSWERED).exists()
+
+
+def run_here(load_client: ClosedLoopClient, folder: Path) -> None:
+    """Run a client in this process and restore what it changes, since it usually has a process of its own."""
+    try:
+        load_client.run(folder)
+    finally:
+        gc.unfreeze()
+        gc.enable()
+
+
 def test_all_entries_of_a_data_file_are_sent(generator: ClosedLoopGenerator, tmp_path: Path) -> None:
     data = tmp_path / "data.json"
     entries = ", ".join(f'{{"x": [{number}, {number}]}}' for number in range(301))
@@ -235,12 +264,7 @@ def test_a_server_that_stops_answering_is_reported(
 
     with AnsweringServer(hang).serving() as endpoint:
         messages = generator._messages_for(endpoint, LOAD).serialized
-        plan = SendPlan(endpoint.grpc, 1.0, concurrency=3, seconds=30.0)
-        try:
-            ClosedLoopClient(plan, messages).run(tmp_path)
-        finally:  # the client turns it off, since it usually has a process of its own
-            gc.unfreeze()
-            gc.enable()
+        run_here(ClosedLoopClient(SendPlan(endpoint.grpc, 1.0, concurrency=3, seconds=30.0), messages), tmp_path)
         freed.set()
     happened = SendRecord.read(tmp_path)
     assert happened.hangs
