@@ -99,30 +99,10 @@ def prepare_task(
     fields = space.fields if swept is None else swept
     if isinstance(arrivals, RecordedArrivals) and arrivals.kinds is not None:
         check_recorded_kinds(arrivals.name, arrivals.kinds, source, fields)
-    priorities = request_priorities(named, fields, options, arrivals)
     check_requests(named, score, options)
     check_shared_memory(options, source, on_gpu=on_gpu)
     sequence_length = sequence_lengths(named, options)
-    input_options = request_options(named, options)
-    tokens = token_requests(named, input_options, options)
-    problem = Problem(
-        model=source.name,
-        space=space,
-        request_batch_size=batch.mean,
-        request_mix=None if batch.fixed else batch,
-        max_concurrency=profile.load.max_concurrency if profile else MAX_CONCURRENCY,
-        objectives=tuple(METRICS[_metric(name, on_gpu)] for name in options.objectives),
-        sla=_sla(named, score, options, on_gpu),
-        open_loop=options.load == "rate",
-        confidence=options.confidence,
-        fixed_shapes=model_config.has_fixed_shapes(source.tuned_config),
-        cpu_count=None if hardware.gpus else hardware.cpu_count,
-        kind=source.kind,
-        request_times=arrivals.times if arrivals else None,
-        tokens=tokens,
-        priorities=priorities,
-        queue=_queue(source),
-    )
+    problem = _make_problem(named, space, hardware, options, arrivals, fields)
     try:
         check_server_settings(source, options, problem)
     except ParameterError as error:
@@ -130,7 +110,7 @@ def prepare_task(
         raise profile.space_fault(error) from None
     check_own_client(named, options, problem)
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
-    requests = make_requests(named, batching, input_options, tokens)
+    requests = make_requests(named, batching, request_options(named, options), problem.tokens)
     if options.model_warmup:
         source = replace(source, warm_up=requests.largest)
     baseline, dynamic_batching = _compared_candidates(source, space.fields)
@@ -153,6 +133,36 @@ def prepare_task(
         on_gpu=on_gpu,
         token_output=(profile.tokens.output_tensor if profile else None) or "",
         sequence_length=sequence_length,
+    )
+
+
+def _make_problem(
+    named: NamedModel,
+    space: SearchSpace,
+    hardware: Hardware,
+    options: RunOptions,
+    arrivals: Arrivals | None,
+    fields: FieldChoices,
+) -> Problem:
+    """Return the problem to solve on ``hardware``, which serves the model; ``fields`` are those that are tried."""
+    source, batch, profile, on_gpu = named.source, named.batch, named.profile, bool(hardware.gpus)
+    return Problem(
+        model=source.name,
+        space=space,
+        request_batch_size=batch.mean,
+        request_mix=None if batch.fixed else batch,
+        max_concurrency=profile.load.max_concurrency if profile else MAX_CONCURRENCY,
+        objectives=tuple(METRICS[_metric(name, on_gpu)] for name in options.objectives),
+        sla=_sla(named, options, on_gpu=on_gpu),
+        open_loop=options.load == "rate",
+        confidence=options.confidence,
+        fixed_shapes=model_config.has_fixed_shapes(source.tuned_config),
+        cpu_count=None if on_gpu else hardware.cpu_count,
+        kind=source.kind,
+        request_times=arrivals.times if arrivals else None,
+        tokens=token_requests(named, request_options(named, options), options),
+        priorities=request_priorities(named, fields, options, arrivals),
+        queue=_queue(source),
     )
 
 
@@ -235,8 +245,9 @@ def _check_instances(space: SearchSpace, source: ModelSource, options: RunOption
             raise ParameterError(path, problem)
 
 
-def _sla(named: NamedModel, score: ScoreSection | None, options: RunOptions, on_gpu: bool) -> Sla:
+def _sla(named: NamedModel, options: RunOptions, *, on_gpu: bool) -> Sla:
     """Return the SLA; latency bounds of the command line replace those of the profile."""
+    score = named.profile.score if named.profile else None
     bounds: dict[str, float] = dict(options.sla_ms.items())
     if not bounds and named.profile:
         bounds = named.profile.sla.latency_bounds_ms()
