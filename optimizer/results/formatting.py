@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from objectives.confidence import Verdict
@@ -294,8 +295,36 @@ def print_indented(console: Console, text: str, *, first_indent: str = "", inden
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print ``table`` without trailing blanks, so that it can be copied into documents."""
+    """Print ``table`` without trailing blanks, so that it can be copied into documents.
+
+    On a terminal that is too narrow for the words of its columns, each cell has a line with the header of its column.
+    """
+    gaps = 2 * (len(table.columns) - 1)
+    if table.show_header and sum(map(_least_width, table.columns)) + gaps > console.width:
+        table = _one_line_for_each_cell(table)
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():
         console.out(line.rstrip(), highlight=False)
+
+
+def _least_width(column: Column) -> int:
+    """Return the width that ``column`` needs so that no word is broken, or no line if the column does not wrap."""
+    texts = (str(column.header), *map(str, column.cells))
+    parts = (part for text in texts for part in (text.splitlines() if column.no_wrap else text.split()))
+    return max(map(cell_len, parts), default=0)
+
+
+def _one_line_for_each_cell(table: Table) -> Table:
+    """Return ``table`` with the rows below each other, divided by empty lines."""
+    lines = plain_table("", "")
+    lines.show_header = False
+    lines.columns[0].no_wrap = True
+    lines.columns[1].overflow = "fold"
+    headers = [Text(" ".join(str(column.header).split()), "dim") for column in table.columns]
+    for i, cells in enumerate(zip(*(column.cells for column in table.columns), strict=True)):
+        if i:
+            lines.add_row()
+        for header, cell in zip(headers, cells, strict=True):
+            lines.add_row(header, cell)
+    return lines
