@@ -30,6 +30,7 @@ COARSEST = 0.05  # share by which rounding may change the lower end of a wide in
 ONE_DIGIT_FROM = 3.55  # first digits of an uncertainty that is written with one digit; smaller ones have two
 NEGLIGIBLE = 1e-5  # a narrower relative width of an interval comes from rounding errors
 MOST_SKEW = 4.0  # largest ratio of the distances to the ends of an interval that ± stands for
+LONGEST_WORD = 16  # characters of a word, such as a path, that a column of a table keeps in one piece
 _SHA_DIGITS = 12
 _HIDDEN_FACTS = {"builder", "seed", "sha256"}
 
@@ -309,10 +310,11 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def _least_width(column: Column) -> int:
-    """Return the width that ``column`` needs so that no word is broken, or no line if the column does not wrap."""
+    """Return the width that ``column`` needs so that no word is broken, except for long ones in columns that wrap."""
     texts = (str(column.header), *map(str, column.cells))
-    parts = (part for text in texts for part in (text.splitlines() if column.no_wrap else text.split()))
-    return max(map(cell_len, parts), default=0)
+    if column.no_wrap:
+        return max(cell_len(line) for text in texts for line in text.split("\n"))
+    return max(min(cell_len(word), LONGEST_WORD) for text in texts for word in text.split(" "))
 
 
 def _one_line_for_each_cell(table: Table) -> Table:
