@@ -9,7 +9,7 @@ from decimal import Decimal
 from functools import lru_cache
 
 _PERCENTILE = re.compile(r"p([0-9]{1,3}(?:\.[0-9]{1,4})?)", re.ASCII)
-PERCENTILE_RULE = "a percentile is above 0 and below 100, with at most four decimals, such as p95 or p99.9"
+PERCENTILE_RULE = "a percentile is at least 50 and below 100, with at most four decimals, such as p95 or p99.9"
 
 
 @lru_cache(maxsize=256)
@@ -20,7 +20,7 @@ def parse_percentile(text: str) -> tuple[str, float]:
     """
     match = _PERCENTILE.fullmatch(text)
     percent = Decimal(match[1]) if match else Decimal(0)
-    if not 0 < percent < 100:
+    if not 50 <= percent < 100:
         raise ValueError(PERCENTILE_RULE)
     return f"p{percent.normalize():f}", float(percent / 100)
 

@@ -58,10 +58,11 @@ def print_models(*, as_json: bool) -> None:
         print(json.dumps([model.document() for model in models], indent=2))
         return
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table("model, SLA", "description, inputs and source", box=None, pad_edge=False)
+    from optimizer.results.formatting import plain_table, print_table
+
+    table = plain_table("model, SLA", "description, inputs and source")
     for model in models:
         name = Text(model.name, "bold").append("\n" + ("\n".join(model.slas) or "no default SLA"), "not bold")
         about = Text(model.description)
@@ -69,7 +70,7 @@ def print_models(*, as_json: bool) -> None:
             about.append(f"\n{line}" if line else "", style)
         table.add_row(name, about)
         table.add_row()
-    Console().print(table)
+    print_table(Console(), table)
     print("tune MODEL tunes one; with another bound: tune --sla-p95 20ms MODEL")
     print("for a profile of your own: tune init MODEL; the built-in ones are in")
     for folder in dict.fromkeys(str(model.profile.parent.absolute()) for model in models):

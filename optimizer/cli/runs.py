@@ -98,15 +98,15 @@ def _print(console: Console, runs: Sequence[ListedRun]) -> None:
 
     table = formatting.plain_table("model", "run", "result", ">infer/s", "bound", ">size")
     for column in table.columns:
-        column.overflow = "fold"  # names can be copied
+        column.no_wrap = True  # names can be copied
     for run in runs:
         throughput = run.throughput_infer_per_sec
         cells = (
             run.model,
             run.name,
             _result(run),
-            "" if throughput is None else formatting.number(throughput),
-            ", ".join(run.bounds),
+            "" if throughput is None else formatting.estimate(throughput, run.throughput_interval),
+            (",\n" if console.is_terminal else ", ").join(run.bounds),
             formatting.size(run.size_bytes),
         )
         table.add_row(*map(Text, cells))

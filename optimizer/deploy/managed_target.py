@@ -26,6 +26,7 @@ from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
 from optimizer.measure.server_client import HELD
 from optimizer.measure.server_messages import (
+    hides_cause,
     lacks_gpu_memory,
     lacks_memory,
     missing_module,
@@ -268,6 +269,8 @@ class ModelLoader:
         if not self._server.answers():
             return self._server.crashed("loading")
         message = without_traceback(error.message())
+        if hides_cause(message) and (cause := self._server.logged_error()):
+            message = f"{message}: {cause}"
         if module := missing_module(error.message()):
             message = f"{message}; {self._server.package_advice(module)}"
         if lacks_memory(error.message()):

@@ -34,6 +34,11 @@ def lacks_gpu_memory(message: str) -> bool:
     return re.search(f"{pattern}|Failed to allocate memory for requested buffer", message, re.IGNORECASE) is not None
 
 
+def hides_cause(message: str) -> bool:
+    """Return whether the message says that Triton cannot read a model, for a reason that only its log has."""
+    return "failed to poll from model repository" in message
+
+
 def without_traceback(message: str) -> str:
     """Return the server's message on one line, without the Python traceback that a backend appends."""
     return shorten(re.split(r"\s+At:\s", message)[0])

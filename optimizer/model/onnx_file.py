@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import re
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from optimizer.config import model_config
 from optimizer.config.model_config_proto import DataType, ModelConfig, ModelInput, ModelOutput
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.safe_text import format_value, one_line
+from optimizer.core.safe_text import format_value, is_file, one_line
 from optimizer.model.config_check import NO_SCALARS
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ DATA_TYPES = {"FLOAT": "TYPE_FP32", "DOUBLE": "TYPE_FP64", "FLOAT16": "TYPE_FP16
 GENERATED_DIM = re.compile(r"unk__\d+|.+_dim_\d+")  # names by tf2onnx and PyTorch's exporter for dynamic dims
 TORCH_ENDINGS = (".pt", ".pt2", ".pth")
 ENDINGS = (".onnx", *TORCH_ENDINGS)
+PROFILE_ENDINGS = (".yaml", ".yml")
 LFS_POINTER = b"version https://git-lfs"  # the beginning of a file whose content Git LFS has not fetched
 UNSPECIFIC_NAMES = {"", "model"}
 
@@ -310,6 +312,19 @@ def _data_type(tensor: ValueInfoProto, which: str) -> Any:
     return DataType.Value(name)
 
 
+def similar_models(missing: Path) -> list[str]:
+    """Return the paths of the models and profiles whose names are the most similar to ``missing``, in its folder."""
+    try:
+        names = [path.name for path in missing.parent.iterdir() if _may_be_model(path) and path != missing]
+    except (OSError, ValueError):  # no such folder, or an impossible path
+        return []
+    return [one_line(str(missing.parent / name)) for name in difflib.get_close_matches(missing.name, names, n=2)]
+
+
+def _may_be_model(path: Path) -> bool:
+    return is_file(path / "config.pbtxt") or (path.suffix in (*ENDINGS, *PROFILE_ENDINGS) and is_file(path))
+
+
 def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) -> ModelSource:
     """Return the model in ``file``, with a repository in ``cache`` that links to it.
 
@@ -322,7 +337,9 @@ def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) ->
             "model.pt2) of a folder NAME/1, write NAME/config.pbtxt and name that folder (see docs/pytorch.md)"
         )
     if not file.exists():
-        raise BadInputError(f"{show_path(file)}: no such file")
+        similar = similar_models(file)
+        hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
+        raise BadInputError(f"{show_path(file)}: no such file{hint}")
     model = read_onnx(file)
     weights = external_files(model, file)
     name = model_name(file)

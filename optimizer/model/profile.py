@@ -42,6 +42,7 @@ from optimizer.core.trial import (
 )
 from optimizer.core.yaml_lines import LocatedValue, PlainValue, located_error
 from optimizer.model.builders import BUILDERS, load_builder
+from optimizer.model.onnx_file import similar_models
 from optimizer.model.profile_schema import (
     BUILT,
     ONNX,
@@ -393,7 +394,9 @@ def find_profile(argument: str) -> Path:
     if argument.endswith((".yaml", ".yml")):
         path = Path(argument)
         if not is_file(path):
-            raise BadInputError(f"{one_line(argument)}: no such file; `tune models` lists the profiles with a name")
+            raise BadInputError(
+                f"{one_line(argument)}: no such file; {_hint(argument)}`tune models` lists the profiles with a name"
+            )
         return path
     if "/" in argument:
         raise _no_model(argument, "no such file or folder")
@@ -407,8 +410,7 @@ def find_profile(argument: str) -> Path:
             return path
     if exists(Path(argument)):
         raise _no_model(argument)
-    similar = difflib.get_close_matches(name, list_profiles(), n=3)
-    hint = f"did you mean {' or '.join(similar)}? " if similar else ""
+    hint = _hint(name, list_profiles())
     searched = " and ".join(dict.fromkeys(str(folder.absolute()) for folder in profile_folders()))
     raise BadInputError(f"no model {format_value(name)} in {searched}: {hint}`tune models` lists them")
 
@@ -421,7 +423,13 @@ def _no_model(argument: str, problem: str = "is no profile, ONNX file or model f
     kinds = "give a .yaml or .onnx file, the folder of a Triton model, or a name from `tune models`"
     if path.name == "config.pbtxt" and exists(path):
         kinds = f"give the folder of the model, {one_line(str(path.parent))}"
-    return BadInputError(f"{one_line(argument)}: {problem}; {kinds}")
+    return BadInputError(f"{one_line(argument)}: {problem}; {_hint(argument)}{kinds}")
+
+
+def _hint(argument: str, names: Collection[str] = ()) -> str:
+    """Return a question with the ``names`` and the files similar to ``argument``, and a blank; empty without any."""
+    similar = [*difflib.get_close_matches(argument, names, n=3), *similar_models(Path(argument))]
+    return f"did you mean {' or '.join(similar)}? " if similar else ""
 
 
 def list_profiles() -> dict[str, Path]:

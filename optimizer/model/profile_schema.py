@@ -83,7 +83,7 @@ DEFAULT_DELAYS_US: Final = ("off", 0, 100, 500, 1000, 2000, 5000)
 DEFAULT_POLICIES: Final = ("none", "max/2")
 _DELAY: Final = "Time in µs that a request may wait for others to form a batch; off: no dynamic batching"
 _PREFERRED: Final = "Batch sizes that the batcher prefers: none, max/2 (of max_batch_size), or sizes such as 8"
-PERCENTILE_KEY: Final = r"^((ttft|itl)_)?p(?!0+(\.0+)?$)[0-9]{1,2}(\.[0-9]{1,4})?$"  # above 0, below 100
+PERCENTILE_KEY: Final = r"^((ttft|itl)_)?p[5-9][0-9](\.[0-9]{1,4})?$"
 # the types of model, as pydantic names them in error locations
 BUILT, ONNX, STORED = "<built>", "<onnx>", "<stored>"
 
@@ -249,8 +249,8 @@ class SlaSection(ProfileSection):
         """Refuse a key that is neither a field nor a percentile, as other sections do."""
         for key in value if isinstance(value, dict) else ():
             if key not in cls.model_fields and not re.fullmatch(PERCENTILE_KEY, str(key)):
-                is_out_of_range = re.fullmatch(r"((ttft|itl)_)?p(0+|[1-9][0-9]{2,})(\.[0-9]*)?", str(key))
-                kind = PydanticCustomError("percentile", PERCENTILE_RULE) if is_out_of_range else "extra_forbidden"
+                is_percentile = re.fullmatch(r"((ttft|itl)_)?p(0|[1-9][0-9]*)(\.[0-9]*)?", str(key))
+                kind = PydanticCustomError("percentile", PERCENTILE_RULE) if is_percentile else "extra_forbidden"
                 fault = InitErrorDetails(type=kind, loc=(str(key),), input=value[key])
                 raise ValidationError.from_exception_data(cls.__name__, [fault])
         return read(value)

@@ -61,7 +61,7 @@ def sentence(source: PlannedConfiguration, point: Point) -> str:
     load, device = point.load, source.device
     subject = f"one {device}" if source.devices == 1 else f"{source.devices} {device}s"
     handles = f"handle{'s' if source.devices == 1 else ''}"
-    served = f"{load.concurrency:,} concurrent requests"
+    served = formatting.count(load.concurrency, "concurrent request")
     if load.request_rate:
         served = f"{formatting.load(load)}, each"
     samples = load.request_batch_size

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from objectives.confidence import Verdict
@@ -29,6 +30,7 @@ COARSEST = 0.05  # share by which rounding may change the lower end of a wide in
 ONE_DIGIT_FROM = 3.55  # first digits of an uncertainty that is written with one digit; smaller ones have two
 NEGLIGIBLE = 1e-5  # a narrower relative width of an interval comes from rounding errors
 MOST_SKEW = 4.0  # largest ratio of the distances to the ends of an interval that ± stands for
+LONGEST_WORD = 16  # characters of a word, such as a path, that a column of a table keeps in one piece
 _SHA_DIGITS = 12
 _HIDDEN_FACTS = {"builder", "seed", "sha256"}
 
@@ -294,8 +296,37 @@ def print_indented(console: Console, text: str, *, first_indent: str = "", inden
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print ``table`` without trailing blanks, so that it can be copied into documents."""
+    """Print ``table`` without trailing blanks, so that it can be copied into documents.
+
+    On a terminal that is too narrow for the words of its columns, each cell has a line with the header of its column.
+    """
+    gaps = 2 * (len(table.columns) - 1)
+    if table.show_header and sum(map(_least_width, table.columns)) + gaps > console.width:
+        table = _one_line_for_each_cell(table)
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():
         console.out(line.rstrip(), highlight=False)
+
+
+def _least_width(column: Column) -> int:
+    """Return the width that ``column`` needs so that no word is broken, except for long ones in columns that wrap."""
+    texts = (str(column.header), *map(str, column.cells))
+    if column.no_wrap:
+        return max(cell_len(line) for text in texts for line in text.split("\n"))
+    return max(min(cell_len(word), LONGEST_WORD) for text in texts for word in text.split(" "))
+
+
+def _one_line_for_each_cell(table: Table) -> Table:
+    """Return ``table`` with the rows below each other, divided by empty lines."""
+    lines = plain_table("", "")
+    lines.show_header = False
+    lines.columns[0].no_wrap = True
+    lines.columns[1].overflow = "fold"
+    headers = [Text(" ".join(str(column.header).split()), "dim") for column in table.columns]
+    for i, cells in enumerate(zip(*(column.cells for column in table.columns), strict=True)):
+        if i:
+            lines.add_row()
+        for header, cell in zip(headers, cells, strict=True):
+            lines.add_row(header, cell)
+    return lines

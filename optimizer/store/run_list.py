@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from objectives.intervals import ConfidenceInterval
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.files import stored_bytes
 from optimizer.core.locks import LOCK_FILE
@@ -43,6 +45,7 @@ class ListedRun:
             result, ``damaged`` if its record cannot be read; otherwise the status in its record.
         verdict: ``PASS``, ``UNDECIDED`` or ``FAIL``.
         throughput_infer_per_sec: That of the recommended configuration; None without one.
+        throughput_interval: Its interval on fresh servers; None if it was not tested there.
         bounds: The SLA.
         written: When its record was written.
         size_bytes: The size of all its files.
@@ -54,6 +57,7 @@ class ListedRun:
     status: str
     verdict: str
     throughput_infer_per_sec: float | None
+    throughput_interval: ConfidenceInterval | None
     bounds: tuple[str, ...]
     written: str
     size_bytes: int
@@ -199,6 +203,7 @@ def _describe(path: Path) -> ListedRun:
         status,
         _text(info.get("verdict") or result.get("verdict")),
         _throughput(_mapping(result.get("recommended")).get("throughput_infer_per_sec")),
+        _interval(_mapping(result.get("confirmation")).get("throughput_infer_per_sec")),
         tuple(filter(None, map(_text, bounds))) if isinstance(bounds, list) else (),
         _text(info.get("written") or info.get("began")),
         stored_bytes(path),
@@ -247,3 +252,10 @@ def _throughput(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST_THROUGHPUT:
         return None  # also for NaN
     return float(value)
+
+
+def _interval(value: object) -> ConfidenceInterval | None:
+    ends = [_throughput(end) for end in value] if isinstance(value, list) else []
+    if len(ends) != 2 or (low := ends[0]) is None:
+        return None
+    return ConfidenceInterval(low, math.inf if ends[1] is None else ends[1])

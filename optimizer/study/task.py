@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from objectives.metrics import METRICS
+from objectives.metrics import METRICS, QUANTILES
 from objectives.sla import Sla, parse_rate
 from optimizer.config import model_config
 from optimizer.config.execution import check_execution
@@ -103,6 +103,8 @@ def prepare_task(
     check_shared_memory(options, source, on_gpu=on_gpu)
     sequence_length = sequence_lengths(named, options)
     problem = _make_problem(named, space, hardware, options, arrivals, fields)
+    for hint in _hints_on_low_percentiles(problem.sla):
+        say(hint)
     try:
         check_server_settings(source, options, problem)
     except ParameterError as error:
@@ -263,6 +265,17 @@ def _sla(named: NamedModel, options: RunOptions, *, on_gpu: bool) -> Sla:
     sla = Sla.from_bounds(bounds)
     _check_timings(sla, options.objectives, named)
     return sla
+
+
+def _hints_on_low_percentiles(sla: Sla) -> Iterator[str]:
+    """Yield the share of late requests that each bound on a percentile between p50 and p90 permits."""
+    for bound in sla.latencies:
+        metric = METRICS[bound.metric]
+        if metric.quantile is None or not 0.5 < metric.quantile < 0.9:
+            continue
+        swapped = f"p{metric.statistic[:0:-1]}"
+        meant = f"; did you mean {swapped}?" if swapped in QUANTILES else ""
+        yield f"{bound} lets {100 * (1 - metric.quantile):.4g} % of the requests be late{meant}"
 
 
 def _check_timings(sla: Sla, objectives: Sequence[str], named: NamedModel) -> None:

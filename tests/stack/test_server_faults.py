@@ -458,6 +458,18 @@ def test_a_model_that_the_server_refuses_is_bad_input(playground: Playground) ->
     assert len(table.read_text().splitlines()) == 2
 
 
+def test_a_configuration_that_the_server_cannot_read_is_refused_with_the_cause_in_its_log(
+    playground: Playground,
+) -> None:
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    config = write_sleeper(playground.working_folder, milliseconds=1) / "config.pbtxt"
+    config.write_text(config.read_text().replace("dims: 4", "dims: 4 reshape { shape: 2 }", 1))
+    ended = run_tune(playground, "--sla-p95", "20ms", "sleeper")
+    assert ended.code == 2
+    assert "has different size for dims and reshape for sleeper; correct its config.pbtxt" in ended.complaints[0]
+
+
 def test_a_model_that_loads_but_fails_every_request_is_bad_input(playground: Playground) -> None:
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +123,8 @@ def write_page(run: FinishedRun) -> None:
     try:
         replace_file(path, page)
     except OSError as error:
-        raise write_error(path, error) from error
+        remedy = f"write it with `tune report {shlex.quote(one_line(str(run.folder.path)))}`"
+        raise write_error(path, error, remedy) from error
 
 
 def write(runs: Sequence[FinishedRun], formats: Iterable[str], output: Path) -> list[Path]:

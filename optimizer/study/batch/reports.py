@@ -14,6 +14,7 @@ from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import is_file, one_line
 from optimizer.results import formatting, summary
 from optimizer.results.formatting import plain_table, print_table
+from optimizer.results.line_breaks import wrap
 from optimizer.results.report.write import environment
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.batch.entry_state import percent
@@ -231,4 +232,5 @@ def _remarks(entry: EntryRecord) -> list[str]:
 
 def _say(console: Console, text: str = "", style: str = "") -> None:
     """Print ``text`` without markup: names of models and files may contain brackets."""
-    console.print(Text(one_line(text), style))
+    for line in wrap(one_line(text), console.width) or [""]:
+        console.print(Text(line, style), soft_wrap=True)

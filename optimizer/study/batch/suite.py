@@ -127,6 +127,12 @@ def read_suite(path: Path) -> Suite:
     if "model" in source.value and "entries" not in source.value:
         problem = "this is the profile of a model; tune it with `tune FILE`, or name it in the entries of a suite"
         raise located_error(str(path), source.line, (), problem)
+    if "profile_models" in source.value:
+        problem = (
+            "this is a configuration of Model Analyzer; tune its models with `tune --from-model-analyzer FILE`, or "
+            "name their folders in the entries of a suite"
+        )
+        raise located_error(str(path), source.line, (), problem)
     try:
         file = SuiteFile.model_validate(source.plain())
     except ValidationError as error:

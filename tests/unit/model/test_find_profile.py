@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,27 @@ def test_unknown_name_suggests_similar_names(folder: Path) -> None:
     message = str(caught.value)
     assert message.startswith(f"no model 'dlrn' in {folder / 'configs'} and ")
     assert message.endswith(": did you mean dlrm? `tune models` lists them")
+
+
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("model.onxn", "did you mean model.onnx?"),
+        ("./model.onx", "did you mean model.onnx?"),
+        ("repository/my_modl", "did you mean repository/my_model?"),
+        ("shop.yml", "did you mean shop.yaml?"),
+        ("mlp.onnxx", "`tune models` lists them"),
+        ("nowhere/model.onxn", "give a .yaml or .onnx file"),
+    ],
+)
+def test_a_mistyped_path_suggests_the_model_with_the_most_similar_name(
+    folder: Path, argument: str, hint: str
+) -> None:
+    (folder / "repository" / "my_model").mkdir(parents=True)
+    for name in ("model.onnx", "model.json", "shop.yaml", "repository/my_model/config.pbtxt"):
+        (folder / name).touch()
+    with pytest.raises(BadInputError, match=re.escape(hint)):
+        find_profile(argument)
 
 
 @pytest.mark.usefixtures("folder")

@@ -94,7 +94,7 @@ def options(draw: st.DrawFn) -> RunOptions:
     return RunOptions(
         **served,
         model=draw(TEXTS),
-        sla_ms=draw(st.dictionaries(st.sampled_from([*SLA_METRICS, "p99.9", "ttft-p99.5", "p42"]), POSITIVE)),
+        sla_ms=draw(st.dictionaries(st.sampled_from([*SLA_METRICS, "p99.9", "ttft-p99.5", "p72"]), POSITIVE)),
         model_repository=draw(st.one_of(st.none(), PATHS)),
         objectives=objectives,
         min_throughput=draw(st.sampled_from([None, "4000/s", "0.5 req/s", " 7"])),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from google.protobuf import text_format
+from rich.console import Console
 
 from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import METRICS
@@ -174,3 +175,35 @@ class TestWords:
             "- }",
             "+ dynamic_batching { max_queue_delay_microseconds: 500 }",
         ]
+
+
+def printed_table(width: int) -> list[str]:
+    """Return the lines of a table with a long name on a terminal of ``width`` columns."""
+    table = formatting.plain_table("model", ">infer/s", "bound")
+    table.columns[0].no_wrap = True
+    table.add_row("text_recognition-small", "540 ± 110", "p95 <= 20 ms")
+    table.add_row("mlp", "", "p99 <= 5 ms")
+    console = Console(width=width)
+    with console.capture() as captured:
+        formatting.print_table(console, table)
+    return captured.get().splitlines()
+
+
+def test_a_table_is_printed_without_trailing_blanks() -> None:
+    assert printed_table(60) == [
+        "model                     infer/s  bound",
+        "text_recognition-small  540 ± 110  p95 <= 20 ms",
+        "mlp                                p99 <= 5 ms",
+    ]
+
+
+def test_a_table_that_does_not_fit_has_a_line_for_each_cell() -> None:
+    assert printed_table(38) == [
+        "model    text_recognition-small",
+        "infer/s  540 ± 110",
+        "bound    p95 <= 20 ms",
+        "",
+        "model    mlp",
+        "infer/s",
+        "bound    p99 <= 5 ms",
+    ]

@@ -378,9 +378,9 @@ class TestBrowser:
 
 
 def test_a_page_of_a_run_that_cannot_be_written_does_not_ask_for_another_run(run: Path) -> None:
-    """The measurements are on disk, so the run continues."""
+    """The measurements are on disk, so only the page is missing."""
     finished = read_run(run)
     shutil.rmtree(run)
     with pytest.raises(EnvironmentFault, match=rf"^cannot write {run}/report\.html: .*; check that disk, ") as caught:
         write_page(finished)
-    assert str(caught.value).endswith(", then continue with `tune --resume`")
+    assert str(caught.value).endswith(f", then write it with `tune report {run}`")

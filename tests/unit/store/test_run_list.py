@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
 import pytest
 
+from objectives.intervals import ConfidenceInterval
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.locks import LOCK_FILE, file_lock
 from optimizer.options.run_options import RunOptions
@@ -155,6 +157,23 @@ def test_a_run_is_listed_with_verdict_throughput_bound_and_size() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("stored", "interval"),
+    [
+        ([15500.0, 16400.0], ConfidenceInterval(15500.0, 16400.0)),
+        ([15500.0, None], ConfidenceInterval(15500.0, math.inf)),
+        ([None, 16400.0], None),
+        ([15500.0], None),
+    ],
+)
+def test_a_run_is_listed_with_the_interval_of_its_confirmation(
+    stored: list[float], interval: ConfidenceInterval | None
+) -> None:
+    record("dlrm/20261121-072139", result=RESULT | {"confirmation": {"throughput_infer_per_sec": stored}})
+    (listed,) = list_runs("results")
+    assert listed.throughput_interval == interval
+
+
 def test_runs_of_one_model_are_listed_and_a_model_without_runs_is_refused() -> None:
     for run in ("dlrm/20261121-072139", "mlp/20261123-010000", "dlrm/20261122-091502"):
         record(run)
@@ -214,7 +233,8 @@ def test_a_damaged_run_is_listed_with_its_fault_in_one_line(case: str) -> None:
 def test_a_record_with_any_values_is_listed_on_one_line(value: object) -> None:
     record("dlrm/1", verdict=value, result=value, problem=value, written=value)
     record("dlrm/2", result={"recommended": value}, problem={"constraints": value})
-    record("dlrm/3", result={"recommended": {"throughput_infer_per_sec": value}}, problem={"constraints": [value]})
+    of_point = {"throughput_infer_per_sec": value}
+    record("dlrm/3", result={"recommended": of_point, "confirmation": of_point}, problem={"constraints": [value]})
     (record("dlrm/4").path / "run.json").write_text(json.dumps({"schema_version": 1, "options": {}, "status": value}))
     listed = list_runs("results")
     assert len(listed) == 4

@@ -368,6 +368,20 @@ def test_the_table_fits_80_columns(mixed: BatchRecord, folder: BatchFolder) -> N
     assert any("13,315 infer/s" in line and "PASS" in line for line in lines)
 
 
+def test_a_long_name_breaks_in_the_table_and_the_path_of_a_log_does_not(
+    mixed: BatchRecord, folder: BatchFolder
+) -> None:
+    log = "/var/" + 30 * "long/" + "tritonserver.log"
+    failed = replace(mixed.entries[1], model=60 * "x", reason=f"the server died (log: {log})")
+    console = Console(width=80, record=True)
+    with console.capture() as captured:
+        print_batch(console, replace(mixed, entries=(failed,)), folder)
+    lines = captured.get().splitlines()
+    assert lines[3].startswith("model ")
+    assert any(line.endswith(f"{log})") for line in lines)
+    assert not any(line.endswith(" ") for line in lines)
+
+
 # -- expected improvement ---------------------------------------------------------------------------
 
 

@@ -78,6 +78,7 @@ def test_a_name_tells_two_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("profile_models: [m]", r"suite.yaml:1: this is a configuration of Model Analyzer; .*`tune --from-model"),
         ("", "suite.yaml: empty; a suite has a line 'entries:'"),
         ("5", "suite.yaml:1: 5 is not a suite"),
         ("models: [a]", "suite.yaml:1: entries: missing"),

@@ -38,6 +38,23 @@ def test_bounds_are_those_of_the_options(models: Path) -> None:
     assert task(models, sla_ms={"p99": 30.0}).problem.needs_own_client is None
 
 
+@pytest.mark.parametrize(
+    ("percentile", "hints"),
+    [
+        ("p59", ["p59 <= 30 ms lets 41 % of the requests be late; did you mean p95?"]),
+        ("p87.5", ["p87.5 <= 30 ms lets 12.5 % of the requests be late"]),
+        ("p50", []),
+        ("p90", []),
+        ("avg", []),
+    ],
+)
+def test_a_low_percentile_is_pointed_out(models: Path, percentile: str, hints: list[str]) -> None:
+    said: list[str] = []
+    options = RunOptions("sleeper", model_repository=str(models), sla_ms={percentile: 30.0})
+    prepare_task(options, TWO_CPUS, said.append)
+    assert said == hints
+
+
 def test_bounds_of_a_profile_are_read(models: Path) -> None:
     profile = models.parent / "p.yaml"
     profile.write_text(
