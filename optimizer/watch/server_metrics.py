@@ -256,6 +256,7 @@ def read_server(url: str, model: str) -> ModelCounters:
                 "metrics, http://HOST:8002/metrics by default"
             ) from None
         reason = getattr(error, "reason", error)  # of a URLError
+        reason = getattr(reason, "strerror", None) or reason  # without its number
         raise EnvironmentFault(
             f"--url {url}: the metrics cannot be read ({one_line(str(reason)) or type(error).__name__}); "
             "check the address and that the server runs"

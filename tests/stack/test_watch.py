@@ -82,4 +82,4 @@ def test_a_server_that_has_ended_cannot_be_read(playground: Playground, tune: Tu
     ended = tune("watch", sample, "--url", "127.0.0.1:1", *INTERVAL, "--samples", "2")
     assert ended.code == 3
     (line,) = (complaint for complaint in ended.complaints if complaint.startswith("tune: "))
-    assert "the metrics cannot be read" in line
+    assert "the metrics cannot be read (Connection refused); " in line

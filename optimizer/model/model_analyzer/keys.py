@@ -76,11 +76,11 @@ FILE: KeyTable = {
     **_mapped("`load.max_concurrency`", "run_config_search_max_concurrency"),
     **_ignored("tune searches for the load from 1 request in flight", "run_config_search_min_concurrency"),
     **_mapped(
-        "`space.max_batch_size`, doubled from the minimum (1) to the maximum (128)",
+        "`space.max_batch_size`, doubled from the minimum (default 1) to the maximum (default 128)",
         *("run_config_search_min_model_batch_size", "run_config_search_max_model_batch_size"),
     ),
     **_mapped(
-        "`space.instance_group_count`, each from the minimum (1) to the maximum (5)",
+        "`space.instance_group_count`, each from the minimum (default 1) to the maximum (default 5)",
         *("run_config_search_min_instance_count", "run_config_search_max_instance_count"),
     ),
     **_mapped("a space of the listed fields; all others stay as in config.pbtxt", "run_config_search_disable"),
