@@ -134,11 +134,11 @@ def main(words: list[str]) -> int:
         gpu = assignment.stored_on_gpu(Path(options.model_repository or "."), mapped.model)
         print(profile_text(mapped, options, gpu=gpu), end="")
         return 0
+    progress = progress_on(terminal(), arguments.log)
+    if arguments.dry_run:  # the preview has the notes
+        return _preview(options, progress[0], as_json=arguments.as_json)
     for note in mapped.notes if mapped is not None and not arguments.as_json else ():
         print(note, file=sys.stderr, flush=True)
-    progress = progress_on(terminal(), arguments.log)
-    if arguments.dry_run:
-        return _preview(options, progress[0], as_json=arguments.as_json)
     from optimizer.study.tuning_run import tune
 
     show = partial(show_result, as_json=arguments.as_json, verbose=arguments.verbose)

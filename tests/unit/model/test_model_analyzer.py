@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.cli.run import read_run_arguments
+from optimizer.cli.run import main, read_run_arguments
 from optimizer.core.errors import BadInputError
 from optimizer.machine.hardware import Hardware
 from optimizer.model.model_analyzer.keys import NESTED_KEYS, SECTIONS, KeyTable
@@ -483,6 +483,14 @@ def test_the_task_is_that_of_the_printed_profile() -> None:
     assert replace(ours, notes=()) == theirs
     assert again.options == replace(values.options, model="m.yaml", model_repository=None, from_model_analyzer=None)
     assert [str(bound) for bound in ours.problem.sla] == ["p95 <= 20 ms", "throughput >= 10 infer/s"]
+
+
+def test_a_preview_has_each_note_once(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ma.yaml").write_text(f"{ONE}export_path: out\n")
+    assert main(["--from-model-analyzer", "ma.yaml", "--dry-run"]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert stdout.count("export_path: ignored") == 1
+    assert stderr == ""
 
 
 # -- GPUs -------------------------------------------------------------------------------------------------------
