@@ -106,6 +106,9 @@ class RecordedProcess:
     def kill(self) -> None:
         self.process.kill()
 
+    def terminate(self) -> None:
+        self.process.terminate()
+
     def finish(self, seconds: float = 600.0) -> Ended:
         """Wait for the end and return the exit code; that of a signal is negative."""
         self.process.join(seconds)
