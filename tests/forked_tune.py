@@ -1,4 +1,4 @@
-"""The ``tune`` command as a fork of a process that has imported the modules of a run, which takes 3 s of CPU time."""
+"""The ``tune`` command as a fork of a process that has imported its modules, which takes 2.4 s of CPU time."""
 
 from __future__ import annotations
 
