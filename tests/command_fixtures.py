@@ -6,7 +6,6 @@ import contextlib
 import csv
 import functools
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -27,8 +26,10 @@ from optimizer.cli.main import EXIT_CODES, main
 from optimizer.core import interrupts
 from optimizer.simulator.continuous_batching import compile_batching
 from optimizer.simulator.simulate import compile_simulator
+from tests.forked_tune import ForkedTune
 
 Env = Mapping[str, str | Path]
+RunningTune = subprocess.Popen[str] | ForkedTune
 REPORT = "(with report.html)"
 UNDECIDED = EXIT_CODES["UNDECIDED"]  # the exit code of a recommendation with --no-confirmation
 FOUND = {EXIT_CODES["PASS"], UNDECIDED}  # the verdict of a run with a confirmation depends on the machine
@@ -36,13 +37,6 @@ FINISHED = {*FOUND, EXIT_CODES["FAIL"]}
 RUN_SECONDS = 800.0  # only a run that hangs takes so long, even if it compiles the simulator on a slow machine
 HANG_SECONDS = 600.0  # the same for a start, an end and a clean-up
 TUNE = Path(sys.executable).with_name("tune")
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(  # a run imports these one by one, which takes longer than most runs on a recorded table
-    [
-        *("__main__", "tests.warm_run", "tests.shared_run"),
-        *("sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql", "sqlalchemy.orm"),
-    ]
-)
 
 
 @functools.cache
@@ -101,20 +95,24 @@ class Playground:
         shows no progress unless ``--log`` is among them, so that standard error has its errors only.
         """
         compile_simulators()
-        words = [word for word in arguments if word != REPORT]
-        first = str(words[0]) if words else ""
-        more = [] if first in (*COMMANDS, "--help", "--version") else ["--log", "none"]
-        more += ["--no-report"] if more and len(words) == len(arguments) else []
-        at = 0 if first.startswith("-") else 1  # tune looks for the name of a command in the first word only
         return subprocess.Popen(
-            [*under, TUNE, *words[:at], *more, *words[at:]],
+            [*under, TUNE, *_words(arguments)],
             cwd=cwd or self.working_folder,
-            env={**os.environ, "TMPDIR": str(self.temporary), **(env or {})},
+            env={**self._variables, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def fork(self, *arguments: str | Path, cwd: Path | None = None) -> ForkedTune:
+        """Start ``tune`` as ``start`` does, without the time to import the modules of a run."""
+        compile_simulators()
+        return ForkedTune(_words(arguments), cwd or self.working_folder, self._variables)
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        return {**os.environ, "TMPDIR": str(self.temporary)}
 
     def processes(self) -> list[psutil.Process]:
         """Return all processes that were started here, found by command line or working directory.
@@ -132,6 +130,16 @@ class Playground:
     def shared_memory(self, pid: int) -> list[Path]:
         """Return the shared-memory regions of the servers that the ``tune`` with this process id has started."""
         return list(Path("/dev/shm").glob(f"tritune_{pid}_*"))
+
+
+def _words(arguments: Sequence[str | Path]) -> list[str | Path]:
+    """Return the arguments without REPORT, and for a run with the options of ``Playground.start``."""
+    words = [word for word in arguments if word != REPORT]
+    first = str(words[0]) if words else ""
+    more = [] if first in (*COMMANDS, "--help", "--version") else ["--log", "none"]
+    more += ["--no-report"] if more and len(words) == len(arguments) else []
+    at = 0 if first.startswith("-") else 1  # tune looks for the name of a command in the first word only
+    return [*words[:at], *more, *words[at:]]
 
 
 @dataclass(frozen=True)
@@ -219,9 +227,14 @@ def run_tune(
     cwd: Path | None = None,
     timeout: float = RUN_SECONDS,
     env: Env | None = None,
+    forks: bool = True,
 ) -> Ended:
-    """Run ``tune`` to its end and check that no shared memory of its servers is left."""
-    process = playground.start(*arguments, cwd=cwd, env=env)
+    """Run ``tune`` to its end and check that no shared memory of its servers is left.
+
+    Run the installed program instead of a fork if it gets variables, which may matter before its first line.
+    """
+    is_forked = forks and not env
+    process = playground.fork(*arguments, cwd=cwd) if is_forked else playground.start(*arguments, cwd=cwd, env=env)
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     finally:
@@ -289,10 +302,15 @@ def called_tune(playground: Playground, capfd: pytest.CaptureFixture[str]) -> Tu
 
 
 def eventually(condition: Callable[[], object], seconds: float) -> bool:
-    """Return whether ``condition`` becomes true within ``seconds``."""
+    """Return whether ``condition`` becomes true within ``seconds``.
+
+    The checks take at most a tenth of a core: one that looks at all processes takes several milliseconds.
+    """
     deadline = time.monotonic() + seconds
-    while not condition():
+    while True:
+        before = time.thread_time()
+        if condition():
+            return True
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.02)
-    return True
+        time.sleep(max(0.02, 9 * (time.thread_time() - before)))

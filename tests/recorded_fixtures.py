@@ -21,8 +21,9 @@ from optimizer.core.files import write_atomically
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.store.trials_table import TrialsTable
 from tests import recorded_run
-from tests.command_fixtures import FORKS, Ended, Playground, playing_in
+from tests.command_fixtures import Ended, Playground, playing_in
 from tests.conftest import known_server, measurement
+from tests.forked_tune import FORKS
 
 LOADS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64)
 SPACE = SearchSpace(max_batch_size=(1, 4, 64), max_queue_delay_us=("off", 0, 1000), instance_count=(1, 2))
@@ -104,6 +105,9 @@ class RecordedProcess:
 
     def kill(self) -> None:
         self.process.kill()
+
+    def terminate(self) -> None:
+        self.process.terminate()
 
     def finish(self, seconds: float = 600.0) -> Ended:
         """Wait for the end and return the exit code; that of a signal is negative."""

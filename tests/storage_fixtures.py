@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pwd
 import shutil
@@ -10,10 +11,11 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -41,6 +43,16 @@ class SmallDisk:
         """Return the beginning of a command that sees the disk and runs in the folder above it."""
         enter = ["nsenter", f"--target={self.holder}", "--user", "--mount", "--preserve-credentials"]
         return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', self.mount.parent]
+
+    def run(self, main: Callable[[list[str]], NoReturn], words: list[str]) -> NoReturn:
+        """Run ``main`` where ``command_prefix`` runs a command. The process must have no other threads."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        for kind in ("user", "mnt"):
+            with Path(f"/proc/{self.holder}/ns/{kind}").open() as namespace:
+                if libc.setns(namespace.fileno(), 0) != 0:
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), namespace.name)
+        os.chdir(self.mount.parent)
+        main(words)
 
     def fill(self) -> None:
         """Take all space that is left. Call it again to take what a program has freed by removing its own files."""

@@ -98,7 +98,8 @@ class CompiledOnce(Generic[Parameters, Result]):
     """A function as ``compiled`` returns it, for calls from Python.
 
     The first process compiles it. Others that start meanwhile wait and load the result, which takes less time than
-    to compile it as well. Without a cache folder that can be locked, each process compiles it.
+    to compile it as well. A process that finds stored code does not wait: the other may compile another version.
+    Without a cache folder that can be locked, each process compiles it.
     """
 
     def __init__(self, function: Callable[Parameters, Result]) -> None:
@@ -109,7 +110,7 @@ class CompiledOnce(Generic[Parameters, Result]):
     def __call__(self, *arguments: Parameters.args, **keywords: Parameters.kwargs) -> Result:
         """Return the result of the function."""
         with ExitStack() as stack:
-            if not self._is_loaded:
+            if not self._is_loaded and not self.is_stored():
                 with suppress(OSError):
                     stack.enter_context(file_lock(_code_folder() / f"{self._name}.lock", lambda holder: None))
             result: Result = self._loop(*arguments, **keywords)

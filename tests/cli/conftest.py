@@ -1,5 +1,14 @@
-"""Command-line tests run ``tune`` as a process of its own."""
+"""Command-line tests run ``tune`` as a process of its own, and start the installed program."""
 
-from tests.command_fixtures import called_tune, playground, tune
+import functools
 
-__all__ = ["called_tune", "playground", "tune"]
+import pytest
+
+from tests.command_fixtures import Playground, Tune, called_tune, playground, run_tune
+
+__all__ = ["called_tune", "playground"]
+
+
+@pytest.fixture
+def tune(playground: Playground) -> Tune:
+    return functools.partial(run_tune, playground, forks=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from optimizer.deploy import runtime
 from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Playground, eventually, run_tune
+from tests.forked_tune import ForkedTune
 from tests.local_cluster import LocalCluster, local_cluster
 from tests.repositories import write_sleeper
 
@@ -35,7 +35,9 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def steady(playground: Playground) -> Playground:
+def steady(playground: Playground, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Playground:
+    """Return a playground whose commands find the cluster."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
     write_sleeper(playground.working_folder / "models", milliseconds=8)
@@ -48,7 +50,7 @@ def table(playground: Playground) -> str:
     return tables[0].read_text() if tables else ""
 
 
-def wait_for_a_row(playground: Playground, process: subprocess.Popen[str]) -> None:
+def wait_for_a_row(playground: Playground, process: ForkedTune) -> None:
     before = table(playground).count("\n")
     more = max(before, 1)  # the header
     assert eventually(lambda: table(playground).count("\n") > more or process.poll() is not None, HANG_SECONDS)
@@ -59,7 +61,7 @@ def rows(playground: Playground) -> list[dict[str, str]]:
     return list(csv.DictReader(table(playground).rpartition("\n")[0].splitlines()))
 
 
-def interrupt(process: subprocess.Popen[str]) -> None:
+def interrupt(process: ForkedTune) -> None:
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, stderr) == (130, ""), stdout
@@ -68,8 +70,7 @@ def interrupt(process: subprocess.Popen[str]) -> None:
 @pytest.mark.timeout(2400)  # several waits of at most RUN_SECONDS and HANG_SECONDS
 def test_no_measurement_is_lost_with_workers_and_nodes(cluster: LocalCluster, steady: Playground) -> None:
     """A worker is killed, the run is interrupted and resumed, a node is killed; lost trials are repeated."""
-    env = {"RAY_ADDRESS": cluster.address}
-    first = steady.start(*STUDY, "--budget", "10m", "--max-trials", "5", "steady.yaml", env=env)
+    first = steady.fork(*STUDY, "--budget", "10m", "--max-trials", "5", "steady.yaml")
     wait_for_a_row(steady, first)
     assert eventually(lambda: cluster.workers(0), HANG_SECONDS)  # the row may be the other worker's
     (killed,) = cluster.workers(0)
@@ -80,7 +81,7 @@ def test_no_measurement_is_lost_with_workers_and_nodes(cluster: LocalCluster, st
     before = table(steady)
 
     (run,) = (steady.working_folder / "results").glob("*/*")
-    second = steady.start("--resume", run, env=env)
+    second = steady.fork("--resume", run)
     wait_for_a_row(steady, second)
     cluster.raylet(1).kill()
     confirmed = eventually(lambda: any(row["confirmation"] for row in rows(steady)), RUN_SECONDS)
@@ -99,10 +100,10 @@ def test_no_measurement_is_lost_with_workers_and_nodes(cluster: LocalCluster, st
     assert eventually(lambda: not steady.processes(), HANG_SECONDS)  # the supervisors end after their servers
 
 
-def test_a_model_that_needs_a_gpu_is_refused(cluster: LocalCluster, steady: Playground) -> None:
+def test_a_model_that_needs_a_gpu_is_refused(steady: Playground) -> None:
     config = steady.working_folder / "models/sleeper/config.pbtxt"
     config.write_text(config.read_text().replace("KIND_CPU", "KIND_GPU"))
-    ended = run_tune(steady, *STUDY, "steady.yaml", env={"RAY_ADDRESS": cluster.address})
+    ended = run_tune(steady, *STUDY, "steady.yaml")
     assert ended.code == 3
     assert ended.complaints == [
         "tune: sleeper: its instances are KIND_GPU, and trials have no GPU: no node of the cluster has one"

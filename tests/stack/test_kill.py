@@ -7,7 +7,6 @@ import csv
 import json
 import random
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from tests.command_fixtures import (
     RUN_SECONDS,
     Ended,
     Playground,
+    RunningTune,
     assert_search_ended,
     eventually,
     run_tune,
@@ -43,8 +43,6 @@ space:
 """
 STUDY = ("--sla-p95", "500ms", "--budget", "3m", "--max-trials", "3", "--no-confirmation")
 MORE_TRIALS = ("--max-trials", "100")  # a study that is still running whenever a signal comes
-
-Popen = subprocess.Popen[str]
 
 
 @pytest.fixture
@@ -94,7 +92,7 @@ def named(playground: Playground, name: str) -> list[psutil.Process]:
     return processes
 
 
-def wait_for(condition: Callable[[], object], process: Popen) -> None:
+def wait_for(condition: Callable[[], object], process: RunningTune) -> None:
     """Wait until ``condition`` is true; fail if ``process`` ends before."""
     assert eventually(lambda: condition() or process.poll() is not None, HANG_SECONDS)
     if process.poll() is not None:
@@ -109,23 +107,23 @@ def kill_9(processes: list[psutil.Process]) -> None:
 
 # -- kill -9 of tune --------------------------------------------------------------------------------------------
 
-Moment = Callable[[Playground, Popen], None]
+Moment = Callable[[Playground, RunningTune], None]
 
 
-def server_starts(playground: Playground, process: Popen) -> None:
+def server_starts(playground: Playground, process: RunningTune) -> None:
     wait_for(lambda: named(playground, "tritonserver"), process)
 
 
-def model_loads(playground: Playground, process: Popen) -> None:
+def model_loads(playground: Playground, process: RunningTune) -> None:
     before = content(playground, "logs/tritonserver.log").count(b"loading: sleeper")
     wait_for(lambda: content(playground, "logs/tritonserver.log").count(b"loading: sleeper") > before, process)
 
 
-def a_load_is_measured(playground: Playground, process: Popen) -> None:
+def a_load_is_measured(playground: Playground, process: RunningTune) -> None:
     wait_for(lambda: named(playground, "perf_analyzer"), process)
 
 
-def a_row_is_written(playground: Playground, process: Popen) -> None:
+def a_row_is_written(playground: Playground, process: RunningTune) -> None:
     before = len(content(playground, "trials.csv"))
     wait_for(lambda: len(content(playground, "trials.csv")) > before, process)
 
@@ -152,7 +150,7 @@ def test_kill_9_at_any_moment(steady: Playground) -> None:
     for name, moment in MOMENTS.items():
         arguments = (*STUDY, "--max-trials", "2", "steady.yaml") if not killed else ("--resume", run_folder(steady))
         before = content(steady, "trials.csv")
-        process = steady.start(*arguments)
+        process = steady.fork(*arguments)
         moment(steady, process)
         if moment in SERVER_IS_UP:  # folders of killed runs are removed before a server starts
             assert [folder.name.split("-")[1] for folder in steady.temporary.glob("tritune-*")] == [
@@ -180,7 +178,7 @@ def assert_complete(playground: Playground, ended: Ended) -> None:
 
 def test_a_kill_of_everything_at_once(steady: Playground) -> None:
     """No process is left to remove the shared memory: the next run does."""
-    process = steady.start(*STUDY, *MORE_TRIALS, "steady.yaml")
+    process = steady.fork(*STUDY, *MORE_TRIALS, "steady.yaml")
     a_load_is_measured(steady, process)
     regions = steady.shared_memory(process.pid)
     assert regions
@@ -193,7 +191,7 @@ def test_a_kill_of_everything_at_once(steady: Playground) -> None:
     assert eventually(lambda: steady.processes() == [], HANG_SECONDS), steady.processes()
     assert steady.shared_memory(process.pid) == regions
     assert list(steady.temporary.iterdir())
-    resumed = steady.start("--resume", run_folder(steady))
+    resumed = steady.fork("--resume", run_folder(steady))
     server_starts(steady, resumed)
     assert steady.shared_memory(process.pid) == []
     assert not list(steady.temporary.glob(f"tritune-{process.pid}-*"))
@@ -206,7 +204,7 @@ def test_a_kill_of_everything_at_once(steady: Playground) -> None:
 
 def interrupted(playground: Playground, moment: Moment, *signals: signal.Signals, json: bool = False) -> Ended:
     """Run a study that gets ``signals`` at ``moment``; assert that it leaves nothing behind."""
-    process = playground.start(*STUDY, *MORE_TRIALS, *(["--json"] if json else []), "steady.yaml")
+    process = playground.fork(*STUDY, *MORE_TRIALS, *(["--json"] if json else []), "steady.yaml")
     moment(playground, process)
     for signum in signals:
         process.send_signal(signum)
@@ -219,7 +217,7 @@ def interrupted(playground: Playground, moment: Moment, *signals: signal.Signals
 
 
 def test_ctrl_c_twice_ends_with_the_best_so_far(steady: Playground) -> None:
-    def measured_and_measuring(playground: Playground, process: Popen) -> None:
+    def measured_and_measuring(playground: Playground, process: RunningTune) -> None:
         wait_for(lambda: any(row["stable"] == "true" for row in rows(playground)), process)
         wait_for(lambda: named(playground, "perf_analyzer"), process)
 
@@ -266,7 +264,7 @@ def test_signals_that_nohup_ignores_stay_ignored(steady: Playground) -> None:
 
 def test_a_server_that_is_killed_costs_one_measurement(steady: Playground) -> None:
     """The server of the baseline is killed; the baseline is deployed again."""
-    process = steady.start(
+    process = steady.fork(
         "--sla-p95", "500ms", "--budget", "3m", "--max-trials", "2", "--no-confirmation", "--json", "steady.yaml"
     )
     a_load_is_measured(steady, process)
@@ -299,7 +297,7 @@ def test_a_server_that_never_comes_up_is_an_error(steady: Playground) -> None:
     (steady.working_folder / "backends" / "python").mkdir(parents=True)
     (steady.working_folder / "backends" / "python" / "libtriton_python.so").touch()
     local = ("--target", "local", "--tritonserver", str(program), "--backend-directory", "backends")
-    process = steady.start(*STUDY, *local, "--log", "plain", "steady.yaml")
+    process = steady.fork(*STUDY, *local, "--log", "plain", "steady.yaml")
     stdout, stderr = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 3
     assert stdout == ""

@@ -417,7 +417,7 @@ def test_the_result_is_shown_before_the_page_is_drawn_and_an_interrupt_waits_for
 ) -> None:
     write_steady(playground.working_folder)
     arguments = ["--sla-p95", "500ms", "--max-trials", "1", "--no-confirmation", "steady.yaml"]
-    process = playground.start(*arguments, REPORT)
+    process = playground.fork(*arguments, REPORT)
     assert process.stdout is not None
     shown = next(line for line in iter(process.stdout.readline, "") if line.startswith("report "))
     page = playground.working_folder / shown.removeprefix("report ").strip()

@@ -246,7 +246,7 @@ def test_a_run_whose_server_dies_names_the_cause_and_the_commands_that_go_on(
     with contextlib.closing(Production(mlp, tmp_path / "log")) as production:
         production.load(production.model)
         words = ("--target", "remote", "--url", production.server.grpc, "--sla-p95", "500ms", "--budget", "60s")
-        run = playground.start(*words, "--measurement-interval", "100ms", "mlp")
+        run = playground.fork(*words, "--measurement-interval", "100ms", "mlp")
         tables = playground.working_folder / "results" / "mlp"
         is_measured = eventually(
             lambda: any(len(path.read_text().splitlines()) > 1 for path in tables.glob("*/trials.csv")), 120

@@ -254,7 +254,7 @@ def test_a_sweep_uses_shared_memory(tune: Tune, playground: Playground) -> None:
 def test_a_killed_tune_leaves_nothing(load: Sequence[str], playground: Playground) -> None:
     write_wide(playground.working_folder / "models")
     words = ("--shared-memory", "system", *load, "--measurement-interval", "5s", "models/wide")
-    process = playground.start("sweep", *words)
+    process = playground.fork("sweep", *words)
     try:
         assert eventually(lambda: named_regions(process.pid) or process.poll() is not None, HANG_SECONDS)
         assert process.poll() is None, process.communicate()
@@ -264,7 +264,7 @@ def test_a_killed_tune_leaves_nothing(load: Sequence[str], playground: Playgroun
         process.communicate()
     assert eventually(lambda: not named_regions(process.pid), HANG_SECONDS)
     assert eventually(lambda: not playground.processes(), HANG_SECONDS)
-    ended = playground.start("sweep", *WORDS, "models/wide")  # it removes the temporary folders of the killed one
+    ended = playground.fork("sweep", *WORDS, "models/wide")  # it removes the temporary folders of the killed one
     assert ended.wait(RUN_SECONDS) == 0, ended.communicate()
     ended.communicate()
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.command_fixtures import RUN_SECONDS, Ended, Playground, eventually
+from tests import recorded_run
+from tests.command_fixtures import Ended, Playground, eventually
 from tests.recorded_fixtures import (
     RecordedProcess,
     RecordedRuns,
@@ -25,12 +25,12 @@ from tests.recorded_fixtures import (
     release,
     rows,
     start,
+    started,
 )
 from tests.storage_fixtures import PostgreSQL, SmallDisk, postgresql, small_disk
 
 __all__ = ["postgresql", "quick_runs", "recorded_runs", "small_disk"]
 
-ROOT = Path(__file__).parents[2]
 START_SECONDS = 600.0
 PASSWORD = "geheim"
 
@@ -60,24 +60,18 @@ def only_line(ended: Ended, code: int) -> str:
 # -- the disk ---------------------------------------------------------------------------------------------------
 
 
-def on(disk: SmallDisk, runs: RecordedRuns) -> subprocess.Popen[str]:
+def on(disk: SmallDisk, runs: RecordedRuns) -> RecordedProcess:
     """Start or resume a run whose folder is on ``disk``."""
-    command = [*disk.command_prefix, sys.executable, "-m", "tests.recorded_run", runs.table, disk.mount, runs.search]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    words = [str(runs.table), str(disk.mount), runs.search]
+    return started(partial(disk.run, recorded_run.main), words, disk.mount.parent)
 
 
-def begun_on(disk: SmallDisk, runs: RecordedRuns) -> subprocess.Popen[str]:
+def begun_on(disk: SmallDisk, runs: RecordedRuns) -> RecordedProcess:
     """Start a run on ``disk`` and return it after its first measurement; the next one waits for ``release``."""
     hold(disk.mount, 1)
     process = on(disk, runs)
-    assert eventually(lambda: is_held(disk.mount) or process.poll() is not None, START_SECONDS)
+    assert eventually(lambda: is_held(disk.mount) or not process.is_running, START_SECONDS)
     return process
-
-
-def ended(process: subprocess.Popen[str]) -> Ended:
-    _, stderr = process.communicate(timeout=RUN_SECONDS)
-    return Ended(process.returncode, "", stderr, process.pid)
 
 
 def test_a_full_disk_ends_the_run_which_continues_once_there_is_space(
@@ -86,9 +80,9 @@ def test_a_full_disk_ends_the_run_which_continues_once_there_is_space(
     process = begun_on(small_disk, quick_runs)
     small_disk.fill()
     release(small_disk.mount)
-    complaint = only_line(ended(process), code=3)
+    complaint = only_line(process.finish(), code=3)
     measured = rows(small_disk.path)
-    again = only_line(ended(on(small_disk, quick_runs)), code=3)  # the disk is still full
+    again = only_line(on(small_disk, quick_runs).finish(), code=3)  # the disk is still full
     for line in (complaint, again):
         assert line.startswith("tune: ")
         assert str(small_disk.mount) in line
@@ -96,7 +90,7 @@ def test_a_full_disk_ends_the_run_which_continues_once_there_is_space(
         assert line.endswith("continue with `tune --resume`")
     assert rows(small_disk.path)[: len(measured)] == measured == quick_runs.undisturbed[: len(measured)]
     small_disk.free()
-    assert ended(on(small_disk, quick_runs)).stderr == ""
+    assert on(small_disk, quick_runs).finish().stderr == ""
     quick_runs.assert_complete(small_disk.path)
 
 
@@ -107,7 +101,7 @@ def test_a_disk_that_is_full_from_the_start_is_named_with_its_fix(
     small_disk.fill()
     filler = small_disk.path / "filler"
     os.truncate(filler, filler.stat().st_size - free_bytes)
-    complaint = only_line(ended(on(small_disk, quick_runs)), code=3)
+    complaint = only_line(on(small_disk, quick_runs).finish(), code=3)
     assert complaint.startswith("tune: ")
     assert str(small_disk.mount) in complaint
     assert ": No space left on device; free space there, " in complaint
@@ -119,16 +113,16 @@ def test_a_disk_that_became_read_only_is_reported_and_unchanged(
 ) -> None:
     process = begun_on(small_disk, quick_runs)
     process.terminate()
-    assert ended(process).code == 130
+    assert process.finish().code == 130
     release(small_disk.mount)
     before = {path: path.read_bytes() for path in small_disk.path.iterdir()}
     small_disk.remount("ro")
-    complaint = only_line(ended(on(small_disk, quick_runs)), code=3)
+    complaint = only_line(on(small_disk, quick_runs).finish(), code=3)
     assert complaint.startswith(f"tune: cannot write {small_disk.mount}/")
     assert "Read-only file system; make that file system writable" in complaint
     assert {path: path.read_bytes() for path in small_disk.path.iterdir()} == before
     small_disk.remount("rw")
-    assert ended(on(small_disk, quick_runs)).stderr == ""
+    assert on(small_disk, quick_runs).finish().stderr == ""
     quick_runs.assert_complete(small_disk.path)
 
 

@@ -42,7 +42,7 @@ SHORT = (
 
 def test_two_runs_at_once(steady: Playground) -> None:
     """A second run in the same folder is refused; runs in two folders do not affect each other."""
-    first = steady.start(*SHORT, "steady.yaml")
+    first = steady.fork(*SHORT, "steady.yaml")
     a_load_is_measured(steady, first)
     folder = run_folder(steady)
     first.send_signal(signal.SIGSTOP)  # the second command may take longer than what is left of the first run
@@ -51,7 +51,7 @@ def test_two_runs_at_once(steady: Playground) -> None:
     assert refused.code == 3
     (complaint,) = refused.complaints
     assert complaint.startswith(f"tune: {folder}: process {first.pid} on ")
-    second = steady.start(*SHORT, "steady.yaml")
+    second = steady.fork(*SHORT, "steady.yaml")
     for process in (first, second):
         _, stderr = process.communicate(timeout=RUN_SECONDS)
         assert process.returncode in (UNDECIDED, 1)  # together they may be too slow for a stable measurement
@@ -68,7 +68,7 @@ def test_two_runs_at_once(steady: Playground) -> None:
 
 def test_a_run_is_resumed_from_another_folder(steady: Playground) -> None:
     storage = ("--storage", "sqlite:///study.db")
-    process = steady.start(*SHORT, *storage, "steady.yaml")
+    process = steady.fork(*SHORT, *storage, "steady.yaml")
     a_row_is_written(steady, process)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=RUN_SECONDS)

@@ -936,6 +936,21 @@ def test_a_process_waits_for_another_one_that_compiles(tmp_path: Path, monkeypat
     assert not list(tmp_path.rglob("*.lock"))
 
 
+def test_stored_code_is_loaded_while_another_process_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process may compile the loop of another version."""
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr("numba.config.CACHE_DIR", "")
+
+    def doubled(x: int) -> int:
+        return 2 * x
+
+    assert CompiledOnce(doubled)(21) == 42
+    with ThreadPoolExecutor(1) as pool, file_lock(tmp_path / "compiled" / "doubled.lock", pytest.fail):
+        assert pool.submit(CompiledOnce(doubled), 21).result(timeout=600) == 42
+
+
 LOOP = """
 from optimizer.simulator.compilation import CompiledOnce, compile_loop
 
