@@ -7,7 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 from hypothesis import settings
@@ -15,10 +15,13 @@ from hypothesis import settings
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.core.errors import TuneError
+from optimizer.core.safe_text import read_tail
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 
 pytest_plugins = ["tests.file_kinds"]
 ALONE = "alone"
+LOG_BYTES = 2**13  # of a log, in the report of a failed test
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -110,6 +113,18 @@ def _take_turn(config: pytest.Config, *, is_exclusive: bool) -> TextIO:
         fcntl.flock(gate, fcntl.LOCK_EX)
         fcntl.flock(turn, fcntl.LOCK_EX if is_exclusive else fcntl.LOCK_SH)
     return turn
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Any, pytest.TestReport]:
+    """Add the end of the server's log to the report of an error that names it, such as the stack of a crash."""
+    report: pytest.TestReport = yield
+    error = call.excinfo.value if call.excinfo else None
+    if report.failed and isinstance(error, TuneError) and error.log is not None and error.log.exists():
+        report.sections.append((f"end of {error.log}", read_tail(error.log, LOG_BYTES)))
+    return report
 
 
 def measurement(throughput: float, p95_ms: float, *, stable: bool = True) -> Measurement:
