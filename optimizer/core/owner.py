@@ -31,8 +31,11 @@ class Owner:
         return self.namespace == _namespace()
 
     def has_ended(self) -> bool:
-        """Return whether the process has ended; false in another namespace, where that cannot be known."""
-        return self.is_visible and _start(self.pid) != self.start
+        """Return whether the process has ended; false if that cannot be known, as in another namespace."""
+        try:
+            return self.is_visible and _start(self.pid) != self.start
+        except OSError:  # such as too many open files
+            return False
 
 
 def this_process() -> Owner:
@@ -64,7 +67,7 @@ def _start(pid: int) -> int | None:
     """Return the start time of a process; None if it does not exist or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in "ZX" else int(fields[19])  # fields 3 and 22 of proc(5)
 
