@@ -103,9 +103,11 @@ FAULTY_CONFIG = f"""\
 {SLEEPER_CONFIG}parameters {{ key: "fault" value {{ string_value: "none" }} }}
 """
 FAULTY_PROGRAM = f"""\
+import contextlib
 import ctypes
 import json
 import os
+import pathlib
 import signal
 import time
 
@@ -122,10 +124,20 @@ def fail(how):
         os._exit(1)
     if how == "segfault":
         ctypes.string_at(0)
-    if how == "kill the server":
+    if how == "kill the server" or (how == "kill a server that serves" and has_sibling()):
         os.kill(os.getppid(), signal.SIGKILL)
     if how == "allocate":
         np.empty(2**33, np.uint8)  # the pages are not touched: only a limit on the process refuses it
+
+
+def has_sibling():
+    # whether the server has another model process: that of the model which this one replaces
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            if parent == os.getppid() and stat.parent.name != str(os.getpid()):
+                return True
+    return False
 
 
 class TritonPythonModel:

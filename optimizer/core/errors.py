@@ -63,7 +63,16 @@ class MeasurementError(TuneError):
 
 
 class ServerCrashed(DeploymentError, MeasurementError):
-    """The server or its model died or hangs, while the model was loaded or measured."""
+    """The server or its model died or hangs, while the model was loaded or measured.
+
+    ``has_ended`` says whether the process of the server has ended by itself.
+    """
+
+    def __init__(
+        self, message: str, *, log: Path | None = None, lacks_gpu_memory: bool = False, has_ended: bool = False
+    ) -> None:
+        super().__init__(message, log=log, lacks_gpu_memory=lacks_gpu_memory)
+        self.has_ended = has_ended
 
 
 class ParameterError(ValueError):

@@ -149,13 +149,25 @@ class ModelLoader:
         """Load the models of ``wanted`` that are not loaded with this configuration yet, and unload all others.
 
         Return the configurations that the server reports, in which it has chosen the kind of each instance. With
-        ``as_written`` the server reads config.pbtxt from disk instead of an override in the request. Raises
+        ``as_written`` the server reads config.pbtxt from disk instead of an override in the request. If the server
+        dies, it may be due to the models that it unloads, so ``wanted`` is loaded once more by a new one. Raises
         LoadRefused if the server refuses the configuration, DeploymentError if it does not load, ServerCrashed or
         ServerFault if the server fails.
         """
         client = self._server.client()
         if self._server.running is not self._loaded_by:
             self._loaded, self._loaded_by = {}, self._server.running
+        replaces_models = bool(self._loaded)
+        try:
+            return self._load_all(wanted, client, as_written=as_written)
+        except ServerCrashed as error:
+            if not (replaces_models and error.has_ended):
+                raise
+        return self.load(wanted, as_written=as_written)
+
+    def _load_all(
+        self, wanted: ServedModels, client: InferenceServerClient, *, as_written: bool
+    ) -> dict[str, ModelConfig]:
         self._server.mark_log()
         for name in [name for name in self._loaded if name not in wanted.configs]:
             self._unload(name, client)

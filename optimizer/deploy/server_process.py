@@ -219,6 +219,7 @@ class Server(ABC):
         ``cause`` is by default that the server died or hangs while ``doing``.
         """
         assert self.running is not None
+        exit_code = None
         if not cause:
             exit_code = self.running.wait(ENDING_SECONDS)
             ended = "no longer answers" if exit_code is None else f"died ({describe_exit_code(exit_code)})"
@@ -226,7 +227,12 @@ class Server(ABC):
         self.stop()
         logged = self.logged_error() or last_output(self.log, self._log_start)
         message = f"{cause}: {logged}" if logged else cause
-        return ServerCrashed(message, log=self.log, lacks_gpu_memory=lacks_gpu_memory(message))
+        return ServerCrashed(
+            message,
+            log=self.log,
+            lacks_gpu_memory=lacks_gpu_memory(message),
+            has_ended=exit_code is not None,
+        )
 
     def logged_error(self) -> str:
         """Return the last error in the log since ``mark_log``; empty if there is none."""
