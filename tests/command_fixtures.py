@@ -262,7 +262,7 @@ def call_tune(
     timeout: float = RUN_SECONDS,
     env: Env | None = None,
 ) -> Ended:
-    """Call the entry point of ``tune`` in this process; afterwards restore what it changes in a process.
+    """Call the entry point of ``tune`` in this process; afterwards restore the state that it changes.
 
     ``timeout`` does not apply: the test's own timeout interrupts the command.
     """

@@ -55,7 +55,7 @@ class SmallDisk:
         main(words)
 
     def fill(self) -> None:
-        """Take all space that is left. Call it again to take what a program has freed by removing its own files."""
+        """Take all space that is left. Call it again to take the space of files that a program has removed."""
         with self._filler.open("ab", buffering=0) as filler:
             while os.statvfs(self.path).f_bavail:  # a program may remove a file meanwhile
                 with contextlib.suppress(OSError):
@@ -179,7 +179,7 @@ def _not_root() -> str:
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """Yield a port that the kernel gives to nobody else meanwhile; a server with SO_REUSEADDR can listen on it."""
+    """Yield a port that no other program gets meanwhile; a server with SO_REUSEADDR can listen on it."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))

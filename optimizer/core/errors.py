@@ -65,7 +65,7 @@ class MeasurementError(TuneError):
 class ServerCrashed(DeploymentError, MeasurementError):
     """The server or its model died or hangs, while the model was loaded or measured.
 
-    ``has_ended`` says whether the process of the server has ended by itself.
+    ``has_ended`` says whether the process of the server had ended before it was stopped.
     """
 
     def __init__(

@@ -205,7 +205,7 @@ def test_a_model_that_the_server_lacks_is_reported(production: Production, tmp_p
 
 
 def test_an_address_without_a_server_is_reported(mlp: ModelSource, tmp_path: Path) -> None:
-    with socket.socket() as taken:  # it does not listen, and nobody else can take its port
+    with socket.socket() as taken:  # it does not listen, and no other program can take its port
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ServerFault, match=rf"no tritonserver responds at {address} \(.*refused\); start it"):

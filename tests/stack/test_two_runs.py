@@ -45,7 +45,7 @@ def test_two_runs_at_once(steady: Playground) -> None:
     first = steady.fork(*SHORT, "steady.yaml")
     a_load_is_measured(steady, first)
     folder = run_folder(steady)
-    first.send_signal(signal.SIGSTOP)  # the second command may take longer than what is left of the first run
+    first.send_signal(signal.SIGSTOP)  # the second command may take longer than the rest of the first run
     refused = run_tune(steady, "--resume", folder)
     first.send_signal(signal.SIGCONT)
     assert refused.code == 3

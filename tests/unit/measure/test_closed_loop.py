@@ -223,7 +223,7 @@ def test_requests_in_flight_are_answered_after_a_failure(generator: ClosedLoopGe
 
 
 def run_here(load_client: ClosedLoopClient, folder: Path) -> None:
-    """Run a client in this process and restore what it changes, since it usually has a process of its own."""
+    """Run a client in this process, and turn on the garbage collector again, which a client turns off."""
     try:
         load_client.run(folder)
     finally:
