@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
-import resource
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from optimizer.cli import output
 from optimizer.cli.commands import COMMANDS, overview, refuse_misspelt_command, version_line
+from optimizer.cli.memory_limit import is_out_of_memory
 from optimizer.core import interrupts
 from optimizer.core.errors import EnvironmentFault, TuneError
 from optimizer.core.files import DISK_FAULTS, write_error
@@ -68,22 +69,24 @@ def progress_on(console: Console, log: str | None = None) -> tuple[Callable[[str
     return say, lambda problem, budget, hardware: make_observer(kind, console, problem, budget, str(hardware))
 
 
-# errors of the dynamic loader, of Python and of protobuf
-OUT_OF_MEMORY = (
-    *("Cannot allocate memory", "failed to map segment", "can't start new thread"),
-    "Couldn't build proto file into descriptor pool: out of memory",
-)
+# Address space that is free again when an error is reported, because memory may be what was lacking. A process that
+# cannot reserve it ends at once: Python does not always survive a lack of memory within an import.
+RESERVE_BYTES = 32 << 20
 
 
 def main() -> NoReturn:
     """Run the command in ``sys.argv`` and exit."""
     with output.guarded_streams():
-        code = _run(sys.argv[1:])
+        try:
+            with mmap.mmap(-1, RESERVE_BYTES):
+                code = _run(sys.argv[1:])
+        except Exception as error:
+            code = _report(error)
     sys.exit(code)
 
 
 def _run(words: list[str]) -> int:
-    """Run the command and return its exit code; an error is reported on standard error."""
+    """Run the command and return its exit code; of all errors only those of ``tune`` are reported."""
     try:
         interrupts.install()
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each failed TLS handshake prints a line
@@ -100,36 +103,26 @@ def _run(words: list[str]) -> int:
         if error.log is not None:
             fail(f"log: {error.log}", 0)
         return error.exit_code
-    except Exception as error:
-        if interrupts.is_pending():  # a library has replaced the interrupt, as numpy does while it is imported
-            interrupts.acknowledge()
-            return fail("interrupted", INTERRUPTED)
-        if _is_out_of_memory(error):
-            return fail(
-                "not enough memory to load or run tune; close other programs, or raise the limit of `ulimit -v`",
-                EnvironmentFault.exit_code,
-            )
-        if isinstance(error, OSError) and error.errno in (*DISK_FAULTS, errno.EROFS):
-            fault = write_error(Path(error.filename or "a file"), error)
-            return fail(str(fault), fault.exit_code)
-        from optimizer.options.addresses import redact  # takes longer to import than all of the above
-
-        # a bug in tune; exit code 1 would mean that no configuration meets the SLA
-        print(redact(traceback.format_exc()), file=sys.stderr, end="")
-        return fail("this is a bug in tune; please report the traceback above", EnvironmentFault.exit_code)
 
 
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether ``error`` or an error that led to it is a lack of memory, also of a library that is loaded."""
-    limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-    while error is not None:
-        if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
-            return True
-        # a native library has lost its MemoryError, and Python's parser calls a lack of memory an error of syntax
-        if limited and isinstance(error, (SystemError, SyntaxError)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _report(error: Exception) -> int:
+    """Report an error that no part of ``tune`` has explained, and return the exit code."""
+    if interrupts.is_pending():  # a library has replaced the interrupt, as numpy does while it is imported
+        interrupts.acknowledge()
+        return fail("interrupted", INTERRUPTED)
+    if is_out_of_memory(error):
+        return fail(
+            "not enough memory to load or run tune; close other programs, or raise the limit of `ulimit -v`",
+            EnvironmentFault.exit_code,
+        )
+    if isinstance(error, OSError) and error.errno in (*DISK_FAULTS, errno.EROFS):
+        fault = write_error(Path(error.filename or "a file"), error)
+        return fail(str(fault), fault.exit_code)
+    from optimizer.options.addresses import redact  # takes longer to import than all of the above
+
+    # a bug in tune; exit code 1 would mean that no configuration meets the SLA
+    print(redact("".join(traceback.format_exception(error))), file=sys.stderr, end="")
+    return fail("this is a bug in tune; please report the traceback above", EnvironmentFault.exit_code)
 
 
 def _dispatch(words: list[str]) -> int:

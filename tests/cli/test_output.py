@@ -12,7 +12,7 @@ from typing import IO
 
 import pytest
 
-from optimizer.cli.main import _is_out_of_memory
+from optimizer.cli.memory_limit import NEAR_LIMIT_BYTES, address_space_peak_bytes, is_out_of_memory
 from tests.command_fixtures import TUNE
 
 SAMPLE = Path("tests/data/dlrm/sample").resolve()
@@ -150,11 +150,11 @@ def test_a_long_name_loses_its_middle_in_an_error() -> None:
 # -- memory -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("left_mb", [4, 10, 20])
+@pytest.mark.parametrize("left_mb", [1, 4, 10, 20])
 def test_a_limit_of_memory_is_named(left_mb: int) -> None:
-    """NumPy is loaded before the limit is set, because its OpenBLAS ends the process where it lacks memory."""
+    """NumPy and hashlib are loaded first: OpenBLAS ends a process that lacks memory, hashlib prints a traceback."""
     program = f"""
-        import resource, sys, numpy
+        import hashlib, resource, sys, numpy
         from pathlib import Path
         from optimizer.cli.start import main
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -172,19 +172,22 @@ def test_a_limit_of_memory_is_named(left_mb: int) -> None:
 def test_a_lack_of_memory_is_recognised_behind_other_errors() -> None:
     hidden = ImportError("numpy could not be imported")
     hidden.__cause__ = OSError("libopenblas.so: failed to map segment from shared object")
-    assert _is_out_of_memory(hidden)
-    assert _is_out_of_memory(MemoryError())
-    assert _is_out_of_memory(OSError(12, "Cannot allocate memory"))
-    assert _is_out_of_memory(TypeError("Couldn't build proto file into descriptor pool: out of memory"))
-    assert not _is_out_of_memory(ValueError("memory"))
+    assert is_out_of_memory(hidden)
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(OSError(12, "Cannot allocate memory"))
+    assert is_out_of_memory(TypeError("Couldn't build proto file into descriptor pool: out of memory"))
+    assert not is_out_of_memory(ValueError("memory"))
 
 
 @pytest.mark.parametrize("lost", [SystemError("error return without exception set"), SyntaxError("expected ':'")])
-def test_an_error_that_a_library_has_lost_is_a_lack_of_memory_only_under_a_limit(lost: Exception) -> None:
-    assert not _is_out_of_memory(lost)
+def test_an_error_that_a_library_has_lost_is_a_lack_of_memory_only_close_to_a_limit(lost: Exception) -> None:
+    assert not is_out_of_memory(lost)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 50, hard))
+    peak_bytes = address_space_peak_bytes()
     try:
-        assert _is_out_of_memory(lost)
+        resource.setrlimit(resource.RLIMIT_AS, (peak_bytes + 2 * NEAR_LIMIT_BYTES, hard))
+        assert not is_out_of_memory(lost)
+        resource.setrlimit(resource.RLIMIT_AS, (peak_bytes + NEAR_LIMIT_BYTES // 2, hard))
+        assert is_out_of_memory(lost)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
