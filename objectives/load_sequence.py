@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Protocol
 
 from objectives.confidence import Verdict
@@ -19,11 +20,30 @@ from objectives.sequential import LOOKS
 
 ERROR_SHARES = (1 / 2, 1 / 4, 1 / 16)  # of the first load and of the loads that are tried after failures
 OTHER_ERROR_SHARES = (1 / 8, 1 / 16)  # the same for a second candidate, see docs/verdict.md
-MARGIN = 0.15  # log of latency: the first load is the highest whose prediction is so far inside the bound
+MARGIN = 0.15  # log of latency by which the prediction of the first load is inside the bound, see first_load
 OTHER_MARGIN = 0.22  # the same for a second candidate, whose test has less error and whose prediction fewer servers
+PREDICTION_ERROR = 0.1  # standard deviation of the log of the measured latency over the predicted one
 SMALLEST_STEP = 0.06  # log of latency by which a lower load must be better than one that failed
 SMALLEST_GAIN = 1.02  # a load is tested after a PASS if it is expected to serve at least this multiple
 CLEAR_GAIN = 1.05  # another candidate is tested if it is expected to serve at least this multiple
+
+
+def first_load(predicted: Sequence[float], throughput: Sequence[float], margin: float) -> int:
+    """Return the number of the load at which the tests of a configuration begin.
+
+    It is the highest load that is predicted to be inside the bound by ``margin``, or one above it for which the
+    product of throughput and probability to pass is higher. Latency is not monotonic in the load, so a much higher
+    load may miss the margin by little. A load with the margin passes unless its latency is more than one
+    PREDICTION_ERROR above the prediction.
+
+    Args:
+        predicted: The log of the predicted latency over its bound at each load, ascending; at least one.
+        throughput: The predicted throughput at each load, in any unit.
+        margin: Log of latency.
+    """
+    inside = max((load for load, ratio in enumerate(predicted) if ratio <= -margin), default=0)
+    needed = NormalDist(margin - PREDICTION_ERROR, PREDICTION_ERROR)  # log of latency inside the bound
+    return max(range(inside, len(predicted)), key=lambda load: throughput[load] * needed.cdf(-predicted[load]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +87,7 @@ class LoadSequence:
         throughput: The predicted throughput at each load, in any unit.
         error: Error probability of all tests of the run together.
         shares: Share of the error for the first load and for each load that is tried after a failure.
-        margin: Log of latency by which the prediction of the first load is inside the bound.
+        margin: Log of latency by which the prediction of the first load is inside the bound, see ``first_load``.
         highest_first: The highest load that may be the first; None if all may be.
         current: Load that is tested; None if the sequence is over.
         passed: The highest load that passed; None if none did.
@@ -86,8 +106,7 @@ class LoadSequence:
 
     def __post_init__(self) -> None:
         end = len(self.predicted) if self.highest_first is None else self.highest_first + 1
-        inside = [load for load, ratio in enumerate(self.predicted[:end]) if ratio <= -self.margin]
-        self.current = max(inside, default=0)
+        self.current = first_load(self.predicted[:end], self.throughput, self.margin)
 
     @property
     def current_error(self) -> float:

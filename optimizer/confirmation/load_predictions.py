@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from objectives.arrays import FloatArray
-from objectives.load_sequence import MARGIN, OTHER_MARGIN
+from objectives.load_sequence import MARGIN, OTHER_MARGIN, first_load
 from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
@@ -47,17 +47,17 @@ class LoadPredictions:
 
     @property
     def first_compared_load(self) -> LoadPoint:
-        """The highest load that is predicted to be inside the bound by MARGIN, as for the tested candidate."""
-        return self.loads[self._highest(-MARGIN)]
+        """The load at which a test by MARGIN would begin, as for the tested candidate."""
+        return self.loads[self._first(MARGIN)]
 
     @property
     def rival_throughput_infer_per_sec(self) -> float:
         """The predicted throughput at the load at which the test of a rival of the best candidate begins."""
-        return self.throughput_infer_per_sec[self._highest(-OTHER_MARGIN)]
+        return self.throughput_infer_per_sec[self._first(OTHER_MARGIN)]
 
     def for_single_load(self) -> LoadPredictions:
         """Return them for a test without time for a second load: it begins at a load that is likelier to pass."""
-        return replace(self, highest_first=self._highest(-OTHER_MARGIN))
+        return replace(self, highest_first=self._first(OTHER_MARGIN))
 
     def corrected(self, measured: Point, problem: Problem) -> LoadPredictions | None:
         """Return them shifted by the difference of a measurement at one of the loads; None if it is unknown."""
@@ -112,11 +112,10 @@ class LoadPredictions:
         chosen = corrected.first_compared_load
         return None if chosen in known else chosen
 
-    def _highest(self, limit: float) -> int:
-        """Return the highest load whose predicted log of the latency over its bound is at most ``limit``, else 0."""
+    def _first(self, margin: float) -> int:
+        """Return the number of the load at which the tests begin."""
         end = len(self.loads) if self.highest_first is None else self.highest_first + 1
-        inside = [load for load, ratio in enumerate(self.log_latency_ratios[:end]) if ratio <= limit]
-        return max(inside, default=0)
+        return first_load(self.log_latency_ratios[:end], self.throughput_infer_per_sec, margin)
 
 
 def predict_loads(

@@ -17,6 +17,7 @@ from objectives.load_sequence import (
     LoadJudgement,
     LoadSequence,
     choose_candidate,
+    first_load,
 )
 from objectives.sequential import LOOKS
 
@@ -66,6 +67,28 @@ def test_the_first_load_is_predicted_to_be_inside_the_bound_by_a_margin() -> Non
     assert sequence.current == 2
     assert PREDICTED[2] <= -MARGIN < PREDICTED[3]
     assert sequence_of((0.5, 0.7)).current == 0
+
+
+@pytest.mark.parametrize(
+    ("predicted", "throughput", "chosen"),
+    [
+        ((-0.3, -0.2, -0.1, 0.0), (100, 106, 112, 118), 1),  # a little more does not make up for the risk
+        (
+            (-0.3, -0.19, -0.05, -0.147, 0.0),
+            (30, 46, 60, 78, 80),
+            3,
+        ),  # with a queue delay: it misses the margin by little
+        ((-0.3, -0.19, -0.05, -0.147, 0.0), (30, 46, 60, 50, 52), 1),
+        ((-0.1, 0.0, 0.1), (100, 106, 112), 0),
+        ((1.0, 3.0, 20.0), (100, 200, 300), 0),
+        ((-0.2,), (0.0,), 0),
+    ],
+)
+def test_the_first_load_promises_the_most_from_the_margin_on(
+    predicted: tuple[float, ...], throughput: tuple[float, ...], chosen: int
+) -> None:
+    assert first_load(predicted, throughput, MARGIN) == chosen
+    assert LoadSequence(predicted, throughput, 0.01).current == chosen
 
 
 def test_a_pass_hands_its_error_on_to_a_higher_load() -> None:
