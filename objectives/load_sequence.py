@@ -23,6 +23,7 @@ OTHER_ERROR_SHARES = (1 / 8, 1 / 16)  # the same for a second candidate, see doc
 MARGIN = 0.15  # log of latency by which the prediction of the first load is inside the bound, see first_load
 OTHER_MARGIN = 0.22  # the same for a second candidate, whose test has less error and whose prediction fewer servers
 PREDICTION_ERROR = 0.1  # standard deviation of the log of the measured latency over the predicted one
+STEP_ERROR = 0.05  # the same after predictions were shifted to the latency of another load on fresh servers
 SMALLEST_STEP = 0.06  # log of latency by which a lower load must be better than one that failed
 SMALLEST_GAIN = 1.02  # a load is tested after a PASS if it is expected to serve at least this multiple
 CLEAR_GAIN = 1.05  # another candidate is tested if it is expected to serve at least this multiple
@@ -31,19 +32,43 @@ CLEAR_GAIN = 1.05  # another candidate is tested if it is expected to serve at l
 def first_load(predicted: Sequence[float], throughput: Sequence[float], margin: float) -> int:
     """Return the number of the load at which the tests of a configuration begin.
 
-    It is the highest load that is predicted to be inside the bound by ``margin``, or one above it for which the
-    product of throughput and probability to pass is higher. Latency is not monotonic in the load, so a much higher
-    load may miss the margin by little. A load with the margin passes unless its latency is more than one
-    PREDICTION_ERROR above the prediction.
+    It is the most promising one if a load passes that is predicted to be inside the bound by ``margin``.
 
     Args:
         predicted: The log of the predicted latency over its bound at each load, ascending; at least one.
         throughput: The predicted throughput at each load, in any unit.
         margin: Log of latency.
     """
-    inside = max((load for load, ratio in enumerate(predicted) if ratio <= -margin), default=0)
-    needed = NormalDist(margin - PREDICTION_ERROR, PREDICTION_ERROR)  # log of latency inside the bound
-    return max(range(inside, len(predicted)), key=lambda load: throughput[load] * needed.cdf(-predicted[load]))
+    return _most_promising(range(len(predicted)), predicted, throughput, -margin, PREDICTION_ERROR)
+
+
+def _most_promising(
+    loads: Sequence[int],
+    predicted: Sequence[float],
+    throughput: Sequence[float],
+    limit: float,
+    error: float,
+    passed: float = 0.0,
+) -> int:
+    """Return the one of ``loads``, ascending, that is tested next.
+
+    It is the highest load whose prediction is at most ``limit``, or one above it for which the product of the gain
+    and of the probability to pass is higher. Latency is not monotonic in the load, so a much higher load may miss the
+    limit by little.
+
+    Args:
+        loads: Numbers of loads, at least one.
+        predicted: The log of the predicted latency over its bound at each load.
+        throughput: The predicted throughput at each load.
+        limit: The prediction with which a load passes, unless its latency is more than one ``error`` higher.
+        error: The standard deviation of the log of the latency over its prediction.
+        passed: The throughput at the load that passed; 0 if none did.
+    """
+    inside = max((place for place, load in enumerate(loads) if predicted[load] <= limit), default=0)
+    excess = NormalDist(0.0, error)
+    return max(
+        loads[inside:], key=lambda load: (throughput[load] - passed) * excess.cdf(limit + error - predicted[load])
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,28 +180,24 @@ class LoadSequence:
     def finish_passed(self, excess: float) -> None:
         """End the test of the current load with a PASS.
 
-        The highest load is current that is predicted to be as likely to pass, if the predictions are shifted by the
-        measured difference. If there is none, it is the next load that is expected to serve clearly more.
+        The most promising higher load is current, if the predictions are shifted by the measured difference. There is
+        none if no load is expected to serve clearly more.
         """
         if self.current is None:
             raise ValueError("the sequence is over")
         limit = self.predicted[self.current] - excess
-        higher = self._pass()
-        likely = [load for load in higher if self.predicted[load] <= limit]
-        self.current = likely[-1] if likely else next(iter(higher), None)
+        self.current = self._next(self._pass(), limit)
 
     def finish_failed(self, excess: float) -> None:
         """End the test of the current load without a PASS.
 
-        The highest lower load is current whose predicted log of latency is lower by ``excess``. There is none if the
-        error is spent, or if a load has passed that is expected to serve as much.
+        The most promising lower load is current, if one passes whose predicted log of latency is lower by ``excess``.
+        There is none if the error is spent, or if a load has passed that is expected to serve as much.
         """
         if self.current is None:
             raise ValueError("the sequence is over")
-        wanted = self.predicted[self.current] - max(excess, SMALLEST_STEP) if math.isfinite(excess) else -math.inf
-        lower = self._fail()
-        likely = [load for load in lower if self.predicted[load] <= wanted]
-        self.current = likely[-1] if likely else next(iter(lower), None)
+        limit = self.predicted[self.current] - max(excess, SMALLEST_STEP) if math.isfinite(excess) else -math.inf
+        self.current = self._next(self._fail(), limit)
 
     def _most_servers(self, load: int, servers: int, results: LoadResults) -> int:
         """Return how many servers the test of ``load`` may have.
@@ -203,6 +224,13 @@ class LoadSequence:
         lower = self._worth_testing(self.current)
         self._failures += bool(lower)
         return lower
+
+    def _next(self, loads: Sequence[int], limit: float) -> int | None:
+        """Return the most promising of ``loads``; None if there are none."""
+        if not loads:
+            return None
+        passed = 0.0 if self.passed is None else self.throughput[self.passed]
+        return _most_promising(loads, self.predicted, self.throughput, limit, STEP_ERROR, passed)
 
     def _worth_testing(self, end: int) -> list[int]:
         """Return the loads below ``end`` and all failed ones that are expected to serve more than the passed one."""

@@ -121,6 +121,13 @@ def test_after_a_pass_a_load_that_serves_hardly_more_is_skipped() -> None:
     assert saturated.passed == 2
 
 
+@pytest.mark.parametrize(("excess", "then"), [(-0.04, 4), (0.0, 3), (0.2, 1)])
+def test_after_a_pass_small_gains_are_skipped_for_a_likely_larger_one(excess: float, then: int) -> None:
+    sequence = LoadSequence((-0.2, -0.19, -0.18, -0.14, -0.12), (100, 103, 106, 115, 120), 0.01, highest_first=0)
+    sequence.finish_passed(excess)
+    assert sequence.current == then
+
+
 def test_lower_loads_after_failures_spend_reserved_shares_of_the_error() -> None:
     tester = ScriptedResults(lambda *_: judged(Verdict.UNDECIDED, excess=0.0))
     sequence = sequence_of((-0.9, -0.8, -0.7, -0.6, -0.5))
