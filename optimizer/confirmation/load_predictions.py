@@ -55,6 +55,10 @@ class LoadPredictions:
         """The predicted throughput at the load at which the test of a rival of the best candidate begins."""
         return self.throughput_infer_per_sec[self._first(OTHER_MARGIN)]
 
+    def slower(self, log_factor: float) -> LoadPredictions:
+        """Return them with latencies whose log is higher by ``log_factor``."""
+        return replace(self, log_latency_ratios=tuple(ratio + log_factor for ratio in self.log_latency_ratios))
+
     def for_single_load(self) -> LoadPredictions:
         """Return them for a test without time for a second load: it begins at a load that is likelier to pass."""
         return replace(self, highest_first=self._first(OTHER_MARGIN))

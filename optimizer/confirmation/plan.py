@@ -10,11 +10,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.disturbances import disturbance_limit, expect_slowdown
 from optimizer.confirmation.load_predictions import LoadPredictions
-from optimizer.confirmation.windows import begun_error, disturbance_limit, errors_by_load
-from optimizer.core.trial import Candidate, Point, Trial
+from optimizer.confirmation.windows import begun_error, errors_by_load
+from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.simulator.fitted_parameters import execution_settings
-from optimizer.simulator.speed_correction import SpeedCorrection
+from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
 MOST_DEPLOYED = 6  # candidates, if some cannot be deployed as their config.pbtxt is written
 NEARLY_AS_MUCH = 0.8  # of the best candidate's throughput in the search; its runner-up serves at least that
@@ -51,6 +52,17 @@ class ConfirmationPlan:
         """Return the best of ``points`` for each finalist that can be deployed, in the order of testing."""
         best = [finalists([own for own in points if own.trial == number], problem, 1) for number in self.finalists]
         return [point for own in best for point in own]
+
+
+def ranked_points(trials: Sequence[Trial], problem: Problem) -> list[Point]:
+    """Return the points of the search by which the candidates are ranked for their tests.
+
+    They are corrected to the median speed of the machine, and slower by what disturbances let expect during the
+    tests, unless no point would be left.
+    """
+    points = fit_speed_correction(trials, problem).correct_points(latest_points(trials))
+    expected = expect_slowdown(points, trials)
+    return expected if finalists(expected, problem, 1) else points
 
 
 def plan_tests(

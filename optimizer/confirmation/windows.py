@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
 from objectives.metrics import Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.server_spread import ServerSpread, server_spreads
-from objectives.verdict import MOST_EXCLUDED, counted_windows, is_disturbed
+from objectives.verdict import counted_windows, is_disturbed
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import LoadPoint, Point, Trial
-from optimizer.machine.conditions import lost_cpu_time
-
-USUAL_DISTURBANCE = 0.10  # CPU share of other processes beyond the usual one that disturbs no measurement
 
 
 def server_windows(trial: Trial, load: LoadPoint) -> list[list[Measurement]]:
@@ -103,21 +99,3 @@ def without_lost_end(trial: Trial) -> Trial:
     while kept and kept[-1].is_lost:
         kept = kept[:-1]
     return replace(trial, confirmations=kept)
-
-
-def was_search_disturbed(trials: Sequence[Trial]) -> bool:
-    """Return whether other processes or machines disturbed more than MOST_EXCLUDED of the search's measurements."""
-    measured = [measurement for trial in trials for _, measurement in trial.measurements]
-    disturbed = [measurement for measurement in measured if lost_cpu_time(measurement)]
-    return len(disturbed) > MOST_EXCLUDED * len(measured)
-
-
-def disturbance_limit(trials: Sequence[Trial]) -> float:
-    """Return the CPU share of other processes above which a window on a fresh server does not count.
-
-    It is fixed before the first of these windows, from the usual share during the search: a machine that is always
-    shared is measured as it is.
-    """
-    shares = [measurement.other_cpu_share for trial in trials for _, measurement in trial.measurements]
-    known = [share for share in shares if share is not None]
-    return USUAL_DISTURBANCE + (statistics.median(known) if known else 0.0)

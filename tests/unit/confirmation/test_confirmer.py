@@ -25,7 +25,6 @@ from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, FEWER_WINDOWS, START_SECONDS, WINDOWS, plan_server
 from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations
-from optimizer.confirmation.windows import disturbance_limit
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
@@ -334,15 +333,6 @@ def test_windows_in_which_the_machine_was_disturbed_are_left_out(problem: Proble
     assert few.disturbed_share == pytest.approx(2 / total)
     assert many.verdict is Verdict.UNDECIDED
     assert many.reason == f"{WINDOWS} of {total} windows were disturbed: others took 60 % of the CPUs"
-
-
-def test_the_limit_of_disturbances_follows_what_was_usual_in_the_search() -> None:
-    def limit(*shares: float | None) -> float:
-        measurements = tuple((LoadPoint(1, 1), Measurement(1.0, other_cpu_share=share)) for share in shares)
-        return disturbance_limit([Trial(0, FAST, measurements)])
-
-    assert limit(None) == pytest.approx(0.1)
-    assert limit(0.0, 0.2, 0.2) == pytest.approx(0.3)
 
 
 def test_a_lower_load_than_the_failed_one_is_recommended_unconfirmed(problem: Problem, tmp_path: Path) -> None:
