@@ -32,7 +32,7 @@ CLEAR_GAIN = 1.05  # another candidate is tested if it is expected to serve at l
 def first_load(predicted: Sequence[float], throughput: Sequence[float], margin: float) -> int:
     """Return the number of the load at which the tests of a configuration begin.
 
-    It is the most promising one if a load passes that is predicted to be inside the bound by ``margin``.
+    It is the most promising one, if a prediction that is inside the bound by ``margin`` is likely to pass.
 
     Args:
         predicted: The log of the predicted latency over its bound at each load, ascending; at least one.
@@ -50,14 +50,14 @@ def _most_promising(
     error: float,
     passed: float = 0.0,
 ) -> int:
-    """Return the one of ``loads``, ascending, that is tested next.
+    """Return the number of the most promising load, which is tested next.
 
     It is the highest load whose prediction is at most ``limit``, or one above it for which the product of the gain
     and of the probability to pass is higher. Latency is not monotonic in the load, so a much higher load may miss the
     limit by little.
 
     Args:
-        loads: Numbers of loads, at least one.
+        loads: The numbers of the possible loads, ascending; at least one.
         predicted: The log of the predicted latency over its bound at each load.
         throughput: The predicted throughput at each load.
         limit: The prediction with which a load passes, unless its latency is more than one ``error`` higher.
@@ -191,8 +191,8 @@ class LoadSequence:
     def finish_failed(self, excess: float) -> None:
         """End the test of the current load without a PASS.
 
-        The most promising lower load is current, if one passes whose predicted log of latency is lower by ``excess``.
-        There is none if the error is spent, or if a load has passed that is expected to serve as much.
+        The most promising lower load is current, if those are likely to pass whose predicted log of latency is lower
+        by ``excess``. There is none if the error is spent, or if a load has passed that is expected to serve as much.
         """
         if self.current is None:
             raise ValueError("the sequence is over")

@@ -69,8 +69,8 @@ def progress_on(console: Console, log: str | None = None) -> tuple[Callable[[str
     return say, lambda problem, budget, hardware: make_observer(kind, console, problem, budget, str(hardware))
 
 
-# Address space that is free again when an error is reported, because memory may be what was lacking. A process that
-# cannot reserve it ends at once: Python does not always survive a lack of memory within an import.
+# Address space for the report of an error, which may be a lack of memory. A process that cannot reserve it ends at
+# once, because Python does not always survive a lack of memory within an import.
 RESERVE_BYTES = 32 << 20
 
 
@@ -81,12 +81,12 @@ def main() -> NoReturn:
             with mmap.mmap(-1, RESERVE_BYTES):
                 code = _run(sys.argv[1:])
         except Exception as error:
-            code = _report(error)
+            code = _report_unexpected(error)
     sys.exit(code)
 
 
 def _run(words: list[str]) -> int:
-    """Run the command and return its exit code; of all errors only those of ``tune`` are reported."""
+    """Run the command and return its exit code. Errors of ``tune`` are reported here, and others are raised."""
     try:
         interrupts.install()
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each failed TLS handshake prints a line
@@ -105,8 +105,8 @@ def _run(words: list[str]) -> int:
         return error.exit_code
 
 
-def _report(error: Exception) -> int:
-    """Report an error that no part of ``tune`` has explained, and return the exit code."""
+def _report_unexpected(error: Exception) -> int:
+    """Report an error that is not one of ``tune``, and return the exit code."""
     if interrupts.is_pending():  # a library has replaced the interrupt, as numpy does while it is imported
         interrupts.acknowledge()
         return fail("interrupted", INTERRUPTED)

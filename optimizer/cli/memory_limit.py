@@ -1,11 +1,11 @@
-"""Recognises a lack of memory, also where a library reports it as another error."""
+"""A lack of memory under ``ulimit -v``, which libraries may report as another error."""
 
 from __future__ import annotations
 
 import resource
 from pathlib import Path
 
-NEAR_LIMIT_BYTES = 64 << 20
+NEAR_LIMIT_BYTES = 64 << 20  # libraries allocate and map blocks of this size
 
 # errors of the dynamic loader, of Python and of protobuf
 OUT_OF_MEMORY = (
@@ -15,12 +15,12 @@ OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether ``error`` or an error that led to it is a lack of memory, also of a library that is loaded.
+    """Return whether ``error`` or an error that led to it is a lack of memory, even if a library calls it otherwise.
 
     Close to the limit of ``ulimit -v`` every error counts as one, because native libraries lose a MemoryError or
     replace it, and Python's parser calls it an error of syntax.
     """
-    if is_near_limit():
+    if _is_near_limit():
         return True
     while error is not None:
         if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
@@ -29,7 +29,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def is_near_limit() -> bool:
+def _is_near_limit() -> bool:
     """Return whether the address space of this process has come close to the limit of ``ulimit -v``."""
     limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
     return limit_bytes != resource.RLIM_INFINITY and limit_bytes - address_space_peak_bytes() < NEAR_LIMIT_BYTES

@@ -14,14 +14,10 @@ from optimizer.confirmation.candidate_tests import CandidateTests, error_shares
 from optimizer.confirmation.disturbances import disturbance_limit, expected_slowdown, was_search_disturbed
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
 from optimizer.confirmation.next_test import NextTest, corrected_predictions, next_test
-from optimizer.confirmation.plan import ConfirmationPlan, compared_points, plan_tests, ranked_points
+from optimizer.confirmation.plan import ConfirmationPlan, compared_points, plan_tests
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, plan_server
 from optimizer.confirmation.verdicts import judge_confirmations
-from optimizer.confirmation.windows import (
-    errors_by_load,
-    server_windows,
-    without_lost_end,
-)
+from optimizer.confirmation.windows import errors_by_load, server_windows, without_lost_end
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import ServerCrashed
@@ -76,13 +72,12 @@ class Confirmer:
         """
         self.trials = [without_lost_end(trial) for trial in self.trials]
         points = fit_speed_correction(self.trials, self.problem).correct_points(latest_points(self.trials))
-        ranked = ranked_points(self.trials, self.problem)
-        plan = plan_tests(self.plan, self.trials, ranked, self.problem)
+        plan = plan_tests(self.plan, self.trials, points, self.problem)
         self.measurer.disturbance_limit = plan.disturbance_limit
-        best = self.best = plan.best_points(ranked, self.problem)
+        best = self.best = plan.best_points(points, self.problem)
         if not best:
             return self.trials
-        compared = compared_points(best, comparisons, ranked, self.problem)
+        compared = compared_points(best, comparisons, points, self.problem)
         plan = self._predict_loads(plan, [best[0], *compared], points)
         if (tests := self._tests(plan, best[0])) is not None:
             untested = [other for other in compared if not errors_by_load(self.trial(other.trial))]
@@ -225,7 +220,7 @@ class Confirmer:
                 predictions = {
                     point.trial: predict_loads(
                         point, points, self.problem, model, every_load=point.trial != candidates[0].trial
-                    ).slower(expected_slowdown(self.trials))
+                    ).slower(expected_slowdown(self.trials, self.problem))
                     for point in new
                 }
             first = candidates[0]

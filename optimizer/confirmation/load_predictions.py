@@ -47,7 +47,7 @@ class LoadPredictions:
 
     @property
     def first_compared_load(self) -> LoadPoint:
-        """The load at which a test by MARGIN would begin, as for the tested candidate."""
+        """The load at which the tests of the best candidate would begin."""
         return self.loads[self._first(MARGIN)]
 
     @property

@@ -11,10 +11,11 @@ from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.candidate_tests import CandidateTests, error_shares
 from optimizer.confirmation.load_predictions import LoadPredictions
-from optimizer.confirmation.plan import ConfirmationPlan, ranked_points
+from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, plan_server
 from optimizer.confirmation.windows import errors_by_load, pooled_point, server_windows, without_lost_end
-from optimizer.core.trial import Point, Trial
+from optimizer.core.trial import Point, Trial, latest_points
+from optimizer.simulator.speed_correction import fit_speed_correction
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ def next_test(
 def next_verdict(plan: ConfirmationPlan, trials: Sequence[Trial], problem: Problem) -> NextTest | None:
     """Return the test that a later session continues with; None if no further server can change a verdict."""
     trials = [without_lost_end(trial) for trial in trials]
-    return next_test(plan, trials, plan.best_points(ranked_points(trials, problem), problem), problem)
+    points = fit_speed_correction(trials, problem).correct_points(latest_points(trials))
+    return next_test(plan, trials, plan.best_points(points, problem), problem)
 
 
 def corrected_predictions(plan: ConfirmationPlan, trial: Trial, problem: Problem) -> LoadPredictions | None:

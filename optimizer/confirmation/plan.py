@@ -10,12 +10,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from optimizer.config.search_space import Problem
-from optimizer.confirmation.disturbances import disturbance_limit, expect_slowdown
+from optimizer.confirmation.disturbances import disturbance_limit, slowed_points
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.windows import begun_error, errors_by_load
-from optimizer.core.trial import Candidate, Point, Trial, latest_points
+from optimizer.core.trial import Candidate, Point, Trial
 from optimizer.simulator.fitted_parameters import execution_settings
-from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
+from optimizer.simulator.speed_correction import SpeedCorrection
 
 MOST_DEPLOYED = 6  # candidates, if some cannot be deployed as their config.pbtxt is written
 NEARLY_AS_MUCH = 0.8  # of the best candidate's throughput in the search; its runner-up serves at least that
@@ -54,25 +54,17 @@ class ConfirmationPlan:
         return [point for own in best for point in own]
 
 
-def ranked_points(trials: Sequence[Trial], problem: Problem) -> list[Point]:
-    """Return the points of the search by which the candidates are ranked for their tests.
-
-    They are corrected to the median speed of the machine, and slower by what disturbances let expect during the
-    tests, unless no point would be left.
-    """
-    points = fit_speed_correction(trials, problem).correct_points(latest_points(trials))
-    expected = expect_slowdown(points, trials)
-    return expected if finalists(expected, problem, 1) else points
-
-
 def plan_tests(
     earlier: ConfirmationPlan | None, trials: Sequence[Trial], points: Sequence[Point], problem: Problem
 ) -> ConfirmationPlan:
     """Return the plan of an earlier session, or a new one without predictions of its loads.
 
-    If a later search has found a better candidate than the plan has, the new plan gets the error that is left.
+    The candidates are ranked with the latency that is expected from the disturbances of the search, unless none would
+    meet the SLA. If a later search has found a better candidate than the plan has, the new plan gets the
+    error that is left.
     """
-    best = finalists(points, problem, MOST_DEPLOYED)
+    slowed = slowed_points(points, trials, problem)
+    best = finalists(slowed, problem, MOST_DEPLOYED) or finalists(points, problem, MOST_DEPLOYED)
     error = 1 - problem.confidence - begun_error(trials)
     tested = {trial.number for trial in trials if errors_by_load(trial)}
     untested = tuple(point.trial for point in best if point.trial not in tested) if error > SMALLEST_ERROR else ()

@@ -41,6 +41,12 @@ def scaled_rates(measurement: Measurement, factor: float) -> dict[str, Any]:
     return {name: value * factor for name in RATES if (value := getattr(measurement, name)) is not None}
 
 
+def scaled_sketches(measurement: Measurement, factor: float) -> dict[str, str]:
+    """Return the sketches of ``measurement`` with all times multiplied by ``factor``, by field."""
+    sketches = {timing.sketch_field: timing.sketch(measurement) for timing in TIMINGS}
+    return {name: latency_sketch.scale(sketch, factor) for name, sketch in sketches.items() if sketch}
+
+
 def disturbance_noise(measurement: Measurement) -> float:
     """Return the standard deviation of the log throughput that other processes add; 0 if they took few CPUs."""
     share = measurement.other_cpu_share
@@ -96,8 +102,7 @@ class SpeedCorrection:
             name: value / factor for name in TIMES if (value := getattr(measurement, name)) is not None
         }
         values |= scaled_rates(measurement, factor)
-        sketches = {timing.sketch_field: timing.sketch(measurement) for timing in TIMINGS}
-        values |= {name: latency_sketch.scale(sketch, 1 / factor) for name, sketch in sketches.items() if sketch}
+        values |= scaled_sketches(measurement, 1 / factor)
         counted = batch_stats.from_text(measurement.batch_stats)
         values["batch_stats"] = batch_stats.to_text((b, n, round(ns / factor)) for b, n, ns in counted)
         return replace(measurement, **values)

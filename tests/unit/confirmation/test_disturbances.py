@@ -14,14 +14,15 @@ from optimizer.confirmation.disturbances import (
     SLOWDOWN,
     TAIL,
     disturbance_limit,
-    expect_slowdown,
     expected_slowdown,
+    slowed_points,
     was_search_disturbed,
 )
-from optimizer.confirmation.plan import ranked_points
+from optimizer.confirmation.plan import plan_tests
 from optimizer.core.trial import LoadPoint, Trial, latest_points
-from tests.drawn_server import FAST, drawn_problem
+from tests.drawn_server import BOUND_MS, FAST, FASTER, drawn_problem
 
+PROBLEM = replace(drawn_problem(), cpu_count=2)
 HALF = 0.5  # CPU share of other processes
 SLOWER = SLOWDOWN * math.log(2)  # log of latency next to them
 
@@ -32,7 +33,7 @@ def trial(*shares: float | None, p95_ms: float = 10.0) -> Trial:
         0,
         FAST,
         tuple(
-            (LoadPoint(1, load), Measurement(100.0 * load, latency_p95_ms=p95_ms, other_cpu_share=share))
+            (LoadPoint(1, load), Measurement(100.0 * load, latency_p95_ms=p95_ms, stable=True, other_cpu_share=share))
             for load, share in enumerate(shares, 1)
         ),
     )
@@ -49,13 +50,13 @@ def test_the_limit_of_disturbances_follows_what_was_usual_in_the_search(
 def test_a_search_that_was_seldom_disturbed_lets_expect_nothing(shares: Sequence[float | None]) -> None:
     trials = [trial(*shares)]
     assert not was_search_disturbed(trials)
-    assert expected_slowdown(trials) == 0.0
+    assert expected_slowdown(trials, PROBLEM) == 0.0
     points = latest_points(trials)
-    assert expect_slowdown(points, trials) == points
+    assert slowed_points(points, trials, PROBLEM) == points
 
 
 def test_a_machine_that_is_always_shared_is_in_its_usual_state() -> None:
-    assert expected_slowdown([trial(HALF, HALF, HALF)]) == pytest.approx(0.0)
+    assert expected_slowdown([trial(HALF, HALF, HALF)], PROBLEM) == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("disturbed", [3, 4])
@@ -66,18 +67,18 @@ def test_the_expected_slowdown_is_that_of_the_percentile_over_all_states(disturb
     draws = np.exp(TAIL * np.random.default_rng(7).standard_exponential((10, 200_000)))
     draws[quiet:] *= math.exp(SLOWER)
     of_usual, of_all = np.quantile(draws[:quiet], 0.99), np.quantile(draws, 0.99)
-    assert expected_slowdown(trials) == pytest.approx(math.log(of_all / of_usual), abs=0.01)
+    assert expected_slowdown(trials, PROBLEM) == pytest.approx(math.log(of_all / of_usual), abs=0.01)
 
 
 def test_percentiles_rise_to_what_is_expected_and_do_not_fall() -> None:
     sketch = sketch_latencies(np.full(100, 10.0))
     trials = [trial(0.0, 0.0, HALF)]
-    expected = math.exp(expected_slowdown(trials))
+    expected = math.exp(expected_slowdown(trials, PROBLEM))
     points = [
         replace(point, measurement=replace(point.measurement, latency_avg_ms=5.0, latency_sketch=sketch))
         for point in latest_points(trials)
     ]
-    first, second, disturbed = expect_slowdown(points, trials)
+    first, second, disturbed = slowed_points(points, trials, PROBLEM)
     assert first.measurement.latency_p95_ms == second.measurement.latency_p95_ms == pytest.approx(10 * expected)
     assert first.measurement.latency_avg_ms == 5.0, "bursts change the average by less"
     share = Sla.from_bounds({"p97": 20.0}).share_of_bound
@@ -85,11 +86,20 @@ def test_percentiles_rise_to_what_is_expected_and_do_not_fall() -> None:
     assert disturbed == points[2], "it was measured in the slow state"
 
 
-def test_candidates_are_ranked_by_what_is_expected_unless_none_would_meet_the_bound() -> None:
-    problem = drawn_problem()
-    bound_ms = next(iter(problem.sla)).bound
-    for p95_ms, meets_bound in ((0.5 * bound_ms, True), (0.99 * bound_ms, False)):
-        over = replace(trial(HALF, p95_ms=2 * bound_ms), number=1)
-        trials = [trial(0.0, 0.0, p95_ms=p95_ms), over]
-        ranked = ranked_points(trials, problem)[0].measurement.latency_p95_ms
-        assert ranked == pytest.approx(p95_ms * math.exp(expected_slowdown(trials)) if meets_bound else p95_ms)
+def test_a_server_on_a_gpu_is_not_expected_to_be_slower() -> None:
+    trials = [trial(0.0, 0.0, HALF)]
+    assert expected_slowdown(trials, PROBLEM) > 0
+    assert expected_slowdown(trials, replace(PROBLEM, cpu_count=None)) == 0.0
+
+
+def test_candidates_are_ranked_with_the_latency_that_is_expected() -> None:
+    faster = replace(trial(0.0, 0.0, 0.0, p95_ms=0.9 * BOUND_MS), candidate=FASTER)
+    safer = replace(trial(0.0, 0.0, p95_ms=0.5 * BOUND_MS), number=1)
+    over = replace(trial(HALF, HALF, p95_ms=2 * BOUND_MS), number=2)
+    for trials, ranked in (([faster, safer], (0, 1)), ([faster, safer, over], (1,))):
+        assert plan_tests(None, trials, latest_points(trials), PROBLEM).finalists == ranked
+
+
+def test_candidates_that_would_all_miss_the_bound_are_ranked_as_measured() -> None:
+    trials = [trial(0.0, 0.0, p95_ms=0.9 * BOUND_MS), replace(trial(HALF, p95_ms=2 * BOUND_MS), number=1)]
+    assert plan_tests(None, trials, latest_points(trials), PROBLEM).finalists == (0,)
