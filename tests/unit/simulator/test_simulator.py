@@ -970,9 +970,20 @@ if __name__ == "__main__":
 """
 
 
-def test_a_loop_is_compiled_in_another_process(tmp_path: Path) -> None:
-    """The compiler takes 90 MB, which Python would not return to the operating system."""
-    (tmp_path / "small_loop.py").write_text(LOOP)
+@pytest.mark.parametrize("clock_ahead_seconds", [0, 7200])
+def test_a_loop_is_compiled_once_in_another_process(tmp_path: Path, clock_ahead_seconds: int) -> None:
+    """The compiler takes 90 MB, which Python would not return to the operating system.
+
+    The source may come from a machine whose clock is ahead of this one's.
+    """
+
+    def write_source(text: str) -> None:
+        source = tmp_path / "small_loop.py"
+        source.write_text(text)
+        written = source.stat().st_mtime + clock_ahead_seconds
+        os.utime(source, (written, written))
+
+    write_source(LOOP)
     path = os.pathsep.join(filter(None, [str(tmp_path), *sys.path]))
     environment = {**os.environ, "PYTHONPATH": path, "TRITUNE_CACHE": str(tmp_path / "cache")}
     environment.pop("NUMBA_CACHE_DIR", None)
@@ -983,7 +994,7 @@ def test_a_loop_is_compiled_in_another_process(tmp_path: Path) -> None:
 
     assert run() == "compiling the simulator (once)\n42 0\n"
     assert run() == "42 0\n"
-    (tmp_path / "small_loop.py").write_text(LOOP + "\n")  # another version
+    write_source(LOOP + "\n")  # another version
     assert run() == "compiling the simulator (once)\n42 0\n"
 
 
