@@ -22,7 +22,7 @@ from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.confirmation.server_plan import ServerPlan, plan_server
 from optimizer.confirmation.verdicts import judge_load
-from optimizer.confirmation.windows import confirmed_spreads, counted_server_windows, errors_by_load, server_windows
+from optimizer.confirmation.windows import errors_by_load, server_windows, tested_spreads
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import LoadPoint, Point, Trial
 
@@ -131,7 +131,7 @@ class CandidateTests:
     def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
         """Return the verdict on this load."""
         place = self.predictions.loads[load]
-        spreads = confirmed_spreads(self.trials, self.problem, counted_server_windows(self.trial, place))
+        spreads = tested_spreads(self.trials, self.trial, place, self.problem)
         judged = judge_load(self.trial, place, self.problem, spreads, error, most_servers)
         return LoadJudgement(judged.verdict, judged.is_promising, judged.excess)
 

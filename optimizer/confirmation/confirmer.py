@@ -17,7 +17,7 @@ from optimizer.confirmation.next_test import NextTest, corrected_predictions, ne
 from optimizer.confirmation.plan import ConfirmationPlan, compared_points, plan_tests
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, plan_server
 from optimizer.confirmation.verdicts import judge_confirmations
-from optimizer.confirmation.windows import errors_by_load, server_windows, without_lost_end
+from optimizer.confirmation.windows import errors_by_load, last_server, server_windows, without_lost_end
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import ServerCrashed
@@ -57,6 +57,7 @@ class Confirmer:
     plan: ConfirmationPlan | None = None
     record: Callable[[ConfirmationPlan], None] = lambda _: None
     best: Sequence[Point] = field(default=(), init=False)
+    _lost_servers: dict[int, int] = field(default_factory=dict, init=False)  # by trial; the next one has its number
 
     def run(self, comparisons: Sequence[Candidate]) -> list[Trial]:
         """Return the trials with their confirmations.
@@ -70,6 +71,9 @@ class Confirmer:
 
         Raises BadInputError if the confirmations of ``trials`` do not belong to the plan.
         """
+        for trial in self.trials:
+            if trial.confirmations and trial.confirmations[-1].is_lost:
+                self._lost_servers[trial.number] = trial.confirmations[-1].server
         self.trials = [without_lost_end(trial) for trial in self.trials]
         points = fit_speed_correction(self.trials, self.problem).correct_points(latest_points(self.trials))
         plan = plan_tests(self.plan, self.trials, points, self.problem)
@@ -106,7 +110,7 @@ class Confirmer:
         if trial.status == "failed":
             return False
         self.measurer.observer.trial_started(trial.number, trial.candidate, "confirm")
-        number = max((again.server for again in trial.confirmations), default=0) + 1
+        number = self._lost_servers.pop(planned.trial, last_server(self.trials) + 1)
         fresh = FreshServer(number, planned.error)
         before, attempts = len(trial.confirmations), 0
 

@@ -17,18 +17,17 @@ from objectives.intervals import (
 )
 from objectives.metrics import TIMINGS, Measurement, Timing, four_digits
 from objectives.sequential import LOOKS
-from objectives.server_spread import ServerSpread, server_spreads
+from objectives.server_spread import ServerSpread
 from objectives.sla import Sla
 from objectives.verdict import SequentialTest, SlaVerdict, judge_sla
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.windows import (
     confirmed_loads,
     confirmed_spreads,
-    confirmed_windows,
     counted_server_windows,
-    has_disturbed,
     pooled_point,
     server_windows,
+    tested_spreads,
     windows_by_server,
     windows_of,
 )
@@ -87,11 +86,7 @@ def judge_confirmations(trials: Sequence[Trial], problem: Problem) -> list[Confi
 
     A candidate that was measured for comparison only is UNDECIDED.
     """
-    spreads = {
-        disturbed: server_spreads(confirmed_windows(trials, disturbed=disturbed), problem.sla)
-        for disturbed in (False, True)
-    }
-    return [_judge_confirmation(trial, load, problem, spreads) for trial, load in confirmed_loads(trials)]
+    return [_judge_confirmation(trials, trial, load, problem) for trial, load in confirmed_loads(trials)]
 
 
 def judge_load(
@@ -110,7 +105,7 @@ def judge_load(
         trial: The trial, with at least one confirmation at ``load``.
         load: The load to judge.
         problem: The search problem.
-        spreads: The variance between servers, see ``confirmed_spreads``.
+        spreads: The variance between servers, see ``tested_spreads``.
         error: The error probability of the test at this load.
         most_servers: The number of servers that the time allows.
     """
@@ -159,13 +154,12 @@ def compare_throughput(
     return throughput_ratio(*windows, spread, problem.confidence)
 
 
-def _judge_confirmation(
-    trial: Trial, load: LoadPoint, problem: Problem, spreads_by_disturbance: Mapping[bool, Mapping[str, ServerSpread]]
-) -> ConfirmedLoad:
+def _judge_confirmation(trials: Sequence[Trial], trial: Trial, load: LoadPoint, problem: Problem) -> ConfirmedLoad:
     servers, counted = server_windows(trial, load), counted_server_windows(trial, load)
-    spreads = spreads_by_disturbance[has_disturbed(counted)]
     error = max(again.error for again in trial.confirmations if again.load == load)
-    judged = judge_load(trial, load, problem, spreads, error or 1 - problem.confidence)
+    at_test = tested_spreads(trials, trial, load, problem)
+    judged = judge_load(trial, load, problem, at_test, error or 1 - problem.confidence)
+    spreads = confirmed_spreads(trials, problem, counted)
     if not error:
         judged = replace(judged, verdict=Verdict.UNDECIDED, reason=COMPARED)
     point = pooled_point(trial, load)

@@ -72,6 +72,30 @@ def confirmed_spreads(
     return server_spreads(confirmed_windows(trials, disturbed=has_disturbed(counted)), problem.sla)
 
 
+def tested_spreads(
+    trials: Sequence[Trial], trial: Trial, load: LoadPoint, problem: Problem
+) -> dict[str, ServerSpread]:
+    """Return ``confirmed_spreads`` for the verdict on ``trial``, one of ``trials``, at ``load``.
+
+    If the load was tested, windows that were measured after its test ended do not count: a PASS at a planned look is
+    final, and must not depend on what is measured afterwards.
+    """
+    counted = counted_server_windows(trial, load)
+    if tested := [again.server for again in trial.confirmations if again.load == load and again.error]:
+        trials = [_until(own, max(tested)) for own in trials]
+    return confirmed_spreads(trials, problem, counted)
+
+
+def _until(trial: Trial, server: int) -> Trial:
+    kept = tuple(again for again in trial.confirmations if again.server <= server)
+    return replace(trial, confirmations=kept)
+
+
+def last_server(trials: Sequence[Trial]) -> int:
+    """Return the number of the last fresh server; 0 if there is none."""
+    return max((again.server for trial in trials for again in trial.confirmations), default=0)
+
+
 def has_disturbed(counted: Sequence[Sequence[Measurement]]) -> bool:
     """Return whether other processes or machines disturbed one of these windows."""
     return any(is_disturbed(window) for own in counted for window in own)

@@ -185,7 +185,7 @@ class Confirmation:
     """A window that was measured on a fresh server.
 
     Attributes:
-        server: Number of the fresh server among those of its trial, from 1.
+        server: Number of the fresh server among those of the run, from 1, in the order of measuring.
         load: Load of the window.
         measurement: What was measured.
         error: Error probability of the test of this load; 0 if the candidate is measured for comparison only.
@@ -207,7 +207,7 @@ class FreshServer:
     """The fresh server of a row of the trials table.
 
     Attributes:
-        number: Number of the server among those of its trial, from 1.
+        number: Number of the server among those of the run, from 1, in the order of measuring.
         error: Error probability of the test of the load; 0 if the candidate is measured for comparison only.
         load_generator: That of a measurement that checks tune's own client; empty for other measurements.
     """

@@ -144,7 +144,7 @@ COLUMNS = ("model", "trial", *SETTING_COLUMNS, *LOAD, *MEASUREMENT, *FORECAST, *
 DESCRIPTIONS: Final = {  # of the columns that are no attribute of Candidate, LoadPoint or Measurement
     "model": "Name of the model.",
     "trial": "Number of the trial, from 0. A trial is one configuration with its measurements.",
-    "confirmation": "Number of the fresh server in its trial, from 1; empty for measurements of the search.",
+    "confirmation": "Number of the fresh server in the run, from 1; empty for measurements of the search.",
     "confirmation_error": "Error probability of the test of this load; empty if the configuration is only compared.",
     "load_generator": f"`{CROSS_CHECKING}` for a measurement that checks tune's own client; empty for all others.",
     "deploy_seconds": "Time of the deployment; empty if unknown.",

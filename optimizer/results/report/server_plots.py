@@ -189,7 +189,8 @@ def noise(run: FinishedRun) -> Drawing | None:
             (panels[1], METRICS[confirmed.latency], confirmed.latency_ms),
         ):
             values = [(server, v) for server, m in windows if (v := metric.value(m)) is not None]
-            at = [place + spread[(server - 1) % len(spread)] for server, _ in values]
+            numbers = {server: number for number, server in enumerate(dict.fromkeys(server for server, _ in values))}
+            at = [place + spread[numbers[server] % len(spread)] for server, _ in values]
             look: dict[str, Any] = {"c": LIGHT["dot"], "s": 18, "label": "window, by server" if not place else None}
             gid = f"windows-{metric.name}-{place}"
             axes.scatter(at, [value for _, value in values], gid=gid, **look)

@@ -226,10 +226,9 @@ def test_a_search_that_finds_nothing_better_keeps_the_plan(new_sessions: Callabl
 def test_a_lost_measurement_at_the_end_is_repeated(new_sessions: Callable[..., Sessions], problem: Problem) -> None:
     sessions = new_sessions()
     trial = sessions.run(servers=1)[BEST]
-    load = trial.confirmations[-1].load
-    sessions.table.append(
-        trial, load, Measurement(reason="tritonserver died"), FreshServer(2, trial.confirmations[-1].error)
-    )
+    last = trial.confirmations[-1]
+    lost = FreshServer(last.server + 1, last.error)
+    sessions.table.append(trial, last.load, Measurement(reason="tritonserver died"), lost)
     trials = sessions.run()
     assert not any(again.is_lost for again in trials[BEST].confirmations)
     tested = [own for own in judge_confirmations(trials, problem) if own.error]
