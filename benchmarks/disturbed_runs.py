@@ -1,11 +1,11 @@
 """Compare recommendations of runs next to programs that take CPU time irregularly with the best possible ones.
 
-    python benchmarks/disturbed_runs.py [--seeds 8] [--disturbed 0 0.1 0.25 0.5] [--rows FILE]
+    python benchmarks/disturbed_runs.py [--seeds 8] [--disturbed 0 0.1 0.25 0.5] [--slowness 1.5] [--rows FILE]
 
 Searches simulated servers (simulated_tables.py) and confirms the best configurations with the functions of a real
 run, by a virtual clock, with the default budget. Other programs take one of two cores in bursts of 1 to 8 s;
-everything takes 1.5 times as long then, the speed probe too. Servers and windows differ by 5 % each. Prints Markdown;
-progress goes to standard error.
+everything takes ``--slowness`` times as long then, the speed probe too. Servers and windows differ by 5 % each.
+Prints Markdown; progress goes to standard error.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ class DisturbedServer:
 
     stack: SimulatedStack
     disturbed: float
+    slowness: float
     seed: int
     seconds: float = 0.0
     server: float = 0.0  # log slowness of the current deployment
@@ -114,7 +115,7 @@ class DisturbedServer:
         return filled / (end - begin) if end > begin else 0.0
 
     def probe(self) -> float:
-        slowness = math.log(BURST_FACTOR) * self.disturbed_share(self.seconds - PROBE_SECONDS, self.seconds)
+        slowness = math.log(self.slowness) * self.disturbed_share(self.seconds - PROBE_SECONDS, self.seconds)
         return PROBE_SECONDS * math.exp(slowness + self.probe_noise.normal(0, PROBE_NOISE))
 
     @contextlib.contextmanager
@@ -157,7 +158,7 @@ class DisturbedServer:
     def _window(self, endpoint: Endpoint, load: LoadPoint, seconds: float) -> Measurement:
         begin, self.seconds = self.seconds, self.seconds + seconds
         slowness = self.server + self.noise.normal(0, WINDOW_NOISE)
-        slowness += math.log(BURST_FACTOR) * self.disturbed_share(begin, self.seconds)
+        slowness += math.log(self.slowness) * self.disturbed_share(begin, self.seconds)
         window = slowed(self.stack.measure(endpoint, load), slowness)
         requests = round((window.throughput_infer_per_sec or 0.0) * seconds / load.request_batch_size)
         return replace(window, requests=max(1, requests), measure_seconds=seconds)
@@ -178,6 +179,7 @@ class DisturbedServer:
 @dataclass(frozen=True)
 class Run:
     disturbed: float
+    slowness: float
     server: str
     seed: int
 
@@ -220,7 +222,7 @@ def run(job: Run) -> Result:
         sla=Sla.from_bounds({"p95": bound_ms}),
         cpu_count=2,
     )
-    server = DisturbedServer(stack, job.disturbed, job.seed)
+    server = DisturbedServer(stack, job.disturbed, job.slowness, job.seed)
     measurer = Measurer(
         server, server, DiscardingRecord(), server, cross_checking=server, speed=SpeedLog(server.probe)
     )
@@ -239,13 +241,12 @@ def run(job: Run) -> Result:
     state = round(STATES * server.disturbed_share(begin, server.seconds)) / STATES
     passed = [entry.point for entry in judged if entry.judged.verdict is Verdict.PASS]
     served = [
-        _served(job.server, state, problem.space.canonical(point.candidate), point.load.concurrency)
-        for point in passed
+        _served(job, state, problem.space.canonical(point.candidate), point.load.concurrency) for point in passed
     ]
     throughput, p95_ms = max(served, default=(math.nan, math.nan))
     return Result(
         bool(served),
-        throughput / _best_throughput(job.server, state),
+        throughput / _best_throughput(job.server, state, job.slowness),
         p95_ms / bound_ms,
         len({problem.space.canonical(trial.candidate) for trial in searched}),
         len(searched),
@@ -273,12 +274,12 @@ def _bound_ms(server: str) -> float:
 
 
 @lru_cache
-def _curves(server: str, disturbed: float) -> dict[Candidate, list[tuple[float, float]]]:
+def _curves(server: str, disturbed: float, slowness: float) -> dict[Candidate, list[tuple[float, float]]]:
     """Return the log of p95 in ms and the undisturbed throughput of each candidate at LOADS."""
 
     def log_p95(one: Measurement) -> float:
-        parts = [replace(one, requests=round(1e4 * (1 - disturbed))), slowed(one, math.log(BURST_FACTOR))]
-        parts[1] = replace(parts[1], requests=round(1e4 * disturbed / BURST_FACTOR))
+        parts = [replace(one, requests=round(1e4 * (1 - disturbed))), slowed(one, math.log(slowness))]
+        parts[1] = replace(parts[1], requests=round(1e4 * disturbed / slowness))
         return math.log(pooled_quantile_ms([part for part in parts if part.requests], 0.95))
 
     truth = _truth(server).items()
@@ -289,10 +290,10 @@ def _curves(server: str, disturbed: float) -> dict[Candidate, list[tuple[float, 
 
 
 @lru_cache
-def _best_throughput(server: str, disturbed: float) -> float:
+def _best_throughput(server: str, disturbed: float, slowness: float) -> float:
     """Return the highest throughput of all candidates and loads within the bound, interpolated between LOADS."""
     best, bound = 0.0, math.log(_bound_ms(server))
-    for curve in _curves(server, disturbed).values():
+    for curve in _curves(server, disturbed, slowness).values():
         best = max(best, *(throughput for log_p95, throughput in curve if log_p95 <= bound), 0.0)
         for (log_p95, throughput), (higher, more) in itertools.pairwise(curve):
             if log_p95 <= bound < higher:
@@ -300,9 +301,9 @@ def _best_throughput(server: str, disturbed: float) -> float:
     return best
 
 
-def _served(server: str, disturbed: float, candidate: Candidate, concurrency: int) -> tuple[float, float]:
+def _served(job: Run, disturbed: float, candidate: Candidate, concurrency: int) -> tuple[float, float]:
     """Return the undisturbed throughput at a load, and the p95 in ms."""
-    log_p95, throughput = zip(*_curves(server, disturbed)[candidate], strict=True)
+    log_p95, throughput = zip(*_curves(job.server, disturbed, job.slowness)[candidate], strict=True)
     loads, load = np.log(LOADS), math.log(concurrency)
     return float(np.interp(load, loads, throughput)), math.exp(float(np.interp(load, loads, log_p95)))
 
@@ -311,11 +312,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=8, metavar="N", help="use seeds 0 to N-1 (8)")
     parser.add_argument("--disturbed", type=float, nargs="+", default=DISTURBED, metavar="SHARE", help="of the time")
+    parser.add_argument("--slowness", type=float, default=BURST_FACTOR, metavar="FACTOR", help=f"({BURST_FACTOR})")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="write each run to FILE")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
     arguments = parser.parse_args()
     jobs = [
-        Run(disturbed, server, seed)
+        Run(disturbed, arguments.slowness, server, seed)
         for disturbed in arguments.disturbed
         for seed in range(arguments.seeds)
         for server in SERVERS

@@ -11,7 +11,12 @@ from objectives.confidence import Verdict
 from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.candidate_tests import CandidateTests, error_shares
-from optimizer.confirmation.disturbances import disturbance_limit, expected_slowdown, was_search_disturbed
+from optimizer.confirmation.disturbances import (
+    DisturbanceCorrection,
+    disturbance_limit,
+    fit_disturbance_correction,
+    was_search_disturbed,
+)
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
 from optimizer.confirmation.next_test import NextTest, corrected_predictions, next_test
 from optimizer.confirmation.plan import ConfirmationPlan, compared_points, plan_tests
@@ -57,6 +62,7 @@ class Confirmer:
     plan: ConfirmationPlan | None = None
     record: Callable[[ConfirmationPlan], None] = lambda _: None
     best: Sequence[Point] = field(default=(), init=False)
+    _disturbances: DisturbanceCorrection = field(default_factory=DisturbanceCorrection, init=False)
     _lost_servers: dict[int, int] = field(default_factory=dict, init=False)  # by trial; the next one has its number
 
     def run(self, comparisons: Sequence[Candidate]) -> list[Trial]:
@@ -69,20 +75,25 @@ class Confirmer:
         test, which a later session continues. Otherwise the time that is left is used for comparisons that were left
         out, or whose load was too low or too high.
 
+        After a disturbed search, servers differ so much that the verdict needs more of them. So comparisons wait
+        until a load has passed.
+
         Raises BadInputError if the confirmations of ``trials`` do not belong to the plan.
         """
         for trial in self.trials:
             if trial.confirmations and trial.confirmations[-1].is_lost:
                 self._lost_servers[trial.number] = trial.confirmations[-1].server
         self.trials = [without_lost_end(trial) for trial in self.trials]
-        points = fit_speed_correction(self.trials, self.problem).correct_points(latest_points(self.trials))
-        plan = plan_tests(self.plan, self.trials, points, self.problem)
+        points = self._usual_points()
+        plan = plan_tests(self.plan, self.trials, points, self.problem, self._disturbances)
         self.measurer.disturbance_limit = plan.disturbance_limit
         best = self.best = plan.best_points(points, self.problem)
         if not best:
             return self.trials
         compared = compared_points(best, comparisons, points, self.problem)
         plan = self._predict_loads(plan, [best[0], *compared], points)
+        if was_search_disturbed(self.trials):
+            plan = self._test(plan, points, until_pass=True)
         if (tests := self._tests(plan, best[0])) is not None:
             untested = [other for other in compared if not errors_by_load(self.trial(other.trial))]
             loads = [self._compared_load(plan, other) for other in untested]
@@ -150,9 +161,21 @@ class Confirmer:
         """Return the trial with this number, with its confirmations so far."""
         return self.trials[self._place(number)]
 
-    def _test(self, plan: ConfirmationPlan, points: Sequence[Point]) -> ConfirmationPlan:
+    def _usual_points(self) -> list[Point]:
+        """Return the search's points as in the usual state of the machine.
+
+        After a disturbed search, the CPU share of other processes is the only covariate: they slow the probe too.
+        """
+        points = latest_points(self.trials)
+        with self.measurer.stopwatch.count("search"):
+            self._disturbances = fit_disturbance_correction(points, self.trials, self.problem, self.fit)
+        if self._disturbances == DisturbanceCorrection():
+            return fit_speed_correction(self.trials, self.problem).correct_points(points)
+        return self._disturbances.correct_points(points)
+
+    def _test(self, plan: ConfirmationPlan, points: Sequence[Point], *, until_pass: bool = False) -> ConfirmationPlan:
         """Measure one server after another of the candidate that is tested next. Return the plan at the end."""
-        while (test := self._next_test(plan)) is not None:
+        while (test := self._next_test(plan)) is not None and not (until_pass and self._has_passed()):
             fixed = self._correct_loads(self._predict_loads(plan, [test.point], points), test.point)
             if fixed != plan:  # the next load may be another one
                 plan = fixed
@@ -224,7 +247,7 @@ class Confirmer:
                 predictions = {
                     point.trial: predict_loads(
                         point, points, self.problem, model, every_load=point.trial != candidates[0].trial
-                    ).slower(expected_slowdown(self.trials, self.problem))
+                    ).slower(self._disturbances.expected_slowdown)
                     for point in new
                 }
             first = candidates[0]
@@ -275,8 +298,8 @@ class Confirmer:
 
     def _begin_test(self, plan: ConfirmationPlan, point: Point) -> None:
         """Measure those of the first servers of the next load that the time allows, unless a candidate has passed."""
-        tests, judged = self._tests(plan, point), judge_confirmations(self.trials, self.problem)
-        if tests is None or any(entry.judged.verdict is Verdict.PASS for entry in judged):
+        tests = self._tests(plan, point)
+        if tests is None or self._has_passed():
             return
         tests.next_load()
         if (load := tests.sequence.current) is None:
@@ -284,6 +307,10 @@ class Confirmer:
         for _ in range(LOOKS[0] - tests.servers(load)):
             if not tests.possible_servers() or not self.measure(tests.server_plan(load)):
                 return
+
+    def _has_passed(self) -> bool:
+        judged = judge_confirmations(self.trials, self.problem)
+        return any(entry.judged.verdict is Verdict.PASS for entry in judged)
 
     def _affordable(self, others: Sequence[ServerPlan], seconds: float) -> list[ServerPlan]:
         """Return those of ``others`` that lack servers, and of them the first that take ``seconds`` together."""

@@ -14,7 +14,7 @@ from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
 from optimizer.confirmation.verdicts import ConfirmedLoad, meets_sla
-from optimizer.core.trial import LoadPoint, Point
+from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.simulator.metrics import Performance
 from optimizer.simulator.performance_model import PerformanceModel
 
@@ -146,7 +146,7 @@ def predict_loads(
         every_load: Whether the loads cover all concurrencies, for a candidate of which the search tried few loads.
     """
     loads = _possible_loads(point, problem, every_load=every_load)
-    own = [other for other in points if other.candidate == point.candidate and _has_all_latencies(other, problem)]
+    own = [other for other in points if other.candidate == point.candidate and has_all_latencies(other, problem)]
     own = own or [point]
     expected = None if model is None or problem.open_loop else _modeled(model, own, loads, problem)
     if expected is None:
@@ -165,13 +165,26 @@ def _modeled(
     """
     known = [other.load for other in own]
     cells = [(own[0].candidate, load.concurrency) for load in (*loads, *known)]
-    figures = np.array([_log_predicted(performance, problem) for performance in model.simulate(cells)])
-    if not np.isfinite(figures).all():
+    if (figures := _log_simulated(model, cells, problem)) is None:
         return None
     errors = _measured(own, problem) - figures[len(loads) :]
     correction = np.median(errors, axis=0) if problem.is_simulated else _interpolated(loads, known, errors)
     predicted: FloatArray = figures[: len(loads)] + correction
     return predicted
+
+
+def prediction_errors(model: PerformanceModel, points: Sequence[Point], problem: Problem) -> FloatArray | None:
+    """Return the log of measured over predicted latency and throughput [points, 2]; None if one is not predicted."""
+    figures = _log_simulated(model, [(point.candidate, point.load.concurrency) for point in points], problem)
+    return None if figures is None else _measured(points, problem) - figures
+
+
+def _log_simulated(
+    model: PerformanceModel, cells: Sequence[tuple[Candidate, int]], problem: Problem
+) -> FloatArray | None:
+    """Return ``_log_metrics`` [cells, 2] as ``model`` predicts them; None if one of them is missing."""
+    figures = np.array([_log_predicted(performance, problem) for performance in model.simulate(cells)])
+    return figures if np.isfinite(figures).all() else None
 
 
 def _extrapolated(own: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem) -> FloatArray:
@@ -192,7 +205,8 @@ def _measured(own: Sequence[Point], problem: Problem) -> FloatArray:
     return np.array([_log_metrics(other.measurement, problem) for other in own])
 
 
-def _has_all_latencies(point: Point, problem: Problem) -> bool:
+def has_all_latencies(point: Point, problem: Problem) -> bool:
+    """Return whether throughput and all latencies that are bounded were measured."""
     return point.throughput_infer_per_sec > 0 and problem.sla.share_of_bound(point.measurement) < math.inf
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from optimizer.config.search_space import Problem
-from optimizer.confirmation.disturbances import disturbance_limit, slowed_points
+from optimizer.confirmation.disturbances import DisturbanceCorrection, disturbance_limit
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.windows import begun_error, errors_by_load
 from optimizer.core.trial import Candidate, Point, Trial
@@ -55,15 +55,26 @@ class ConfirmationPlan:
 
 
 def plan_tests(
-    earlier: ConfirmationPlan | None, trials: Sequence[Trial], points: Sequence[Point], problem: Problem
+    earlier: ConfirmationPlan | None,
+    trials: Sequence[Trial],
+    points: Sequence[Point],
+    problem: Problem,
+    disturbances: DisturbanceCorrection,
 ) -> ConfirmationPlan:
     """Return the plan of an earlier session, or a new one without predictions of its loads.
 
     The candidates are ranked with the latency that is expected from the disturbances of the search, unless none would
     meet the SLA. If a later search has found a better candidate than the plan has, the new plan gets the
     error that is left.
+
+    Args:
+        earlier: The plan of an earlier session; None if there is none.
+        trials: The trials of the search, with the confirmations so far.
+        points: The search's points at the usual speed of the machine.
+        problem: The search problem.
+        disturbances: The correction that ``points`` have.
     """
-    slowed = slowed_points(points, trials, problem)
+    slowed = disturbances.slow_points(points)
     best = finalists(slowed, problem, MOST_DEPLOYED) or finalists(points, problem, MOST_DEPLOYED)
     error = 1 - problem.confidence - begun_error(trials)
     tested = {trial.number for trial in trials if errors_by_load(trial)}

@@ -47,6 +47,20 @@ def scaled_sketches(measurement: Measurement, factor: float) -> dict[str, str]:
     return {name: latency_sketch.scale(sketch, factor) for name, sketch in sketches.items() if sketch}
 
 
+def at_other_speed(measurement: Measurement, factor: float) -> Measurement:
+    """Return the measurement as on a machine that is faster by ``factor``: its throughput, times and batch times."""
+    if factor == 1.0:
+        return measurement
+    values: dict[str, Any] = {
+        name: value / factor for name in TIMES if (value := getattr(measurement, name)) is not None
+    }
+    values |= scaled_rates(measurement, factor)
+    values |= scaled_sketches(measurement, 1 / factor)
+    counted = batch_stats.from_text(measurement.batch_stats)
+    values["batch_stats"] = batch_stats.to_text((b, n, round(ns / factor)) for b, n, ns in counted)
+    return replace(measurement, **values)
+
+
 def disturbance_noise(measurement: Measurement) -> float:
     """Return the standard deviation of the log throughput that other processes add; 0 if they took few CPUs."""
     share = measurement.other_cpu_share
@@ -95,17 +109,7 @@ class SpeedCorrection:
 
     def correct(self, measurement: Measurement) -> Measurement:
         """Return the measurement as at the reference speed: its throughput, times and times by batch size."""
-        factor = math.exp(self.slope * self.log_slowness(measurement))
-        if factor == 1.0:
-            return measurement
-        values: dict[str, Any] = {
-            name: value / factor for name in TIMES if (value := getattr(measurement, name)) is not None
-        }
-        values |= scaled_rates(measurement, factor)
-        values |= scaled_sketches(measurement, 1 / factor)
-        counted = batch_stats.from_text(measurement.batch_stats)
-        values["batch_stats"] = batch_stats.to_text((b, n, round(ns / factor)) for b, n, ns in counted)
-        return replace(measurement, **values)
+        return at_other_speed(measurement, math.exp(self.slope * self.log_slowness(measurement)))
 
     def correct_points(self, points: Iterable[Point]) -> list[Point]:
         """Return the points as at the reference speed."""

@@ -101,6 +101,20 @@ def test_the_runner_up_has_other_execution_settings_if_it_serves_nearly_as_much(
     assert compared(900.0) == {batching[0]}
 
 
+def test_after_a_disturbed_search_comparisons_wait_for_a_pass(problem: Problem, tmp_path: Path) -> None:
+    server = Drawing()
+    trials = [
+        replace(
+            trial,
+            measurements=tuple((load, replace(seen, other_cpu_share=0.5)) for load, seen in trial.measurements),
+        )
+        for trial in searched(server, LOADS)
+    ]
+    confirm(server, trials, problem, tmp_path)
+    assert server.deployed[: LOOKS[0]] == [FASTER] * LOOKS[0]
+    assert set(server.deployed[LOOKS[0] :]) >= {BASELINE, FAST}
+
+
 def test_the_errors_of_all_tests_are_at_most_that_of_the_run(problem: Problem, tmp_path: Path) -> None:
     server = Drawing(slow={FASTER: (3.0,), FAST: (3.0,)})
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,33 +10,45 @@ import pytest
 from objectives.latency_sketch import sketch_latencies
 from objectives.metrics import Measurement
 from objectives.sla import Sla
+from optimizer.config.search_space import Problem
 from optimizer.confirmation.disturbances import (
-    SLOWDOWN,
+    LATENCY_SLOPE,
     TAIL,
+    THROUGHPUT_SLOPE,
+    DisturbanceCorrection,
     disturbance_limit,
-    expected_slowdown,
-    slowed_points,
+    fit_disturbance_correction,
     was_search_disturbed,
 )
 from optimizer.confirmation.plan import plan_tests
-from optimizer.core.trial import LoadPoint, Trial, latest_points
+from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
+from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors
 from tests.drawn_server import BOUND_MS, FAST, FASTER, drawn_problem
 
 PROBLEM = replace(drawn_problem(), cpu_count=2)
 HALF = 0.5  # CPU share of other processes
-SLOWER = SLOWDOWN * math.log(2)  # log of latency next to them
+SERVED = 100.0  # requests per second for each request in flight
+LATENCY_MS = 10.0
 
 
-def trial(*shares: float | None, p95_ms: float = 10.0) -> Trial:
+def trial(*shares: float | None, p95_ms: float = LATENCY_MS) -> Trial:
     """Return a trial with a measurement for each CPU share of other processes."""
     return Trial(
         0,
         FAST,
         tuple(
-            (LoadPoint(1, load), Measurement(100.0 * load, latency_p95_ms=p95_ms, stable=True, other_cpu_share=share))
+            (
+                LoadPoint(1, load),
+                Measurement(SERVED * load, latency_p95_ms=p95_ms, stable=True, other_cpu_share=share),
+            )
             for load, share in enumerate(shares, 1)
         ),
     )
+
+
+def fitted(*trials: Trial, problem: Problem = PROBLEM) -> DisturbanceCorrection:
+    """Return the correction without a performance model, which has the slopes of the prior."""
+    return fit_disturbance_correction(latest_points(trials), trials, problem, lambda points: None)
 
 
 @pytest.mark.parametrize(("shares", "limit"), [((None,), 0.1), ((0.0, 0.2, 0.2), 0.3)])
@@ -47,59 +59,138 @@ def test_the_limit_of_disturbances_follows_what_was_usual_in_the_search(
 
 
 @pytest.mark.parametrize("shares", [(), (None, None), (0.0, 0.05, 0.09), (0.0, 0.0, 0.0, 0.0, HALF)])
-def test_a_search_that_was_seldom_disturbed_lets_expect_nothing(shares: Sequence[float | None]) -> None:
-    trials = [trial(*shares)]
-    assert not was_search_disturbed(trials)
-    assert expected_slowdown(trials, PROBLEM) == 0.0
-    points = latest_points(trials)
-    assert slowed_points(points, trials, PROBLEM) == points
+def test_a_search_that_was_seldom_disturbed_is_not_corrected(shares: Sequence[float | None]) -> None:
+    assert not was_search_disturbed([trial(*shares)])
+    correction = fitted(trial(*shares))
+    assert correction == DisturbanceCorrection()
+    points = latest_points([trial(*shares)])
+    assert correction.slow_points(correction.correct_points(points)) == points
 
 
 def test_a_machine_that_is_always_shared_is_in_its_usual_state() -> None:
-    assert expected_slowdown([trial(HALF, HALF, HALF)], PROBLEM) == pytest.approx(0.0)
+    correction = fitted(trial(HALF, HALF, HALF))
+    assert correction.expected_slowdown == pytest.approx(0.0)
+    points = latest_points([trial(HALF, HALF, HALF)])
+    assert correction.correct_points(points) == points
 
 
 @pytest.mark.parametrize("disturbed", [3, 4])
-def test_the_expected_slowdown_is_that_of_the_percentile_over_all_states(disturbed: int) -> None:
-    """The tail of the drawn latencies falls as the docstring says; slow requests are those of the slow state."""
+def test_the_expected_slowdown_is_that_of_the_percentile_over_all_requests(disturbed: int) -> None:
+    """The tail of the drawn latencies falls as the docstring says. The slow state serves fewer requests."""
     quiet = 10 - disturbed
-    trials = [trial(*[0.0] * quiet, *[HALF] * disturbed)]
-    draws = np.exp(TAIL * np.random.default_rng(7).standard_exponential((10, 200_000)))
-    draws[quiet:] *= math.exp(SLOWER)
-    of_usual, of_all = np.quantile(draws[:quiet], 0.99), np.quantile(draws, 0.99)
-    assert expected_slowdown(trials, PROBLEM) == pytest.approx(math.log(of_all / of_usual), abs=0.01)
+    correction = fitted(trial(*[0.0] * quiet, *[HALF] * disturbed))
+    random = np.random.default_rng(7)
+    of_usual = np.exp(TAIL * random.standard_exponential(200_000 * quiet))
+    served = round(200_000 * disturbed / 2**THROUGHPUT_SLOPE)
+    of_slow = 2**LATENCY_SLOPE * np.exp(TAIL * random.standard_exponential(served))
+    expected = math.log(np.quantile(np.append(of_usual, of_slow), 0.99) / np.quantile(of_usual, 0.99))
+    assert correction.expected_slowdown == pytest.approx(expected, abs=0.01)
 
 
-def test_percentiles_rise_to_what_is_expected_and_do_not_fall() -> None:
-    sketch = sketch_latencies(np.full(100, 10.0))
-    trials = [trial(0.0, 0.0, HALF)]
-    expected = math.exp(expected_slowdown(trials, PROBLEM))
-    points = [
-        replace(point, measurement=replace(point.measurement, latency_avg_ms=5.0, latency_sketch=sketch))
-        for point in latest_points(trials)
-    ]
-    first, second, disturbed = slowed_points(points, trials, PROBLEM)
-    assert first.measurement.latency_p95_ms == second.measurement.latency_p95_ms == pytest.approx(10 * expected)
-    assert first.measurement.latency_avg_ms == 5.0, "bursts change the average by less"
+def test_percentiles_rise_to_what_is_expected_over_all_states() -> None:
+    sketch = sketch_latencies(np.full(100, LATENCY_MS))
+    correction = fitted(trial(0.0, 0.0, HALF))
+    expected = math.exp(correction.expected_slowdown)
+    point = latest_points([trial(0.0)])[0]
+    point = replace(point, measurement=replace(point.measurement, latency_avg_ms=5.0, latency_sketch=sketch))
+    slow = correction.slow_points([point])[0].measurement
+    assert slow.latency_p95_ms == pytest.approx(LATENCY_MS * expected)
+    assert slow.latency_avg_ms == 5.0, "bursts change the average by less"
     share = Sla.from_bounds({"p97": 20.0}).share_of_bound
-    assert share(first.measurement) == pytest.approx(expected * share(points[0].measurement), rel=0.03)
-    assert disturbed == points[2], "it was measured in the slow state"
+    assert share(slow) == pytest.approx(expected * share(point.measurement), rel=0.03)
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """The performance without other processes."""
+
+    concurrency: int
+    mean_batch_size: float = 1.0
+    utilization: float = 1.0
+
+    @property
+    def throughput_infer_per_s(self) -> float:
+        return SERVED * self.concurrency
+
+    def latency_s(self, metric: str) -> float:
+        return LATENCY_MS / 1e3
+
+
+class IdealModel:
+    """A model that predicts each candidate as it is without other processes."""
+
+    name = "ideal"
+    errors = ModelErrors(0.1, 0.1)
+
+    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[Ideal]:
+        return [Ideal(concurrency) for _, concurrency in cells]
+
+
+@pytest.mark.parametrize(("latency_slope", "throughput_slope"), [(0.6, 0.6), (2.5, 1.0), (0.0, 0.0)])
+def test_slopes_are_fitted_within_deployments_and_measurements_corrected_by_them(
+    latency_slope: float, throughput_slope: float
+) -> None:
+    """The deployments differ by factors that are no effect of other processes."""
+
+    def disturbed(point: Point, factor: float) -> Point:
+        own = point.measurement
+        left = 1 - (own.other_cpu_share or 0.0)
+        latency_ms = LATENCY_MS * factor / left**latency_slope
+        served = SERVED * point.load.concurrency / factor * left**throughput_slope
+        return replace(
+            point,
+            measurement=replace(
+                own,
+                throughput_infer_per_sec=served,
+                latency_p95_ms=latency_ms,
+                latency_avg_ms=latency_ms,
+                latency_sketch=sketch_latencies(np.full(100, latency_ms)),
+            ),
+        )
+
+    trials = [replace(trial(*[0.0, HALF, 0.9] * 5), number=number) for number in range(8)]
+    points = [disturbed(point, math.exp(0.1 * point.trial)) for point in latest_points(trials)]
+    correction = fit_disturbance_correction(points, trials, PROBLEM, lambda points: IdealModel())
+    assert correction.latency_slope == pytest.approx(latency_slope, abs=0.02)
+    assert correction.throughput_slope == pytest.approx(throughput_slope, abs=0.02)
+    usual = {
+        point.trial: point.measurement for point in points if point.measurement.other_cpu_share == HALF
+    }  # the median share
+    for point in correction.correct_points(points):
+        expected, corrected = usual[point.trial], point.measurement
+        served = corrected.throughput_infer_per_sec or 0.0
+        assert served / point.load.concurrency == pytest.approx(
+            SERVED * math.exp(-0.1 * point.trial) * HALF**throughput_slope, rel=0.05
+        )
+        assert corrected.latency_p95_ms == pytest.approx(expected.latency_p95_ms, rel=0.05)
+        share = Sla.from_bounds({"p97": 20.0}).share_of_bound
+        assert share(corrected) == pytest.approx(share(expected), rel=0.08)
 
 
 def test_a_server_on_a_gpu_is_not_expected_to_be_slower() -> None:
-    trials = [trial(0.0, 0.0, HALF)]
-    assert expected_slowdown(trials, PROBLEM) > 0
-    assert expected_slowdown(trials, replace(PROBLEM, cpu_count=None)) == 0.0
+    assert fitted(trial(0.0, 0.0, HALF)).expected_slowdown > 0
+    assert fitted(trial(0.0, 0.0, HALF), problem=replace(PROBLEM, cpu_count=None)) == DisturbanceCorrection()
+
+
+def test_latencies_at_request_rates_are_not_corrected() -> None:
+    correction = fitted(trial(0.0, 0.0, HALF), problem=replace(PROBLEM, open_loop=True))
+    assert correction.expected_slowdown > 0
+    points = latest_points([trial(0.0, 0.0, HALF)])
+    assert correction.correct_points(points) == points
 
 
 def test_candidates_are_ranked_with_the_latency_that_is_expected() -> None:
     faster = replace(trial(0.0, 0.0, 0.0, p95_ms=0.9 * BOUND_MS), candidate=FASTER)
-    safer = replace(trial(0.0, 0.0, p95_ms=0.5 * BOUND_MS), number=1)
-    over = replace(trial(HALF, HALF, p95_ms=2 * BOUND_MS), number=2)
+    safer = replace(trial(0.0, 0.0, p95_ms=0.3 * BOUND_MS), number=1)
+    over = replace(trial(HALF, HALF, p95_ms=8 * BOUND_MS), number=2)
     for trials, ranked in (([faster, safer], (0, 1)), ([faster, safer, over], (1,))):
-        assert plan_tests(None, trials, latest_points(trials), PROBLEM).finalists == ranked
+        points, correction = latest_points(trials), fitted(*trials)
+        corrected = correction.correct_points(points)
+        assert plan_tests(None, trials, corrected, PROBLEM, correction).finalists == ranked
 
 
 def test_candidates_that_would_all_miss_the_bound_are_ranked_as_measured() -> None:
-    trials = [trial(0.0, 0.0, p95_ms=0.9 * BOUND_MS), replace(trial(HALF, p95_ms=2 * BOUND_MS), number=1)]
-    assert plan_tests(None, trials, latest_points(trials), PROBLEM).finalists == (0,)
+    trials = [trial(0.0, 0.0, p95_ms=0.9 * BOUND_MS), replace(trial(HALF, p95_ms=8 * BOUND_MS), number=1)]
+    correction = fitted(*trials)
+    corrected = correction.correct_points(latest_points(trials))
+    assert plan_tests(None, trials, corrected, PROBLEM, correction).finalists == (0,)
