@@ -19,7 +19,7 @@ from optimizer.confirmation.disturbances import (
 )
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
 from optimizer.confirmation.next_test import NextTest, corrected_predictions, next_test
-from optimizer.confirmation.plan import ConfirmationPlan, compared_points, plan_tests
+from optimizer.confirmation.plan import ConfirmationPlan, compared_points, finalists, plan_tests
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, plan_server
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.confirmation.windows import errors_by_load, last_server, server_windows, without_lost_end
@@ -164,14 +164,18 @@ class Confirmer:
     def _usual_points(self) -> list[Point]:
         """Return the search's points as in the usual state of the machine.
 
-        After a disturbed search, the CPU share of other processes is the only covariate: they slow the probe too.
+        After a disturbed search, the CPU share of other processes is the only covariate: they slow the probe too. If
+        no point would meet the SLA then, this share is no covariate, because fresh servers decide about it.
         """
         points = latest_points(self.trials)
         with self.measurer.stopwatch.count("search"):
             self._disturbances = fit_disturbance_correction(points, self.trials, self.problem, self.fit)
-        if self._disturbances == DisturbanceCorrection():
-            return fit_speed_correction(self.trials, self.problem).correct_points(points)
-        return self._disturbances.correct_points(points)
+        if self._disturbances != DisturbanceCorrection():
+            corrected = self._disturbances.correct_points(points)
+            if finalists(corrected, self.problem, 1):
+                return corrected
+            self._disturbances = DisturbanceCorrection()
+        return fit_speed_correction(self.trials, self.problem).correct_points(points)
 
     def _test(self, plan: ConfirmationPlan, points: Sequence[Point], *, until_pass: bool = False) -> ConfirmationPlan:
         """Measure one server after another of the candidate that is tested next. Return the plan at the end."""

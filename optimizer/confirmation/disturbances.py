@@ -86,10 +86,10 @@ def fit_disturbance_correction(
     problem: Problem,
     fit: Callable[[Sequence[Point]], PerformanceModel | None],
 ) -> DisturbanceCorrection:
-    """Return the correction for ``points``, the search's measurements of ``trials`` at one speed of the machine.
+    """Return the correction for ``points``, the search's points of ``trials``.
 
-    It corrects nothing for a server on GPUs, nor after a search that was seldom disturbed, because then the disturbed
-    windows of a test do not count. Request rates are not corrected: their latency is not proportional to the speed.
+    A server on GPUs is not corrected. Nor is a search that was seldom disturbed, because then the disturbed windows
+    of a test do not count. Request rates are not corrected: their latency is not proportional to the speed.
 
     The slopes are posterior means of a regression of the errors of a performance model within each deployment.
 
@@ -115,7 +115,7 @@ def _slopes(
 ) -> tuple[float, float]:
     """Return the slopes of latency and throughput; those of the prior without a model that predicts all points."""
     points = [point for point in points if has_all_latencies(point, problem)]
-    errors = None if model is None else prediction_errors(model, points, problem)
+    errors = prediction_errors(model, points, problem) if model is not None and points else None
     if errors is None:
         return LATENCY_SLOPE, THROUGHPUT_SLOPE
     deployments = [point.trial for point in points]

@@ -115,6 +115,17 @@ def test_after_a_disturbed_search_comparisons_wait_for_a_pass(problem: Problem, 
     assert set(server.deployed[LOOKS[0] :]) >= {BASELINE, FAST}
 
 
+def test_a_candidate_that_met_the_bound_only_undisturbed_is_tested(problem: Problem, tmp_path: Path) -> None:
+    def seen(p95_ms: float, share: float) -> Measurement:
+        return Measurement(SERVED[FAST], latency_p95_ms=p95_ms, stable=True, other_cpu_share=share)
+
+    measured = [(0.9 * BOUND_MS, 0.0), (2.0 * BOUND_MS, 0.5), (2.2 * BOUND_MS, 0.5)]
+    loads = [(LoadPoint(1, load), seen(*values)) for load, values in enumerate(measured, 10)]
+    server = Drawing()
+    confirm(server, [Trial(0, FAST, tuple(loads))], replace(problem, cpu_count=2), tmp_path)
+    assert server.deployed[: LOOKS[0]] == [FAST] * LOOKS[0]
+
+
 def test_the_errors_of_all_tests_are_at_most_that_of_the_run(problem: Problem, tmp_path: Path) -> None:
     server = Drawing(slow={FASTER: (3.0,), FAST: (3.0,)})
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
