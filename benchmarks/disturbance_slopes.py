@@ -16,9 +16,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
+from objectives.server_spread import deviations
 from optimizer.confirmation.confirmer import model_fitter
-from optimizer.confirmation.disturbances import MOST_TAKEN, fit_disturbance_correction
+from optimizer.confirmation.disturbances import fit_disturbance_correction, log_share_lost
 from optimizer.confirmation.windows import confirmed_loads, server_windows
 from optimizer.core.trial import Trial, latest_points
 from optimizer.results.finished_run import FinishedRun, read_run
@@ -56,20 +58,15 @@ def _row(run: FinishedRun) -> list[float]:
 
 def _slope(trials: Sequence[Trial], value_of: Callable[[Measurement], float | None]) -> float:
     """Return the slope of the log of a value within the windows of each configuration and load; nan if unknown."""
-    falls, rises = list[float](), list[float]()
+    falls, rises = list[FloatArray](), list[FloatArray]()
     for trial, load in confirmed_loads(trials):
         windows = [window for own in server_windows(trial, load) for window in own]
-        known = [
-            (-math.log1p(-min(window.other_cpu_share, MOST_TAKEN)), math.log(value))
-            for window in windows
-            if window.other_cpu_share is not None and (value := value_of(window))
-        ]
-        if known:
-            own_falls, own_rises = np.array(known).T
-            falls.extend(own_falls - own_falls.mean())
-            rises.extend(own_rises - own_rises.mean())
-    square = float(np.dot(falls, falls))
-    return float(np.dot(falls, rises)) / square if square else math.nan
+        known = [own for own in windows if own.other_cpu_share is not None and value_of(own)]
+        falls.append(log_share_lost(known, 0.0))
+        rises.append(np.array([math.log(value_of(own) or math.nan) for own in known]))
+    all_falls, all_rises = deviations(falls), deviations(rises)
+    square = float(all_falls @ all_falls)
+    return float(all_falls @ all_rises) / square if square else math.nan
 
 
 if __name__ == "__main__":

@@ -312,7 +312,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=8, metavar="N", help="use seeds 0 to N-1 (8)")
     parser.add_argument("--disturbed", type=float, nargs="+", default=DISTURBED, metavar="SHARE", help="of the time")
-    parser.add_argument("--slowness", type=float, default=BURST_FACTOR, metavar="FACTOR", help=f"({BURST_FACTOR})")
+    parser.add_argument(
+        "--slowness",
+        type=float,
+        default=BURST_FACTOR,
+        metavar="FACTOR",
+        help=f"how many times as long everything takes in a burst ({BURST_FACTOR})",
+    )
     parser.add_argument("--rows", type=Path, metavar="FILE", help="write each run to FILE")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
     arguments = parser.parse_args()

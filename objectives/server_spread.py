@@ -75,7 +75,7 @@ def pool_server_spread(
     Args:
         groups: The log of a latency quantile in each window of each server, one group for each configuration and
             load.
-        log_probes: The log of the time of the speed probe beside each server; empty if it is unknown.
+        log_probes: The log of the time of the speed probe next to each server; empty if it is unknown.
         other_shares: The CPU share of other processes next to each server; empty if it is unknown. It is a covariate
             if it differs by more than USUAL_RANGE and makes the variance smaller.
     """
@@ -90,9 +90,9 @@ def _spread_given(
     groups: Sequence[Windows], log_probes: Sequence[Sequence[float]], other_shares: Sequence[Sequence[float]]
 ) -> ServerSpread:
     """Return the variance between servers with these covariates, if there are more differences than slopes."""
-    residuals = _deviations([[float(windows.mean()) for windows in group] for group in groups])
+    residuals = deviations([[float(windows.mean()) for windows in group] for group in groups])
     freedom = float(sum(len(group) - 1 for group in groups if len(group)))
-    states = [_deviations(log_probes), _deviations(other_shares)]
+    states = [deviations(log_probes), deviations(other_shares)]
     known = [place for place, own in enumerate(states) if own @ own > 0]
     slopes, precision = np.zeros(2), np.zeros((2, 2))
     if known and freedom > len(known):
@@ -134,7 +134,8 @@ def _if_known(states: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
     return states if all(math.isfinite(state) for group in states for state in group) else ()
 
 
-def _deviations(groups: Sequence[Sequence[float]]) -> FloatArray:
+def deviations(groups: Sequence[Sequence[float] | FloatArray]) -> FloatArray:
+    """Return the values of all groups, each minus the mean of its group."""
     return np.concatenate([np.array(group) - np.mean(group) for group in groups if len(group)] or [np.zeros(0)])
 
 

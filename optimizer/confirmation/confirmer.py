@@ -11,15 +11,10 @@ from objectives.confidence import Verdict
 from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.candidate_tests import CandidateTests, error_shares
-from optimizer.confirmation.disturbances import (
-    DisturbanceCorrection,
-    disturbance_limit,
-    fit_disturbance_correction,
-    was_search_disturbed,
-)
+from optimizer.confirmation.disturbances import DisturbanceCorrection, disturbance_limit, was_search_disturbed
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
 from optimizer.confirmation.next_test import NextTest, corrected_predictions, next_test
-from optimizer.confirmation.plan import ConfirmationPlan, compared_points, finalists, plan_tests
+from optimizer.confirmation.plan import ConfirmationPlan, compared_points, plan_tests, usual_points
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, plan_server
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.confirmation.windows import errors_by_load, last_server, server_windows, without_lost_end
@@ -80,11 +75,11 @@ class Confirmer:
 
         Raises BadInputError if the confirmations of ``trials`` do not belong to the plan.
         """
-        for trial in self.trials:
-            if trial.confirmations and trial.confirmations[-1].is_lost:
-                self._lost_servers[trial.number] = trial.confirmations[-1].server
+        ends = {trial.number: trial.confirmations[-1] for trial in self.trials if trial.confirmations}
+        self._lost_servers = {number: end.server for number, end in ends.items() if end.is_lost}
         self.trials = [without_lost_end(trial) for trial in self.trials]
-        points = self._usual_points()
+        with self.measurer.stopwatch.count("search"):
+            points, self._disturbances = usual_points(self.trials, self.problem, self.fit)
         plan = plan_tests(self.plan, self.trials, points, self.problem, self._disturbances)
         self.measurer.disturbance_limit = plan.disturbance_limit
         best = self.best = plan.best_points(points, self.problem)
@@ -160,22 +155,6 @@ class Confirmer:
     def trial(self, number: int) -> Trial:
         """Return the trial with this number, with its confirmations so far."""
         return self.trials[self._place(number)]
-
-    def _usual_points(self) -> list[Point]:
-        """Return the search's points as in the usual state of the machine.
-
-        After a disturbed search, the CPU share of other processes is the only covariate: they slow the probe too. If
-        no point would meet the SLA then, this share is no covariate, because fresh servers decide about it.
-        """
-        points = latest_points(self.trials)
-        with self.measurer.stopwatch.count("search"):
-            self._disturbances = fit_disturbance_correction(points, self.trials, self.problem, self.fit)
-        if self._disturbances != DisturbanceCorrection():
-            corrected = self._disturbances.correct_points(points)
-            if finalists(corrected, self.problem, 1):
-                return corrected
-            self._disturbances = DisturbanceCorrection()
-        return fit_speed_correction(self.trials, self.problem).correct_points(points)
 
     def _test(self, plan: ConfirmationPlan, points: Sequence[Point], *, until_pass: bool = False) -> ConfirmationPlan:
         """Measure one server after another of the candidate that is tested next. Return the plan at the end."""

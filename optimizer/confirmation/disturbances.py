@@ -16,6 +16,7 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from objectives.metrics import QUANTILES, TIMINGS, Measurement
+from objectives.server_spread import deviations
 from objectives.verdict import MOST_EXCLUDED
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.load_predictions import has_all_latencies, prediction_errors
@@ -73,7 +74,7 @@ class DisturbanceCorrection:
         return [replace(point, measurement=_slower(point.measurement, self.expected_slowdown)) for point in points]
 
     def _correct(self, measurement: Measurement) -> Measurement:
-        fall = float(_log_share_lost([measurement], self.usual_share)[0])
+        fall = float(log_share_lost([measurement], self.usual_share)[0])
         if fall == 0.0 or not self.throughput_slope:
             return measurement
         corrected = at_other_speed(measurement, math.exp(self.throughput_slope * fall))
@@ -91,18 +92,20 @@ def fit_disturbance_correction(
     A server on GPUs is not corrected. Nor is a search that was seldom disturbed, because then the disturbed windows
     of a test do not count. Request rates are not corrected: their latency is not proportional to the speed.
 
-    The slopes are posterior means of a regression of the errors of a performance model within each deployment.
+    The slopes are posterior means of a regression of the errors of the performance model that ``fit`` returns, within
+    each deployment.
 
     The measurements of the search are samples of the states of the machine. Most slow requests are those of the
-    slowest states. If the share of the requests that are slower than t falls in each state as t to the power of
-    -1 / TAIL, the percentile over the requests of all states is higher by TAIL * log(mean(exp(slowdown / TAIL))).
+    slowest states. The share of requests that are slower than t is taken to fall as t ** (-1 / TAIL) in each state.
+    Then the percentile over all requests is higher by TAIL * log(mean(exp(slowdown / TAIL))). Each state has the
+    weight of its requests in this mean.
     """
     if problem.cpu_count is None or not was_search_disturbed(trials):
         return DisturbanceCorrection()
     usual_share = _usual_share(trials)
     prior = DisturbanceCorrection(usual_share, LATENCY_SLOPE, THROUGHPUT_SLOPE)
-    latency_slope, throughput_slope = _slopes(points, prior, problem, fit(prior.correct_points(points)))
-    falls = _log_share_lost(_measurements(trials), usual_share)
+    latency_slope, throughput_slope = _slopes(points, usual_share, problem, fit(prior.correct_points(points)))
+    falls = log_share_lost(_measurements(trials), usual_share)
     served = np.exp(-throughput_slope * falls)
     expected = TAIL * math.log(np.average(np.exp(latency_slope * falls / TAIL), weights=served))
     if problem.open_loop:
@@ -111,30 +114,26 @@ def fit_disturbance_correction(
 
 
 def _slopes(
-    points: Sequence[Point], prior: DisturbanceCorrection, problem: Problem, model: PerformanceModel | None
+    points: Sequence[Point], usual_share: float, problem: Problem, model: PerformanceModel | None
 ) -> tuple[float, float]:
     """Return the slopes of latency and throughput; those of the prior without a model that predicts all points."""
     points = [point for point in points if has_all_latencies(point, problem)]
     errors = prediction_errors(model, points, problem) if model is not None and points else None
     if errors is None:
         return LATENCY_SLOPE, THROUGHPUT_SLOPE
-    deployments = [point.trial for point in points]
-    falls = _within(_log_share_lost([point.measurement for point in points], prior.usual_share), deployments)
+    trials = np.array([point.trial for point in points])
+    deployments = [trials == number for number in np.unique(trials)]
+    lost = log_share_lost([point.measurement for point in points], usual_share)
+    falls = deviations([lost[own] for own in deployments])
     precision = 1 / SLOPE_DEVIATION**2 + float(falls @ falls) / POINT_NOISE**2
 
     def slope(expected: float, rises: FloatArray) -> float:
-        weighted = expected / SLOPE_DEVIATION**2 + float(falls @ _within(rises, deployments)) / POINT_NOISE**2
+        within = deviations([rises[own] for own in deployments])
+        weighted = expected / SLOPE_DEVIATION**2 + float(falls @ within) / POINT_NOISE**2
         return max(0.0, weighted / precision)
 
     throughput_slope = slope(THROUGHPUT_SLOPE, -errors[:, 1])
     return slope(LATENCY_SLOPE, errors[:, 0]) if problem.sla.latencies else throughput_slope, throughput_slope
-
-
-def _within(values: FloatArray, groups: Sequence[int]) -> FloatArray:
-    """Return ``values`` minus the mean of their group."""
-    _, place = np.unique(groups, return_inverse=True)
-    deviations: FloatArray = values - (np.bincount(place, values) / np.bincount(place))[place]
-    return deviations
 
 
 def _usual_share(trials: Sequence[Trial]) -> float:
@@ -144,7 +143,7 @@ def _usual_share(trials: Sequence[Trial]) -> float:
     return statistics.median(known) if known else 0.0
 
 
-def _log_share_lost(measurements: Sequence[Measurement], usual_share: float) -> FloatArray:
+def log_share_lost(measurements: Sequence[Measurement], usual_share: float) -> FloatArray:
     """Return the fall of the log of the CPU share that other processes left, from the usual one; 0 if unknown."""
     shares = [usual_share if own.other_cpu_share is None else own.other_cpu_share for own in measurements]
     left = np.log1p(-np.minimum(shares, MOST_TAKEN))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from optimizer.config.search_space import Problem
-from optimizer.confirmation.disturbances import DisturbanceCorrection, disturbance_limit
+from optimizer.confirmation.disturbances import DisturbanceCorrection, disturbance_limit, fit_disturbance_correction
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.windows import begun_error, errors_by_load
-from optimizer.core.trial import Candidate, Point, Trial
+from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.simulator.fitted_parameters import execution_settings
-from optimizer.simulator.speed_correction import SpeedCorrection
+from optimizer.simulator.performance_model import PerformanceModel
+from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
 MOST_DEPLOYED = 6  # candidates, if some cannot be deployed as their config.pbtxt is written
 NEARLY_AS_MUCH = 0.8  # of the best candidate's throughput in the search; its runner-up serves at least that
@@ -54,6 +55,23 @@ class ConfirmationPlan:
         return [point for own in best for point in own]
 
 
+def usual_points(
+    trials: Sequence[Trial], problem: Problem, fit: Callable[[Sequence[Point]], PerformanceModel | None]
+) -> tuple[list[Point], DisturbanceCorrection]:
+    """Return the search's points as in the usual state of the machine, and their correction for disturbances.
+
+    After a disturbed search, the CPU share of other processes is the only covariate: they slow the probe too. If no
+    point would meet the SLA then, the speed probe is the covariate, because fresh servers decide about it.
+    """
+    points = latest_points(trials)
+    disturbances = fit_disturbance_correction(points, trials, problem, fit)
+    if disturbances != DisturbanceCorrection():
+        corrected = disturbances.correct_points(points)
+        if finalists(corrected, problem, 1):
+            return corrected, disturbances
+    return fit_speed_correction(trials, problem).correct_points(points), DisturbanceCorrection()
+
+
 def plan_tests(
     earlier: ConfirmationPlan | None,
     trials: Sequence[Trial],
@@ -70,9 +88,9 @@ def plan_tests(
     Args:
         earlier: The plan of an earlier session; None if there is none.
         trials: The trials of the search, with the confirmations so far.
-        points: The search's points at the usual speed of the machine.
+        points: The search's points, from ``usual_points``.
         problem: The search problem.
-        disturbances: The correction that ``points`` have.
+        disturbances: Their correction for disturbances.
     """
     slowed = disturbances.slow_points(points)
     best = finalists(slowed, problem, MOST_DEPLOYED) or finalists(points, problem, MOST_DEPLOYED)

@@ -78,7 +78,7 @@ def tested_spreads(
     """Return ``confirmed_spreads`` for the verdict on ``trial``, one of ``trials``, at ``load``.
 
     If the load was tested, windows that were measured after its test ended do not count: a PASS at a planned look is
-    final, and must not depend on what is measured afterwards.
+    final, and later measurements must not change it.
     """
     counted = counted_server_windows(trial, load)
     if tested := [again.server for again in trial.confirmations if again.load == load and again.error]:

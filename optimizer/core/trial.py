@@ -187,7 +187,7 @@ class Confirmation:
     Attributes:
         server: Number of the fresh server among those of the run, from 1, in the order of measuring.
         load: Load of the window.
-        measurement: What was measured.
+        measurement: The measurement of the window.
         error: Error probability of the test of this load; 0 if the candidate is measured for comparison only.
     """
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -22,7 +20,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point
 from optimizer.results import outcome_tables
 from optimizer.results.recommendation import assess
-from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors
+from tests.curve_model import CurveModel
 from tests.drawn_server import (
     BASELINE,
     BOUND_MS,
@@ -35,32 +33,8 @@ from tests.drawn_server import (
     searched,
 )
 
-
-@dataclass(frozen=True)
-class SteepPerformance:
-    """The performance with ``load`` requests in flight, of which at most 16 run at once."""
-
-    load: int
-    mean_batch_size: float = 1.0
-    utilization: float = 1.0
-
-    @property
-    def throughput_infer_per_s(self) -> float:
-        return 50.0 * min(self.load, 16)
-
-    def latency_s(self, metric: str) -> float:
-        assert metric == "latency-p95"
-        return 0.01 * (1 + max(0, self.load - 16) / 2)
-
-
-class SteepModel:
-    """A model of a server whose latency rises steeply above 16 requests in flight."""
-
-    name: ClassVar[str] = "a server with 16 places"
-    errors = ModelErrors(throughput=0.1, tail=0.1)
-
-    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[SteepPerformance]:
-        return [SteepPerformance(load) for _, load in cells]
+# a server whose latency rises steeply above 16 requests in flight
+STEEP = CurveModel(lambda load: 50.0 * min(load, 16), lambda load: 0.01 * (1 + max(0, load - 16) / 2))
 
 
 class Counted(Drawing):
@@ -160,7 +134,7 @@ class TestPredictedLoads:
     def test_a_model_predicts_the_latency_where_requests_begin_to_wait(self, problem: Problem) -> None:
         """Up to 16 requests run at once; the measured latency is 1.1 times the predicted one."""
         points = [self.at(8, 11.0), self.at(14, 11.0)]
-        predictions = predict_loads(points[1], points, problem, SteepModel())
+        predictions = predict_loads(points[1], points, problem, STEEP)
         predicted = {
             load.concurrency: math.exp(share)
             for load, share in zip(predictions.loads, predictions.log_latency_ratios, strict=True)
@@ -172,7 +146,7 @@ class TestPredictedLoads:
     def test_errors_of_a_model_that_is_no_simulator_are_interpolated(self, problem: Problem) -> None:
         """The model is wrong about where requests begin to wait: at 8 instead of 16."""
         points = [self.at(8, 10.0), self.at(12, 40.0)]
-        predictions = predict_loads(points[0], points, replace(problem, kind=ModelKind.STATEFUL), SteepModel())
+        predictions = predict_loads(points[0], points, replace(problem, kind=ModelKind.STATEFUL), STEEP)
         predicted = {
             load.concurrency: share
             for load, share in zip(predictions.loads, predictions.log_latency_ratios, strict=True)
@@ -183,7 +157,7 @@ class TestPredictedLoads:
     def test_a_measurement_without_the_bounded_latency_does_not_count(self, problem: Problem) -> None:
         good, lost = self.at(8, 10.0), self.at(16, 10.0)
         lost = replace(lost, measurement=replace(lost.measurement, latency_p95_ms=None))
-        for model in (None, SteepModel()):
+        for model in (None, STEEP):
             assert predict_loads(good, [good, lost], problem, model) == predict_loads(good, [good], problem, model)
 
     def test_only_allowed_loads_are_tested(self, problem: Problem) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from optimizer.confirmation.disturbances import (
 )
 from optimizer.confirmation.plan import plan_tests
 from optimizer.core.trial import LoadPoint, Point, Trial, latest_points
-from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors
+from tests.curve_model import CurveModel
 from tests.drawn_server import BOUND_MS, FAST, FASTER, drawn_problem
 
 PROBLEM = replace(drawn_problem(), cpu_count=2)
@@ -100,32 +100,6 @@ def test_percentiles_rise_to_what_is_expected_over_all_states() -> None:
     assert share(slow) == pytest.approx(expected * share(point.measurement), rel=0.03)
 
 
-@dataclass(frozen=True)
-class Ideal:
-    """The performance without other processes."""
-
-    concurrency: int
-    mean_batch_size: float = 1.0
-    utilization: float = 1.0
-
-    @property
-    def throughput_infer_per_s(self) -> float:
-        return SERVED * self.concurrency
-
-    def latency_s(self, metric: str) -> float:
-        return LATENCY_MS / 1e3
-
-
-class IdealModel:
-    """A model that predicts each candidate as it is without other processes."""
-
-    name = "ideal"
-    errors = ModelErrors(0.1, 0.1)
-
-    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[Ideal]:
-        return [Ideal(concurrency) for _, concurrency in cells]
-
-
 @pytest.mark.parametrize(("latency_slope", "throughput_slope"), [(0.6, 0.6), (2.5, 1.0), (0.0, 0.0)])
 def test_slopes_are_fitted_within_deployments_and_measurements_corrected_by_them(
     latency_slope: float, throughput_slope: float
@@ -148,14 +122,14 @@ def test_slopes_are_fitted_within_deployments_and_measurements_corrected_by_them
             ),
         )
 
+    undisturbed = CurveModel(lambda load: SERVED * load, lambda load: LATENCY_MS / 1e3)
     trials = [replace(trial(*[0.0, HALF, 0.9] * 5), number=number) for number in range(8)]
     points = [disturbed(point, math.exp(0.1 * point.trial)) for point in latest_points(trials)]
-    correction = fit_disturbance_correction(points, trials, PROBLEM, lambda points: IdealModel())
+    correction = fit_disturbance_correction(points, trials, PROBLEM, lambda points: undisturbed)
     assert correction.latency_slope == pytest.approx(latency_slope, abs=0.02)
     assert correction.throughput_slope == pytest.approx(throughput_slope, abs=0.02)
-    usual = {
-        point.trial: point.measurement for point in points if point.measurement.other_cpu_share == HALF
-    }  # the median share
+    median_share = HALF
+    usual = {own.trial: own.measurement for own in points if own.measurement.other_cpu_share == median_share}
     for point in correction.correct_points(points):
         expected, corrected = usual[point.trial], point.measurement
         served = corrected.throughput_infer_per_sec or 0.0
