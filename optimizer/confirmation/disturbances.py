@@ -1,7 +1,7 @@
 """Disturbances by other programs: their effect on the search's measurements, and the slowdown expected in the tests.
 
-The effect is estimated from the run itself, by an analysis of covariance (Fisher 1932) with the CPU share that other
-processes left as the covariate.
+The CPU share that other processes left is the covariate of an analysis of covariance (Fisher 1932), whose slopes are
+estimated from the run itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from objectives.metrics import QUANTILES, TIMINGS, Measurement
-from objectives.server_spread import deviations
 from objectives.verdict import MOST_EXCLUDED
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.load_predictions import has_all_latencies, prediction_errors
@@ -27,10 +26,15 @@ from optimizer.simulator.speed_correction import at_other_speed, scaled_sketches
 
 USUAL_DISTURBANCE = 0.10  # CPU share of other processes beyond the usual one that disturbs no measurement
 MOST_TAKEN = 0.9  # CPU share of other processes; larger ones count as this
-# Prior of the slopes: by how much the log of latency rises, and the log of throughput falls, with the fall of the log
-# of the CPU share that is left. benchmarks/disturbed_runs.md has the slopes of real runs.
-LATENCY_SLOPE, THROUGHPUT_SLOPE, SLOPE_DEVIATION = 1.5, 1.2, 0.5
-POINT_NOISE = 0.15  # standard deviation of the log of a measurement over the model's prediction, within a deployment
+# How much the log of a latency percentile rises, and the log of throughput falls, with the fall of the log of the CPU
+# share that is left, where the fall is a disturbance. benchmarks/disturbed_runs.md has the slopes of real runs.
+LATENCY_SLOPE, THROUGHPUT_SLOPE = 1.5, 1.2
+# Possible factors on both slopes, which are equally likely at first. 0 is that of programs that take only the CPU
+# time that the server leaves idle.
+SLOPE_FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+# Prior of the standard deviation of the log of a corrected measurement over the model's prediction, which counts as
+# much as PRIOR_POINTS points
+POINT_NOISE, PRIOR_POINTS = 0.15, 4
 TAIL = 0.1  # rise of the log of latency at which the share of slower requests falls by a factor of e
 
 
@@ -92,8 +96,11 @@ def fit_disturbance_correction(
     A server on GPUs is not corrected. Nor is a search that was seldom disturbed, because then the disturbed windows
     of a test do not count. Request rates are not corrected: their latency is not proportional to the speed.
 
-    The slopes are posterior means of a regression of the errors of the performance model that ``fit`` returns, within
-    each deployment.
+    Others may also take more because a configuration, or a load, leaves more CPU time idle. A correction for that
+    would favor configurations that use few CPUs. So the factor on the slopes is a posterior mean: the marginal
+    likelihood of each of SLOPE_FACTORS is that of the errors of the model that ``fit`` returns for the points
+    corrected with it, under an inverse gamma prior of their variance (Gelman et al. 2013, "Bayesian Data Analysis",
+    section 3.2).
 
     The measurements of the search are samples of the states of the machine. Most slow requests are those of the
     slowest states. The share of requests that are slower than t is taken to fall as t ** (-1 / TAIL) in each state.
@@ -103,37 +110,48 @@ def fit_disturbance_correction(
     if problem.cpu_count is None or not was_search_disturbed(trials):
         return DisturbanceCorrection()
     usual_share = _usual_share(trials)
-    prior = DisturbanceCorrection(usual_share, LATENCY_SLOPE, THROUGHPUT_SLOPE)
-    latency_slope, throughput_slope = _slopes(points, usual_share, problem, fit(prior.correct_points(points)))
+    correction = _usual_correction(points, usual_share, problem, fit)
     falls = log_share_lost(_measurements(trials), usual_share)
-    served = np.exp(-throughput_slope * falls)
-    expected = TAIL * math.log(np.average(np.exp(latency_slope * falls / TAIL), weights=served))
+    served = np.exp(-correction.throughput_slope * falls)
+    expected = TAIL * math.log(np.average(np.exp(correction.latency_slope * falls / TAIL), weights=served))
     if problem.open_loop:
         return DisturbanceCorrection(expected_slowdown=expected)
-    return DisturbanceCorrection(usual_share, latency_slope, throughput_slope, expected)
+    return replace(correction, expected_slowdown=expected)
 
 
-def _slopes(
-    points: Sequence[Point], usual_share: float, problem: Problem, model: PerformanceModel | None
-) -> tuple[float, float]:
-    """Return the slopes of latency and throughput; those of the prior without a model that predicts all points."""
+def _usual_correction(
+    points: Sequence[Point],
+    usual_share: float,
+    problem: Problem,
+    fit: Callable[[Sequence[Point]], PerformanceModel | None],
+) -> DisturbanceCorrection:
+    """Return the correction to the usual state; with a factor of 1 if no model predicts all points."""
     points = [point for point in points if has_all_latencies(point, problem)]
-    errors = prediction_errors(model, points, problem) if model is not None and points else None
+    possible = [
+        DisturbanceCorrection(usual_share, factor * LATENCY_SLOPE, factor * THROUGHPUT_SLOPE)
+        for factor in SLOPE_FACTORS
+    ]
+    likelihoods = [_log_likelihood(correction.correct_points(points), problem, fit) for correction in possible]
+    known = [value for value in likelihoods if value is not None]
+    if len(known) < len(possible):
+        return DisturbanceCorrection(usual_share, LATENCY_SLOPE, THROUGHPUT_SLOPE)
+    factor = float(np.average(SLOPE_FACTORS, weights=np.exp(np.array(known) - max(known))))
+    return DisturbanceCorrection(usual_share, factor * LATENCY_SLOPE, factor * THROUGHPUT_SLOPE)
+
+
+def _log_likelihood(
+    points: Sequence[Point], problem: Problem, fit: Callable[[Sequence[Point]], PerformanceModel | None]
+) -> float | None:
+    """Return the log marginal likelihood of the errors of a model of ``points``; None without a model.
+
+    A constant is left out.
+    """
+    model = fit(points) if points else None
+    errors = None if model is None else prediction_errors(model, points, problem)
     if errors is None:
-        return LATENCY_SLOPE, THROUGHPUT_SLOPE
-    trials = np.array([point.trial for point in points])
-    deployments = [trials == number for number in np.unique(trials)]
-    lost = log_share_lost([point.measurement for point in points], usual_share)
-    falls = deviations([lost[own] for own in deployments])
-    precision = 1 / SLOPE_DEVIATION**2 + float(falls @ falls) / POINT_NOISE**2
-
-    def slope(expected: float, rises: FloatArray) -> float:
-        within = deviations([rises[own] for own in deployments])
-        weighted = expected / SLOPE_DEVIATION**2 + float(falls @ within) / POINT_NOISE**2
-        return max(0.0, weighted / precision)
-
-    throughput_slope = slope(THROUGHPUT_SLOPE, -errors[:, 1])
-    return slope(LATENCY_SLOPE, errors[:, 0]) if problem.sla.latencies else throughput_slope, throughput_slope
+        return None
+    squares = PRIOR_POINTS * POINT_NOISE**2 + (errors**2).sum(axis=0)
+    return -(PRIOR_POINTS + len(points)) / 2 * float(np.log(squares).sum())
 
 
 def _usual_share(trials: Sequence[Trial]) -> float:

@@ -81,9 +81,9 @@ def plan_tests(
 ) -> ConfirmationPlan:
     """Return the plan of an earlier session, or a new one without predictions of its loads.
 
-    The candidates are ranked with the latency that is expected from the disturbances of the search, unless none would
-    meet the SLA. If a later search has found a better candidate than the plan has, the new plan gets the
-    error that is left.
+    The candidates are ranked with the latency that is expected from the disturbances of the search. Those that would
+    miss the SLA then follow, ranked without it, because they may serve more at a lower load. If a later search has
+    found a better candidate than the plan has, the new plan gets the error that is left.
 
     Args:
         earlier: The plan of an earlier session; None if there is none.
@@ -92,8 +92,11 @@ def plan_tests(
         problem: The search problem.
         disturbances: Their correction for disturbances.
     """
-    slowed = disturbances.slow_points(points)
-    best = finalists(slowed, problem, MOST_DEPLOYED) or finalists(points, problem, MOST_DEPLOYED)
+    by_candidate = dict[Candidate, Point]()
+    for state in (disturbances.slow_points(points), points):
+        for point in finalists(state, problem, MOST_DEPLOYED):
+            by_candidate.setdefault(point.candidate, point)
+    best = list(by_candidate.values())[:MOST_DEPLOYED]
     error = 1 - problem.confidence - begun_error(trials)
     tested = {trial.number for trial in trials if errors_by_load(trial)}
     untested = tuple(point.trial for point in best if point.trial not in tested) if error > SMALLEST_ERROR else ()

@@ -100,17 +100,16 @@ def test_percentiles_rise_to_what_is_expected_over_all_states() -> None:
     assert share(slow) == pytest.approx(expected * share(point.measurement), rel=0.03)
 
 
-@pytest.mark.parametrize(("latency_slope", "throughput_slope"), [(0.6, 0.6), (2.5, 1.0), (0.0, 0.0)])
-def test_slopes_are_fitted_within_deployments_and_measurements_corrected_by_them(
-    latency_slope: float, throughput_slope: float
-) -> None:
-    """The deployments differ by factors that are no effect of other processes."""
+@pytest.mark.parametrize("factor", [0.0, 0.5, 1.0, 1.5])
+def test_slopes_are_fitted_and_measurements_corrected_by_them(factor: float) -> None:
+    """Deployments differ by small factors that are no effect of other processes."""
+    latency_slope, throughput_slope = factor * LATENCY_SLOPE, factor * THROUGHPUT_SLOPE
 
-    def disturbed(point: Point, factor: float) -> Point:
-        own = point.measurement
+    def disturbed(point: Point) -> Point:
+        own, speed = point.measurement, math.exp(0.02 * point.trial)
         left = 1 - (own.other_cpu_share or 0.0)
-        latency_ms = LATENCY_MS * factor / left**latency_slope
-        served = SERVED * point.load.concurrency / factor * left**throughput_slope
+        latency_ms = LATENCY_MS / speed / left**latency_slope
+        served = SERVED * point.load.concurrency * speed * left**throughput_slope
         return replace(
             point,
             measurement=replace(
@@ -122,10 +121,15 @@ def test_slopes_are_fitted_within_deployments_and_measurements_corrected_by_them
             ),
         )
 
-    undisturbed = CurveModel(lambda load: SERVED * load, lambda load: LATENCY_MS / 1e3)
+    def fit(points: Sequence[Point]) -> CurveModel:
+        """Return the model with the mean performance of ``points``."""
+        latency_ms = np.mean([point.measurement.latency_p95_ms or 0.0 for point in points])
+        served = np.mean([point.throughput_infer_per_sec / point.load.concurrency for point in points])
+        return CurveModel(lambda load: float(served) * load, lambda load: float(latency_ms) / 1e3)
+
     trials = [replace(trial(*[0.0, HALF, 0.9] * 5), number=number) for number in range(8)]
-    points = [disturbed(point, math.exp(0.1 * point.trial)) for point in latest_points(trials)]
-    correction = fit_disturbance_correction(points, trials, PROBLEM, lambda points: undisturbed)
+    points = [disturbed(point) for point in latest_points(trials)]
+    correction = fit_disturbance_correction(points, trials, PROBLEM, fit)
     assert correction.latency_slope == pytest.approx(latency_slope, abs=0.02)
     assert correction.throughput_slope == pytest.approx(throughput_slope, abs=0.02)
     median_share = HALF
@@ -134,11 +138,21 @@ def test_slopes_are_fitted_within_deployments_and_measurements_corrected_by_them
         expected, corrected = usual[point.trial], point.measurement
         served = corrected.throughput_infer_per_sec or 0.0
         assert served / point.load.concurrency == pytest.approx(
-            SERVED * math.exp(-0.1 * point.trial) * HALF**throughput_slope, rel=0.05
+            SERVED * math.exp(0.02 * point.trial) * HALF**throughput_slope, rel=0.05
         )
         assert corrected.latency_p95_ms == pytest.approx(expected.latency_p95_ms, rel=0.05)
         share = Sla.from_bounds({"p97": 20.0}).share_of_bound
         assert share(corrected) == pytest.approx(share(expected), rel=0.08)
+
+
+def test_programs_that_take_the_time_that_the_server_leaves_idle_are_no_disturbance() -> None:
+    """A configuration with more instances uses more CPU time, so that others get less of it."""
+    one, two = trial(0.9, 0.8, 0.7), replace(trial(0.4, 0.3, 0.2), number=1, candidate=FASTER)
+    points = latest_points([one, two])
+    as_measured = CurveModel(lambda load: SERVED * load, lambda load: LATENCY_MS / 1e3)
+    correction = fit_disturbance_correction(points, [one, two], PROBLEM, lambda points: as_measured)
+    assert correction.latency_slope < 0.1 * LATENCY_SLOPE
+    assert correction.expected_slowdown < 0.1
 
 
 def test_a_server_on_a_gpu_is_not_expected_to_be_slower() -> None:
@@ -157,7 +171,7 @@ def test_candidates_are_ranked_with_the_latency_that_is_expected() -> None:
     faster = replace(trial(0.0, 0.0, 0.0, p95_ms=0.9 * BOUND_MS), candidate=FASTER)
     safer = replace(trial(0.0, 0.0, p95_ms=0.3 * BOUND_MS), number=1)
     over = replace(trial(HALF, HALF, p95_ms=8 * BOUND_MS), number=2)
-    for trials, ranked in (([faster, safer], (0, 1)), ([faster, safer, over], (1,))):
+    for trials, ranked in (([faster, safer], (0, 1)), ([faster, safer, over], (1, 0))):
         points, correction = latest_points(trials), fitted(*trials)
         corrected = correction.correct_points(points)
         assert plan_tests(None, trials, corrected, PROBLEM, correction).finalists == ranked
