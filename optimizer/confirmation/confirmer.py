@@ -99,7 +99,10 @@ class Confirmer:
         return self.trials
 
     def verify(self, recommended: Point, planned: Sequence[ServerPlan]) -> None:
-        """Test the recommendation at its own load, and measure the others in turn with its first servers."""
+        """Test the recommendation at its own load, and measure the others in turn with its first servers.
+
+        Others for which the time seemed too short are measured after the test, if it left enough.
+        """
         only = LoadPredictions((recommended.load,), (-math.inf,), (recommended.throughput_infer_per_sec,))
         limit = self.measurer.disturbance_limit = disturbance_limit(self.trials)
         plan = ConfirmationPlan(1 - self.problem.confidence, limit, (recommended.trial,))
@@ -107,6 +110,7 @@ class Confirmer:
         self._measure_in_turn(tests, planned[1:])
         while (load := tests.next_load()) is not None and self.measure(tests.server_plan(load)):
             pass
+        self._compare_in_turn(planned[1:])
 
     def measure(self, planned: ServerPlan) -> bool:
         """Measure one more fresh server of ``planned``. Return False if it could not be measured."""
@@ -313,9 +317,13 @@ class Confirmer:
                     continue
                 if (load := _predictions(plan, point).next_compared_load(own, self.problem)) is not None:
                     planned.append(self._planned(point, load))
-            missing = self._affordable(planned, self.budget.left_seconds())
-            for server in range(1, COMPARED_SERVERS + 1):
-                self._add_servers(missing, server)
+            self._compare_in_turn(planned)
+
+    def _compare_in_turn(self, others: Sequence[ServerPlan]) -> None:
+        """Measure the missing servers of those of ``others`` for which the time suffices, in turn."""
+        missing = self._affordable(others, self.budget.left_seconds())
+        for server in range(1, COMPARED_SERVERS + 1):
+            self._add_servers(missing, server)
 
     def _add_servers(self, others: Sequence[ServerPlan], servers: int) -> None:
         """Measure one more server of each of ``others`` that has fewer than ``servers``."""

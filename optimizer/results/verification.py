@@ -40,20 +40,21 @@ class Verification:
     """The configurations that were measured again, and whether verdict and ranking are as before.
 
     ``measured`` holds the recommendation first. A candidate that could not be measured is in ``failed``, with the
-    reason. ``reason`` says why the recommendation does not hold, or is not decided; it is empty if it holds.
-    ``is_undecided`` says whether its test did not decide, and nothing else contradicts it.
+    reason. ``ranking_holds`` is None if the time ended before a runner-up was measured, and no other one serves more.
+    ``reason`` says why the recommendation does not hold, or is not decided; it is empty if it holds.
+    ``is_undecided`` says whether the verdict or the ranking is not decided, and nothing contradicts them.
     """
 
     measured: tuple[ConfirmedLoad, ...]
     failed: tuple[tuple[Candidate, str], ...]
     verdict_holds: bool
-    ranking_holds: bool
+    ranking_holds: bool | None
     reason: str
     is_undecided: bool = False
 
     @property
     def holds(self) -> bool:
-        return self.verdict_holds and self.ranking_holds
+        return self.verdict_holds and self.ranking_holds is True
 
     @property
     def verdict(self) -> Verdict:
@@ -87,15 +88,22 @@ def verify(trials: Sequence[Trial], candidates: Sequence[ServerPlan], problem: P
     if not measured or measured[0].point.trial != candidates[0].trial:
         is_undecided = by_number[candidates[0].trial].status == "ok"  # the time ended
         reason = f"the recommendation could not be measured: {failed[0][1]}"
-        return Verification(tuple(measured), tuple(failed), False, False, reason, is_undecided)
+        return Verification(tuple(measured), tuple(failed), False, None, reason, is_undecided)
     recommended, *others = measured
     judged = recommended.judged
     verdict_holds = judged.verdict is Verdict.PASS
     better = [other for other in others if _is_better(other, recommended, problem)]
     reasons = [] if verdict_holds else [judged.reason]
     reasons += [f"trial {other.point.trial} now serves more within the SLA" for other in better]
-    is_undecided = judged.verdict is Verdict.UNDECIDED and not better and _may_pass(recommended, problem)
-    return Verification(tuple(measured), tuple(failed), verdict_holds, not better, "; ".join(reasons), is_undecided)
+    known = {own.point.trial for own in measured}
+    late = [own.trial for own in candidates if own.trial not in known and by_number[own.trial].status == "ok"]
+    reasons += [f"the time ended before trial {number} was measured" for number in late]
+    may_pass = judged.verdict is Verdict.UNDECIDED and _may_pass(recommended, problem)
+    is_undecided = not better and (may_pass or (verdict_holds and bool(late)))
+    ranking_holds = False if better else None if late else True
+    return Verification(
+        tuple(measured), tuple(failed), verdict_holds, ranking_holds, "; ".join(reasons), is_undecided
+    )
 
 
 def _may_pass(recommended: ConfirmedLoad, problem: Problem) -> bool:
@@ -192,7 +200,7 @@ def print_verification(
     for candidate, reason in verification.failed:
         say(f"not measured: {configuration_text.configuration(candidate)}: {reason}", "red")
     say()
-    if not is_undecided:
+    if verification.verdict_holds or not is_undecided:
         say(f"verdict {_holds(verification.verdict_holds)}, ranking {_holds(verification.ranking_holds)}")
     for note in notes:
         say(f"note: {note}", "yellow")
@@ -201,5 +209,5 @@ def print_verification(
         say(f"next    deploy it: tune emit {shlex.quote(one_line(run))}")
 
 
-def _holds(holds: bool) -> str:
-    return "holds" if holds else "does not hold"
+def _holds(holds: bool | None) -> str:
+    return "is not decided" if holds is None else "holds" if holds else "does not hold"

@@ -9,8 +9,10 @@ import pytest
 from rich.console import Console
 
 from objectives.confidence import Verdict
+from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer
+from optimizer.confirmation.server_plan import COMPARED_SERVERS
 from optimizer.core.budget import Budget
 from optimizer.core.trial import Candidate
 from optimizer.measure.measurer import Measurer
@@ -89,6 +91,37 @@ def test_a_budget_that_is_too_short_for_a_server_is_the_reason(problem: Problem,
     assert verification.verdict is Verdict.UNDECIDED
     assert "could not be measured: the time ended before its first fresh server" in verification.reason
     assert "give a longer --budget" in dict(verification.failed)[BASELINE]
+
+
+def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp_path: Path) -> None:
+    before = searched(Drawing(), LOADS)
+    recommended = assess(before, problem, BASELINE, FAST).recommended
+    assert recommended is not None
+    now = Drawing()
+    measuring = Measurer(now, now, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
+    candidates = verification_candidates(recommended, before, problem)
+    confirmer = Confirmer(problem, now, measuring, Budget(600), before)
+    confirmer.verify(recommended, candidates[:1])
+    verification = verify(confirmer.trials, candidates, problem)
+    assert verification.verdict_holds
+    assert verification.ranking_holds is None
+    assert verification.verdict is Verdict.UNDECIDED
+    assert verification.reason == "; ".join(f"the time ended before trial {n} was measured" for n in (1, 0))
+    text = io.StringIO()
+    outcome = assess(before, problem, BASELINE, FAST)
+    print_verification(Console(file=text, width=80), verification, outcome, problem, "r/1", "r/1/verify/2")
+    assert "verdict holds, ranking is not decided" in text.getvalue()
+
+
+def test_time_that_the_test_leaves_is_used_for_the_runners_up(problem: Problem, tmp_path: Path) -> None:
+    """The time seems too short at first, but these measurements take none."""
+    before = searched(Drawing(), LOADS)
+    recommended = assess(before, problem, BASELINE, FAST).recommended
+    assert recommended is not None
+    tested, *_ = verification_candidates(recommended, before, problem)
+    verification = verified(tmp_path, problem, budget_seconds=tested.reserved_seconds(LOOKS[0]))
+    assert [own.servers for own in verification.measured] == [LOOKS[0], COMPARED_SERVERS, COMPARED_SERVERS]
+    assert verification.ranking_holds
 
 
 @pytest.mark.parametrize("broken", [FASTER, FAST])
