@@ -1,10 +1,12 @@
 """Compare recommendations of runs next to programs that take CPU time irregularly with the best possible ones.
 
-    python benchmarks/disturbed_runs.py [--seeds 8] [--disturbed 0 0.1 0.25 0.5] [--slowness 1.5] [--rows FILE]
+    python benchmarks/disturbed_runs.py [--seeds 8] [--disturbed 0 0.1 0.25 0.5] [--slowness 1.5] [--background]
+        [--rows FILE]
 
 Searches simulated servers (simulated_tables.py) and confirms the best configurations with the functions of a real
 run, by a virtual clock, with the default budget. Other programs take one of two cores in bursts of 1 to 8 s;
-everything takes ``--slowness`` times as long then, the speed probe too. Servers and windows differ by 5 % each.
+everything takes ``--slowness`` times as long then, the speed probe too. With ``--background`` others also take all
+CPU time that the server leaves idle, which slows nothing. Servers and windows differ by 5 % each.
 Prints Markdown; progress goes to standard error.
 """
 
@@ -40,6 +42,7 @@ from search_drift import (
 from simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 from verdict_procedure import BURST_FACTOR, BURST_SECONDS
 
+from objectives import batch_stats
 from objectives.confidence import Verdict
 from objectives.metrics import Measurement
 from objectives.pooled_windows import pool_measurements, pooled_quantile_ms
@@ -68,6 +71,7 @@ WINDOW_SECONDS = 0.5
 SEARCH_WINDOWS = 3  # windows of a measurement of the search
 SERVER_NOISE, WINDOW_NOISE = 0.05, 0.05  # standard deviations of logs
 FEASIBLE_SHARE = 0.7  # of all configurations and loads within the bound
+CPUS = 2
 CORE_SHARE = 0.5  # of the CPUs, which a burst takes
 DISTURBED = (0.0, 0.1, 0.25, 0.5)
 STATES = 20  # the share of disturbed time is rounded to this part of 1
@@ -77,6 +81,9 @@ COLUMNS = (
     "throughput of PASS over the best, median",
     "10th percentile",
     "mean, 0 without a PASS",
+    "best searched configuration over the best",
+    "recommended configuration over the best searched",
+    "recommended load over the highest one",
     "below 70 %",
     "p95 over the bound",
     "first load passes",
@@ -93,8 +100,10 @@ class DisturbedServer:
     stack: SimulatedStack
     disturbed: float
     slowness: float
+    background: bool
     seed: int
     seconds: float = 0.0
+    idle: list[float] = field(default_factory=list)  # share of the CPU time that the server leaves, of each window
     server: float = 0.0  # log slowness of the current deployment
     bursts: list[tuple[float, float]] = field(default_factory=list)  # begin and end
 
@@ -159,15 +168,20 @@ class DisturbedServer:
         begin, self.seconds = self.seconds, self.seconds + seconds
         slowness = self.server + self.noise.normal(0, WINDOW_NOISE)
         slowness += math.log(self.slowness) * self.disturbed_share(begin, self.seconds)
-        window = slowed(self.stack.measure(endpoint, load), slowness)
+        measured = self.stack.measure(endpoint, load)
+        self.idle.append(1 - _used_share(measured))
+        window = slowed(measured, slowness)
         requests = round((window.throughput_infer_per_sec or 0.0) * seconds / load.request_batch_size)
         return replace(window, requests=max(1, requests), measure_seconds=seconds)
 
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
-        usage, begin = ResourceUsage(), self.seconds
+        usage, begin, before = ResourceUsage(), self.seconds, len(self.idle)
         yield usage
-        usage.other_cpu_share = CORE_SHARE * self.disturbed_share(begin, self.seconds)
+        share = CORE_SHARE * self.disturbed_share(begin, self.seconds)
+        if self.background and self.idle[before:]:
+            share += (1 - share) * statistics.fmean(self.idle[before:])
+        usage.other_cpu_share = share
 
     def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
 
@@ -180,6 +194,7 @@ class DisturbedServer:
 class Run:
     disturbed: float
     slowness: float
+    background: bool
     server: str
     seed: int
 
@@ -193,6 +208,9 @@ class Result:
         share: The throughput of the best one that passed over the highest that is possible within the bound, under
             the states of the machine during the confirmation; nan without a PASS.
         over: Its p95 over the bound under these states.
+        searched: The highest throughput that a configuration of the search reaches within the bound, over the highest
+            that is possible.
+        recommended: The same of the configuration of ``share``; nan without a PASS.
         configurations: The number of configurations that the search measured.
         trials: The number of trials of the search.
         search_seconds: The duration of the search.
@@ -203,6 +221,8 @@ class Result:
     passed: bool
     share: float
     over: float
+    searched: float
+    recommended: float
     configurations: int
     trials: int
     search_seconds: float
@@ -220,9 +240,9 @@ def run(job: Run) -> Result:
         REQUEST_BATCH_SIZE,
         MAX_CONCURRENCY,
         sla=Sla.from_bounds({"p95": bound_ms}),
-        cpu_count=2,
+        cpu_count=CPUS,
     )
-    server = DisturbedServer(stack, job.disturbed, job.slowness, job.seed)
+    server = DisturbedServer(stack, job.disturbed, job.slowness, job.background, job.seed)
     measurer = Measurer(
         server, server, DiscardingRecord(), server, cross_checking=server, speed=SpeedLog(server.probe)
     )
@@ -240,14 +260,21 @@ def run(job: Run) -> Result:
     judged = [entry for entry in judge_confirmations(trials, problem) if entry.error]
     state = round(STATES * server.disturbed_share(begin, server.seconds)) / STATES
     passed = [entry.point for entry in judged if entry.judged.verdict is Verdict.PASS]
+    curves = _curves(job.server, state, job.slowness)
+    highest = {candidate: _highest_throughput(curve, bound_ms) for candidate, curve in curves.items()}
+    best = max(highest.values())
     served = [
-        _served(job, state, problem.space.canonical(point.candidate), point.load.concurrency) for point in passed
+        (*_served(curves[candidate], point.load.concurrency), highest[candidate])
+        for point in passed
+        if (candidate := problem.space.canonical(point.candidate))
     ]
-    throughput, p95_ms = max(served, default=(math.nan, math.nan))
+    throughput, p95_ms, recommended = max(served, default=(math.nan, math.nan, math.nan))
     return Result(
         bool(served),
-        throughput / _best_throughput(job.server, state, job.slowness),
+        throughput / best,
         p95_ms / bound_ms,
+        max((highest[problem.space.canonical(trial.candidate)] for trial in searched), default=0.0) / best,
+        recommended / best,
         len({problem.space.canonical(trial.candidate) for trial in searched}),
         len(searched),
         begin,
@@ -257,6 +284,14 @@ def run(job: Run) -> Result:
             for entry in judged
         ),
     )
+
+
+def _used_share(measurement: Measurement) -> float:
+    """Return the share of the CPU time that executions use, each of them one CPU."""
+    executions = batch_stats.from_text(measurement.batch_stats)
+    samples = sum(size * count for size, count, _ in executions)
+    cpus = sum(ns for *_, ns in executions) / 1e9 * (measurement.throughput_infer_per_sec or 0.0) / max(samples, 1)
+    return min(1.0, cpus / CPUS)
 
 
 @lru_cache
@@ -289,21 +324,19 @@ def _curves(server: str, disturbed: float, slowness: float) -> dict[Candidate, l
     }
 
 
-@lru_cache
-def _best_throughput(server: str, disturbed: float, slowness: float) -> float:
-    """Return the highest throughput of all candidates and loads within the bound, interpolated between LOADS."""
-    best, bound = 0.0, math.log(_bound_ms(server))
-    for curve in _curves(server, disturbed, slowness).values():
-        best = max(best, *(throughput for log_p95, throughput in curve if log_p95 <= bound), 0.0)
-        for (log_p95, throughput), (higher, more) in itertools.pairwise(curve):
-            if log_p95 <= bound < higher:
-                best = max(best, throughput + (bound - log_p95) / (higher - log_p95) * (more - throughput))
+def _highest_throughput(curve: Sequence[tuple[float, float]], bound_ms: float) -> float:
+    """Return the highest throughput within the bound, interpolated between LOADS."""
+    bound = math.log(bound_ms)
+    best = max((throughput for log_p95, throughput in curve if log_p95 <= bound), default=0.0)
+    for (log_p95, throughput), (higher, more) in itertools.pairwise(curve):
+        if log_p95 <= bound < higher:
+            best = max(best, throughput + (bound - log_p95) / (higher - log_p95) * (more - throughput))
     return best
 
 
-def _served(job: Run, disturbed: float, candidate: Candidate, concurrency: int) -> tuple[float, float]:
+def _served(curve: Sequence[tuple[float, float]], concurrency: int) -> tuple[float, float]:
     """Return the undisturbed throughput at a load, and the p95 in ms."""
-    log_p95, throughput = zip(*_curves(job.server, disturbed, job.slowness)[candidate], strict=True)
+    log_p95, throughput = zip(*curve, strict=True)
     loads, load = np.log(LOADS), math.log(concurrency)
     return float(np.interp(load, loads, throughput)), math.exp(float(np.interp(load, loads, log_p95)))
 
@@ -319,11 +352,12 @@ def main() -> None:
         metavar="FACTOR",
         help=f"how many times as long everything takes in a burst ({BURST_FACTOR})",
     )
+    parser.add_argument("--background", action="store_true", help="others take all CPU time that the server leaves")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="write each run to FILE")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
     arguments = parser.parse_args()
     jobs = [
-        Run(disturbed, arguments.slowness, server, seed)
+        Run(disturbed, arguments.slowness, arguments.background, server, seed)
         for disturbed in arguments.disturbed
         for seed in range(arguments.seeds)
         for server in SERVERS
@@ -351,6 +385,9 @@ def _cells(results: Sequence[Result]) -> str:
             f"{statistics.median(shares):.1%}",
             f"{shares[len(shares) // 10]:.1%}",
             f"{sum(result.share for result in passed) / len(results):.1%}",
+            f"{statistics.fmean(result.searched for result in results):.1%}",
+            _mean_share([result.recommended / result.searched for result in passed]),
+            _mean_share([result.share / result.recommended for result in passed]),
             f"{sum(share < 0.7 for share in shares)}",
             f"{sum(result.over > 1 for result in passed)}",
             f"{sum(result.tests[0][-1] == Verdict.PASS.value for result in passed)}",
@@ -359,6 +396,10 @@ def _cells(results: Sequence[Result]) -> str:
             f"{statistics.median(result.confirm_seconds for result in results):.0f}",
         ]
     )
+
+
+def _mean_share(shares: Sequence[float]) -> str:
+    return f"{statistics.fmean(shares):.1%}" if shares else "-"
 
 
 if __name__ == "__main__":

@@ -480,6 +480,20 @@ class LessThanInSearch(Note):
 
 
 @dataclass(frozen=True, slots=True)
+class UntestedServedMore(Note):
+    """The search measured clearly more throughput within the bound with a configuration that was not tested."""
+
+    trial: int
+    searched_infer_per_sec: float
+
+    def __str__(self) -> str:
+        return (
+            f"in the search, trial {self.trial} served {four_digits(self.searched_infer_per_sec)} infer/s within the "
+            "bound, but it was not tested on fresh servers; run again with a longer --budget"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ConfirmationComplete(Note):
     """No further server can change a verdict of the confirmation."""
 

@@ -22,8 +22,9 @@ from optimizer.core.notes import (
     RefusalsSimulated,
     SearchConverged,
     SettingsUnread,
+    UntestedServedMore,
 )
-from optimizer.core.trial import Point, Trial
+from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.machine.conditions import speed_note
 from optimizer.machine.gpu_readings import throttle_note
 from optimizer.measure.load_client.open_loop import lateness_note
@@ -57,6 +58,7 @@ def notes_on_outcome(outcome: Outcome, trials: Sequence[Trial], task: Task, opti
     return [
         _highest_concurrency(outcome, task.problem),
         _less_than_in_search(outcome, trials, task.problem),
+        _untested_served_more(outcome, trials, task.problem),
         _disturbed_windows_counted(outcome),
         SettingsUnread(unread) if unread else None,
     ]
@@ -99,6 +101,18 @@ def _less_than_in_search(outcome: Outcome, trials: Sequence[Trial], problem: Pro
     if expected is None or best.throughput_infer_per_sec >= CLEARLY_LESS * expected.throughput_infer_per_sec:
         return None
     return LessThanInSearch(expected.throughput_infer_per_sec, best.throughput_infer_per_sec)
+
+
+def _untested_served_more(outcome: Outcome, trials: Sequence[Trial], problem: Problem) -> UntestedServedMore | None:
+    """Return a note if the recommendation passed with clearly less throughput than an untested configuration."""
+    best = outcome.recommended
+    if best is None or outcome.confirmed is None or outcome.confirmed.judged.verdict is not Verdict.PASS:
+        return None
+    tested = {trial.candidate for trial in trials if trial.confirmations}
+    other = problem.best_point([point for point in latest_points(trials) if point.candidate not in tested])
+    if other is None or best.throughput_infer_per_sec >= CLEARLY_LESS * other.throughput_infer_per_sec:
+        return None
+    return UntestedServedMore(other.trial, other.throughput_infer_per_sec)
 
 
 def _disturbed_windows_counted(outcome: Outcome) -> DisturbedWindowsCounted | None:

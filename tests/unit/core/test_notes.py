@@ -51,6 +51,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.ConfirmationIncomplete(3),
     notes.HighestConcurrency(64),
     notes.LessThanInSearch(1597.0, 405.0),
+    notes.UntestedServedMore(3, 2597.0),
     notes.ConfirmationComplete(),
     notes.NextVerdictNeeds(2, 14.0),
 )

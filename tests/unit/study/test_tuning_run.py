@@ -9,11 +9,16 @@ from objectives.confidence import Verdict
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.notes import HighestConcurrency, LessThanInSearch, SpeedVaried
+from optimizer.core.notes import HighestConcurrency, LessThanInSearch, SpeedVaried, UntestedServedMore
 from optimizer.core.trial import Confirmation, LoadPoint, Trial
 from optimizer.results.recommendation import assess
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.run_notes import _highest_concurrency, _less_than_in_search, notes_on_measurements
+from optimizer.study.run_notes import (
+    _highest_concurrency,
+    _less_than_in_search,
+    _untested_served_more,
+    notes_on_measurements,
+)
 from optimizer.study.run_record import RunRecord, current_versions
 from tests.drawn_server import BASELINE, FAST, FASTER, Drawing, drawn_problem, searched
 
@@ -54,6 +59,10 @@ def test_a_search_that_measured_much_more_is_noted(factor: float, is_noted: bool
     served = outcome.recommended.throughput_infer_per_sec
     expected = LessThanInSearch(measured, served) if is_noted else None
     assert _less_than_in_search(outcome, [trial], problem) == expected
+    assert _untested_served_more(outcome, [trial], problem) is None
+    untested = Trial(2, FAST, ((load, searched),))
+    expected_other = UntestedServedMore(2, measured) if is_noted else None
+    assert _untested_served_more(outcome, [trial, untested], problem) == expected_other
 
 
 def test_the_speed_is_compared_over_all_sessions() -> None:
