@@ -67,7 +67,8 @@ class LoadPredictions:
         """Return them shifted by the difference of a measurement at one of the loads; None if it is unknown."""
         throughput = measured.throughput_infer_per_sec
         latency = _log_metrics(measured.measurement, problem)[0]
-        if measured.load not in self.loads or latency == NO_BOUND or throughput <= 0:
+        is_unknown = latency == NO_BOUND and bool(problem.sla.latencies)
+        if measured.load not in self.loads or is_unknown or throughput <= 0:
             return None
         load = self.loads.index(measured.load)
         shift, factor = latency - self.log_latency_ratios[load], throughput / self.throughput_infer_per_sec[load]

@@ -163,11 +163,14 @@ def test_the_runner_up_is_tested_if_no_load_of_the_best_candidate_passes(problem
     assert outcome.confirmed.judged.verdict is Verdict.PASS
 
 
+@pytest.mark.parametrize("is_bounded", [True, False])
 def test_a_runner_up_that_serves_clearly_more_on_fresh_servers_is_tested_too(
-    problem: Problem, tmp_path: Path
+    is_bounded: bool, problem: Problem, tmp_path: Path
 ) -> None:
     """The search has chosen the luckier one of two noisy measurements."""
-    server = Drawing(served={**SERVED, FASTER: 900.0})
+    if not is_bounded:
+        problem = replace(problem, sla=Sla())
+    server = Drawing(served={**SERVED, FAST: 1500.0})
     trials = confirm(server, searched(Drawing(), LOADS), problem, tmp_path)
     assert {candidate for candidate, _ in judged_loads(trials, problem)} == {FASTER, FAST}
     outcome = assess(trials, problem, BASELINE, FAST)
