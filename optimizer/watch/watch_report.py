@@ -20,6 +20,7 @@ from optimizer.options.run_options import RunOptions, is_trace
 from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.formatting import plain_table, print_line, print_table
+from optimizer.results.line_breaks import wrap
 from optimizer.results.terminal_summary import print_unwrapped, print_wrapped
 from optimizer.study.model_finder import trace_sizes
 from optimizer.watch.cause import find_cause
@@ -189,13 +190,17 @@ def headline(judgement: Judgement) -> str:
     """Return the answer in one line."""
     model, run = one_line(judgement.expected.model), one_line(str(judgement.expected.run.folder.path))
     if judgement.verdict is Verdict.FAIL:
-        cause = find_cause(judgement)
-        is_explained = cause is not None and judgement.differing[0].name not in (FAILURES, STALLS)
-        return f"{model} no longer fits {run}: {cause if is_explained else judgement.differing[0].explanation}"
+        cause = find_cause(judgement) if _is_led_by_cause(judgement) else None
+        return f"{model} no longer fits {run}: {cause or judgement.differing[0].explanation}"
     if judgement.verdict is Verdict.UNDECIDED:
         return f"{model}: {_requests(judgement)} are too few to say that it fits {run}"
     is_near = any(check.status == "near" for check in judgement.checks)
     return f"{model} fits {run}{', near its capacity' if is_near else ''}"
+
+
+def _is_led_by_cause(judgement: Judgement) -> bool:
+    """Return whether the answer has the cause of a difference: faults that no configuration repairs precede it."""
+    return judgement.differing[0].name not in (FAILURES, STALLS)
 
 
 def _requests(judgement: Judgement) -> str:
@@ -225,9 +230,9 @@ def _servers(judgement: Judgement) -> str:
 
 def print_judgement(console: Console, judgement: Judgement) -> None:
     """Print the judgement, with the answer on the first line."""
-    print_line(console, headline(judgement), "bold")
+    print_line(console, "\n".join(wrap(headline(judgement), console.width)), "bold")
     print_wrapped(console, "observed", extent(judgement))
-    if cause := find_cause(judgement):
+    if (cause := find_cause(judgement)) and not _is_led_by_cause(judgement):
         print_wrapped(console, "cause", str(cause))
     if judgement.checks:
         print_line(console)
@@ -236,15 +241,23 @@ def print_judgement(console: Console, judgement: Judgement) -> None:
             cells = (check.name, _measured(check), _range(check.expected, check.unit), WORDS[check.status])
             table.add_row(*map(Text, cells))
         print_table(console, table)
-    for check in judgement.checks:
-        if check.status in ("differs", "near"):
-            print_line(console)
-            print_wrapped(console, check.status, check.explanation)
+    if remarks := _remarks(judgement):
+        print_line(console)
+    for label, text in remarks:
+        print_wrapped(console, label, text)
     for step in next_steps(judgement):
         print_line(console)
         print_wrapped(console, "next", step.advice)
         if step.command:
             print_unwrapped(console, "", step.command)
+
+
+def _remarks(judgement: Judgement) -> list[tuple[str, str]]:
+    """Return the lines below the table, each as (label, text)."""
+    remarks: list[tuple[str, str]] = [
+        (check.status, check.explanation) for check in judgement.checks if check.status in ("differs", "near")
+    ]
+    return remarks
 
 
 def line(judgement: Judgement, clock: str) -> str:

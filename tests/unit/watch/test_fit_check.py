@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import math
 import shlex
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from objectives.confidence import Verdict
 from objectives.sla import Sla
@@ -35,7 +37,14 @@ from optimizer.watch.expectation import (
 )
 from optimizer.watch.fit_check import Check, Judgement, judge, share_interval
 from optimizer.watch.server_metrics import ServedLoad
-from optimizer.watch.watch_report import NextStep, document, nearest_other_size, next_steps, search_command
+from optimizer.watch.watch_report import (
+    NextStep,
+    document,
+    nearest_other_size,
+    next_steps,
+    print_judgement,
+    search_command,
+)
 from tests import streaming_run
 
 SAMPLE = Path(__file__).parents[2] / "data" / "dlrm" / "sample"
@@ -202,6 +211,27 @@ def test_few_requests_are_undecided_and_none_are_too() -> None:
     assert judgement.verdict is Verdict.UNDECIDED
     assert [(check.name, check.status) for check in judgement.checks] == [("requests/s per server", "fits")]
     assert judge(sample(), [], 1, lost=SAMPLES).verdict is Verdict.UNDECIDED
+
+
+def printed(judgement: Judgement, width: int = 80) -> str:
+    text = io.StringIO()
+    print_judgement(Console(file=text, width=width), judgement)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_the_output_has_no_trailing_blanks_and_one_block_of_differences(width: int) -> None:
+    slow = [
+        replace(load, compute_ms=20 * load.requests, queue_ms=30 * load.requests, request_ms=60 * load.requests)
+        for load in loads(RATE)
+    ]
+    text = printed(judged(slow)[0], width)
+    lines = text.splitlines()
+    assert [row for row in lines if row != row.rstrip()] == []
+    labels = [place for place, row in enumerate(lines) if row.startswith("differs ")]
+    assert len(labels) > 2
+    assert all(lines[labels[0] : labels[-1]]), "no empty line"
+    assert lines[labels[0] - 1] == ""
 
 
 def test_samples_without_requests_lower_the_rate_and_say_nothing_about_a_request() -> None:
