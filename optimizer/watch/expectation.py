@@ -66,6 +66,10 @@ class Range:
     low: float
     high: float
 
+    def joined(self, other: Range) -> Range:
+        """Return the range with the values of both."""
+        return Range(min(self.low, other.low), max(self.high, other.high))
+
 
 @dataclass(frozen=True, slots=True)
 class ExpectedAtRate:
@@ -78,6 +82,15 @@ class ExpectedAtRate:
     queue_ms: Range
     compute_ms: Range
     meets: bool
+
+    def joined(self, other: ExpectedAtRate) -> ExpectedAtRate:
+        """Return the expectation for a load with the rates of both; the SLA is met if it is at both."""
+        return ExpectedAtRate(
+            self.mean_batch_size.joined(other.mean_batch_size),
+            self.queue_ms.joined(other.queue_ms),
+            self.compute_ms.joined(other.compute_ms),
+            self.meets and other.meets,
+        )
 
 
 @dataclass(frozen=True, slots=True)

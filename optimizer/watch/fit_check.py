@@ -6,6 +6,7 @@ all checks of a judgement raise a false alarm with the error probability of the 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ Status: TypeAlias = Literal["fits", "near", "differs", "unknown"]
 CHECKS = 8  # at most, which share the error probability
 USUAL_SHARE = 0.05  # permitted share of slow requests of an SLA without a bound on a percentile
 ROUNDING = 1e-9  # relative: counters are read as floating-point numbers
+CHANGING = 1.05  # ratio of the mean rates over requests and over time from which a load has several rates
 STALLED = 3  # multiple of the longest latency; a server that serves nothing for longer is faulty
 
 
@@ -127,7 +129,7 @@ def judge(expected: Expectation, loads: Sequence[ServedLoad], servers: int, lost
     if any(load.requests or load.failures for load in loads):
         size = _ratio(loads, lambda load: load.samples, lambda load: load.requests, error)
         sizes = _check_request_size(expected, size, 1 - confidence)
-        at_rate = expected.at(rate.value, replicas, error) if sizes.status != "differs" else None
+        at_rate = _expected_at_rates(expected, loads, replicas, error) if sizes.status != "differs" else None
         checks = [
             _check_failures(expected, sum(load.requests for load in loads), failures, error),
             *checks,
@@ -148,6 +150,25 @@ def _fewest_requests(expected: Expectation, confidence: float) -> int:
     error = 1 - confidence
     needed = max((needed_requests(bound, error) for bound in expected.sla), default=0)
     return needed or fewest_requests(USUAL_SHARE, error)
+
+
+def _expected_at_rates(
+    expected: Expectation, loads: Sequence[ServedLoad], replicas: int, error: float
+) -> ExpectedAtRate | None:
+    """Return the expectation for the rates of ``loads``; None without requests or without a simulator.
+
+    If the rate changes, most requests come at a higher rate than the mean over time. The ranges then include those at
+    the mean over requests. Samples without requests do not count.
+    """
+    known = [load for load in loads if load.requests]
+    if not known:
+        return None
+    requests, seconds = (sum(getattr(load, name) for load in known) for name in ("requests", "seconds"))
+    over_time = requests / seconds / replicas
+    over_requests = sum(load.requests**2 / load.seconds for load in known) / requests / replicas
+    rates = [over_time, over_requests] if over_requests > CHANGING * over_time else [over_time]
+    ranges = [one for rate in rates if (one := expected.at(rate, replicas, error))]
+    return functools.reduce(ExpectedAtRate.joined, ranges) if ranges else None
 
 
 def _ratio(

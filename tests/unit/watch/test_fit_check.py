@@ -213,6 +213,20 @@ def test_few_requests_are_undecided_and_none_are_too() -> None:
     assert judge(sample(), [], 1, lost=SAMPLES).verdict is Verdict.UNDECIDED
 
 
+IDLE = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
+HALF = SAMPLES // 2
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("before", [0.0, 0.1])
+def test_a_load_that_starts_within_the_samples_fits(share: float, before: float) -> None:
+    """Its requests are compared with the rate at which they came, which is above the mean over all samples."""
+    safe = sample().safe_rate or 0.0
+    earlier = loads(before * safe) if before else [IDLE] * SAMPLES
+    judgement, _ = judged([*earlier, *loads(share * safe)[:HALF]])
+    assert judgement.verdict is Verdict.PASS, judgement.differing
+
+
 def printed(judgement: Judgement, width: int = 80) -> str:
     text = io.StringIO()
     print_judgement(Console(file=text, width=width), judgement)
