@@ -23,8 +23,8 @@ It reads the metrics of Triton and never changes anything. The first line is
 the answer. docs/watch.md states each check with its threshold.
 
 exit codes: 0 the recommendation fits, 1 it no longer fits, 2 bad input, such
-as a server without this model, 3 a server cannot be read, 4 too few requests
-to judge, 130 interrupted
+as a server without this model, 3 a server cannot be read, 4 undecided, such
+as too few requests, 130 interrupted
 
 examples:
   tune watch dlrm --url http://triton:8002/metrics

@@ -1,7 +1,8 @@
 """The checks of metrics of production against the expectations of a run. Pure functions.
 
-Each check compares two intervals: that of the value in production, and that of the values that are expected. Together
-all checks of a judgement raise a false alarm with the error probability of the run, if its assumptions hold.
+Each check compares two intervals: that of the value in production, and that of the values that are expected. It
+differs if they do not overlap, fits if the value itself is expected, and is undecided in between. Together all checks
+of a judgement raise a false alarm with the error probability of the run, if its assumptions hold.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from optimizer.results import formatting
 from optimizer.watch.expectation import Expectation, ExpectedAtRate, Range
 from optimizer.watch.server_metrics import ServedLoad, sum_failures, sum_first_responses
 
-Status: TypeAlias = Literal["fits", "near", "differs", "unknown"]
+Status: TypeAlias = Literal["fits", "near", "undecided", "differs", "unknown"]
 CHECKS = 8  # at most, which share the error probability
 USUAL_SHARE = 0.05  # permitted share of slow requests of an SLA without a bound on a percentile
 ROUNDING = 1e-9  # relative: counters are read as floating-point numbers
@@ -47,7 +48,8 @@ class Check:
     Attributes:
         name: Name of the check.
         status: ``differs`` if the recommendation no longer fits, ``near`` if the rate is close to the capacity,
-            ``unknown`` if nothing can be said.
+            ``unknown`` if nothing can be said. It is ``undecided`` if the value is outside of the expected ones,
+            but its interval has some of them.
         unit: Unit of the values; empty for a plain number.
         measured: The value in production; None if there is none.
         expected: The values that the run leads to expect; None if they are unknown.
@@ -107,11 +109,22 @@ class Judgement:
         return tuple(check for check in self.checks if check.status == "differs")
 
     @property
+    def undecided(self) -> tuple[Check, ...]:
+        """The checks whose value is outside of the expected ones, but its interval has some of them."""
+        return tuple(check for check in self.checks if check.status == "undecided")
+
+    @property
+    @property
+    def has_few_requests(self) -> bool:
+        """Whether there were too few requests to say that the recommendation fits."""
+        return self.requests < self.fewest_requests
+
+    @property
     def verdict(self) -> Verdict:
-        """FAIL: the recommendation no longer fits. UNDECIDED: there were too few requests to say that it fits."""
+        """FAIL: a check differs. UNDECIDED: a check is undecided, or there were too few requests."""
         if self.differing:
             return Verdict.FAIL
-        return Verdict.PASS if self.requests >= self.fewest_requests else Verdict.UNDECIDED
+        return Verdict.UNDECIDED if self.has_few_requests or self.undecided else Verdict.PASS
 
 
 def judge(expected: Expectation, loads: Sequence[ServedLoad], servers: int, lost: int = 0) -> Judgement:
@@ -210,16 +223,9 @@ def _check_failures(expected: Expectation, requests: float, failures: Mapping[st
     most = max(most, min(permitted, default=0.0))
     measured = Estimate(failed / (requests + failed), low, high)
     reasons = ", ".join(f"{count:,.0f} {reason}" for reason, count in failures.items())
-    is_more = low > most
     fewer = f"{expected.failed:,}" if expected.failed else "none"
-    return Check(
-        "failed requests",
-        "differs" if is_more else "fits",
-        "%",
-        _scaled(measured, 100),
-        Range(0.0, 100 * most),
-        f"requests fail ({reasons}), and {fewer} of {counted:,} did in the run" if is_more else "",
-    )
+    meaning = f"requests fail ({reasons}), and {fewer} of {counted:,} did in the run"
+    return _compared("failed requests", "%", _scaled(measured, 100), Range(0.0, 100 * most), meaning)
 
 
 def share_interval(hits: float, count: float, error: float) -> tuple[float, float]:
@@ -252,35 +258,36 @@ def _check_rate(expected: Expectation, rate: Estimate, replicas: int, error: flo
     if confirmed is None:
         return Check(name, "unknown", unit, rate, None, "the run has no throughput")
     within = Range(0.0, confirmed.high)
-    if rate.low > confirmed.high:
-        return Check(name, "differs", unit, rate, within, f"the rate is above the confirmed throughput {of_replica}")
+    check = _compared(name, unit, rate, within, f"the rate is above the confirmed throughput {of_replica}")
     safe = expected.safe_rate
-    if safe is not None and rate.value > safe:
+    if check.status == "fits" and safe is not None and rate.value > safe:
         explanation = (
             f"near the capacity: if requests arrive independently, {formatting.bounds(expected.sla)} is safe up to "
             f"{formatting.number(safe)} requests/s per {expected.replica_name}"
         )
         return Check(name, "near", unit, rate, within, explanation)
-    return Check(name, "fits", unit, rate, within)
+    return check
 
 
 def _check_request_size(expected: Expectation, size: Estimate, error: float) -> Check:
     """Compare the mean request size with that of the run, within the uncertainty of its throughput.
 
     A request of another size changes the throughput in requests per second at most in proportion. A change below the
-    confidence interval of the throughput has no effect that the run could show.
+    confidence interval of the throughput has no effect that the run could show. This range does not allow for the
+    random sizes of a mix, of which few requests are often outside. So the check is never undecided.
     """
     own = expected.request_samples
     throughput = expected.rate.interval(error)
     factor = math.sqrt(throughput.high / throughput.low) if throughput else 1.0
     allowed = Range(own / factor, own * factor)
-    return _compared(
+    check = _compared(
         "samples per request",
         "",
         size,
         allowed,
         f"requests have {formatting.number(size.value)} samples, and those of the run had {own:g}",
     )
+    return replace(check, status="fits", explanation="") if check.status == "undecided" else check
 
 
 def _check_batches(
@@ -420,12 +427,18 @@ def _check_first_response(bound: Constraint, level: float, loads: Sequence[Serve
 
 
 def _compared(name: str, unit: str, measured: Estimate, expected: Range, meaning: str) -> Check:
-    """Return the check of a value that should be within a range."""
+    """Return the check of a value that should be within a range; ``meaning`` is that of a value outside."""
     if math.isnan(measured.value):
         return Check(name, "unknown", unit, None, expected, "no request was served")
     tolerance = ROUNDING * abs(measured.value)
-    differs = measured.low > expected.high + tolerance or measured.high < expected.low - tolerance
-    return Check(name, "differs" if differs else "fits", unit, measured, expected, meaning if differs else "")
+    low, high = expected.low - tolerance, expected.high + tolerance
+    if measured.low > high or measured.high < low:
+        return Check(name, "differs", unit, measured, expected, meaning)
+    if low <= measured.value <= high:
+        return Check(name, "fits", unit, measured, expected)
+    side = "above" if measured.value > high else "below"
+    explanation = f"{name}: the value is {side} the expected ones, but its interval has some of them"
+    return Check(name, "undecided", unit, measured, expected, explanation)
 
 
 def _at_most(name: str, unit: str, measured: Estimate, expected: Range | None, meaning: str) -> Check:

@@ -29,7 +29,7 @@ from optimizer.watch.fit_check import Check, Estimate, Judgement, rate_check_nam
 
 SAVED = "warm starts from related machines took 5 to 14 % fewer deployments"  # benchmarks/warm_start.md
 COLD = "a warm start would need a run with requests of this size"
-WORDS = {"fits": "fits", "near": "near", "differs": "DIFFERS", "unknown": "not checked"}
+WORDS = {"fits": "fits", "near": "near", "undecided": "undecided", "differs": "DIFFERS", "unknown": "not checked"}
 MODEL = ("execution time", "samples per execution")  # checks after which the deployment itself may be another one
 FAILURES, STALLS = "failed requests", "time without success"  # checks of faults that no configuration repairs
 
@@ -183,6 +183,8 @@ def next_steps(judgement: Judgement) -> list[NextStep]:
             steps.append(search_for_size(expected, size.measured.value))
         else:
             steps.append(same_search(expected))
+    if judgement.undecided and not differing:
+        steps.append(NextStep("watch again while the load is steady, or with more samples (--samples)", ""))
     return steps
 
 
@@ -192,8 +194,11 @@ def headline(judgement: Judgement) -> str:
     if judgement.verdict is Verdict.FAIL:
         cause = find_cause(judgement) if _is_led_by_cause(judgement) else None
         return f"{model} no longer fits {run}: {cause or judgement.differing[0].explanation}"
-    if judgement.verdict is Verdict.UNDECIDED:
+    if judgement.has_few_requests:
         return f"{model}: {_requests(judgement)} are too few to say that it fits {run}"
+    if judgement.undecided:
+        names = ", ".join(check.name for check in judgement.undecided)
+        return f"{model}: {_requests(judgement)} do not decide whether it fits {run} ({names})"
     is_near = any(check.status == "near" for check in judgement.checks)
     return f"{model} fits {run}{', near its capacity' if is_near else ''}"
 
@@ -215,7 +220,7 @@ def extent(judgement: Judgement) -> str:
         _servers(judgement),
         f"{pending:,.0f} waiting at the end",
     ]
-    if judgement.verdict is Verdict.UNDECIDED:
+    if judgement.verdict is Verdict.UNDECIDED and judgement.has_few_requests:
         parts.append(f"at least {judgement.fewest_requests:,} requests are needed")
     if judgement.lost:
         parts.append(f"{formatting.count(judgement.lost, 'sample')} lost: a server was restarted or did not answer")
@@ -257,6 +262,9 @@ def _remarks(judgement: Judgement) -> list[tuple[str, str]]:
     remarks: list[tuple[str, str]] = [
         (check.status, check.explanation) for check in judgement.checks if check.status in ("differs", "near")
     ]
+    if judgement.undecided:
+        meaning = "outside of the expected values, but their intervals are not: the load changes, or samples are few"
+        remarks.append(("undecided", f"{', '.join(check.name for check in judgement.undecided)}: {meaning}"))
     return remarks
 
 

@@ -63,7 +63,10 @@ def test_a_low_load_fits_and_larger_requests_do_not(
         code, fits = watched(LoadPoint(1, request_rate=round(rate)))
         differing = {check["name"] for check in fits["checks"] if check["status"] == "differs"}
         assert differing <= TIMES, fits
-        assert (code, fits["verdict"]) == ((1, "FAIL") if differing else (0, "PASS")), fits
+        undecided = {check["name"] for check in fits["checks"] if check["status"] == "undecided"}
+        assert undecided <= TIMES, fits
+        verdict = (1, "FAIL") if differing else (UNDECIDED, "UNDECIDED") if undecided else (0, "PASS")
+        assert (code, fits["verdict"]) == verdict, fits
         assert fits["requests"] > 0
         assert "p95 in the server" in {check["name"] for check in fits["checks"]}
         assert fits["search"]["earlier_trials"] == len(run.trials)

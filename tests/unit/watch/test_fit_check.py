@@ -40,6 +40,8 @@ from optimizer.watch.server_metrics import ServedLoad
 from optimizer.watch.watch_report import (
     NextStep,
     document,
+    extent,
+    headline,
     nearest_other_size,
     next_steps,
     print_judgement,
@@ -217,6 +219,65 @@ IDLE = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
 HALF = SAMPLES // 2
 
 
+def test_an_overload_in_some_of_the_samples_is_undecided() -> None:
+    """The means are above their limits, and their intervals are not, because few samples have the overload."""
+    requests = 3 * RATE * SECONDS
+    crowded = loads(3 * RATE, queue_ms=12 * requests, request_ms=30 * requests)
+    judgement, checks = judged([*loads(RATE)[:HALF], *crowded[:HALF]])
+    assert judgement.verdict is Verdict.UNDECIDED
+    assert {check.name for check in judgement.undecided} == {"queue time", "mean in the server"}
+    for name in ("queue time", "mean in the server"):
+        measured, limit = checks[name].measured, checks[name].expected
+        assert measured is not None
+        assert limit is not None
+        assert measured.low < limit.high < measured.value
+    (step,) = next_steps(judgement)
+    assert step.advice.startswith("watch again while the load is steady")
+    assert "do not decide whether it fits" in headline(judgement)
+    assert "too few" not in headline(judgement) + extent(judgement)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 0.1, 0.9])
+def test_a_mean_above_the_bound_never_fits(spread: float) -> None:
+    """The latency of a request, whose mean is 21 ms with a bound of 20 ms, varies from sample to sample."""
+    usual = loads(RATE)
+    samples = [
+        replace(load, request_ms=load.requests * 21 * (1 + spread * (-1) ** place))
+        for place, load in enumerate(usual)
+    ]
+    assert judged(samples)[1]["mean in the server"].status == ("differs" if spread <= 0.01 else "undecided")
+    assert judged(samples)[0].verdict is (Verdict.FAIL if spread <= 0.01 else Verdict.UNDECIDED)
+
+
+def test_a_varying_rate_above_the_confirmed_throughput_is_undecided() -> None:
+    confirmed = sample().rate.predicted(1, ERROR)
+    assert confirmed is not None
+    many = loads(1.2 * confirmed.high)
+    rate = judged([*many, *[IDLE] * 2])[1]["requests/s per server"]
+    assert rate.status == "undecided"
+    assert rate.explanation.startswith("requests/s per server: the value is above the expected ones")
+
+
+def test_a_failure_of_few_requests_is_undecided() -> None:
+    few = loads(10.0)
+    few[0] = replace(few[0], failures={"CANCELED": 1.0})
+    judgement, checks = judged(few)
+    assert (judgement.verdict, checks["failed requests"].status) == (Verdict.UNDECIDED, "undecided")
+
+
+def test_a_mix_of_sizes_at_a_low_rate_fits() -> None:
+    """The mean of few random sizes is often outside of the range, which is narrow."""
+    usual = loads(10.0)
+    sizes = [(3.2, 5.2)[place % 2] for place in range(SAMPLES)]
+    check = judged([replace(load, samples=load.requests * size) for load, size in zip(usual, sizes, strict=True)])[1][
+        "samples per request"
+    ]
+    assert check.measured is not None
+    assert check.expected is not None
+    assert check.measured.value > check.expected.high
+    assert (check.status, check.explanation) == ("fits", "")
+
+
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("before", [0.0, 0.1])
 def test_a_load_that_starts_within_the_samples_fits(share: float, before: float) -> None:
@@ -224,7 +285,7 @@ def test_a_load_that_starts_within_the_samples_fits(share: float, before: float)
     safe = sample().safe_rate or 0.0
     earlier = loads(before * safe) if before else [IDLE] * SAMPLES
     judgement, _ = judged([*earlier, *loads(share * safe)[:HALF]])
-    assert judgement.verdict is Verdict.PASS, judgement.differing
+    assert judgement.verdict is Verdict.PASS, [*judgement.differing, *judgement.undecided]
 
 
 def printed(judgement: Judgement, width: int = 80) -> str:
