@@ -32,12 +32,14 @@ def find_cause(judgement: Judgement) -> Cause | None:
 
     A server that serves as much as in the run, while requests wait, has too much load. One that serves less although
     its instances always compute is slower. Instances that are idle between requests that wait get them in bursts.
+    A server serves less if the interval of its rate is below the confidence interval of the confirmed throughput.
+    (Its prediction interval also has the rates of servers that are slower than those of the run.)
     """
     expected, by_name = judgement.expected, {check.name: check for check in judgement.checks}
     rate, execution = by_name.get(rate_check_name(expected)), by_name.get("execution time")
     if rate is None or rate.measured is None:
         return None
-    confirmed = expected.rate.predicted(judgement.replicas, judgement.error)
+    confirmed = expected.rate.interval(1 - expected.run.problem.confidence)
     if confirmed is None:
         return None
     measured = f"{formatting.number(rate.measured.value)} requests/s per {expected.replica_name}"
@@ -51,7 +53,8 @@ def find_cause(judgement: Judgement) -> Cause | None:
     if _is_different(by_name.get("samples per execution")) or _is_different(by_name.get("samples per request")):
         return None  # these are the cause
     if rate.measured.high >= confirmed.low:
-        return Cause("load", f"{measured} are as many as the run served ({in_run}), and requests wait longer")
+        compared = "as many as" if rate.measured.value >= confirmed.low else "not clearly fewer than"
+        return Cause("load", f"{measured} are {compared} the run served ({in_run}), and requests wait longer")
     busy = busy_share(expected, judgement.loads, judgement.servers)
     if busy is None:
         return None

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from objectives.confidence import Verdict
 from optimizer.plan.evidence import EXPECTED
+from optimizer.results import formatting
 from optimizer.simulator.scenario import SimulationResult
 from optimizer.watch.cause import Cause, find_cause
 from optimizer.watch.expectation import WhyNotSimulated, compute_ms
@@ -77,6 +78,21 @@ def test_a_rate_above_that_of_the_run_is_too_much_load() -> None:
     confirmed = sample().rate.predicted(1, ERROR)
     assert confirmed is not None
     assert kind_of(judge(sample(), loads(1.2 * confirmed.high), 1)) == "load"
+
+
+def test_a_rate_below_the_confirmed_one_is_a_slower_server_within_the_prediction_interval_too() -> None:
+    """A prediction interval also has the rates of servers that are slower than those of the run."""
+    rate, requests = 3100.0, 3100.0 * SECONDS
+    predicted, confirmed = sample().rate.predicted(1, ERROR), sample().rate.interval(0.01)
+    assert predicted is not None
+    assert confirmed is not None
+    assert predicted.low < rate < 0.97 * confirmed.low
+    judgement = judge(sample(), loads(rate, queue_ms=30 * requests, compute_ms=6 * requests), 1)
+    cause = find_cause(judgement)
+    assert cause is not None
+    assert cause.kind == "slower server"
+    ends = f"{formatting.number(confirmed.low)} to {formatting.number(confirmed.high)}"
+    assert cause.evidence.endswith(f"but 3,100 requests/s per server are fewer than the run served ({ends})")
 
 
 @pytest.mark.parametrize("slowness", [1.5, 2.0])
