@@ -146,6 +146,25 @@ def plan_step(expected: Expectation, rate: float) -> NextStep:
     return NextStep(f"start more {expected.replica_name}s; `tune plan` cannot compute their number from this run", "")
 
 
+def overload_step(judgement: Judgement, rate: Check, served: float) -> NextStep:
+    """Return the step for replicas that serve ``served`` requests per second each, while they get too much load.
+
+    Their clients may send more than that: those of a closed loop wait for responses. So there is a command only if
+    the number of replicas for this rate is above the present one.
+    """
+    expected, replicas = judgement.expected, judgement.replicas
+    step = plan_step(expected, served * replicas)
+    if not step.command:
+        return step
+    sent = f"clients send at least the {formatting.number(served * replicas)} requests/s that are served"
+    is_above_safe = replicas == 1 and expected.safe_rate is not None and served > expected.safe_rate
+    if rate.status == "differs" or is_above_safe:
+        advice = f"{step.advice}, which is above the present {replicas:,}: {sent}; give their own rate if it is known"
+        return NextStep(advice, step.command)
+    computed = "`tune plan` computes the number from the rate that they send"
+    return NextStep(f"start more {expected.replica_name}s than the present {replicas:,}: {sent}; {computed}", "")
+
+
 def burst_step(expected: Expectation, rate: float) -> NextStep:
     """Return the step for a server whose requests arrive in bursts of ``rate`` per second on average."""
     step = plan_step(expected, rate)
@@ -168,7 +187,9 @@ def next_steps(judgement: Judgement) -> list[NextStep]:
         steps.append(NextStep("read the server's log, which has the reason of each failed request", ""))
     capacity, cause = by_name.get(rate_check_name(expected)), find_cause(judgement)
     kind = cause.kind if cause else None
-    if capacity and capacity.measured and (capacity.status in ("differs", "near") or kind == "load"):
+    if capacity and capacity.measured and kind == "load":
+        steps.append(overload_step(judgement, capacity, capacity.measured.value))
+    elif capacity and capacity.measured and capacity.status == "near":
         steps.append(plan_step(expected, capacity.measured.value * judgement.replicas))
     if kind == "bursts" and capacity and capacity.measured:
         steps.append(burst_step(expected, capacity.measured.value * judgement.replicas))

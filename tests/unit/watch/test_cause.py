@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
+import shlex
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from objectives.confidence import Verdict
+from optimizer.cli.plan import main as plan
 from optimizer.plan.evidence import EXPECTED
 from optimizer.results import formatting
 from optimizer.simulator.scenario import SimulationResult
@@ -93,6 +96,31 @@ def test_a_rate_below_the_confirmed_one_is_a_slower_server_within_the_prediction
     assert cause.kind == "slower server"
     ends = f"{formatting.number(confirmed.low)} to {formatting.number(confirmed.high)}"
     assert cause.evidence.endswith(f"but 3,100 requests/s per server are fewer than the run served ({ends})")
+
+
+def test_the_number_of_servers_of_an_overload_is_above_the_present_one(capsys: pytest.CaptureFixture[str]) -> None:
+    judgement = closed_loop(4 * CLIENTS)
+    (step,) = next_steps(judgement)
+    assert "above the present 1: clients send at least the " in step.advice
+    program, command, *words = shlex.split(step.command)
+    assert (program, command) == ("tune", "plan")
+    assert plan([*words, "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)["answers"]
+    assert answer["replicas"] > 1
+
+
+@pytest.mark.parametrize(("servers", "safe_rate"), [(2, None), (1, 5000.0)])
+def test_a_served_rate_that_the_present_servers_could_serve_is_not_planned(
+    servers: int, safe_rate: float | None
+) -> None:
+    """A closed loop sends no more than is served, so `tune plan` would answer with the present number."""
+    served_rate = 3300.0 * servers
+    crowded = loads(served_rate, servers, queue_ms=30 * served_rate * SECONDS)
+    judgement = judge(replace(sample(), safe_rate=safe_rate or sample().safe_rate), crowded, servers)
+    assert kind_of(judgement) == "load"
+    step = next(step for step in next_steps(judgement) if "the present" in step.advice)
+    assert step.advice.startswith(f"start more servers than the present {servers}: clients send at least the ")
+    assert not any(step.command.startswith("tune plan") for step in next_steps(judgement))
 
 
 @pytest.mark.parametrize("slowness", [1.5, 2.0])
