@@ -114,6 +114,17 @@ class Judgement:
         return tuple(check for check in self.checks if check.status == "undecided")
 
     @property
+    def unchecked_bounds(self) -> tuple[Constraint, ...]:
+        """The bounds on a percentile of the latency of which the servers export the mean only."""
+        if self.expected.is_streamed or not self.requests:
+            return ()
+        exported = {level for load in self.loads for level in load.latencies_ms}
+        return tuple(
+            bound
+            for bound in self.expected.sla.latencies
+            if (metric := METRICS[bound.metric]).timing is LATENCY and metric.quantile not in (None, *exported)
+        )
+
     @property
     def has_few_requests(self) -> bool:
         """Whether there were too few requests to say that the recommendation fits."""

@@ -30,6 +30,7 @@ from optimizer.watch.fit_check import Check, Estimate, Judgement, rate_check_nam
 SAVED = "warm starts from related machines took 5 to 14 % fewer deployments"  # benchmarks/warm_start.md
 COLD = "a warm start would need a run with requests of this size"
 WORDS = {"fits": "fits", "near": "near", "undecided": "undecided", "differs": "DIFFERS", "unknown": "not checked"}
+SUMMARIES, QUANTILES = "--metrics-config summary_latencies=true", "--metrics-config summary_quantiles"  # of Triton
 MODEL = ("execution time", "samples per execution")  # checks after which the deployment itself may be another one
 FAILURES, STALLS = "failed requests", "time without success"  # checks of faults that no configuration repairs
 
@@ -286,6 +287,10 @@ def _remarks(judgement: Judgement) -> list[tuple[str, str]]:
     if judgement.undecided:
         meaning = "outside of the expected values, but their intervals are not: the load changes, or samples are few"
         remarks.append(("undecided", f"{', '.join(check.name for check in judgement.undecided)}: {meaning}"))
+    if unchecked := judgement.unchecked_bounds:
+        names = " and ".join(bound.metric.removeprefix("latency-") for bound in unchecked)
+        has_others = any(load.latencies_ms for load in judgement.loads)
+        remarks.append(("not checked", f"{names}: the server lacks {QUANTILES if has_others else SUMMARIES}"))
     return remarks
 
 
@@ -348,6 +353,7 @@ def document(judgement: Judgement, urls: Sequence[str]) -> dict[str, Any]:
         "failures": {reason: round(count) for reason, count in judgement.failures.items()},
         "pending_requests": round(judgement.loads[-1].pending) if judgement.loads else None,
         "checks": [_check_document(check) for check in judgement.checks],
+        "unchecked_bounds": list(map(str, judgement.unchecked_bounds)),
         "next_steps": [{"advice": step.advice, "command": step.command or None} for step in next_steps(judgement)],
         "search": {
             "earlier_trials": cost.trials,

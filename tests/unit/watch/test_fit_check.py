@@ -288,6 +288,29 @@ def test_a_load_that_starts_within_the_samples_fits(share: float, before: float)
     assert judgement.verdict is Verdict.PASS, [*judgement.differing, *judgement.undecided]
 
 
+def test_bounds_on_quantiles_that_the_server_does_not_export_are_not_checked() -> None:
+    assert list(map(str, judged(loads(RATE))[0].unchecked_bounds)) == ["p95 <= 20 ms"]
+    assert judged(loads(RATE, latencies_ms={0.95: (19.0, 19.0)}))[0].unchecked_bounds == ()
+    assert judged([IDLE] * SAMPLES)[0].unchecked_bounds == ()
+    means = replace(sample().run.problem, sla=Sla.from_bounds({"avg": 20.0}))
+    assert judge(replace(sample(), run=replace(sample().run, problem=means)), loads(RATE), 1).unchecked_bounds == ()
+
+
+@pytest.mark.parametrize(
+    ("quantiles", "remark"),
+    [
+        ({}, "not checked   p95: the server lacks --metrics-config summary_latencies=true\n"),
+        ({0.99: (30.0, 30.0)}, "not checked   p95: the server lacks --metrics-config summary_quantiles\n"),
+        ({0.95: (19.0, 19.0)}, None),
+    ],
+)
+def test_the_output_names_the_option_that_adds_the_bound_itself(
+    quantiles: Mapping[float, tuple[float, float]], remark: str | None
+) -> None:
+    text = printed(judged(loads(RATE, latencies_ms=quantiles))[0])
+    assert (remark in text) if remark else ("the server lacks" not in text)
+
+
 def printed(judgement: Judgement, width: int = 80) -> str:
     text = io.StringIO()
     print_judgement(Console(file=text, width=width), judgement)
