@@ -84,6 +84,14 @@ def search_command(expected: Expectation) -> str:
     return _search_again(run.options, warm_start=start)
 
 
+def present_search(judgement: Judgement) -> NextStep:
+    """Return the search with requests as in production."""
+    size = next((check for check in judgement.checks if check.name == "samples per request"), None)
+    if size is not None and size.status == "differs" and size.measured is not None:
+        return search_for_size(judgement.expected, size.measured.value)
+    return same_search(judgement.expected)
+
+
 def search_for_size(expected: Expectation, request_samples: float) -> NextStep:
     """Return the search for requests of ``request_samples`` on average, another size than that of the run.
 
@@ -200,11 +208,7 @@ def next_steps(judgement: Judgement) -> list[NextStep]:
         )
     by_load = {check.name for check in judgement.differing if check.is_time} if kind in ("load", "bursts") else set()
     if differing - {rate_check_name(expected), FAILURES, STALLS} - by_load:
-        size = by_name.get("samples per request")
-        if size is not None and size.status == "differs" and size.measured is not None:
-            steps.append(search_for_size(expected, size.measured.value))
-        else:
-            steps.append(same_search(expected))
+        steps.append(present_search(judgement))
     if judgement.undecided and not differing:
         steps.append(NextStep("watch again while the load is steady, or with more samples (--samples)", ""))
     return steps
@@ -331,7 +335,7 @@ def _unit(unit: str) -> str:
 def document(judgement: Judgement, urls: Sequence[str]) -> dict[str, Any]:
     """Return the document of `--json`. Values that are unknown or unbounded are null."""
     expected = judgement.expected
-    cost = search_cost(expected.run)
+    cost, search = search_cost(expected.run), present_search(judgement)
     return {
         "verdict": judgement.verdict.value,
         "answer": headline(judgement),
@@ -358,7 +362,7 @@ def document(judgement: Judgement, urls: Sequence[str]) -> dict[str, Any]:
         "search": {
             "earlier_trials": cost.trials,
             "earlier_seconds": cost.seconds,
-            "command": search_command(expected),
+            "command": search.command or None,
         },
     }
 

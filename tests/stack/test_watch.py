@@ -77,7 +77,9 @@ def test_a_low_load_fits_and_larger_requests_do_not(
         assert statuses["samples per request"] == "differs"
         commands = " ".join(step["command"] or "" for step in larger["next_steps"])
         assert "--request-batch-size 8" in commands
-        assert f"--warm-start {folder}" in larger["search"]["command"], "of a search with the same requests"
+        assert f"--warm-start {folder}" in fits["search"]["command"]
+        assert "--request-batch-size 8" in larger["search"]["command"]
+        assert "--warm-start" not in larger["search"]["command"], "tune takes measurements of the same size only"
 
 
 def test_a_server_that_has_ended_cannot_be_read(playground: Playground, tune: Tune) -> None:

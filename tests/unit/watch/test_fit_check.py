@@ -472,6 +472,7 @@ def test_the_command_of_a_search_has_the_new_request_size() -> None:
     samples = loads(RATE, samples=8 * RATE * SECONDS)
     steps = next_steps(judged(samples)[0])
     (search,) = (step for step in steps if step.advice.startswith("search again"))
+    assert document(judged(samples)[0], ["a"])["search"]["command"] == search.command
     assert "--request-batch-size 8" in search.command
     assert "--warm-start" not in search.command, "tune takes measurements of the same size only"
     assert "--request-batch-size" not in search_command(sample())
@@ -487,10 +488,12 @@ def test_the_proposed_size_is_a_whole_number_on_the_same_side(own: float, presen
 
 def test_requests_above_every_max_batch_size_need_another_search_space() -> None:
     largest = max(sample().run.problem.space.max_batch_size)
-    steps = next_steps(judged(loads(RATE, samples=2 * largest * RATE * SECONDS))[0])
+    judgement = judged(loads(RATE, samples=2 * largest * RATE * SECONDS))[0]
+    steps = next_steps(judgement)
     (search,) = (step for step in steps if "search again" in step.advice)
     assert search.advice.startswith(f"raise the largest max_batch_size of the search, {largest}, to {2 * largest}")
     assert search.command == ""
+    assert document(judgement, ["a"])["search"]["command"] is None
 
 
 # -- the proposed commands ---------------------------------------------------------------------------------------
