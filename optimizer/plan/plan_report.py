@@ -17,7 +17,7 @@ from optimizer.plan.measured_capacity import RequestLengths
 from optimizer.plan.traffic import SPLIT, RecordedTraffic
 from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import candidate_document
-from optimizer.results.formatting import plain_table, print_table
+from optimizer.results.formatting import plain_table, print_line, print_table
 
 CERTAINTY = f"{100 * SAFE:g} %"
 
@@ -158,12 +158,16 @@ def _finite(value: float) -> float | None:
 
 def print_plan(console: Console, plan: CapacityPlan) -> None:
     """Print all answers, and a comparison of them if there are several."""
-    for answer in plan.answers:
+    for number, answer in enumerate(plan.answers):
+        if number:
+            print_line(console)
         _print_answer(console, plan, answer)
     if len(plan.answers) > 1:
+        print_line(console)
         _print_side_by_side(console, plan)
     source = plan.answers[0].source
     if source.builder in PUBLISHED:
+        print_line(console)
         published = PUBLISHED[source.builder]
         _line(console, "published", f'"{published.sentence}" ({published.title})')
 
@@ -204,11 +208,11 @@ def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> No
     source, question = answer.source, plan.question
     is_undecided = source.verdict is Verdict.UNDECIDED
     style = formatting.VERDICT_STYLES[Verdict.UNDECIDED] if is_undecided else "bold"
-    console.print(headline(plan, answer), style=style, highlight=False, markup=False)
+    print_line(console, headline(plan, answer), style)
     if is_undecided:
-        console.print(f"the run is UNDECIDED: {source.undecided_cause}", highlight=False, markup=False)
+        print_line(console, f"the run is UNDECIDED: {source.undecided_cause}")
         console.print(f"next  {source.next_command}", highlight=False, markup=False, soft_wrap=True)
-    console.print()
+    print_line(console)
     if answer.count is not None:
         count = answer.count
         interval = f"{count.low:,} to {count.safe:,}, most likely {count.likely:,}; "
@@ -241,9 +245,8 @@ def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> No
         if answer.feasible and answer.replicas:
             _line(console, "planned", _planned(answer, source.measured))
     if answer.headroom:
-        console.print()
+        print_line(console)
         _print_headroom(console, answer)
-    console.print()
 
 
 def _planned(answer: FleetPlan, measured: Point) -> str:
@@ -286,7 +289,6 @@ def _print_side_by_side(console: Console, plan: CapacityPlan) -> None:
         replicas = f"{answer.replicas:,}" if answer.feasible else "none"
         table.add_row(answer.source.hardware, replicas, count, _infer_number(answer, answer.rate), *money)
     print_table(console, table)
-    console.print()
 
 
 def _one_lost(answer: FleetPlan) -> str:

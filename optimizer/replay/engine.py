@@ -24,7 +24,7 @@ from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.noise import Noise, NoisyServer
 from optimizer.results import configuration_text, formatting, result_document
-from optimizer.results.formatting import print_line
+from optimizer.results.formatting import print_line, print_table
 from optimizer.results.line_breaks import wrap
 from optimizer.search import make_searcher
 from optimizer.search.transfer import TransferredStudy
@@ -356,7 +356,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
             table.add_row("", "p90", *_cells(runs, lambda spread: spread.p90))
         else:
             table.add_row(method, *_cells(runs, lambda spread: spread.median))
-    console.print(table)
+    print_table(console, table)
     print_line(console)
     print_line(console, "best in the table", "bold")
     for text in (

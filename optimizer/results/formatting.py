@@ -285,8 +285,13 @@ def plain_table(*headers: str) -> Table:
 
 
 def print_line(console: Console, text: str = "", style: str = "") -> None:
-    """Print ``text`` without interpreting rich markup, which names of models and files could contain."""
-    console.print(Text(text, style))
+    """Print ``text`` without interpreting rich markup, which names of models and files could contain.
+
+    No line ends with the blank at which rich has broken it.
+    """
+    for line in Text(text, style).wrap(console, console.width):
+        line.rstrip()
+        console.print(line)
 
 
 def print_indented(console: Console, text: str, *, first_indent: str = "", indent: str = "  ") -> None:
@@ -300,7 +305,8 @@ def print_table(console: Console, table: Table) -> None:
 
     On a terminal that is too narrow for the words of its columns, each cell has a line with the header of its column.
     """
-    gaps = 2 * (len(table.columns) - 1)
+    _, right, _, left = table.padding
+    gaps = (left + right) * (len(table.columns) - 1)
     if table.show_header and sum(map(_least_width, table.columns)) + gaps > console.width:
         table = _one_line_for_each_cell(table)
     with console.capture() as captured:
@@ -314,7 +320,7 @@ def _least_width(column: Column) -> int:
     texts = (str(column.header), *map(str, column.cells))
     if column.no_wrap:
         return max(cell_len(line) for text in texts for line in text.split("\n"))
-    return max(min(cell_len(word), LONGEST_WORD) for text in texts for word in text.split(" "))
+    return max(min(cell_len(word), LONGEST_WORD) for text in texts for word in text.split() or [""])
 
 
 def _one_line_for_each_cell(table: Table) -> Table:

@@ -239,6 +239,20 @@ def test_hardware_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) ->
     printed = capsys.readouterr().out
     assert "per million" in printed
     assert max(map(len, printed.splitlines())) <= 80
+    assert all(line == line.rstrip() for line in printed.splitlines())
+    assert "\n\n\n" not in printed
+    assert not printed.endswith("\n\n")
+
+
+def test_a_long_headline_is_printed_without_trailing_blanks(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main([str(run), "--rate", "12000/s"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("(3,000 req/s of 4) within"), "the headline has several lines"
+    assert lines[-1]
+    assert all(line == line.rstrip() for line in lines)
 
 
 def test_runs_of_one_hardware_are_read_together(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

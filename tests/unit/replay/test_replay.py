@@ -596,7 +596,7 @@ def test_the_command(tables: Playground, called_tune: Tune) -> None:
     assert (ended.code, ended.stderr) == (0, "")
     lines = ended.stdout.splitlines()
     assert lines[0] == "known.csv: 14 configurations, 4 loads; p95 <= 20 ms; 2 seeds"
-    assert all(len(line) <= 80 for line in lines)
+    assert all(line == line.rstrip() and len(line) <= 80 for line in lines)
     assert [line.split()[0] for line in lines if "median" in line] == list(installed_methods())
     assert "6,486 infer/s, p95 9.87 ms, concurrency 64" in ended.stdout
     assert "batch 64 · 2 instances · delay 0 µs" in ended.stdout

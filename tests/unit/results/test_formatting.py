@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from google.protobuf import text_format
 from rich.console import Console
+from rich.table import Table
 
 from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import METRICS
@@ -207,3 +208,29 @@ def test_a_table_that_does_not_fit_has_a_line_for_each_cell() -> None:
         "infer/s",
         "bound    p99 <= 5 ms",
     ]
+
+
+def test_a_broken_line_is_printed_without_trailing_blanks() -> None:
+    console = Console(width=24)
+    with console.capture() as captured:
+        formatting.print_line(console, "note: the names [b]model[/b] and the bounds stay\n\nsecond")
+        formatting.print_line(console)
+    assert captured.get().splitlines() == [
+        "note: the names",
+        "[b]model[/b] and the",
+        "bounds stay",
+        "",
+        "second",
+        "",
+    ]
+
+
+def test_the_gaps_of_a_table_count_with_their_own_width() -> None:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for header in ("\nsearch", "within 5 %\ndeployed", "\nmeasured"):
+        table.add_column(header)
+    table.add_row("tpe", "10", "21")
+    console = Console(width=24)
+    with console.capture() as captured:
+        formatting.print_table(console, table)
+    assert captured.get().splitlines() == ["       within 5", "       %", "search deployed measured", "tpe    10       21"]

@@ -387,6 +387,7 @@ def printed(cells: list[SweepCell], status: str = "done") -> list[str]:
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
+    assert lines == [line.rstrip() for line in lines]
     return lines
 
 
