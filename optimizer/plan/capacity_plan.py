@@ -32,12 +32,13 @@ SECONDS_AN_HOUR = 3600.0
 class Cost:
     """Cost in the currency of the given price per hour.
 
-    ``scaled_per_hour`` and ``scaled_per_million`` are the cost if the number of replicas follows the hours of a day.
+    ``per_million`` inferences is None if the replicas cannot serve the rate. ``scaled_per_hour`` and
+    ``scaled_per_million`` are the cost if the number of replicas follows the hours of a day.
     """
 
     per_hour: float
     per_month: float
-    per_million: float
+    per_million: float | None
     scaled_per_hour: float | None = None
     scaled_per_million: float | None = None
 
@@ -50,23 +51,26 @@ class Power:
     joules_per_1000: float | None
 
 
-def costs(replica_hour: float, replicas: int, inferences_per_s: float, by_hour: Sequence[int]) -> Cost:
+def costs(replica_hour: float, replicas: int, inferences_per_s: float | None, by_hour: Sequence[int]) -> Cost:
     """Return the cost of ``replicas``.
 
-    ``inferences_per_s`` is the average over a day. ``by_hour`` holds the replicas in each hour; empty if constant.
+    ``inferences_per_s`` is the average over a day; None if the replicas cannot serve it. ``by_hour`` holds the
+    replicas in each hour; empty if constant.
     """
     hour = replica_hour * replicas
+    if inferences_per_s is None:
+        return Cost(hour, HOURS_A_MONTH * hour, None)
     millions = inferences_per_s * SECONDS_AN_HOUR / 1e6
     scaled = replica_hour * sum(by_hour) / len(by_hour) if by_hour else None
     return Cost(hour, HOURS_A_MONTH * hour, hour / millions, scaled, None if scaled is None else scaled / millions)
 
 
-def power(replica_watts: float | None, replicas: int, inferences_per_s: float) -> Power:
-    """Return the power of ``replicas`` and their energy per 1,000 inferences."""
+def power(replica_watts: float | None, replicas: int, inferences_per_s: float | None) -> Power:
+    """Return the power of ``replicas`` and their energy per 1,000 inferences; None if they cannot serve the rate."""
     if replica_watts is None:
         return Power(None, None)
     watts = replica_watts * replicas
-    return Power(watts, 1000 * watts / inferences_per_s)
+    return Power(watts, None if inferences_per_s is None else 1000 * watts / inferences_per_s)
 
 
 HEADROOM = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # shares of the planned rate
@@ -113,11 +117,12 @@ class FleetPlan:
 
     ``count`` is set if the question asks for replicas, ``carries`` if it asks for a rate or a bound. ``replicas`` is
     0 if no number meets the bounds; ``carries`` is 0 if no rate does. ``tightest_ms`` is the lowest bound on the
-    judged latency that could be promised (safely, expected). ``one_lost`` is the load with a replica less; with
-    ``spare`` replicas any one may fail. ``in_burst`` is the load at BURST times the rate, which needs ``for_burst``
-    replicas (None: no number is enough). ``by_hour`` holds the replicas in each hour of a day. ``forecast`` has the
-    errors of the simulator on the run. ``further`` is the benefit of further measurements, ``autoscaling`` the test
-    of the autoscaler. ``unloaded_ms`` is the latency at almost no load.
+    judged latency that could be promised (safely, expected); it is infinite if the replicas are overloaded.
+    ``one_lost`` is the load with a replica less; with ``spare`` replicas any one may fail. ``in_burst`` is the load
+    at BURST times the rate, which needs ``for_burst`` replicas (None: no number is enough). ``by_hour`` holds the
+    replicas in each hour of a day. ``forecast`` has the errors of the simulator on the run. ``further`` is the
+    benefit of further measurements, ``autoscaling`` the test of the autoscaler. ``unloaded_ms`` is the latency at
+    almost no load.
     """
 
     source: PlannedConfiguration
@@ -143,8 +148,13 @@ class FleetPlan:
 
     @property
     def feasible(self) -> bool:
-        """Return True if some replicas serve some rate within the bounds."""
-        return self.replicas > 0 and self.rate > 0
+        """Return True if some replicas serve some rate within the bounds, or a given rate within any bound."""
+        return self.replicas > 0 and self.rate > 0 and not self.is_overloaded
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Return True if the replicas cannot safely serve the given rate within any bound on the latency."""
+        return self.tightest_ms is not None and math.isinf(self.tightest_ms[0])
 
 
 @dataclass(frozen=True)
@@ -260,7 +270,9 @@ class _Planner:
     ) -> FleetPlan:
         source, hour_cost = self._source, self._hour_cost
         at_rate = self._forecast(rate, replicas)
-        inferences = mean_rate * self._fleet.replica.request_batch_size
+        tightest_ms = max(self._latency_ms(rate, replicas, one) for one in self._safe)
+        is_served = math.isfinite(tightest_ms)
+        inferences = mean_rate * self._fleet.replica.request_batch_size if is_served else None
         return FleetPlan(
             source,
             replicas,
@@ -268,7 +280,7 @@ class _Planner:
             count,
             carries,
             at_rate,
-            tightest_ms=(max(self._latency_ms(rate, replicas, one) for one in self._safe), at_rate.latency_ms),
+            tightest_ms=(tightest_ms, at_rate.latency_ms),
             headroom=tuple(self._forecast(share * rate, replicas) for share in HEADROOM),
             one_lost=self._forecast(rate, replicas - 1) if replicas > 1 else None,
             spare=None if count is None else count.safe + 1,

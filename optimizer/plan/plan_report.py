@@ -175,23 +175,25 @@ def print_plan(console: Console, plan: CapacityPlan) -> None:
 def headline(plan: CapacityPlan, answer: FleetPlan) -> str:
     """Return an answer in one sentence."""
     source, goal = answer.source, formatting.bounds(answer.source.sla)
-    have = _replicas(source, answer.replicas)
+    have, is_one = _replicas(source, answer.replicas), answer.replicas == 1
     if answer.count is not None:
         return f"{source.model}: {have} for {_rate(answer, answer.rate)} within {goal}"
     if answer.carries is None:
         if answer.replicas == 0 and plan.question.rate is None and answer.rate == 0:
             return f"{source.model}: the budget is too small for one replica of {source.hardware}"
         return f"{source.model}: no number of replicas meets {goal} safely{_alone(answer)}"
-    if not answer.feasible:
-        return f"{source.model}: {have} meet {goal} safely at no rate"
+    if not answer.rate:
+        return f"{source.model}: {have} {'meets' if is_one else 'meet'} {goal} safely at no rate"
     if plan.question.rate is None:
         return f"{source.model}: {have} for {_rate(answer, answer.rate)} within {goal}"
-    assert answer.tightest_ms is not None, "a feasible answer has it"
+    assert answer.tightest_ms is not None, "an answer for a rate and replicas has it"
     latency, (safe_ms, _) = formatting.short_metric(source.sla.judged_latency), answer.tightest_ms
     rate = _rate(answer, answer.rate)
-    if safe_ms == float("inf"):
-        return f"{source.model}: {have} cannot safely serve {rate} within any bound"
-    return f"{source.model}: {have} serve {rate} within {latency} <= {formatting.number(safe_ms)} ms"
+    if answer.is_overloaded:
+        less = f", but {_rate(answer, answer.carries.safe)} within {goal}" if answer.carries.safe else ""
+        return f"{source.model}: {have} cannot safely serve {rate} within any bound{less}"
+    serve = "serves" if is_one else "serve"
+    return f"{source.model}: {have} {serve} {rate} within {latency} <= {formatting.number(safe_ms)} ms"
 
 
 def _alone(answer: FleetPlan) -> str:
@@ -224,10 +226,12 @@ def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> No
         _line(console, "rate", f"{low} with {_certainty(answer)} certainty, most likely {likely}, at most {high}")
     if answer.at_rate is not None:
         latency = formatting.short_metric(source.sla.judged_latency)
-        at = f"{answer.at_rate.utilization:.0%} used, {latency} {formatting.number(answer.at_rate.latency_ms)} ms"
-        _line(console, "each", f"{at}, {_infer(answer, answer.rate / answer.replicas)}")
+        expected = "" if answer.is_overloaded else f", {latency} {_latency(answer, answer.at_rate)} ms"
+        each = f"{answer.at_rate.utilization:.0%} used{expected}, {_infer(answer, answer.rate / answer.replicas)}"
+        _line(console, "each", each)
         if answer.at_rate.refused is not None:
             _line(console, "refused", f"{answer.at_rate.refused:.2%} of the requests, by the limited queue")
+    if answer.at_rate is not None and not answer.is_overloaded:
         _line(console, "one lost", _one_lost(answer))
         _line(console, "burst, 2x", _burst(answer))
     for label, text in (*_measured(answer), *_money(answer), *_further(answer), *_autoscaling(answer)):
@@ -274,10 +278,14 @@ def _print_headroom(console: Console, answer: FleetPlan) -> None:
     for load in answer.headroom:
         within = "yes" if load.meets_safely else "likely" if load.meets else "no"
         cells = (f"{load.rate / answer.rate:.0%}", formatting.number(_size(answer) * load.rate))
-        table.add_row(
-            *cells, formatting.number(load.latency_ms), f"{load.utilization:.0%}", f"{load.busy:.0%}", within
-        )
+        table.add_row(*cells, _latency(answer, load), f"{load.utilization:.0%}", f"{load.busy:.0%}", within)
     print_table(console, table)
+
+
+def _latency(answer: FleetPlan, load: LoadForecast) -> str:
+    """Return the expected latency in ms; a dash for an overload of replicas that cannot serve the rate."""
+    is_unlimited = answer.is_overloaded and load.utilization > 1
+    return "–" if is_unlimited else formatting.number(load.latency_ms)
 
 
 def _print_side_by_side(console: Console, plan: CapacityPlan) -> None:
@@ -285,7 +293,8 @@ def _print_side_by_side(console: Console, plan: CapacityPlan) -> None:
     for answer in plan.answers:
         count = "" if answer.count is None else f"{answer.count.low:,}–{answer.count.safe:,}"
         cost = answer.cost
-        money = ("", "") if cost is None else (_amount(cost.per_hour), _amount(cost.per_million))
+        per_million = "" if cost is None or cost.per_million is None else _amount(cost.per_million)
+        money = ("" if cost is None else _amount(cost.per_hour), per_million)
         replicas = f"{answer.replicas:,}" if answer.feasible else "none"
         table.add_row(answer.source.hardware, replicas, count, _infer_number(answer, answer.rate), *money)
     print_table(console, table)
@@ -316,17 +325,18 @@ def _money(answer: FleetPlan) -> list[tuple[str, str]]:
     if answer.cost is not None:
         cost = answer.cost
         text = f"{_amount(cost.per_hour)} per hour, {_amount(cost.per_month)} per month (730 hours)"
-        lines.append(("cost", f"{text}, {_amount(cost.per_million)} per million inferences"))
+        if cost.per_million is not None:
+            text += f", {_amount(cost.per_million)} per million inferences"
+        lines.append(("cost", text))
         if cost.scaled_per_hour is not None and cost.scaled_per_million is not None:
             scaled = f"{_amount(cost.scaled_per_hour)} per hour, {_amount(cost.scaled_per_million)} per million"
             range_ = f"{min(answer.by_hour):,} to {max(answer.by_hour):,} replicas"
             lines.append(("scaled hourly", f"{scaled}, with {range_} over the day"))
     if answer.power is not None:
         watts, joules = answer.power.watts, answer.power.joules_per_1000
-        known = (
-            f"{formatting.number(watts)} W of all GPUs at the measured load, "
-            f"{formatting.number(joules)} J per 1,000 inferences"
-        )
+        known = f"{formatting.number(watts)} W of all GPUs at the measured load"
+        if joules is not None:
+            known += f", {formatting.number(joules)} J per 1,000 inferences"
         lines.append(("power", formatting.UNKNOWN if watts is None else known))
     return lines
 

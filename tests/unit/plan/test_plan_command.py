@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -196,6 +197,43 @@ def test_the_emitted_autoscaler_is_tested_on_a_day(run: Path, capsys: pytest.Cap
 def test_no_number_of_replicas_is_exit_1(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run), "--rate", "1000/s", "--sla-p95", "1ms"]) == 1
     assert "no number of replicas meets p95 <= 1 ms safely: its latency is" in capsys.readouterr().out
+
+
+def test_replicas_that_cannot_serve_the_rate_have_no_forecast_and_no_cost_of_an_inference(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (run, "--rate", "90000/s", "--max-cost", "5", "--gpu-hour-cost", "2.5")
+    document = planned(capsys, *words, code=1)
+    (answer,) = document["answers"]
+    assert (document["found"], document["verdict"], answer["verdict"]) == (False, "FAIL", "FAIL")
+    assert (answer["replicas"], answer["tightest_bound_ms"]) == (2, None)
+    assert (answer["cost"]["per_hour"], answer["cost"]["per_million"]) == (5.0, None)
+    assert main(list(map(str, words))) == 1
+    text = capsys.readouterr().out
+    shown = " ".join(text.split())
+    served = f"{4 * answer['carries_requests_per_sec']['safe']:,.0f} infer/s ("
+    assert shown.startswith(
+        "dlrm: 2 replicas cannot safely serve 90,000 infer/s (22,500 req/s of 4) within any bound, but " + served
+    )
+    assert "5.00 per hour, 3,650.00 per month (730 hours) power" in shown
+    assert "measured throughput" not in shown
+    assert "per million" not in shown
+    assert re.search(r"^each +\d+% used, 45,000 infer/s$", text, re.MULTILINE)
+    assert re.search(r"^ +100% +90,000 +– +\d+% +100% +no$", text, re.MULTILINE)
+
+
+def test_one_replica_serves_a_rate(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run), "--rate", "8000/s", "--gpus", "1"]) == 0
+    assert capsys.readouterr().out.startswith("dlrm: 1 replica serves 8,000 infer/s")
+
+
+def test_the_last_line_of_a_plan_is_not_empty(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = edited(run, "own", problem={"facts": {}})
+    assert main([str(other), "--rate", "12000/s"]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert not any(line.startswith("published") for line in lines)
+    assert lines[-1] == ""
+    assert lines[-2]
 
 
 def test_a_latency_within_the_bound_is_not_given_as_the_reason_for_missing_it(run: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Candidate
-from optimizer.plan.capacity_plan import costs, power
+from optimizer.plan.capacity_plan import Cost, Power, costs, power
 from optimizer.plan.evidence import (
     EXPECTED,
     SAFE,
@@ -238,6 +238,8 @@ def test_the_cost_of_a_fleet() -> None:
     assert cost.per_million == pytest.approx(10.0 / 3.6)
     assert cost.scaled_per_hour == 7.5
     assert power(200.0, 4, 1000.0).joules_per_1000 == 800.0
+    assert costs(2.5, 4, None, [1, 3]) == Cost(10.0, 7300.0, None), "a rate that is not served"
+    assert power(200.0, 4, None) == Power(800.0, None)
     assert power(None, 4, 1000.0).watts is None
 
 

@@ -233,4 +233,9 @@ def test_the_gaps_of_a_table_count_with_their_own_width() -> None:
     console = Console(width=24)
     with console.capture() as captured:
         formatting.print_table(console, table)
-    assert captured.get().splitlines() == ["       within 5", "       %", "search deployed measured", "tpe    10       21"]
+    assert captured.get().splitlines() == [
+        "       within 5",
+        "       %",
+        "search deployed measured",
+        "tpe    10       21",
+    ]
