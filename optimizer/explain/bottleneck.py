@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -81,6 +81,10 @@ PARTS: dict[BottleneckKind, tuple[str, ...]] = {
     "waiting": ("waiting",),
     "first response": ("first response",),
     "generation": ("further responses",),
+}
+REMOVED: dict[BottleneckKind, str] = {  # what is said of a stage without which no more would be served
+    "client": "is spent outside the server, but a faster network is not expected to raise the throughput",
+    "copying": "is spent copying inputs and outputs, but shared memory is not expected to raise the throughput",
 }
 CANDIDATE_SEQUENCES = "sequence_batching.oldest.max_candidate_sequences"
 DIRECT_PREFIX = "sequence_batching.direct."
@@ -166,14 +170,29 @@ def _first_ms(point: Point) -> float | None:
     return None if first_ms is None else max(0.0, first_ms - (point.measurement.queue_ms or 0.0))
 
 
-def bottleneck(stages: StageBreakdown, instances_gain: Gain | None) -> Bottleneck:
-    """Return the bottleneck. ``instances_gain`` is the expected gain by more instances, None if unknown."""
+def bottleneck(
+    stages: StageBreakdown,
+    instances_gain: Gain | None,
+    removal_gains: Mapping[BottleneckKind, Gain | None] | None = None,
+) -> Bottleneck:
+    """Return the bottleneck.
+
+    ``instances_gain`` is the expected gain by more instances, None if unknown. ``removal_gains`` are those by the
+    removal of stages: a stage without which no more would be served is not the bottleneck.
+    """
     if not stages.stages_ms:
         reason = "The bottleneck is unknown, because the trials have no stage times."
         return Bottleneck("unknown", (reason, *_sequences(stages), *_disturbed(stages)))
     are_worthwhile = _are_worthwhile(instances_gain)
-    kind = _kind(stages, are_worthwhile)
-    reasons = (*_reasons(kind, stages, are_worthwhile), *_sequences(stages), *_device(stages), *_disturbed(stages))
+    gainless = frozenset(kind for kind, own in (removal_gains or {}).items() if own and not own.is_possible)
+    kind = _kind(stages, are_worthwhile, gainless)
+    reasons = (
+        *_reasons(kind, stages, are_worthwhile),
+        *_longer(kind, stages, gainless),
+        *_sequences(stages),
+        *_device(stages),
+        *_disturbed(stages),
+    )
     return Bottleneck(kind, reasons)
 
 
@@ -187,18 +206,31 @@ def _are_worthwhile(instances_gain: Gain | None) -> bool | None:
     return instances_gain.estimate >= WORTHWHILE
 
 
-def _kind(stages: StageBreakdown, are_worthwhile: bool | None) -> BottleneckKind:
+def _kind(stages: StageBreakdown, are_worthwhile: bool | None, gainless: frozenset[BottleneckKind]) -> BottleneckKind:
     if stages.busy_share is None or stages.busy_share < SATURATED:
-        return max(PARTS, key=stages.part_ms)
+        limiting = [kind for kind in PARTS if kind not in gainless and stages.part_ms(kind)]
+        return max(limiting or PARTS, key=stages.part_ms)
     # if instances always compute, requests in the queue wait for them
     if stages.part_ms("copying") > stages.part_ms("compute"):
         return "copying"
     return "instances" if are_worthwhile else "compute"
 
 
-def _reasons(kind: BottleneckKind, stages: StageBreakdown, are_worthwhile: bool | None) -> tuple[str, ...]:
+def _longer(kind: BottleneckKind, stages: StageBreakdown, gainless: frozenset[BottleneckKind]) -> tuple[str, ...]:
+    """Return sentences about the stages that take longer than those of ``kind``, but do not limit the throughput."""
+    if kind not in PARTS:
+        return ()
+    longer = [other for other in REMOVED if other in gainless and stages.part_ms(other) > stages.part_ms(kind)]
+    return tuple(f"{_share(other, stages)} of a request's time {REMOVED[other]}." for other in longer)
+
+
+def _share(kind: BottleneckKind, stages: StageBreakdown) -> str:
     total_ms = sum(stages.stages_ms.values())
-    share = f"{stages.part_ms(kind) / total_ms:.0%}" if kind in PARTS and total_ms else ""
+    return f"{stages.part_ms(kind) / total_ms:.0%}" if kind in PARTS and total_ms else ""
+
+
+def _reasons(kind: BottleneckKind, stages: StageBreakdown, are_worthwhile: bool | None) -> tuple[str, ...]:
+    share = _share(kind, stages)
     if stages.quickest is not None:
         return _streamed_reasons(kind, share, stages, stages.quickest)
     busy = _busy(stages)

@@ -13,14 +13,13 @@ from objectives.sla import Constraint
 from optimizer.core.trial import Candidate, Point
 from optimizer.explain.bottleneck import BottleneckKind
 from optimizer.explain.explanation import Explanation, PredictedLatency, RunnerUp, Simulation
-from optimizer.explain.forecaster import Forecast, Gain, OtherSla, Remedy
+from optimizer.explain.forecaster import SLIGHT, Forecast, Gain, OtherSla, Remedy
 from optimizer.results import configuration_text, formatting, outcome_tables, point_values, summary
 from optimizer.results.formatting import plain_table, print_table
 from optimizer.results.line_breaks import wrap
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
 
 WIDTH = 80
-SLIGHT = 0.02  # smaller gains are within the error of the simulation
 LARGE_ERROR = 0.25  # median relative error in throughput of a model whose forecasts are only hints
 
 BOUNDS: dict[BottleneckKind, str] = {
@@ -334,7 +333,7 @@ def _gain(gain: Gain | None, forecast: Forecast | None, explanation: Explanation
     throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
     if gain is None or not explanation.recommended:
         return f"{throughput}, {_latencies(forecast)}"
-    low, high = (gain.interval.low, gain.interval.high) if gain.interval else (gain.estimate, gain.estimate)
+    low, high = gain.bounds
     if -SLIGHT < low <= high < SLIGHT:
         return "no difference is expected"
     if gain.interval is not None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+
+from google.protobuf import text_format
 
 from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import METRICS
 from objectives.sla import Sla
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.plan import finalists
 from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, meets_sla
@@ -19,6 +23,7 @@ from optimizer.core.trial import Candidate, Point, latest_points
 from optimizer.explain.bottleneck import (
     BindingConstraint,
     Bottleneck,
+    BottleneckKind,
     StageBreakdown,
     binding,
     bottleneck,
@@ -26,7 +31,8 @@ from optimizer.explain.bottleneck import (
 )
 from optimizer.explain.forecaster import Forecast, Forecaster, Gain, OtherSla, Remedy, by_gain, other_slas
 from optimizer.explain.predicted_changes import SurrogateForecaster, predicted_remedies, single_changes
-from optimizer.explain.simulated_changes import FP16_FACTOR, SimulatedForecaster, remedies
+from optimizer.explain.simulated_changes import FP16_FACTOR, NEAR_CLIENT, NO_COPYING, SimulatedForecaster, remedies
+from optimizer.model.repository import backend_of, is_ensemble
 from optimizer.results import configuration_text, result_document
 from optimizer.results.finished_run import FinishedRun, remark
 from optimizer.results.forecast_accuracy import (
@@ -38,9 +44,11 @@ from optimizer.results.forecast_accuracy import (
 )
 from optimizer.results.measured_throughput import measured_at, measured_within, quickest_measured
 from optimizer.results.recommendation import Outcome
+from optimizer.results.report.content import stored_configs
 from optimizer.results.shared_memory_effect import SharedMemoryEffect, effect_of_trial
 from optimizer.simulator.metrics import as_closed_loop, is_complete, predicted_latencies
 
+HALF_PRECISIONS = ("fp16", "bf16")
 UNKNOWN = ConfidenceInterval(-math.inf, math.inf)
 
 
@@ -189,13 +197,37 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
         recommended,
         outcome.holds_back,
         _unfinished(run),
-        bottleneck(subject, _gain_of_instances(simulation, point.candidate) if simulation else None),
+        _bottleneck(subject, simulation),
         binding(point, measured, run.problem.sla, met=recommended),
         simulation,
         check_forecasts(run.trials),
         runner_up(run),
         effect_of_trial(run.folder.path, point.trial),
     )
+
+
+def _bottleneck(subject: StageBreakdown, simulation: Simulation | None) -> Bottleneck:
+    if simulation is None:
+        return bottleneck(subject, None)
+    gains = {remedy.name: remedy.gain for remedy in simulation.remedies}
+    removals: dict[BottleneckKind, Gain | None] = {
+        "client": gains.get(NEAR_CLIENT),
+        "copying": gains.get(NO_COPYING),
+    }
+    return bottleneck(subject, _gain_of_instances(simulation, subject.point.candidate), removals)
+
+
+def _has_fp16_conversion(run: FinishedRun) -> bool:
+    """Return False if the model computes in FP16 already, or if its code in Python decides how it computes."""
+    if str(run.facts.get("precision", "")).lower() in HALF_PRECISIONS:
+        return False
+    texts = stored_configs(run, run.folder.best) or stored_configs(run, run.folder.baseline)
+    configs = []
+    for text in texts.values():
+        with suppress(text_format.ParseError):
+            configs.append(text_format.Parse(text, ModelConfig(), allow_unknown_field=True))
+    backends = {backend_of(config) for config in configs if not is_ensemble(config)}
+    return backends != {"python"}
 
 
 def _simulation(run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp16_factor: float) -> Simulation | None:
@@ -206,15 +238,16 @@ def _simulation(run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp1
         return None
     tried = _spread(list(dict.fromkeys([own, *(point.candidate for point in outcome.front.points)])))
     on_gpu = bool(run.info["hardware"]["gpus"])
+    factor = fp16_factor if _has_fp16_conversion(run) else None
     forecaster: Forecaster
     if problem.is_simulated:
         forecaster = simulated = SimulatedForecaster(measured, subject.point, problem, run.options.seed)
-        changes = remedies(simulated, subject, sla, fp16_factor, on_gpu=on_gpu)
+        changes = remedies(simulated, subject, sla, factor, on_gpu=on_gpu)
         next_load = None
     else:
         words = single_changes(problem.space, own)
         forecaster = predicted = SurrogateForecaster(run.trials, problem, [*tried, *words], run.options.seed)
-        changes = predicted_remedies(predicted, own, words, sla, fp16_factor, on_gpu=on_gpu)
+        changes = predicted_remedies(predicted, own, words, sla, factor, on_gpu=on_gpu)
         next_load = _next_load(predicted, subject.point, problem)
     best = forecaster.best(tried, sla)
     # the simulator forecasts the lowest latency with one request in flight: where that is measured, it is known

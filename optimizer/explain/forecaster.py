@@ -18,6 +18,7 @@ from optimizer.core.trial import Candidate, Point
 
 SLA_FACTORS = (0.5, 1.5, 2.0)
 LEVELS = (0.025, 0.5, 0.975)  # the median of a gain and the ends of its 95 % interval
+SLIGHT = 0.02  # smaller gains are within the error of the simulation
 FEWEST_SAMPLES = 20  # samples for an interval in which some load meets the bounds without the change
 
 
@@ -89,6 +90,16 @@ class Gain:
 
     estimate: float
     interval: ConfidenceInterval | None = None
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Return the ends of the interval; both are the estimate without one."""
+        return (self.interval.low, self.interval.high) if self.interval else (self.estimate, self.estimate)
+
+    @property
+    def is_possible(self) -> bool:
+        """Return whether the throughput may rise by more than the error of the simulation."""
+        return self.bounds[1] >= SLIGHT
 
 
 def gain(forecast: Forecast | None, usual: Forecast | None) -> Gain | None:

@@ -107,16 +107,20 @@ def predicted_remedies(
     own: Candidate,
     changes: Mapping[Candidate, tuple[str, str]],
     sla: Sla,
-    fp16_factor: float,
+    fp16_factor: float | None,
     *,
     on_gpu: bool,
 ) -> tuple[Remedy, ...]:
-    """Return the effect of each of the ``changes`` and of faster computing on its own, the largest gain first."""
+    """Return the effect of each of the ``changes`` and of faster computing on its own, the largest gain first.
+
+    ``fp16_factor`` is None if the model has no conversion to FP16.
+    """
     usual = forecaster.best([own], sla)
-    assumed = f"assuming that everything takes {fp16_factor:g} of its time"
-    faster = forecaster.best([own], sla, time_share=fp16_factor)
-    effects = [("FP16", assumed if on_gpu else f"{assumed} (CPUs often gain nothing)", faster)]
-    effects += [(*words, forecaster.best([changed], sla)) for changed, words in changes.items()]
+    effects = [(*words, forecaster.best([changed], sla)) for changed, words in changes.items()]
+    if fp16_factor is not None:
+        assumed = f"assuming that everything takes {fp16_factor:g} of its time"
+        faster = forecaster.best([own], sla, time_share=fp16_factor)
+        effects.insert(0, ("FP16", assumed if on_gpu else f"{assumed} (CPUs often gain nothing)", faster))
     return by_gain([Remedy(name, change, forecast, gain(forecast, usual)) for name, change, forecast in effects])
 
 

@@ -149,31 +149,36 @@ def _closed(points: Sequence[Point], problem: Problem) -> list[Point]:
 
 
 FP16_FACTOR = 0.5  # assumed factor on inference time; a run of another precision cannot measure it
+NEAR_CLIENT, NO_COPYING = "faster network", "no copying"  # names of changes that remove a stage of a request
 MOST_INSTANCES = 64  # limits the service times that are kept for each number of instances
 
 
 def remedies(
-    forecaster: SimulatedForecaster, stages: StageBreakdown, sla: Sla, fp16_factor: float, *, on_gpu: bool
+    forecaster: SimulatedForecaster, stages: StageBreakdown, sla: Sla, fp16_factor: float | None, *, on_gpu: bool
 ) -> tuple[Remedy, ...]:
-    """Return the effect of each remedy on its own, the largest gain first."""
+    """Return the effect of each remedy on its own, the largest gain first.
+
+    ``fp16_factor`` is None if the model has no conversion to FP16.
+    """
     own = stages.point.candidate
     usual = forecaster.best([own], sla)
-    assumed = f"assumption: inference takes {fp16_factor:g} of its time"
     copied = stages.copied_share
     effects: list[tuple[str, str, Forecast | None]] = []
     more = forecaster.best(list(_more_instances(own)), sla)
     effects.append(("more instances", _instances(more, own), more))
-    faster = forecaster.best([own], sla, time_share=copied + fp16_factor * (1 - copied))
-    effects.append(("FP16", assumed if on_gpu else f"{assumed}; CPUs often gain nothing", faster))
+    if fp16_factor is not None:
+        assumed = f"assumption: inference takes {fp16_factor:g} of its time"
+        faster = forecaster.best([own], sla, time_share=copied + fp16_factor * (1 - copied))
+        effects.append(("FP16", assumed if on_gpu else f"{assumed}; CPUs often gain nothing", faster))
     if larger := list(_larger_batches(own)):
         batched = forecaster.best(larger, sla)
         change = configuration_text.configuration(batched.candidate if batched else larger[0])
         effects.append(("larger batches", change, batched))
     near = forecaster.best([own], sla, way_share=0.0)
-    effects.append(("faster network", "no time between client and server", near))
+    effects.append((NEAR_CLIENT, "no time between client and server", near))
     if copied:
         kept = forecaster.best([own], sla, time_share=1 - copied)
-        effects.append(("no copying", "shared memory, without copies; --measure measures it", kept))
+        effects.append((NO_COPYING, "shared memory, without copies; --measure measures it", kept))
     return by_gain([Remedy(name, change, forecast, gain(forecast, usual)) for name, change, forecast in effects])
 
 

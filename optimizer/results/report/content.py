@@ -30,7 +30,7 @@ MOST_MODELS = 64  # models of an ensemble whose files are read
 def recommended_configs(run: FinishedRun) -> dict[str, str]:
     """Return the files in best/ by path; empty without a recommendation or if they were deleted."""
     recommends = run.outcome is not None and run.outcome.recommended is not None
-    return _configs(run, run.folder.best) if recommends else {}
+    return stored_configs(run, run.folder.best) if recommends else {}
 
 
 def config_diff(run: FinishedRun) -> str:
@@ -41,7 +41,7 @@ def config_diff(run: FinishedRun) -> str:
     best = run.outcome.recommended if run.outcome else None
     if best is None:
         return ""
-    before, after = _configs(run, run.folder.baseline), recommended_configs(run)
+    before, after = stored_configs(run, run.folder.baseline), recommended_configs(run)
     if not before or not after:
         return "".join(f"{line}\n" for line in configuration_text.change_lines(run.baseline, best.candidate))
     names = dict.fromkeys([*before, *after])
@@ -52,7 +52,7 @@ def config_diff(run: FinishedRun) -> str:
     return "".join(f"{line}\n" for line in patches)
 
 
-def _configs(run: FinishedRun, folder: Path) -> dict[str, str]:
+def stored_configs(run: FinishedRun, folder: Path) -> dict[str, str]:
     """Return config.pbtxt of ``folder``, or of each of its models. Links out of the run folder are not followed."""
     names = [CONFIG]
     if is_folder(folder):

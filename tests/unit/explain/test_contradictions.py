@@ -104,6 +104,7 @@ def check(explanation: Explanation) -> None:
     for latency in simulation.latencies:
         values = [METRICS[latency.metric].value(point.measurement) for point in explanation.run.outcome.points]
         assert latency.quickest_ms <= min(value for value in values if value is not None)
+    check_bottleneck(explanation)
     written = document(explanation)["simulated"]
     for remedy, entry in zip(simulation.remedies, written["remedies"], strict=True):
         own = explanation.subject.point.candidate
@@ -116,6 +117,14 @@ def check(explanation: Explanation) -> None:
     for other, entry in zip(simulation.other_slas, written["other_slas"], strict=True):
         met = [point for point in known_points(explanation) if other.sla.is_met(point.measurement)]
         check_effect(other, met, entry, explanation, shown)
+
+
+def check_bottleneck(explanation: Explanation) -> None:
+    """Assert that the stage that limits the throughput is none whose removal is expected to gain nothing."""
+    assert explanation.simulation is not None
+    gains = {remedy.name: remedy.gain for remedy in explanation.simulation.remedies}
+    removal = gains.get({"client": "faster network", "copying": "no copying"}.get(explanation.bottleneck.kind, ""))
+    assert removal is None or removal.is_possible
 
 
 def known_points(explanation: Explanation) -> list[Point]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from objectives.intervals import ConfidenceInterval
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.cli.explain import main
@@ -84,6 +85,23 @@ def test_the_bottleneck_follows_from_stage_times(
     result = bottleneck(one, None if more is None else Gain(more))
     assert result.kind == kind
     assert f"The 2 instances computed {busy:.0%} of the time" in " ".join(result.reasons)
+
+
+def test_a_stage_whose_removal_gains_nothing_is_not_the_bottleneck() -> None:
+    one = stage_breakdown(*measured(0.5, network_ms=4.0, queue_ms=1.0, compute_infer_ms=3.0, compute_output_ms=2.0))
+    assert bottleneck(one, None, {"client": Gain(0.02), "copying": None}).kind == "client"
+    result = bottleneck(one, None, {"client": Gain(0.01), "copying": Gain(0.2)})
+    assert result.kind == "compute"
+    assert (
+        "40% of a request's time is spent outside the server, but a faster network is not expected to raise the "
+        "throughput." in result.reasons
+    )
+    copying = stage_breakdown(*measured(0.5, network_ms=4.0, compute_infer_ms=1.0, compute_output_ms=2.0))
+    result = bottleneck(copying, None, {"client": Gain(-0.1), "copying": Gain(0.0)})
+    assert result.kind == "compute"
+    assert [reason.partition("%")[0] for reason in result.reasons if "not expected" in reason] == ["57", "29"]
+    wide = Gain(0.0, ConfidenceInterval(-0.1, 0.3))
+    assert bottleneck(one, None, {"client": wide}).kind == "client", "it may gain"
 
 
 def test_the_stages_are_those_of_the_whole_latency_if_the_client_measured_none() -> None:
@@ -215,6 +233,30 @@ def test_the_fp16_factor_is_an_option(capsys: pytest.CaptureFixture[str]) -> Non
     assert gained("0.4") > gained("0.8") > gained("1") == pytest.approx(0.0, abs=0.001)
     with pytest.raises(BadInputError, match=r"--fp16-factor 2: write a share"):
         main([str(SAMPLE), "--fp16-factor", "2"])
+
+
+@pytest.mark.parametrize("name", ["best", "baseline"])
+def test_fp16_is_left_out_for_a_model_in_python(folder: Path, name: str) -> None:
+    shutil.rmtree(folder / "best")
+    (folder / name).mkdir()
+    (folder / name / "config.pbtxt").write_text('name: "m"\nbackend: "python"\nnew_field: 1\n')
+    explanation = explain(read_run(folder))
+    assert explanation.simulation is not None
+    assert "FP16" not in {remedy.name for remedy in explanation.simulation.remedies}
+    assert "FP16" not in text_of(explanation)
+
+
+def test_fp16_is_left_out_for_a_model_in_fp16(folder: Path) -> None:
+    info = json.loads((folder / "run.json").read_text())
+    info["problem"]["facts"]["precision"] = "fp16"
+    (folder / "run.json").write_text(json.dumps(info))
+    assert "FP16" not in text_of(explain(read_run(folder)))
+
+
+@pytest.mark.parametrize("text", ["not a config", 'name: "m"\nplatform: "onnxruntime_onnx"\n'])
+def test_fp16_is_offered_for_other_and_unknown_backends(folder: Path, text: str) -> None:
+    (folder / "best" / "config.pbtxt").write_text(text)
+    assert "FP16" in text_of(explain(read_run(folder)))
 
 
 def test_a_run_without_a_recommendation_is_explained(folder: Path) -> None:
