@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -307,8 +307,11 @@ def print_table(console: Console, table: Table) -> None:
     """
     _, right, _, left = table.padding
     gaps = (left + right) * (len(table.columns) - 1)
-    if table.show_header and sum(map(_least_width, table.columns)) + gaps > console.width:
+    room = console.width - gaps
+    if table.show_header and sum(map(_least_width, table.columns)) > room:
         table = _one_line_for_each_cell(table)
+    elif table.show_header:
+        _set_widths(table.columns, room)
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():
@@ -317,10 +320,29 @@ def print_table(console: Console, table: Table) -> None:
 
 def _least_width(column: Column) -> int:
     """Return the width that ``column`` needs so that no word is broken, except for long ones in columns that wrap."""
-    texts = (str(column.header), *map(str, column.cells))
     if column.no_wrap:
-        return max(cell_len(line) for text in texts for line in text.split("\n"))
+        return _widest_line(column)
+    texts = (str(column.header), *map(str, column.cells))
     return max(min(cell_len(word), LONGEST_WORD) for text in texts for word in text.split() or [""])
+
+
+def _widest_line(column: Column) -> int:
+    texts = (str(column.header), *map(str, column.cells))
+    return max(cell_len(line) for text in texts for line in text.split("\n"))
+
+
+def _set_widths(columns: Sequence[Column], room: int) -> None:
+    """Set the widths of ``columns`` if these need more than ``room``, because rich would break words.
+
+    Each column gets its least width. The rest goes to the columns that need the least more.
+    """
+    if sum(map(_widest_line, columns)) <= room:
+        return
+    left = room - sum(map(_least_width, columns))
+    for column in sorted(columns, key=lambda column: _widest_line(column) - _least_width(column)):
+        more = min(left, _widest_line(column) - _least_width(column))
+        column.width = _least_width(column) + more
+        left -= more
 
 
 def _one_line_for_each_cell(table: Table) -> Table:

@@ -239,3 +239,17 @@ def test_the_gaps_of_a_table_count_with_their_own_width() -> None:
         "search deployed measured",
         "tpe    10       21",
     ]
+
+
+def test_the_columns_of_a_table_break_no_word() -> None:
+    table = formatting.plain_table("model", "verdict", "bound")
+    table.add_row("./models/scaler", "none found", "p95 <= 20 ms and p99 <= 40 ms")
+    console = Console(width=40)
+    with console.capture() as captured:
+        formatting.print_table(console, table)
+    assert captured.get().splitlines() == [
+        "model            verdict     bound",
+        "./models/scaler  none found  p95 <= 20",
+        "                             ms and p99",
+        "                             <= 40 ms",
+    ]
