@@ -5,9 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from optimizer.config.search_space import Problem
+from optimizer.core.budget import RunMode
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting
+
+
+def action_of(mode: RunMode, spent_seconds: float) -> str:
+    """Return what a session does. Earlier sessions of the run have measured for ``spent_seconds``."""
+    if mode is RunMode.CONFIRM:
+        return "testing the recommendation for"
+    return "continuing" if spent_seconds else "tuning"
 
 
 def start_line(action: str, problem: Problem, options: RunOptions, seconds: float, folder: Path) -> str:

@@ -33,7 +33,7 @@ from optimizer.study.load_generators import why_perf_analyzer
 from optimizer.study.run_notes import notes_on_end, notes_on_measurements, notes_on_outcome
 from optimizer.study.run_record import RunRecord, current_versions
 from optimizer.study.searcher_factory import load_warm_start, open_searcher
-from optimizer.study.start_line import start_line
+from optimizer.study.start_line import action_of, start_line
 from optimizer.study.study import StudyResult, StudySetup, run_locally
 from optimizer.study.task import Task
 
@@ -250,9 +250,7 @@ class _Session:
 
     def _announce(self, setup: StudySetup) -> None:
         """Say what begins and how long it takes."""
-        action = "continuing" if self.resumed else "tuning"
-        if self.mode is RunMode.CONFIRM:
-            action = "testing the recommendation for"
+        action = action_of(self.mode, setup.spent_seconds)
         budget = setup.budget(self.cluster.worker_count if self.cluster else 1)
         seconds, options = max(budget.seconds - budget.spent_seconds, 0.0), self.environment.options
         self.environment.say(start_line(action, setup.task.problem, options, seconds, setup.record.folder.path))

@@ -9,9 +9,10 @@ import pytest
 
 from objectives.metrics import METRICS
 from objectives.sla import Sla
+from optimizer.core.budget import RunMode
 from optimizer.options.option_reader import run_options
 from optimizer.results.formatting import bounds
-from optimizer.study.start_line import start_line
+from optimizer.study.start_line import action_of, start_line
 from tests.drawn_server import drawn_problem
 
 FOLDER = Path("results/drawn/1")
@@ -42,3 +43,16 @@ def test_the_line_has_the_limit_of_trials_and_all_objectives() -> None:
         "continuing drawn on the embedded server, for at most 1:01 minutes and 5 trials: "
         "lowest memory, then highest throughput, without a bound; results in results/drawn/1"
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "spent_seconds", "action"),
+    [
+        (RunMode.SEARCH, 0.0, "tuning"),  # of a batch, whose folder exists before
+        (RunMode.SEARCH, 12.0, "continuing"),
+        (RunMode.SEARCH_AND_CONFIRM, 12.0, "continuing"),
+        (RunMode.CONFIRM, 12.0, "testing the recommendation for"),
+    ],
+)
+def test_only_a_run_with_measurements_is_continued(mode: RunMode, spent_seconds: float, action: str) -> None:
+    assert action_of(mode, spent_seconds) == action
