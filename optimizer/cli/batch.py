@@ -178,12 +178,16 @@ def _finish(
 
 
 def _line_printer(terminal: Console) -> Callable[[str], None]:
-    """Return a printer of lines: above the live display on a terminal, with the time otherwise."""
+    """Return a printer of lines: wrapped above the live display on a terminal, with the time otherwise."""
+    from optimizer.results.line_breaks import wrap
 
     def say(line: str) -> None:
-        stamp = "" if terminal.is_terminal else f"{time.strftime('%H:%M:%S')} "
-        for part in line.splitlines():
-            terminal.print(f"{stamp}{one_line(part)}", highlight=False, markup=False, soft_wrap=True)
+        for part in map(one_line, line.splitlines()):
+            if terminal.is_terminal:
+                text = "\n".join(wrap(part, terminal.width))
+            else:
+                text = f"{time.strftime('%H:%M:%S')} {part}"
+            terminal.print(text, highlight=False, markup=False, soft_wrap=True)
 
     return say
 

@@ -20,7 +20,7 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.study.batch.entry_state import percent
 from optimizer.study.batch.record import BatchFolder, BatchRecord, EntryRecord
 
-STATES = {"none": "none meets it", "failed": "failed", "waiting": "not begun", "searched": "not confirmed"}
+STATES = {"none": "found none", "failed": "failed", "waiting": "not begun", "searched": "not confirmed"}
 KINDS = {
     "new": "new",
     "noise": "within noise",
@@ -62,6 +62,14 @@ def totals(batch: BatchRecord) -> str:
 def value_words(entry: EntryRecord) -> str:
     """Return the recommended value, such as ``13,315 infer/s``; empty if there is none."""
     return formatting.quantity(METRICS[entry.figure.metric], entry.figure.value) if entry.figure else ""
+
+
+def estimate_words(entry: EntryRecord) -> str:
+    """Return the recommended value with its confidence interval, such as ``13,300 ± 300 infer/s``."""
+    figure = entry.figure
+    if figure is None or figure.low is None or figure.high is None or METRICS[figure.metric].unit == "bytes":
+        return value_words(entry)
+    return formatting.estimate(figure.value, ConfidenceInterval(figure.low, figure.high), METRICS[figure.metric].unit)
 
 
 def interval_words(entry: EntryRecord) -> str:
@@ -109,10 +117,23 @@ def write_index(folder: BatchFolder, batch: BatchRecord) -> None:
         style=_page_style(batch),
         totals=totals(batch),
         batch=batch,
+        has_changes=_has_changes(batch),
         rows=[_row(folder, entry) for entry in batch.entries],
         hardware=sorted({entry.conditions["hardware"] for entry in batch.entries if "hardware" in entry.conditions}),
     )
     write_atomically(folder.index, page)
+
+
+def _has_changes(batch: BatchRecord) -> bool:
+    """Return whether the batch was compared with an earlier one."""
+    return any(entry.change is not None for entry in batch.entries)
+
+
+def _continue_command(folder: BatchFolder, entry: EntryRecord) -> str:
+    """Return the command that continues the test of an UNDECIDED entry; empty if there is no test to continue."""
+    if not entry.is_undecided or entry.figure is None:
+        return ""
+    return summary.verify_command(folder.path / entry.folder)
 
 
 def _page_style(batch: BatchRecord) -> str:
@@ -139,6 +160,8 @@ def _row(folder: BatchFolder, entry: EntryRecord) -> dict[str, object]:
         "change": change_words(entry),
         "told": change.told if change is not None and change.kind != "new" else "",
         "configuration": entry.configuration if entry.figure else entry.reason or entry.headline,
+        "cause": entry.headline if entry.is_undecided and entry.figure else "",
+        "command": _continue_command(folder, entry),
     }
 
 
@@ -192,18 +215,22 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
     _say(console, title(batch), "bold")
     _say(console, totals(batch))
     _say(console)
-    table = plain_table("model", "bound", ">best", "gain", "verdict", "before")
+    columns = ("model", "bound", ">best", "gain", "verdict")
+    table = plain_table(*columns, "before") if _has_changes(batch) else plain_table(*columns)
+    table.columns[1].no_wrap = True
     for entry in batch.entries:
         style = "red" if entry.regressed else "yellow" if entry.is_undecided else STYLES.get(entry.state, "dim")
         cells = (
             " ".join(filter(None, (entry.model, entry.target))),
             entry.sla,
-            value_words(entry),
+            estimate_words(entry),
             gain_words(entry),
             state_words(entry),
             change_words(entry),
         )
-        table.add_row(*(Text(one_line(cell), style, overflow="fold") for cell in cells))
+        shown = [one_line(cell) for cell in cells[: len(table.columns)]]
+        shown[1] = shown[1].replace(" and ", "\nand ")
+        table.add_row(*(Text(cell, style, overflow="fold") for cell in shown))
     print_table(console, table)
     remarks = [(entry, line) for entry in batch.entries for line in _remarks(entry)]
     if remarks or batch.gone:
@@ -214,8 +241,8 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
         _say(console, f"{label}: in the earlier batch, and no longer in the suite")
     _say(console)
     for entry in batch.entries:
-        if entry.is_undecided and entry.figure is not None:
-            console.print(Text(f"next    {summary.verify_command(folder.path / entry.folder)}"), soft_wrap=True)
+        if command := _continue_command(folder, entry):
+            console.print(Text(f"next    {command}"), soft_wrap=True)
     console.print(Text(f"index   {one_line(str(folder.index))}"), soft_wrap=True)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from objectives.sla import Sla
-from optimizer.cli.batch import exit_code
+from optimizer.cli.batch import _line_printer, exit_code
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, ServerFault
 from optimizer.core.trial import Trial
@@ -327,6 +329,9 @@ def test_the_page_links_to_each_report_and_loads_nothing(mixed: BatchRecord, fol
     assert mixed.entries[1].folder not in page
     assert "&lt;i&gt;e&lt;/i&gt;" in page
     assert '<td class="doubt">UNDECIDED</td>' in page
+    assert page.count("<code>") == 1
+    assert f"<code>tune verify {folder.path / mixed.entries[-1].folder} --budget 3m</code>" in page
+    assert page.count("UNDECIDED at 9 infer/s: the servers &lt;differ&gt;") == 1
     assert "<script" not in page
     assert "http" not in page.replace("http-equiv", "")
     assert "prefers-color-scheme: dark" in page
@@ -344,6 +349,7 @@ def test_an_entry_without_a_recommendation_is_undecided_if_its_run_is(
     assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
     write_index(folder, batch)
     assert '<td class="doubt">UNDECIDED</td>' in folder.index.read_text()
+    assert folder.index.read_text().count("UNDECIDED, other processes took the CPUs") == 1
     console = Console(width=80, record=True)
     with console.capture() as captured:
         print_batch(console, batch, folder)
@@ -365,7 +371,55 @@ def test_the_table_fits_80_columns(mixed: BatchRecord, folder: BatchFolder) -> N
     assert lines[0] == "nightly: 2 of 6 runs passed, 1 undecided, 1 found none, 1 failed, 1 regressed"
     assert any("UNDECIDED" in line for line in lines)
     assert f"next    tune verify {folder.path / mixed.entries[-1].folder} --budget 3m" in lines
-    assert any("13,315 infer/s" in line and "PASS" in line for line in lines)
+    assert any("13,300 ± 600 infer/s" in line and "PASS" in line for line in lines)
+    assert lines[3].split() == ["model", "bound", "best", "gain", "verdict", "before"]
+
+
+def test_the_table_breaks_no_word_and_has_no_column_of_changes_without_an_earlier_batch(
+    mixed: BatchRecord, folder: BatchFolder
+) -> None:
+    one, _, none, *_ = mixed.entries
+    found = replace(one, model="./models/scaler", speedup=None)
+    missed = replace(none, model="./models/scaler", sla="p95 <= 0.5 ms")
+    console, batch = Console(width=80), replace(mixed, entries=(found, missed), gone=())
+    with console.capture() as captured:
+        print_batch(console, batch, folder)
+    assert captured.get().splitlines()[3:6] == [
+        "model            bound                          best  gain           verdict",
+        "./models/scaler  p95 <= 20 ms   13,300 ± 600 infer/s  not confirmed  PASS",
+        "./models/scaler  p95 <= 0.5 ms                                       found none",
+    ]
+    write_index(folder, batch)
+    assert ">before<" not in folder.index.read_text()
+    write_index(folder, mixed)
+    assert ">before<" in folder.index.read_text()
+
+
+def test_lines_of_several_bounds_and_values_without_an_interval(mixed: BatchRecord, folder: BatchFolder) -> None:
+    one = mixed.entries[0]
+    assert one.figure is not None
+    alone = replace(one, sla="p95 <= 20 ms and memory <= 2 GB", figure=replace(one.figure, low=None, high=None))
+    console = Console(width=80)
+    with console.capture() as captured:
+        print_batch(console, replace(mixed, entries=(alone,), gone=()), folder)
+    first, second = captured.get().splitlines()[4:6]
+    assert re.search(r"p95 <= 20 ms +13,315 infer/s", first)
+    assert second.strip() == "and memory <= 2 GB"
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "shown"),
+    [
+        (True, "tuning ranker on the embedded server, for at most\n0:12 minutes: highest throughput\n"),
+        (False, "04:00:00 tuning ranker on the embedded server, for at most 0:12 minutes: highest throughput\n"),
+    ],
+)
+def test_lines_are_wrapped_on_a_terminal_only(is_terminal: bool, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.strftime", lambda _: "04:00:00")
+    text = io.StringIO()
+    console = Console(width=50, file=text, force_terminal=is_terminal, color_system=None)
+    _line_printer(console)("tuning ranker on the embedded server, for at most 0:12 minutes: highest throughput")
+    assert text.getvalue() == shown
 
 
 def test_a_long_name_breaks_in_the_table_and_the_path_of_a_log_does_not(
