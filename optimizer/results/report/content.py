@@ -133,6 +133,7 @@ def report_section(run: FinishedRun) -> ReportSection:
     best_loads = tables.best_loads(run)
     samples = parameter_samples(run, best_loads)
     neighbours = one_step_off(run, samples)
+    chosen_load = "highest load that met the SLA" if problem.sla else "best load"
     figures = point_values.figures(outcome, shown, problem) if shown else []
     return ReportSection(
         name=tables.name(run),
@@ -150,7 +151,7 @@ def report_section(run: FinishedRun) -> ReportSection:
         comparisons=ReportTable(
             outcome_tables.comparison_headers(outcome, problem),
             outcome_tables.comparisons(outcome, problem) if recommends else [],
-            f"Each at its highest load that met the SLA. {summary.evidence(outcome)}",
+            f"Each at its {chosen_load}. {summary.evidence(outcome)}",
             best=0,
         ),
         diff=config_diff(run),
@@ -162,7 +163,7 @@ def report_section(run: FinishedRun) -> ReportSection:
         streaming=tables.streaming(run),
         stages=tables.stages(run),
         forecasts=check_forecasts(run.trials),
-        sensitivity=tables.sensitivity(neighbours),
+        sensitivity=tables.sensitivity(neighbours, problem.sla),
         sensitivity_sentence=tables.sensitivity_sentence(neighbours),
         is_simulated=problem.is_simulated,
         importance=importance(problem, samples),

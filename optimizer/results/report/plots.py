@@ -165,7 +165,8 @@ def progress(run: FinishedRun) -> Drawing | None:
     axes.set_xlim(0, 1.03 * search.ends)
     axes.set_ylim(0, 1.1 * rising[-1][1])
     met = placed(axes, [(step.point, step.at, step.value) for step in search.steps if step.value is not None])
-    look: dict[str, Any] = {"c": LIGHT["dot"], "s": dot_size(len(met)), "label": "within the SLA", "gid": "met"}
+    legend = "within the SLA" if run.problem.sla else "measured"
+    look: dict[str, Any] = {"c": LIGHT["dot"], "s": dot_size(len(met)), "label": legend, "gid": "met"}
     axes.scatter([x for _, x, _ in met], [y for *_, y in met], **look)
     times, values = [0.0, *(at for at, _ in rising), search.ends], [0.0, *(v for _, v in rising), rising[-1][1]]
     axes.step(times, values, where="post", color=LIGHT["good"], linewidth=2, label="best so far")
@@ -302,10 +303,15 @@ def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | No
     for axes in panels.flat[len(parameters) :]:
         axes.set_visible(False)
     panels.flat[0].set_ylim(0, 1.08 * highest)
-    figure.supylabel("throughput within the SLA (infer/s)", x=0.005, fontsize=11, color=LIGHT["quiet"])
+    has_bounds = bool(run.problem.sla)
+    name = f"throughput{' within the SLA' if has_bounds else ''} (infer/s)"
+    figure.supylabel(name, x=0.005, fontsize=11, color=LIGHT["quiet"])
     fit(figure, legend_above(figure, panels.flat[0]))
     figure.subplots_adjust(wspace=0.08, bottom=0.35 / figure.get_figheight())
-    described = f"{len(meeting):,} configurations that meet the SLA. Best values: "
+    described = formatting.count(len(meeting), "configuration")
+    if has_bounds:
+        described += f" that {'meets' if len(meeting) == 1 else 'meet'} the SLA"
+    described += ". Best values: "
     described += ", ".join(f"{label(name)} {_choice(_best(meeting, name))}" for name, _ in parameters)
     return Drawing("slices", "Throughput at each value of each parameter", f"{described}.", figure, labels)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from objectives import batch_stats, response_times
 from objectives.confidence import Verdict
 from objectives.metrics import METRICS, Metric
+from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.results import configuration_text, formatting, outcome_tables, point_values
@@ -258,14 +259,15 @@ def timeline(run: FinishedRun) -> tuple[Point, tuple[float, ...]] | None:
     return None
 
 
-def sensitivity(neighbours: Sequence[Neighbour]) -> ReportTable:
-    """Return the change of the throughput for each step, the most costly first."""
+def sensitivity(neighbours: Sequence[Neighbour], sla: Sla) -> ReportTable:
+    """Return the change of the throughput within ``sla`` for each step, the most costly first."""
     rows = [
         (label(step.parameter), f"{step.chosen} to {step.other}", _change(step.measured), _change(step.expected))
         for step in sorted(neighbours, key=lambda step: -(step.cost or 0.0))
     ]
     headers = ("parameter", "one step", ">measured", ">expected")
-    return ReportTable(headers, rows, "Throughput within the SLA after changing one parameter by one step")
+    within = " within the SLA" if sla else ""
+    return ReportTable(headers, rows, f"Throughput{within} after changing one parameter by one step")
 
 
 def sensitivity_sentence(neighbours: Sequence[Neighbour]) -> str:

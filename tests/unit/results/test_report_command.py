@@ -298,6 +298,23 @@ class TestFigures:
         assert next(s.cost or 0 for s in steps if (s.parameter, s.other) == ("instance_count", 1)) > 0.1
 
 
+def test_a_page_of_a_run_without_bounds_has_no_sla(run: Path) -> None:
+    info = json.loads((run / "run.json").read_text())
+    problem = {**info["problem"], "constraints": []}
+    unbounded = changed(run, "unbounded", problem=problem)
+    assert main([str(unbounded), "--format", "html,markdown"]) == 0
+    page, text = ((unbounded / name).read_text() for name in ("report.html", "report.md"))
+    for shown in (page, text):
+        assert "Throughput after changing one parameter by one step" in shown
+        assert "Each at its best load." in shown
+        assert not re.search(r"within the SLA|met? the SLA|meets? the SLA", shown)
+    assert re.search(r"\d+ configurations\. Best values: ", page)
+    assert main([str(run), "--format", "html"]) == 0
+    bounded = (run / "report.html").read_text()
+    assert "Throughput within the SLA after changing one parameter by one step" in bounded
+    assert re.search(r"\d+ configurations that meet the SLA\. Best values: ", bounded)
+
+
 def test_matplotlib_is_imported_only_to_draw() -> None:
     modules = "sys, optimizer.study.tuning_run, optimizer.results.report.write"
     check = f"import {modules}; sys.exit('matplotlib' in sys.modules)"
@@ -368,6 +385,23 @@ class TestBrowser:
         _, said = opened(written / "report.html", tmp_path, f"--print-to-pdf={tmp_path / 'report.pdf'}")
         assert said == []
         assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+
+    def test_reasons_on_a_telephone_have_readable_lines_in_a_box_that_scrolls(
+        self, written: Path, tmp_path: Path
+    ) -> None:
+        page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", (written / "report.html").read_text())
+        assert page.count('class="wide reasons"') == 1
+        measure = """<script>addEventListener("load", () => {
+            const table = document.querySelector(".reasons"), reason = table.querySelector("td:last-child");
+            document.title = [reason.offsetWidth, table.parentElement.scrollWidth > table.parentElement.clientWidth,
+                document.documentElement.scrollWidth <= innerWidth].join(" ");
+        })</script>"""
+        (tmp_path / "page.html").write_text(page.replace("</body>", f"{measure}</body>"))
+        shown, said = opened(tmp_path / "page.html", tmp_path, "--window-size=500,4000", "--dump-dom")
+        assert said == []
+        title = re.search(r"<title>(\d+) true true</title>", shown)
+        assert title, "the table scrolls in its box, and the page does not"
+        assert int(title[1]) >= 250
 
     def test_console_messages_and_requests_would_be_seen(self, tmp_path: Path) -> None:
         bad = '<!doctype html><img src="http://nowhere.invalid/x.png"><script>console.log("said")</script>'
