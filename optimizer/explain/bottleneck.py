@@ -82,7 +82,7 @@ PARTS: dict[BottleneckKind, tuple[str, ...]] = {
     "first response": ("first response",),
     "generation": ("further responses",),
 }
-REMOVED: dict[BottleneckKind, str] = {  # what is said of a stage without which no more would be served
+REMOVED: dict[BottleneckKind, str] = {  # the text about a stage without which no more would be served
     "client": "is spent outside the server, but a faster network is not expected to raise the throughput",
     "copying": "is spent copying inputs and outputs, but shared memory is not expected to raise the throughput",
 }

@@ -12,7 +12,7 @@ from optimizer.results import formatting
 
 
 def action_of(mode: RunMode, spent_seconds: float) -> str:
-    """Return what a session does. Earlier sessions of the run have measured for ``spent_seconds``."""
+    """Return the action of a session in words. Earlier sessions of the run have measured for ``spent_seconds``."""
     if mode is RunMode.CONFIRM:
         return "testing the recommendation for"
     return "continuing" if spent_seconds else "tuning"
