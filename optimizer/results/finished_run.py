@@ -23,9 +23,9 @@ from optimizer.core.token_lengths import MAX_TOKENS, TokenRequests
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import LARGEST_COUNT
-from optimizer.results.recommendation import Outcome, assess
+from optimizer.results.recommendation import Outcome, assess, count_confirmations, count_measurements
 from optimizer.store.run_folder import RunFolder
-from optimizer.store.trials_reader import NUMBERS, WHOLE_NUMBERS
+from optimizer.store.trials_reader import LOAD, NUMBERS, WHOLE_NUMBERS
 from optimizer.store.trials_table import TrialsTable
 
 LONGEST_REASON = 300
@@ -86,13 +86,62 @@ def read_run(run: str | Path, out: str = "results") -> FinishedRun:
         dynamic_batching = _candidate(info["problem"]["dynamic_batching"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise folder.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
-    if not trials and info.get("status") == "found":
-        table = one_line(str(folder.trials))
-        raise BadInputError(f"{table}: missing or empty, but run.json has a recommendation; restore the file")
+    refuse_missing_rows(folder, info, trials)
     outcome = assess(trials, problem, baseline, dynamic_batching) if trials else None
     return FinishedRun(folder, options, info, problem, baseline, dynamic_batching, trials, outcome)
 
 
+def refuse_missing_rows(folder: RunFolder, info: Mapping[str, Any], trials: Sequence[Trial]) -> None:
+    """Raise BadInputError if trials.csv lacks measurements that the result in run.json counts.
+
+    Without them, another configuration would be recommended. Only a run that ended is checked: a session that was
+    killed has no result, and may leave an incomplete last row.
+
+    Args:
+        folder: The folder of the run.
+        info: Its run.json.
+        trials: The trials in its trials.csv.
+    """
+    if info.get("status") not in _ENDED:
+        return
+    table = one_line(str(folder.trials))
+    if not trials and info["status"] == "found":
+        raise BadInputError(f"{table}: missing or empty, but run.json has a recommendation; restore the file")
+    if missing := _missing_rows(info.get("result"), trials):
+        raise BadInputError(
+            f"{table}: lacks measurements that the result in run.json has ({', '.join(missing)}); restore the file, "
+            f"or begin a new run (`tune --warm-start {one_line(str(folder.path))}` learns from this one)"
+        )
+
+
+def _missing_rows(result: object, trials: Sequence[Trial]) -> list[str]:
+    """Return what ``trials`` lack of ``result`` in run.json, in words."""
+    if not isinstance(result, dict):
+        return []
+    missing = []
+    counted = (
+        ("measurements", count_measurements(trials), "of the search"),
+        ("confirmations", count_confirmations(trials), "on fresh servers"),
+    )
+    for key, count, words in counted:
+        recorded = result.get(key)
+        if type(recorded) is int and count < recorded:
+            missing.append(f"{recorded - count:,} of {recorded:,} {words}")
+    recommended = result.get("recommended")
+    if isinstance(recommended, dict) and not any(_has_point(trial, recommended) for trial in trials):
+        missing.append(f"the recommended load of trial {recommended.get('trial')}")
+    return missing
+
+
+def _has_point(trial: Trial, recommended: Mapping[str, Any]) -> bool:
+    """Return whether ``trial`` was measured at the load of the point ``recommended`` in run.json."""
+    loads = [load for load, _ in trial.measurements] + [window.load for window in trial.confirmations]
+    return trial.number == recommended.get("trial") and any(
+        all(getattr(load, name) == recommended.get(name) for name in LOAD) for load in loads
+    )
+
+
+_ENDED = ("found", "none")  # the states of a run that ended normally
 _UNFINISHED_STATES = {
     "interrupted": "was interrupted",
     "failed": "failed",
@@ -102,7 +151,7 @@ _UNFINISHED_STATES = {
 
 def unfinished(run: FinishedRun) -> str:
     """Return why ``run`` is incomplete, such as ``the run was interrupted``; empty for one that ended normally."""
-    if run.status in ("found", "none"):
+    if run.status in _ENDED:
         return ""
     if run.status == "running":
         return "the run is still running" if run.folder.writer() else "the run was killed"

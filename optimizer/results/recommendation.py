@@ -187,10 +187,20 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         points=tuple(points),
         confirmed_loads=tuple(confirmed),
         trials=len(trials),
-        measurements=sum(len(trial.measurements) for trial in trials),
-        confirmations=sum(len(trial.confirmations) + len(trial.cross_checks) for trial in trials),
+        measurements=count_measurements(trials),
+        confirmations=count_confirmations(trials),
         sla=problem.sla,
     )
+
+
+def count_measurements(trials: Sequence[Trial]) -> int:
+    """Return the number of measurements of the search."""
+    return sum(len(trial.measurements) for trial in trials)
+
+
+def count_confirmations(trials: Sequence[Trial]) -> int:
+    """Return the number of measurements on fresh servers, with those of perf_analyzer."""
+    return sum(len(trial.confirmations) + len(trial.cross_checks) for trial in trials)
 
 
 def front_metrics(problem: Problem) -> tuple[Metric, Metric]:

@@ -19,6 +19,7 @@ from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.options.run_options import RunOptions
 from optimizer.results import summary, verification
+from optimizer.results.finished_run import refuse_missing_rows
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
@@ -60,6 +61,7 @@ def verify(
     run.refuse_other_bounds(list(map(str, problem.sla)))
     with run.locked():
         trials = TrialsTable(run.trials, task.source.name, problem.space.fields).read()
+    refuse_missing_rows(run, run.read_info(), trials)
     before = assess(trials, problem, task.baseline, task.dynamic_batching)
     if before.recommended is None:
         raise summary.nothing_recommended(run.path, problem, "verify", before)

@@ -47,6 +47,61 @@ def test_a_run_with_a_recommendation_needs_its_trials(run: Path) -> None:
         read_run(run)
 
 
+def changed_info(run: Path, **values: object) -> None:
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(info | values))
+
+
+def cut_table(run: Path) -> None:
+    """Cut trials.csv within a row; of the recommended trial it keeps the search, and one of its servers."""
+    content = (run / "trials.csv").read_text()
+    lines = content.splitlines(keepends=True)
+    place = lines[0].split(",").index("confirmation")
+    first = next(i for i, line in enumerate(lines) if line.split(",")[place] == "1")
+    (run / "trials.csv").write_text("".join(lines[: first + 1]) + lines[first + 1][:40])
+
+
+def test_a_cut_table_is_refused_if_the_result_counts_its_rows(run: Path) -> None:
+    cut_table(run)
+    with pytest.raises(BadInputError) as caught:
+        read_run(run)
+    assert str(caught.value) == (
+        f"{run}/trials.csv: lacks measurements that the result in run.json has (59 of 60 on fresh servers); restore "
+        f"the file, or begin a new run (`tune --warm-start {run}` learns from this one)"
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_a_table_without_the_recommended_trial_is_refused(run: Path, rows: int) -> None:
+    lines = (run / "trials.csv").read_text().splitlines(keepends=True)
+    (run / "trials.csv").write_text("".join(lines[: rows + 1]))
+    with pytest.raises(BadInputError, match=rf"{28 - rows} of 28 .*, the recommended load of trial 10\)"):
+        read_run(run)
+    changed_info(run, status="none")
+    with pytest.raises(BadInputError, match=f"{28 - rows} of 28 of the search, 60 of 60 on"):
+        read_run(run)
+
+
+def test_another_load_of_the_recommended_trial_is_not_enough(run: Path) -> None:
+    result = json.loads((run / "run.json").read_text())["result"]
+    changed_info(run, result=result | {"recommended": result["recommended"] | {"concurrency": 999}})
+    with pytest.raises(BadInputError, match=r"\(the recommended load of trial 10\); restore the file"):
+        read_run(run)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"status": "running", "result": {}}, {"status": "running"}, {"status": "interrupted"}, {"result": {}}],
+    ids=["killed", "killed with an earlier result", "interrupted", "no result"],
+)
+def test_a_cut_table_of_a_run_that_was_cut_off_is_read(run: Path, values: dict[str, object]) -> None:
+    cut_table(run)
+    changed_info(run, **values)
+    outcome = read_run(run).outcome
+    assert outcome is not None
+    assert (outcome.measurements, outcome.confirmations) == (28, 1)
+
+
 def test_gains_of_the_recorded_run_are_from_fresh_servers(run: Path) -> None:
     outcome = read_run(run).outcome
     assert outcome is not None

@@ -79,6 +79,7 @@ class SampleRuns:
             writer.writerows(rows)
         sample_info = json.loads((SAMPLE / "run.json").read_text())
         facts: dict[str, object] = {"options": None, "status": status, "search_ended": search_ended, "times": {}}
+        facts["result"] = {}  # that of the sample has all rows
         folder.write_info(options, {**sample_info, **facts})
         info = json.loads(folder.info.read_text())
         info["options"] = {**json.loads((SAMPLE / "run.json").read_text())["options"], "model": options.model}
