@@ -250,6 +250,24 @@ def open_study(
     return study
 
 
+def check_study(
+    storage: str, name: str, problem: Problem, sampler: BaseSampler, fingerprint: Fingerprint | None = None
+) -> None:
+    """Raise BadInputError if the stored study ``name`` is one that ``open_study`` would refuse.
+
+    A study that does not exist is not created, and an existing one is not changed.
+    """
+    shown = redact(storage)
+    with opening_errors(storage):
+        backend = make_storage(storage)
+        try:
+            study = optuna.load_study(study_name=name, storage=backend, sampler=sampler)
+        except KeyError:
+            return
+        _check_problem(study, problem, shown)
+        _check_fingerprint(study, fingerprint, shown)
+
+
 def check_storage(storage: str) -> None:
     """Raise BadInputError if the value of ``--storage`` cannot be opened."""
     with opening_errors(storage, "--storage "):

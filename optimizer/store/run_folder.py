@@ -33,6 +33,7 @@ MAX_INFO_BYTES = 64 << 20
 LONGEST_WHY = 200
 LONGEST_NAME = 100  # of a folder in a message that names a run too
 RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"  # the records of a run and of a sweep
+MODEL_HASH, _HASH_DIGITS = "sha256", 12  # fact of a model whose files were hashed, and how much of it is shown
 LATEST = "latest"  # stands for the newest run
 STAMP = re.compile(r"([0-9]{8}-[0-9]{6})(?:-([0-9]{1,2}))?")  # the name of a folder that new_folder makes
 _STAMP_FORMAT = "%Y%m%d-%H%M%S"
@@ -259,6 +260,20 @@ class RunFolder:
             raise BadInputError(
                 f"{one_line(str(self.path))}: the run had {before}, but its profile now has "
                 f"{', '.join(bounds) or 'none'}; restore the profile, or run `tune` again"
+            )
+
+    def refuse_other_model(self, facts: Mapping[str, object]) -> None:
+        """Raise BadInputError if the run measured other model files than those with the ``facts`` of ModelSource."""
+        problem = self.read_info().get("problem")
+        recorded_facts = problem.get("facts") if isinstance(problem, dict) else None
+        recorded = recorded_facts.get(MODEL_HASH) if isinstance(recorded_facts, dict) else None
+        current = facts.get(MODEL_HASH)
+        if recorded and current and recorded != current:
+            before, now = (str(digest)[:_HASH_DIGITS] for digest in (recorded, current))
+            raise BadInputError(
+                f"{one_line(str(self.path))}: the files of the model have changed since the run (SHA-256 {before}, "
+                f"now {now}), and the measurements of both are not ranked together; restore the files, or run `tune` "
+                "again"
             )
 
     def fingerprint(self) -> Fingerprint | None:

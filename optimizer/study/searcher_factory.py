@@ -177,6 +177,15 @@ def load_warm_start(
         return None, (WarmStartMissing(str(error)),)
 
 
+def check_stored_study(options: RunOptions, problem: Problem, folder: RunFolder, fingerprint: Fingerprint) -> None:
+    """Raise a TuneError if ``open_searcher`` would refuse the study of the run in ``folder``."""
+    from optimizer.search.optuna_samplers import sampler_for  # imports Optuna
+    from optimizer.store.optuna_study import check_study
+
+    storage, name = options.storage or str(folder.study), options.join or folder.study_name
+    check_study(storage, name, problem, sampler_for(options.search, options.seed), fingerprint)
+
+
 @contextlib.contextmanager
 def open_searcher(
     options: RunOptions,

@@ -30,6 +30,7 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment, ObserverFactory
 from optimizer.study.load_generators import why_perf_analyzer
+from optimizer.study.resumed_run import check_unchanged
 from optimizer.study.run_notes import notes_on_end, notes_on_measurements, notes_on_outcome
 from optimizer.study.run_record import RunRecord, current_versions
 from optimizer.study.searcher_factory import load_warm_start, open_searcher
@@ -171,6 +172,8 @@ class _Session:
         folder, problem = self.resumed or RunFolder.create(options.out, task.source.name), task.problem
         with folder.locked():
             table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
+            if self.resumed is not None:
+                check_unchanged(self.resumed, options, task, fingerprint, table)  # before anything is written
             spent = spent_seconds(table.read())
             record = self._make_record(folder, task, fingerprint, transfer_notes)
             record.write("running", None)
@@ -207,8 +210,6 @@ class _Session:
         fingerprint = self.cluster.prepare_workers(task) if self.cluster else self.environment.fingerprint(task)
         if self.resumed is not None:
             self.resumed.refuse_other(fingerprint)
-            if self.confirm_seconds is not None:
-                self.resumed.refuse_other_bounds(list(map(str, task.problem.sla)))
         return fingerprint
 
     def _make_record(
