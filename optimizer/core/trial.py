@@ -179,6 +179,14 @@ class LoadPoint:
     concurrency: int = 0
     request_rate: float = 0.0
 
+    def cells(self) -> dict[str, float | None]:
+        """Return the cells of a table by column, with None for the rate of a closed loop, or the concurrency."""
+        return {
+            "request_batch_size": self.request_batch_size,
+            "concurrency": self.concurrency or None,
+            "request_rate": self.request_rate or None,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:

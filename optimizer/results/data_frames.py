@@ -12,14 +12,13 @@ import pandas as pd
 from objectives.metrics import Measurement
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import CROSS_CHECKING, SETTING_COLUMNS, LoadPoint, Trial
+from optimizer.core.trial import CROSS_CHECKING, SETTING_COLUMNS, Trial
 from optimizer.results import result_document
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome
 from optimizer.results.report import tables
-from optimizer.store.trials_reader import FORECAST, ON_FRESH_SERVER, TEXTS, forecast_cells
+from optimizer.store.trials_reader import FORECAST, LOAD, ON_FRESH_SERVER, TEXTS, forecast_cells
 
-_LOAD = ("request_batch_size", "concurrency", "request_rate")
 _MEASURED = (*(field.name for field in fields(Measurement) if field.name != "forecast"), *FORECAST)
 _SETTINGS = ("trial", *SETTING_COLUMNS)
 _INTERVALS = tuple(f"{name}_{end}" for name in ("throughput_infer_per_sec", "latency_ms") for end in ("low", "high"))
@@ -56,7 +55,7 @@ def of_trials(trials: Sequence[Trial]) -> pd.DataFrame:
     are tuples. Unknown values are NA.
     """
     rows = (row for trial in trials for row in _rows(trial))
-    return _frame(rows, (*ON_FRESH_SERVER, *_LOAD, *_MEASURED, "deploy_seconds", "status"))
+    return _frame(rows, (*ON_FRESH_SERVER, *LOAD, *_MEASURED, "deploy_seconds", "status"))
 
 
 def of_front(outcome: Outcome | None) -> pd.DataFrame:
@@ -65,18 +64,18 @@ def of_front(outcome: Outcome | None) -> pd.DataFrame:
     rows = (
         {
             **_settings(Trial(point.trial, point.candidate)),
-            **_load(point.load),
+            **point.load.cells(),
             "confirmed": confirmed,
             **_values(point.measurement),
         }
         for point, confirmed in front
     )
-    return _frame(rows, (*_LOAD, "confirmed", *_MEASURED))
+    return _frame(rows, (*LOAD, "confirmed", *_MEASURED))
 
 
 def of_confirmed(confirmed: Sequence[ConfirmedLoad]) -> pd.DataFrame:
     """Return one row per confirmed candidate and load, with verdict and confidence intervals."""
-    return _frame(map(_confirmed_row, confirmed), (*_LOAD, *_CONFIRMED, *_INTERVALS[2:]))
+    return _frame(map(_confirmed_row, confirmed), (*LOAD, *_CONFIRMED, *_INTERVALS[2:]))
 
 
 def _confirmed_row(confirmed: ConfirmedLoad) -> Row:
@@ -90,7 +89,7 @@ def _confirmed_row(confirmed: ConfirmedLoad) -> Row:
     point = confirmed.point
     return {
         **_settings(Trial(point.trial, point.candidate)),
-        **_load(point.load),
+        **point.load.cells(),
         **{name: document[name] for name in ("verdict", "confidence", "reason", "servers", "latency")},
         "windows": document["measurements"],
         "throughput_infer_per_sec": point.measurement.throughput_infer_per_sec,
@@ -101,12 +100,12 @@ def _confirmed_row(confirmed: ConfirmedLoad) -> Row:
 def _rows(trial: Trial) -> Iterable[Row]:
     settings = {**_settings(trial), "deploy_seconds": trial.deploy_seconds, "status": trial.status}
     for load, measurement in trial.measurements:
-        yield {**settings, **_load(load), **_values(measurement), "confirmation": None}
+        yield {**settings, **load.cells(), **_values(measurement), "confirmation": None}
     for load_generator, windows in ((None, trial.confirmations), (CROSS_CHECKING, trial.cross_checks)):
         for window in windows:
             own = (window.server, window.error or None, load_generator)
             row = dict(zip(ON_FRESH_SERVER, own, strict=True))
-            yield {**settings, **_load(window.load), **_values(window.measurement), **row}
+            yield {**settings, **window.load.cells(), **_values(window.measurement), **row}
     if not trial.measurements and not trial.confirmations:
         yield {**settings, "reason": trial.reason}
 
@@ -121,11 +120,6 @@ def _settings(trial: Trial) -> dict[str, object]:
     candidate = trial.candidate
     own = {name: getattr(candidate, name) for name in SETTING_COLUMNS}
     return {"trial": trial.number, **own, **dict(candidate.fields)}
-
-
-def _load(load: LoadPoint) -> dict[str, object]:
-    """Return the load, with None for the rate of a closed loop and the concurrency of an open loop."""
-    return {name: getattr(load, name) or None for name in _LOAD}
 
 
 def _frame(rows: Iterable[Row], columns: Sequence[str]) -> pd.DataFrame:

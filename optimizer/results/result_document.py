@@ -16,6 +16,7 @@ from optimizer.core.files import write_csv
 from optimizer.core.trial import SETTING_COLUMNS
 from optimizer.results.point_values import STREAMED_TIMINGS
 from optimizer.results.summary import undecided_cause
+from optimizer.store.trials_reader import ENERGY, LOAD
 
 if TYPE_CHECKING:
     from objectives.intervals import ConfidenceInterval, ThroughputRatio
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from optimizer.core.trial import Point
     from optimizer.results.recommendation import Outcome
 
-_LOAD = ("request_batch_size", "concurrency", "request_rate")
 _MEASURED = (
     *(
         "throughput_infer_per_sec",
@@ -42,7 +42,6 @@ _STREAMED = (
     *(timing.field_of(statistic) for timing in STREAMED_TIMINGS for statistic in STATISTICS),
     *("responses_per_sec", "output_tokens_per_sec"),
 )
-ENERGY = "energy_joules_per_1000_infer"
 KEYS: Final = {  # of ``document``
     "verdict": "PASS, FAIL or UNDECIDED.",
     "undecided_cause": "Why the verdict is UNDECIDED; null for another one.",
@@ -133,7 +132,7 @@ def entry(point: Point) -> dict[str, object]:
         "preferred_batch_sizes": list(candidate.preferred_batch_sizes),
         **dict(candidate.fields),
         "trial": point.trial,
-        **{name: getattr(point.load, name) for name in _LOAD},
+        **{name: getattr(point.load, name) for name in LOAD},
         **{name: _known(getattr(point.measurement, name)) for name in (*_MEASURED, *streamed)},
         ENERGY: _known(METRICS["energy"].value(point.measurement)),
         **({"priorities": _priorities(point.measurement)} if point.measurement.by_priority else {}),
@@ -226,8 +225,9 @@ def write_pareto_csv(path: Path, outcome: Outcome) -> None:
     """
     fields = sorted({name for point in outcome.front.points for name, _ in point.candidate.fields})
     streamed = _STREAMED if outcome.is_streamed else ()
-    columns = ("trial", *SETTING_COLUMNS, *fields, *_LOAD, "confirmed", *_MEASURED, *streamed, ENERGY)
+    columns = ("trial", *SETTING_COLUMNS, *fields, *LOAD, "confirmed", *_MEASURED, *streamed, ENERGY)
     rows = [
-        {**entry(point), "confirmed": outcome.confirmation_of(point) is not None} for point in outcome.front.points
+        {**entry(point), **point.load.cells(), "confirmed": outcome.confirmation_of(point) is not None}
+        for point in outcome.front.points
     ]
     write_csv(path, columns, rows)

@@ -10,7 +10,16 @@ from objectives.metrics import Measurement
 from optimizer.config.batching import behaviour, normalize
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Point
-from optimizer.store.trials_reader import COLUMNS, FAILED, CsvTable, TrialRow, common_value, quoted, read_rows
+from optimizer.store.trials_reader import (
+    COLUMNS,
+    DERIVED,
+    FAILED,
+    CsvTable,
+    TrialRow,
+    common_value,
+    quoted,
+    read_rows,
+)
 
 REQUIRED = ("max_batch_size", "instance_count", "concurrency", "throughput_infer_per_sec", "latency_p95_ms")
 UNSET = "unset"  # a parameter without a value, where other rows have one
@@ -147,7 +156,7 @@ def _parameters(table: CsvTable) -> dict[str, list[FieldValue]]:
     Raises BadInputError for a column with more values than a parameter can have.
     """
     parameters = {}
-    for column in sorted(set(table.columns) - set(COLUMNS)):
+    for column in sorted(set(table.columns) - {*COLUMNS, *DERIVED}):
         values = _parse(table.texts(column))
         distinct = len(set(map(_typed, values)))
         if distinct > MOST_CHOICES:

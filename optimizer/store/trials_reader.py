@@ -141,6 +141,8 @@ FORECAST = {f"forecast_{f.name}": f.name for f in fields(Forecast)}  # column: a
 ON_FRESH_SERVER = ("confirmation", "confirmation_error", "load_generator")
 OUTCOME = (*ON_FRESH_SERVER, "deploy_seconds", "status", "reason", "lacks_gpu_memory", "fingerprint", "cpu_count")
 COLUMNS = ("model", "trial", *SETTING_COLUMNS, *LOAD, *MEASUREMENT, *FORECAST, *OUTCOME)  # all others are parameters
+ENERGY = "energy_joules_per_1000_infer"
+DERIVED = ("confirmed", "measurements", "priorities", ENERGY)  # of pareto.csv and of a sweep: no parameters either
 DESCRIPTIONS: Final = {  # of the columns that are no attribute of Candidate, LoadPoint or Measurement
     "model": "Name of the model.",
     "trial": "Number of the trial, from 0. A trial is one configuration with its measurements.",

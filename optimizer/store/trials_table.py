@@ -239,9 +239,7 @@ def _with_row(trial: Trial, row: TrialRow, load: LoadPoint | None) -> Trial:
 def _measurement_cells(load: LoadPoint, measurement: Measurement) -> dict[str, object]:
     """Return the cells of a measurement and its load, by column."""
     return {
-        "request_batch_size": load.request_batch_size,
-        "concurrency": load.concurrency or None,
-        "request_rate": load.request_rate or None,
+        **load.cells(),
         **{name: getattr(measurement, name) for name in MEASUREMENT},
         **forecast_cells(measurement),
     }

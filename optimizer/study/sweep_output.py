@@ -24,6 +24,7 @@ from optimizer.results import configuration_text, formatting, result_document
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.report.tables import STAGES
 from optimizer.store.run_folder import SWEEP_FILE, RunFolder
+from optimizer.store.trials_reader import FAILED
 from optimizer.study.sweep_plan import GivenOptions, SweepCell, SweepPlan
 
 FILE = SWEEP_FILE
@@ -91,8 +92,8 @@ def read_options(path: Path) -> tuple[GivenOptions, object]:
 
 
 def write_csv(path: Path, cells: Sequence[SweepCell]) -> None:
-    """Write one row for each cell. Raises EnvironmentFault if the disk refuses it."""
-    rows = [entry(cell) for cell in cells]
+    """Write one row for each cell, with the columns of trials.csv. Raises EnvironmentFault if the disk refuses it."""
+    rows = [{**entry(cell), **cell.load.cells(), "status": "ok" if cell.has_figures else FAILED} for cell in cells]
     files.write_csv(path, list(dict.fromkeys(name for row in rows for name in row)), rows)
 
 

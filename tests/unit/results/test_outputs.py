@@ -34,6 +34,7 @@ from optimizer.results.report import tables
 from optimizer.results.report.write import write
 from optimizer.results.terminal_summary import print_best_so_far
 from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_reader import ENERGY
 from optimizer.store.trials_table import TrialsTable
 from tests.example_outcomes import (
     BASELINE,
@@ -161,7 +162,7 @@ class TestFiles:
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
         known = TrialsTable(tmp_path / "trials.csv", "dlrm", {THREADS: ("1", "2")}).columns
-        assert set(rows[0]) - {result_document.ENERGY, "confirmed"} <= set(known)
+        assert set(rows[0]) - {ENERGY, "confirmed"} <= set(known)
         assert {row["confirmed"] for row in rows} == {"false"}
         assert {"instance_count", "concurrency", "throughput_infer_per_sec"} <= set(rows[0])
         assert [row["trial"] for row in rows] == ["2", "2", "0"]
@@ -307,7 +308,7 @@ class TestText:
         assert re.search(r"^energy +25.3 J/1000 infer$", text, re.MULTILINE)
         assert re.search(r"^GPU +74 % busy · 312 W · SM 1,755 MHz · clocks lowered: power limit$", text, re.MULTILINE)
         entry = result_document.entry(Point(1, GOOD, LoadPoint(16, 12), best))
-        assert entry[result_document.ENERGY] == pytest.approx(25.27, abs=0.01)
+        assert entry[ENERGY] == pytest.approx(25.27, abs=0.01)
         assert (entry["gpu_sm_clock_mhz"], entry["gpu_throttling"]) == (1755.0, "power limit")
 
     def test_comparisons_have_intervals(self) -> None:

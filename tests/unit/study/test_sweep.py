@@ -447,3 +447,27 @@ def test_the_csv_has_every_cell(tmp_path: Path) -> None:
     assert (rows[0]["dynamic_batching"], rows[0]["stable"], rows[0]["queue_ms"]) == ("false", "true", "1234.5678")
     assert rows[1]["throughput_infer_per_sec"] == ""
     assert rows[-1]["reason"] == "max_batch_size 1 admits no requests of 8 samples"
+
+
+@pytest.mark.parametrize("gpu_power_watts", [None, 50.0])
+def test_the_csv_is_read_as_a_recorded_table(gpu_power_watts: float | None, tmp_path: Path) -> None:
+    """A cell without a measurement is a failure, and counts and derived values are no parameters."""
+    taken = [
+        (load, replace(measurement(100 * number), gpu_power_watts=gpu_power_watts))
+        for number, load in enumerate((LoadPoint(1, 1), LoadPoint(1, 4), LoadPoint(1, 4)), 1)
+    ]
+    cells = sweep_cells(plan(repeat=2), [Trial(0, STATIC, tuple(taken)), Trial(1, DYNAMIC, (taken[0],))])
+    sweep_output.write_csv(tmp_path / "cells.csv", cells)
+    recording = read_recording(tmp_path / "cells.csv")
+    assert [row.candidate for row in recording.rows] == [cell.candidate for cell in cells]
+    assert [row.load for row in recording.rows] == [cell.load for cell in cells]
+    assert [row.measurement.reason for row in recording.rows] == ["", "", "", *["not measured"] * 3]
+
+
+def test_the_csv_has_one_kind_of_load(tmp_path: Path) -> None:
+    loads = (LoadPoint(1, 4), LoadPoint(1, request_rate=150.5))
+    cells = sweep_cells(SweepPlan((STATIC,), loads), [])
+    sweep_output.write_csv(tmp_path / "cells.csv", cells)
+    with (tmp_path / "cells.csv").open(newline="") as file:
+        written = [(row["concurrency"], row["request_rate"]) for row in csv.DictReader(file)]
+    assert written == [("4", ""), ("", "150.5")]
