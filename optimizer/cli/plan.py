@@ -28,7 +28,7 @@ from optimizer.plan.fleet import MOST_REPLICAS
 from optimizer.plan.traffic import BALANCERS, SPLIT, STEADY, ConstantTraffic, Day, PoissonTraffic, read_trace
 from optimizer.results.autoscaling import DEFAULT_MAX_REPLICAS, DEFAULT_MIN_REPLICAS
 from optimizer.results.finished_run import FinishedRun, read_run
-from optimizer.store.run_folder import LATEST, RunFolder, list_command
+from optimizer.store.run_folder import LATEST, RUN_FILE, SWEEP_FILE, RunFolder, list_command
 
 TRAFFIC = ("poisson", "constant", "diurnal")
 DEFAULT_PEAK_FACTOR = 1.5
@@ -346,8 +346,9 @@ def _run(name: str, arguments: PlanArguments) -> FinishedRun:
 
     A model without a run is tuned first.
     """
-    is_run = any(is_file(path / "run.json") for path in (Path(name), Path(arguments.results) / name))
-    if is_run or name == LATEST:
+    folders = (Path(name), Path(arguments.results) / name)
+    is_recorded = any(is_file(path / record) for path in folders for record in (RUN_FILE, SWEEP_FILE))
+    if is_recorded or name == LATEST:
         return read_run(name, arguments.results)
     if _is_run_name(name, arguments.results):
         raise BadInputError(

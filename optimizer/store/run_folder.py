@@ -172,6 +172,8 @@ class RunFolder:
                 return cls(path)
         if (newest := cls.newest(run, out)) is not None:
             return newest
+        if (sweep := cls._find_sweep(run, out)) is not None:
+            raise sweep._sweep_error(flag, run)
         here, shown = one_line(out, LONGEST_NAME), list_command(out)
         if run == LATEST:
             raise BadInputError(f"{flag} {LATEST}: no run in {here}; give the folder of a run (`{shown}` lists runs)")
@@ -179,6 +181,25 @@ class RunFolder:
         raise BadInputError(
             f"{flag} {quote(run)}: no {RUN_FILE} there{also}, and {here} has no run of such a model; "
             f"give a run's folder, a model or {LATEST} (`{shown}` lists runs)"
+        )
+
+    @classmethod
+    def _find_sweep(cls, run: str, out: str) -> RunFolder | None:
+        """Return the sweep that ``run`` stands for as in ``find``; None if there is none."""
+        for path in (Path(run), Path(out) / run):
+            if is_file(path / SWEEP_FILE):
+                return cls(path)
+        return None if run == LATEST else cls.newest(run, out, SWEEP_FILE)
+
+    def _sweep_error(self, flag: str, run: str) -> BadInputError:
+        """Return the error for this sweep, which the user gave as ``run`` in place of a run."""
+        path = one_line(str(self.path))
+        where = "" if Path(run) == self.path else f" ({path})"
+        tables = [shlex.quote(one_line(str(table))) for table in sorted(self.path.glob("trials*.csv"))]
+        replayed = f"`tune replay {tables[0]}` searches in its measurements, and " if tables else ""
+        return BadInputError(
+            f"{flag} {quote(run)}: is a sweep{where}, which has no recommendation; {replayed}`tune sweep --resume "
+            f"{shlex.quote(path)}` continues it"
         )
 
     @classmethod

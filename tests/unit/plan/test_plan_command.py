@@ -363,6 +363,10 @@ def test_runs_that_cannot_be_planned_from(run: Path) -> None:
     for name in ("a" * 5000, f"a/{'b' * 5000}"):
         with pytest.raises(BadInputError, match=r"no model|no run"):
             main([name, "--rate", "10/s"])
+    (run.parent / "swept").mkdir()
+    (run.parent / "swept" / "sweep.json").write_text("{}")
+    with pytest.raises(BadInputError, match="swept: is a sweep, which has no recommendation; `tune sweep --resume "):
+        main([str(run.parent / "swept"), "--rate", "9/s", "--results", str(run.parent.parent)])
     unbounded = edited(run, "unbounded", problem={"constraints": []})
     with pytest.raises(BadInputError, match="has no latency bound"):
         main([str(unbounded), "--rate", "9/s"])

@@ -207,3 +207,27 @@ def test_a_run_that_is_not_there_is_named_on_one_short_line(project: Path) -> No
         RunFolder.find("a\x85b\nc" + "d" * 5000, "results")
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("run", ["results/mine/sweep", "mine/sweep", "mine"])
+def test_a_sweep_is_named_with_the_commands_that_take_it(run: str, project: Path) -> None:
+    (project / "results/mine/sweep").mkdir()
+    (project / "results/mine/sweep/sweep.json").write_text("{}")
+    where = "" if run.startswith("results") else " (results/mine/sweep)"
+    said = f"run {run}: is a sweep{where}, which has no recommendation; "
+    continued = "`tune sweep --resume results/mine/sweep` continues it"
+    with pytest.raises(BadInputError) as caught:
+        RunFolder.find(run, "results", "run")
+    assert str(caught.value) == said + continued
+    (project / "results/mine/sweep/trials-b8.csv").touch()
+    with pytest.raises(BadInputError) as caught:
+        RunFolder.find(run, "results", "run")
+    replayed = "`tune replay results/mine/sweep/trials-b8.csv` searches in its measurements, and "
+    assert str(caught.value) == said + replayed + continued
+
+
+def test_a_run_is_found_although_its_model_has_a_sweep(project: Path) -> None:
+    (project / "results/mine/sweep").mkdir()
+    (project / "results/mine/sweep/sweep.json").write_text("{}")
+    started(project, GIVEN)
+    assert RunFolder.find("mine", "results").path == Path("results/mine/run")
