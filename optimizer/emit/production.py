@@ -201,6 +201,12 @@ def header(recommended: Recommendation, *more: str) -> list[str]:
             "CPUs and the load; send each request to the one with the fewest unanswered requests, for example with "
             "Envoy's LEAST_REQUEST or nginx's least_conn"
         )
+    if recommended.is_embedded:
+        lines.append(
+            "NOTE: measured on tune's embedded server; the backends of NVIDIA's image differ in speed and memory, so "
+            "measure there before you rely on limits and replicas: `tune verify --fresh --target docker` (or local, "
+            "remote)"
+        )
     if recommended.unread:
         lines.append(f"NOTE: {SettingsUnread(recommended.unread)}")
     if recommended.undecided:

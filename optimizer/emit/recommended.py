@@ -40,7 +40,7 @@ class Recommendation:
     ``load_seconds`` is the time that loading the configuration took on each server. ``undecided`` says why the
     verdict is UNDECIDED and which command continues the test; it is empty for PASS, also in a separate test.
     ``sending`` says how a load shape or a recording was sent; it is empty for other loads. ``unread`` are settings
-    that only tune's own backend reads.
+    that only tune's own backend reads. ``is_embedded`` says whether the embedded server was measured.
     """
 
     run: str
@@ -66,6 +66,7 @@ class Recommendation:
     files: Mapping[str, str] = field(default_factory=dict)
     sending: str = ""
     unread: tuple[str, ...] = ()
+    is_embedded: bool = False
 
     @property
     def memory_bytes(self) -> float | None:
@@ -144,6 +145,7 @@ def read_recommendation(run: FinishedRun) -> Recommendation:
             files=files,
             sending=_sending(run.problem, point),
             unread=execution.unread_settings(configs.values()) if options.target == "embedded" else (),
+            is_embedded=options.target == "embedded",
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise run.folder.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None

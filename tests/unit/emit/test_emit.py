@@ -224,6 +224,18 @@ def test_settings_that_production_does_not_read_are_noted(target: Any, is_noted:
         assert (note in text) is is_noted
 
 
+@pytest.mark.parametrize(("target", "is_noted"), [("embedded", True), ("local", False)])
+@pytest.mark.parametrize("format_name", [name for name in FORMATS if name != "per-device"])
+def test_files_say_that_the_embedded_server_was_measured(
+    format_name: str, target: Any, is_noted: bool, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path, options=RunOptions("", target=target))
+    words = in_production("s3://b/m", format_name)[: 2 if format_name == "pbtxt" else None]
+    files = emitted(run, tmp_path / "out", *words)
+    noted = [path for path, text in files.items() if "# NOTE: measured on tune's embedded server; " in text]
+    assert bool(noted) is is_noted
+
+
 def test_one_configuration_for_each_device(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a"), RUNS["gpu"](tmp_path / "b")]
     words = [str(runs[1]), "--format", "per-device"]
