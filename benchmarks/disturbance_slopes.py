@@ -3,8 +3,8 @@
     python benchmarks/disturbance_slopes.py RUN ...
 
 A slope is the rise of the log of p95, or the fall of the log of throughput, over the fall of the log of the CPU share
-that other programs left. For the search it is the slope that the confirmation fits, with its prior. For windows on
-fresh servers it is that between the windows of the same configuration at the same load. Prints Markdown.
+that other programs left. For the search it is the slope that the confirmation fits. For windows on fresh servers it
+is that between the windows of the same configuration at the same load. Prints Markdown.
 """
 
 from __future__ import annotations
