@@ -320,10 +320,16 @@ def print_table(console: Console, table: Table) -> None:
 
 def _least_width(column: Column) -> int:
     """Return the width that ``column`` needs so that no word is broken, except for long ones in columns that wrap."""
-    if column.no_wrap:
-        return _widest_line(column)
+    return _widest_line(column) if column.no_wrap else max(min(width, LONGEST_WORD) for width in _word_widths(column))
+
+
+def _longest_word(column: Column) -> int:
+    return _widest_line(column) if column.no_wrap else max(_word_widths(column))
+
+
+def _word_widths(column: Column) -> list[int]:
     texts = (str(column.header), *map(str, column.cells))
-    return max(min(cell_len(word), LONGEST_WORD) for text in texts for word in text.split() or [""])
+    return [cell_len(word) for text in texts for word in text.split() or [""]]
 
 
 def _widest_line(column: Column) -> int:
@@ -334,15 +340,17 @@ def _widest_line(column: Column) -> int:
 def _set_widths(columns: Sequence[Column], room: int) -> None:
     """Set the widths of ``columns`` if these need more than ``room``, because rich would break words.
 
-    Each column gets its least width. The rest goes to the columns that need the least more.
+    Each column gets its least width. The rest goes to long words, then to the columns that need the least more.
     """
     if sum(map(_widest_line, columns)) <= room:
         return
-    left = room - sum(map(_least_width, columns))
-    for column in sorted(columns, key=lambda column: _widest_line(column) - _least_width(column)):
-        more = min(left, _widest_line(column) - _least_width(column))
-        column.width = _least_width(column) + more
-        left -= more
+    widths = list(map(_least_width, columns))
+    for wanted in (list(map(_longest_word, columns)), list(map(_widest_line, columns))):
+        missing = [width - own for width, own in zip(wanted, widths, strict=True)]
+        for place in sorted(range(len(columns)), key=lambda place: missing[place]):
+            widths[place] += min(missing[place], room - sum(widths))
+    for column, width in zip(columns, widths, strict=True):
+        column.width = width
 
 
 def _one_line_for_each_cell(table: Table) -> Table:

@@ -253,3 +253,17 @@ def test_the_columns_of_a_table_break_no_word() -> None:
         "                             ms and p99",
         "                             <= 40 ms",
     ]
+
+
+def test_a_long_word_of_a_table_is_broken_only_without_room() -> None:
+    table = formatting.plain_table("setting", "choices")
+    table.add_row("parameters.intra_op_threads", "one, two, three")
+    console = Console(width=36)
+    with console.capture() as captured:
+        formatting.print_table(console, table)
+    assert captured.get().splitlines() == [
+        "setting                      choices",
+        "parameters.intra_op_threads  one,",
+        "                             two,",
+        "                             three",
+    ]
