@@ -29,7 +29,8 @@ ENGINE_ARGUMENTS = {
     "disable_log_stats": False,
 }
 CACHE_TOKENS = 20_000  # in the KV cache at a memory utilization of 1
-STEP_SECONDS, TOKEN_SECONDS, SEQUENCE_SECONDS = 0.002, 0.00001, 0.0001  # of an iteration, a prompt token, a sequence
+# Of an iteration, a prompt token and a sequence. An iteration takes longer than its responses take the CPU.
+STEP_SECONDS, TOKEN_SECONDS, SEQUENCE_SECONDS = 0.008, 0.00001, 0.0001
 DEFAULT_TOKENS = 16  # vLLM's own default of max_tokens
 
 FLAGS = ("stream", "exclude_input_in_output", "return_finish_reason", "return_num_input_tokens")

@@ -126,17 +126,16 @@ def _usual_correction(
     fit: Callable[[Sequence[Point]], PerformanceModel | None],
 ) -> DisturbanceCorrection:
     """Return the correction to the usual state; with a factor of 1 if no model predicts all points."""
+
+    def correction(factor: float) -> DisturbanceCorrection:
+        return DisturbanceCorrection(usual_share, factor * LATENCY_SLOPE, factor * THROUGHPUT_SLOPE)
+
     points = [point for point in points if has_all_latencies(point, problem)]
-    possible = [
-        DisturbanceCorrection(usual_share, factor * LATENCY_SLOPE, factor * THROUGHPUT_SLOPE)
-        for factor in SLOPE_FACTORS
-    ]
-    likelihoods = [_log_likelihood(correction.correct_points(points), problem, fit) for correction in possible]
-    known = [value for value in likelihoods if value is not None]
-    if len(known) < len(possible):
-        return DisturbanceCorrection(usual_share, LATENCY_SLOPE, THROUGHPUT_SLOPE)
-    factor = float(np.average(SLOPE_FACTORS, weights=np.exp(np.array(known) - max(known))))
-    return DisturbanceCorrection(usual_share, factor * LATENCY_SLOPE, factor * THROUGHPUT_SLOPE)
+    corrected = [correction(factor).correct_points(points) for factor in SLOPE_FACTORS]
+    known = [value for own in corrected if (value := _log_likelihood(own, problem, fit)) is not None]
+    if len(known) < len(SLOPE_FACTORS):
+        return correction(1.0)
+    return correction(float(np.average(SLOPE_FACTORS, weights=np.exp(np.array(known) - max(known)))))
 
 
 def _log_likelihood(

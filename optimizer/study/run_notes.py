@@ -86,10 +86,16 @@ def _highest_concurrency(outcome: Outcome, problem: Problem) -> HighestConcurren
     return HighestConcurrency(best.load.concurrency) if is_highest and is_well_inside else None
 
 
+def _passed(outcome: Outcome) -> Point | None:
+    """Return the recommendation if it passed its test; None otherwise."""
+    confirmed = outcome.confirmed
+    return outcome.recommended if confirmed and confirmed.judged.verdict is Verdict.PASS else None
+
+
 def _less_than_in_search(outcome: Outcome, trials: Sequence[Trial], problem: Problem) -> LessThanInSearch | None:
     """Return a note if the recommendation passed with clearly less throughput than the search measured."""
-    best = outcome.recommended
-    if best is None or outcome.confirmed is None or outcome.confirmed.judged.verdict is not Verdict.PASS:
+    best = _passed(outcome)
+    if best is None:
         return None
     searched = [
         Point(trial.number, trial.candidate, load, measurement)
@@ -105,8 +111,8 @@ def _less_than_in_search(outcome: Outcome, trials: Sequence[Trial], problem: Pro
 
 def _untested_served_more(outcome: Outcome, trials: Sequence[Trial], problem: Problem) -> UntestedServedMore | None:
     """Return a note if the recommendation passed with clearly less throughput than an untested configuration."""
-    best = outcome.recommended
-    if best is None or outcome.confirmed is None or outcome.confirmed.judged.verdict is not Verdict.PASS:
+    best = _passed(outcome)
+    if best is None:
         return None
     tested = {trial.candidate for trial in trials if trial.confirmations}
     other = problem.best_point([point for point in latest_points(trials) if point.candidate not in tested])
