@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optimizer.core import interrupts
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.core.owner import is_leftover, owner_of, this_process
 from optimizer.core.process import RunningProcess, describe_exit_code
@@ -174,7 +175,8 @@ class Server(ABC):
             self.start()
             from tritonclient.grpc import InferenceServerClient  # 0.4 s, while the server starts
 
-            self._client = InferenceServerClient(self.grpc)
+            with interrupts.deferred():  # the destructor of a client that is only partly constructed fails
+                self._client = InferenceServerClient(self.grpc)
             if self._comes_up(self._client, deadline):
                 self._check_version()
                 return self._client

@@ -12,6 +12,7 @@ from tritonclient.grpc import InferenceServerClient
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 from tritonclient.utils import InferenceServerException
 
+from optimizer.core import interrupts
 from optimizer.core.endpoint import Connection
 from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, send_all
 from optimizer.measure.tls import ca_file, tls_context
@@ -40,7 +41,8 @@ class GrpcClient:
         self._connection = connection
         self._headers = connection.sent_headers
         self._credentials = _credentials(connection)
-        self._client = InferenceServerClient(connection.address, creds=self._credentials)
+        with interrupts.deferred():  # the destructor of a client that is only partly constructed fails
+            self._client = InferenceServerClient(connection.address, creds=self._credentials)
 
     def check(self, timeout_seconds: float = CALL_SECONDS) -> None:
         with self._translated_errors():

@@ -25,6 +25,7 @@ from tritonclient.utils import (
 )
 
 from optimizer.config.model_config_proto import ModelConfig
+from optimizer.core import interrupts
 from optimizer.core.endpoint import Connection
 from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, send_all
 from optimizer.measure.tls import tls_context
@@ -133,13 +134,15 @@ class HttpClient:
     def _open(self, timeout_seconds: float = CALL_SECONDS, connections: int = 1) -> Iterator[Any]:
         secured = {} if self._context is None else {"ssl": True, "ssl_context_factory": self._secured}
         try:
-            with InferenceServerClient(
-                self._connection.address,
-                concurrency=connections,
-                connection_timeout=min(timeout_seconds, CALL_SECONDS),
-                network_timeout=timeout_seconds,
-                **secured,
-            ) as client:
+            with interrupts.deferred():  # the destructor of a client that is only partly constructed fails
+                client = InferenceServerClient(
+                    self._connection.address,
+                    concurrency=connections,
+                    connection_timeout=min(timeout_seconds, CALL_SECONDS),
+                    network_timeout=timeout_seconds,
+                    **secured,
+                )
+            with client:
                 yield client
         except InferenceServerException as error:
             failure = _FAILURES.get(str(error.status()), "refused")
