@@ -1,4 +1,4 @@
-"""``tune explain RUN``: the bottleneck of a run, the effect of changes, and why the runner-up lost."""
+"""``tune explain RUN``: the bottleneck of a run, the effect of changes, and why the runner-up was not recommended."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def build_parser() -> Parser:
         prog="tune explain",
         usage="[options] RUN",
         description="Explain what limits the throughput of a run, which constraint is active,\n"
-        "which changes would help, and why the runner-up lost. Reads the folder of the\n"
-        "run, and starts a server only with --measure.",
+        "which changes would help, and why the runner-up was not recommended. Reads\n"
+        "the folder of the run, and starts a server only with --measure.",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     add_results(parser)

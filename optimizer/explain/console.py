@@ -52,7 +52,7 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
         _heading(console, "Shared memory between client and server")
         _sentences(console, *_shared_memory(explanation.shared_memory))
     if explanation.recommended:
-        _heading(console, "Why the runner-up lost")
+        _heading(console, "Why the runner-up was not recommended")
         _sentences(console, *_runner_up(explanation, explanation.runner_up))
     console.print()
     console.print(Text.assemble(("results  ", "dim"), str(explanation.run.folder.path)), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Explains a run: bottleneck, binding constraint, expected effects of changes, and why the runner-up lost."""
+"""Explains a run: its bottleneck, the binding constraint, the effects of changes, and the runner-up."""
 
 from __future__ import annotations
 

@@ -133,6 +133,7 @@ def _axis(frame: PlotFrame, bound: float | None, label: str) -> list[Text]:
 LEAST_COLUMNS_FOR_LOADS = 70
 MOST_ROWS = 12
 OTHER_LINES = 11  # lines of the display without finished trials and plot
+ECHO_COLUMNS = 4  # at the end of the last line: if "^C^C" wrapped there, the display could not be erased as a whole
 LEAST_ROWS, MOST_PLOT = 4, 16  # minimum of finished trials next to a plot; maximum of lines of the plot
 
 
@@ -306,6 +307,7 @@ class LiveObserver:
         most = f" of at most {self._budget.max_trials}" if self._budget.max_trials else ""
         done = formatting.count(max((trial.number + 1 for _, trial in self._finished), default=0), "trial") + most
         row = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        row.width = max(1, self._console.width - ECHO_COLUMNS)
         row.add_column(ratio=1)
         row.add_column(no_wrap=True, overflow="ellipsis")
         bar = ProgressBar(total=total, completed=total - left)

@@ -714,6 +714,15 @@ class TestProgressObservers:
         assert re.search(r"best so far  12,345 infer/s, p95 18.2 ms, concurrency 12", shown)
         assert re.search(r"4:00 left · \d:\d\d elapsed · 6 trials of at most 30", shown)
 
+    def test_the_echo_of_ctrl_c_does_not_wrap(self) -> None:
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
+        with LiveObserver(console, problem(), Budget(240.0), time.monotonic()):
+            pass
+        *_, last = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", text.getvalue()).strip().splitlines()
+        assert "elapsed" in last
+        assert len(f"{last}^C^C") <= 80
+
     def test_parallel_trials_are_shown(self) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
