@@ -1,12 +1,13 @@
 """Compare recommendations of runs next to programs that take CPU time irregularly with the best possible ones.
 
     python benchmarks/disturbed_runs.py [--seeds 8] [--disturbed 0 0.1 0.25 0.5] [--slowness 1.5] [--background]
-        [--rows FILE]
+        [--start-seconds 2.5] [--rows FILE]
 
 Searches simulated servers (simulated_tables.py) and confirms the best configurations with the functions of a real
 run, by a virtual clock, with the default budget. Other programs take one of two cores in bursts of 1 to 8 s;
 everything takes ``--slowness`` times as long then, the speed probe too. With ``--background`` others also take all
-CPU time that the server leaves idle, which slows nothing. Servers and windows differ by 5 % each.
+CPU time that the server leaves idle, which slows nothing. ``--start-seconds`` is the time of the start of a fresh
+server, as in containers or on a busy machine. Servers and windows differ by 5 % each.
 Prints Markdown; progress goes to standard error.
 """
 
@@ -101,6 +102,7 @@ class DisturbedServer:
     disturbed: float
     slowness: float
     background: bool
+    start_seconds: float
     seed: int
     seconds: float = 0.0
     idle: list[float] = field(default_factory=list)  # share of the CPU time that the server leaves, of each window
@@ -133,7 +135,7 @@ class DisturbedServer:
             yield endpoint
 
     def deploy_fresh(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
-        return self._deployed(candidate, START_SECONDS)
+        return self._deployed(candidate, self.start_seconds)
 
     @contextlib.contextmanager
     def _deployed(self, candidate: Candidate, seconds: float) -> Iterator[Endpoint]:
@@ -195,6 +197,7 @@ class Run:
     disturbed: float
     slowness: float
     background: bool
+    start_seconds: float
     server: str
     seed: int
 
@@ -242,7 +245,7 @@ def run(job: Run) -> Result:
         sla=Sla.from_bounds({"p95": bound_ms}),
         cpu_count=CPUS,
     )
-    server = DisturbedServer(stack, job.disturbed, job.slowness, job.background, job.seed)
+    server = DisturbedServer(stack, job.disturbed, job.slowness, job.background, job.start_seconds, job.seed)
     measurer = Measurer(
         server, server, DiscardingRecord(), server, cross_checking=server, speed=SpeedLog(server.probe)
     )
@@ -353,11 +356,18 @@ def main() -> None:
         help=f"how many times as long everything takes in a burst ({BURST_FACTOR})",
     )
     parser.add_argument("--background", action="store_true", help="others take all CPU time that the server leaves")
+    parser.add_argument(
+        "--start-seconds",
+        type=float,
+        default=START_SECONDS,
+        metavar="SECONDS",
+        help=f"the time of the start of a fresh server ({START_SECONDS:g})",
+    )
     parser.add_argument("--rows", type=Path, metavar="FILE", help="write each run to FILE")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
     arguments = parser.parse_args()
     jobs = [
-        Run(disturbed, arguments.slowness, arguments.background, server, seed)
+        Run(disturbed, arguments.slowness, arguments.background, arguments.start_seconds, server, seed)
         for disturbed in arguments.disturbed
         for seed in range(arguments.seeds)
         for server in SERVERS

@@ -58,6 +58,7 @@ class CandidateTests:
         point: The candidate at its best load.
         predictions: Its loads.
         shares: The shares of the error for its tests.
+        start_seconds: The estimated time of the start of a fresh server.
         left_seconds: Returns the time that is left for tests.
         is_cross_checked: Whether perf_analyzer measures each tested server as well.
         sequence: The tests, which continue where the confirmations of the trial end.
@@ -69,6 +70,7 @@ class CandidateTests:
     point: Point
     predictions: LoadPredictions
     shares: tuple[float, ...]
+    start_seconds: float
     left_seconds: Callable[[], float] = lambda: math.inf
     is_cross_checked: bool = False
     sequence: LoadSequence = field(init=False)
@@ -151,5 +153,5 @@ class CandidateTests:
 
     def _server_plan(self, load: LoadPoint, servers: int) -> ServerPlan:
         error = 0.0 if self.sequence.current is None else self.sequence.current_error
-        own = plan_server(self.point, load, self.problem.request_times, error, self.problem.sla)
+        own = plan_server(self.point, load, self.problem.request_times, error, self.problem.sla, self.start_seconds)
         return replace(own, is_cross_checked=self.is_cross_checked).fitting(servers, self.left_seconds())

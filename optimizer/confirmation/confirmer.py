@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +16,7 @@ from optimizer.confirmation.disturbances import DisturbanceCorrection, disturban
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
 from optimizer.confirmation.next_test import NextTest, corrected_predictions, next_test
 from optimizer.confirmation.plan import ConfirmationPlan, compared_points, plan_tests, usual_points
-from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, plan_server
+from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, estimate_start_seconds, plan_server
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.confirmation.windows import errors_by_load, last_server, server_windows, without_lost_end
 from optimizer.core.budget import Budget
@@ -59,6 +60,7 @@ class Confirmer:
     best: Sequence[Point] = field(default=(), init=False)
     _disturbances: DisturbanceCorrection = field(default_factory=DisturbanceCorrection, init=False)
     _lost_servers: dict[int, int] = field(default_factory=dict, init=False)  # by trial; the next one has its number
+    _start_seconds: list[float] = field(default_factory=list, init=False)  # of the fresh servers so far
 
     def run(self, comparisons: Sequence[Candidate]) -> list[Trial]:
         """Return the trials with their confirmations.
@@ -119,6 +121,7 @@ class Confirmer:
         trial = self.trial(planned.trial)
         if trial.status == "failed":
             return False
+        begun = self.budget.left_seconds()
         self.measurer.observer.trial_started(trial.number, trial.candidate, "confirm")
         number = self._lost_servers.pop(planned.trial, last_server(self.trials) + 1)
         fresh = FreshServer(number, planned.error)
@@ -151,6 +154,9 @@ class Confirmer:
         self.trials[self._place(trial.number)] = trial
         if isinstance(error, ServerCrashed):  # the time is up and this measurement is lost
             return False
+        if error is None and attempts == 1:
+            taken = begun - self.budget.left_seconds()
+            self._start_seconds.append(planned.start_seconds + taken - planned.server_seconds)
         speed = fit_speed_correction(self.trials, self.problem)
         best = speed.best_point(latest_points(self.trials), self.problem.best_point)
         self.measurer.observer.trial_finished(trial, best)
@@ -180,6 +186,7 @@ class Confirmer:
             self.trials,
             self.best,
             self.problem,
+            start_seconds=self._expected_start_seconds(),
             left_seconds=self.budget.left_seconds,
             is_cross_checked=self._is_cross_checked,
         )
@@ -188,9 +195,18 @@ class Confirmer:
     def _is_cross_checked(self) -> bool:
         return self.measurer.cross_checking is not None
 
+    def _expected_start_seconds(self) -> float:
+        """Return the time that the start of the next fresh server is expected to take.
+
+        It is the mean of those so far, if they took longer than was estimated from the search. Servers start more
+        slowly on a busy machine and in containers.
+        """
+        estimate = estimate_start_seconds(self.trials)
+        return max(estimate, statistics.fmean(self._start_seconds)) if self._start_seconds else estimate
+
     def _planned(self, point: Point, load: LoadPoint) -> ServerPlan:
         """Return how the candidate of ``point`` is measured at ``load`` for comparison."""
-        return plan_server(point, load, self.problem.request_times)
+        return plan_server(point, load, self.problem.request_times, start_seconds=self._expected_start_seconds())
 
     def _tests(self, plan: ConfirmationPlan, point: Point) -> CandidateTests | None:
         """Return the tests of the candidate of ``point``; None if other candidates use all of the error."""
@@ -207,6 +223,7 @@ class Confirmer:
             point,
             predictions,
             shares,
+            self._expected_start_seconds(),
             self.budget.left_seconds,
             is_cross_checked=self._is_cross_checked,
         )
@@ -251,7 +268,10 @@ class Confirmer:
         """
         if was_search_disturbed(self.trials):
             return False
-        planned = plan_server(point, point.load, self.problem.request_times, sla=self.problem.sla)
+        start_seconds = self._expected_start_seconds()
+        planned = plan_server(
+            point, point.load, self.problem.request_times, sla=self.problem.sla, start_seconds=start_seconds
+        )
         planned = replace(planned, is_cross_checked=self._is_cross_checked)
         return self.budget.left_seconds() < planned.reserved_seconds(LOOKS[0])
 

@@ -12,7 +12,7 @@ from optimizer.config.search_space import Problem
 from optimizer.confirmation.candidate_tests import CandidateTests, error_shares
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.plan import ConfirmationPlan
-from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, plan_server
+from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, estimate_start_seconds, plan_server
 from optimizer.confirmation.windows import errors_by_load, pooled_point, server_windows, without_lost_end
 from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.simulator.speed_correction import fit_speed_correction
@@ -41,6 +41,7 @@ def next_test(
     best: Sequence[Point],
     problem: Problem,
     *,
+    start_seconds: float,
     left_seconds: Callable[[], float] = lambda: math.inf,
     is_cross_checked: bool = False,
 ) -> NextTest | None:
@@ -54,6 +55,7 @@ def next_test(
         trials: All trials of the run.
         best: The best point of each finalist, in the order of testing.
         problem: The search problem.
+        start_seconds: The estimated time of the start of a fresh server.
         left_seconds: Returns the time that is left for tests.
         is_cross_checked: Whether perf_analyzer measures each tested server as well.
     """
@@ -67,12 +69,22 @@ def next_test(
         if shares is None:
             continue
         if predictions is None:
-            server = plan_server(point, point.load, problem.request_times, sla=problem.sla)
+            server = plan_server(
+                point, point.load, problem.request_times, sla=problem.sla, start_seconds=start_seconds
+            )
             tests.append(NextTest(point, server, LOOKS[0]))
             states.append(CandidateState(passed=0.0, expected=0.0))
             continue
         own = CandidateTests(
-            problem, plan, trials, point, predictions, shares, left_seconds, is_cross_checked=is_cross_checked
+            problem,
+            plan,
+            trials,
+            point,
+            predictions,
+            shares,
+            start_seconds,
+            left_seconds,
+            is_cross_checked=is_cross_checked,
         )
         load = own.next_load()
         states.append(own.state(load))
@@ -87,7 +99,8 @@ def next_verdict(plan: ConfirmationPlan, trials: Sequence[Trial], problem: Probl
     """Return the test that a later session continues with; None if no further server can change a verdict."""
     trials = [without_lost_end(trial) for trial in trials]
     points = fit_speed_correction(trials, problem).correct_points(latest_points(trials))
-    return next_test(plan, trials, plan.best_points(points, problem), problem)
+    start_seconds = estimate_start_seconds(trials)
+    return next_test(plan, trials, plan.best_points(points, problem), problem, start_seconds=start_seconds)
 
 
 def corrected_predictions(plan: ConfirmationPlan, trial: Trial, problem: Problem) -> LoadPredictions | None:

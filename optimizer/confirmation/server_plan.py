@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from objectives.verdict import needed_requests
 from optimizer.core.load_shapes import RequestTimes
-from optimizer.core.trial import Candidate, LoadPoint, Point
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
 
 WINDOWS, FEWER_WINDOWS = 8, 3  # per server; fewer if time is short
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.5, 10.0  # length of a window
 WINDOW_REQUESTS = 40  # requests in a window of a slow model
-START_SECONDS = 2.5  # estimated: start of a server and of the load generator, and its lead-in
+START_SECONDS = 2.5  # least estimate: start of a server and of the load generator, and its lead-in
 STREAM_GENERATIONS = 2  # of requests of a model that streams: those before the first window, and the last ones
 CROSS_CHECK_WINDOWS = 2  # length of perf_analyzer's measurement on each server of a test, in windows
 CROSS_CHECK_START_SECONDS = 0.5  # estimated: start and end of perf_analyzer
@@ -33,7 +35,8 @@ class ServerPlan:
         error: The error probability of the test; 0 if the candidate is measured for comparison only.
         windows: The number of windows.
         is_cross_checked: Whether perf_analyzer measures once after the windows.
-        start_seconds: The estimated time without windows.
+        start_seconds: The estimated time of the start.
+        lead_in_seconds: The estimated time of requests before and after the windows, beyond the usual one.
     """
 
     trial: int
@@ -44,12 +47,13 @@ class ServerPlan:
     windows: int = WINDOWS
     is_cross_checked: bool = False
     start_seconds: float = START_SECONDS
+    lead_in_seconds: float = 0.0
 
     @property
     def server_seconds(self) -> float:
         """The estimated duration on one server, including its start."""
         cross_check = CROSS_CHECK_START_SECONDS + self.cross_check_seconds if self.is_cross_checked else 0.0
-        return self.start_seconds + self.windows * self.window_seconds + cross_check
+        return self.start_seconds + self.lead_in_seconds + self.windows * self.window_seconds + cross_check
 
     @property
     def cross_check_seconds(self) -> float:
@@ -69,8 +73,22 @@ class ServerPlan:
         return missing * self.server_seconds + LOOKS[0] * replace(self, windows=FEWER_WINDOWS).server_seconds
 
 
+def estimate_start_seconds(trials: Sequence[Trial]) -> float:
+    """Return the estimated time of the start of a fresh server, from the deployments of the search.
+
+    A model that takes long to load takes as long on a fresh server.
+    """
+    known = [trial.deploy_seconds for trial in trials if trial.deploy_seconds is not None]
+    return max(START_SECONDS, statistics.median(known)) if known else START_SECONDS
+
+
 def plan_server(
-    point: Point, load: LoadPoint, times: RequestTimes | None, error: float = 0.0, sla: Sla | None = None
+    point: Point,
+    load: LoadPoint,
+    times: RequestTimes | None,
+    error: float = 0.0,
+    sla: Sla | None = None,
+    start_seconds: float = START_SECONDS,
 ) -> ServerPlan:
     """Return the plan for the candidate of ``point`` at ``load``, sent at ``times`` in an open loop.
 
@@ -81,12 +99,20 @@ def plan_server(
     served = point.throughput_infer_per_sec / load.request_batch_size
     requests = max(WINDOW_REQUESTS, *(needed_requests(bound) / (WINDOWS * LOOKS[0]) for bound in sla or ()), 0)
     seconds = requests / served if served > 0 else LONGEST_SECONDS
-    start_seconds = START_SECONDS
+    lead_in_seconds = 0.0
     if point.measurement.responses_per_sec is not None:
         latency_s = (point.measurement.latency_avg_ms or 0.0) / 1e3
-        start_seconds += STREAM_GENERATIONS * min(latency_s, MAX_LEAD_IN_SECONDS)
+        lead_in_seconds += STREAM_GENERATIONS * min(latency_s, MAX_LEAD_IN_SECONDS)
     seconds = min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS)
     if times is not None:
-        start_seconds += times.lead_in_at(load.request_rate)
+        lead_in_seconds += times.lead_in_at(load.request_rate)
         seconds = times.whole_periods(seconds, load.request_rate)
-    return ServerPlan(point.trial, point.candidate, load, seconds, error, start_seconds=start_seconds)
+    return ServerPlan(
+        point.trial,
+        point.candidate,
+        load,
+        seconds,
+        error,
+        start_seconds=start_seconds,
+        lead_in_seconds=lead_in_seconds,
+    )

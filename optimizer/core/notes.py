@@ -144,7 +144,7 @@ class ServerProcessesVaried(Note):
     def __str__(self) -> str:
         return (
             "several server processes divide the CPUs, and each request goes to the one with the fewest unanswered "
-            "requests: production has to spread the load in the same way"
+            "requests: to serve a configuration of several, spread the load in the same way"
         )
 
 

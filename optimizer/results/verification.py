@@ -13,7 +13,7 @@ from rich.text import Text
 
 from objectives.confidence import Verdict
 from optimizer.confirmation.plan import finalists
-from optimizer.confirmation.server_plan import ServerPlan, plan_server
+from optimizer.confirmation.server_plan import ServerPlan, estimate_start_seconds, plan_server
 from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations, meets_sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note
@@ -67,10 +67,11 @@ class Verification:
 def verification_candidates(recommended: Point, trials: Sequence[Trial], problem: Problem) -> list[ServerPlan]:
     """Return the recommendation at its own load, which is tested, then the runners-up for comparison."""
     rest = [point for point in latest_points(trials) if point.candidate != recommended.candidate]
-    times = problem.request_times
+    times, start_seconds = problem.request_times, estimate_start_seconds(trials)
+    others = finalists(rest, problem, RUNNERS_UP)
     return [
-        plan_server(recommended, recommended.load, times, 1 - problem.confidence, problem.sla),
-        *(plan_server(point, point.load, times) for point in finalists(rest, problem, RUNNERS_UP)),
+        plan_server(recommended, recommended.load, times, 1 - problem.confidence, problem.sla, start_seconds),
+        *(plan_server(point, point.load, times, start_seconds=start_seconds) for point in others),
     ]
 
 

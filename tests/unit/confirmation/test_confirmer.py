@@ -23,7 +23,14 @@ from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.plan import ConfirmationPlan
-from optimizer.confirmation.server_plan import COMPARED_SERVERS, FEWER_WINDOWS, START_SECONDS, WINDOWS, plan_server
+from optimizer.confirmation.server_plan import (
+    COMPARED_SERVERS,
+    FEWER_WINDOWS,
+    START_SECONDS,
+    WINDOWS,
+    estimate_start_seconds,
+    plan_server,
+)
 from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
@@ -603,9 +610,10 @@ class Timed(Drawing):
     """A server whose deployments and windows take as long as planned on the clock of ``budget``."""
 
     seconds = 0.0
+    start_seconds = START_SECONDS
 
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
-        self.seconds += START_SECONDS + count * seconds
+        self.seconds += self.start_seconds + count * seconds
         return super().measure_windows(endpoint, load, seconds, count)
 
     def budget(self, seconds: float) -> Budget:
@@ -627,6 +635,27 @@ def test_a_short_budget_tests_a_lower_load_before_the_baseline(problem: Problem,
     assert second.servers == LOOKS[0]
     assert LOOKS[0] * FEWER_WINDOWS <= second.windows < LOOKS[0] * WINDOWS
     assert second.judged.verdict is Verdict.PASS
+
+
+def test_servers_that_start_slowly_get_fewer_windows_and_keep_the_budget(problem: Problem, tmp_path: Path) -> None:
+    server = Timed()
+    server.start_seconds = 8.0
+    seconds = LOOKS[0] * server.start_seconds + 0.5 * (WINDOWS + (LOOKS[0] - 1) * FEWER_WINDOWS)
+    trials = confirmed_in_time(server, problem, tmp_path, seconds=seconds)
+    assert server.seconds <= seconds
+    (tested,) = judged_loads(trials, problem).values()
+    assert tested.judged.verdict is Verdict.PASS
+    assert (tested.servers, tested.windows) == (LOOKS[0], WINDOWS + (LOOKS[0] - 1) * FEWER_WINDOWS)
+
+
+def test_deployments_of_the_search_say_how_long_a_fresh_server_takes(problem: Problem, tmp_path: Path) -> None:
+    server = Timed()
+    trials = [replace(trial, deploy_seconds=30.0) for trial in searched(server, LOADS)]
+    assert estimate_start_seconds(trials) == 30.0
+    assert estimate_start_seconds([replace(trial, deploy_seconds=0.5) for trial in trials]) == START_SECONDS
+    measuring = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
+    Confirmer(problem, server, measuring, server.budget(4 * 32.0), trials).run(COMPARISONS)
+    assert server.deployed[: LOOKS[0]] == LOOKS[0] * [FASTER], "a comparison may take the time of the test"
 
 
 @pytest.mark.parametrize(
