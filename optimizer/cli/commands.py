@@ -24,6 +24,7 @@ _GROUPS: Final = {  # each command is the module of its name in this package
         "explain": "explain what limits the throughput, and what would help",
         "plan": "compute the replicas for a request rate, and their cost",
         "emit": "write files for Docker, Kubernetes, Helm, KServe",
+        "serve": "start the server of a recommendation, without Docker",
         "watch": "say whether a run still fits a server in production",
         "runs": "list the runs in results/, or delete some",
     },
@@ -42,8 +43,7 @@ Find the Triton configuration with the most throughput within a latency bound.
   tune --sla-p99 50ms --model-repository models my_model  a model of your own
 
 {commands}
-
-More: tune run --help, tune COMMAND --help; `tune doctor` shows where docs/ is
+More     tune run --help, tune COMMAND --help; `tune doctor` locates docs/
 """
 DISTRIBUTION: Final = "tritune"
 _NAMES_A_MODEL: Final = ("--model-repository", "--from-model-analyzer")  # with these, MODEL may be any name

@@ -202,7 +202,7 @@ def main(words: list[str]) -> int:
 
     recommended_runs = [read_recommendation(read_run(run, arguments.results)) for run in arguments.runs]
     for recommended in recommended_runs:
-        _check_decided(recommended, force=arguments.force)
+        check_decided(recommended, "emits", force=arguments.force)
     if arguments.model_warmup:
         recommended_runs = [with_warm_up(recommended) for recommended in recommended_runs]
     files = _files(arguments, recommended_runs)
@@ -215,13 +215,16 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _check_decided(recommended: Recommendation, *, force: bool) -> None:
-    """Raise BadInputError for an UNDECIDED recommendation; with ``force`` print a warning instead."""
+def check_decided(recommended: Recommendation, does: str, *, force: bool) -> None:
+    """Raise BadInputError for an UNDECIDED recommendation; with ``force`` print a warning instead.
+
+    ``does`` is the verb for what the command does to a recommendation.
+    """
     if not recommended.undecided:
         return
     undecided = one_line(f"{recommended.run}: the verdict is UNDECIDED: {recommended.undecided}")
     if not force:
-        raise BadInputError(f"{undecided}, and --force emits it")
+        raise BadInputError(f"{undecided}, and --force {does} it")
     print(f"tune: {undecided}", file=sys.stderr)
 
 

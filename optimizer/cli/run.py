@@ -180,6 +180,7 @@ def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
         return
     from rich.console import Console
 
+    from optimizer.deploy.target_factory import ON_THIS_MACHINE
     from optimizer.results.terminal_summary import RunDetails, print_best_so_far, print_outcome
 
     if result.status == "interrupted":
@@ -195,5 +196,6 @@ def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
         longer_command=command_with_larger_budget(result.options),
         config_path=result.folder.best_config if result.outcome.recommended else None,
         report_path=result.report_path,
+        can_serve=result.options.target in ON_THIS_MACHINE,
     )
     print_outcome(Console(), result.outcome, result.task.problem, details, verbose=verbose)

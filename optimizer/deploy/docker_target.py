@@ -38,6 +38,7 @@ from optimizer.deploy.managed_target import (
     load_limit_seconds,
     server_options,
 )
+from optimizer.deploy.server_ports import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from optimizer.deploy.server_process import (
     LOG_BYTES,
     Server,
@@ -91,9 +92,6 @@ class MountedCopy(RepositoryCopy):
 def _links(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
         yield from (path for name in (*folders, *files) if (path := Path(parent, name)).is_symlink())
-
-
-HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002  # Triton's own
 
 
 class DockerTarget(ManagedTarget):

@@ -8,7 +8,6 @@ import resource
 import secrets
 import shlex
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from optimizer.deploy.managed_target import (
     server_options,
 )
 from optimizer.deploy.runtime import Runtime
+from optimizer.deploy.server_ports import LOOPBACK, ServerPorts, free_port
 from optimizer.deploy.server_process import Server, remove_leftovers, shared_memory_prefix
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.nvml import VISIBLE_DEVICES, mps_share
@@ -116,18 +116,12 @@ class ServerFolder(RepositoryCopy):
             self.packages.joinpath(package.name).symlink_to(package)
 
 
-def free_port() -> int:
-    """Return a free TCP port of 127.0.0.1. Another process may take it before it is used."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class TritonServer(Server):
     """A tritonserver process that serves the repository in ``folder``.
 
     ``options`` are added to its command line. Over HTTP, models are loaded only with the header
     ``tritune: <http_secret>``. Without ``gpus`` it sees no GPU. With ``metrics`` it exports those of its models.
+    ``choose_port`` returns its ports one after another, unless ``ports`` are given.
     """
 
     def __init__(
@@ -138,6 +132,7 @@ class TritonServer(Server):
         log: Path,
         options: Sequence[str] = (),
         choose_port: Callable[[], int] = free_port,
+        ports: ServerPorts | None = None,
         cpus: frozenset[int] | None = None,
         gpus: bool = True,
         metrics: bool = False,
@@ -150,6 +145,7 @@ class TritonServer(Server):
         self._environment = {**installation.environment, **({} if gpus else {VISIBLE_DEVICES: ""})}
         self._options = options
         self._choose_port = choose_port
+        self._ports = ports
         self._with_metrics = metrics
 
     def package_advice(self, module: str) -> str:
@@ -163,13 +159,13 @@ class TritonServer(Server):
         )
 
     def _launch(self) -> SupervisedProcess:
-        http_port, grpc_port = self._choose_port(), self._choose_port()
-        self.http, self.grpc = "", f"127.0.0.1:{grpc_port}"
+        ports = self._ports or ServerPorts(self._choose_port(), self._choose_port())
+        self.http, self.grpc = "", f"{LOOPBACK}:{ports.grpc}"
         # A web page can send requests to loopback, and a load request can carry code: it now needs a secret header.
         http = [f"--http-restricted-api=model-repository:tritune={self.http_secret}"]
         if self._installation.knows(http[0]):
-            self.http = f"127.0.0.1:{http_port}"
-            http += ["--http-address=127.0.0.1", f"--http-port={http_port}"]
+            self.http = f"{LOOPBACK}:{ports.http}"
+            http += [f"--http-address={LOOPBACK}", f"--http-port={ports.http}"]
         else:
             http = ["--allow-http=false"]
         command: list[str | Path] = [
@@ -178,8 +174,8 @@ class TritonServer(Server):
             f"--model-repository={self._folder.repository}",
             "--model-control-mode=explicit",
             *http,
-            "--grpc-address=127.0.0.1",
-            f"--grpc-port={grpc_port}",
+            f"--grpc-address={LOOPBACK}",
+            f"--grpc-port={ports.grpc}",
             *self._metrics_options(),
             f"--backend-directory={self._folder.backends}",
             # also read by backends that are based on the Python backend
@@ -201,8 +197,9 @@ class TritonServer(Server):
         """Return the options of the metrics. Those of GPUs and CPUs are off, because NVML and psutil provide them."""
         if not self._with_metrics:
             return ["--allow-metrics=false"]
-        self.metrics = f"127.0.0.1:{self._choose_port()}"
-        options = ["--metrics-address=127.0.0.1", f"--metrics-port={self.metrics.rpartition(':')[2]}"]
+        port = self._ports.metrics if self._ports else self._choose_port()
+        self.metrics = f"{LOOPBACK}:{port}"
+        options = [f"--metrics-address={LOOPBACK}", f"--metrics-port={port}"]
         options += ["--allow-gpu-metrics=false", "--allow-cpu-metrics=false"]
         return list(filter(self._installation.knows, options))
 
@@ -212,12 +209,14 @@ class ServerSettings(TypedDict, total=False):
 
     ``load_timeout_seconds`` limits a load. With ``gpus`` (the default) it sees the GPUs that this process sees.
     Without, it sees none, and a model without a fixed device is served on the CPU. With ``metrics`` it exports those
-    of its models; by default it does so only if a model exports some itself.
+    of its models; by default it does so only with ``ports``, or if a model exports some itself. ``ports`` are those
+    for the clients of the user; by default they are free ones.
     """
 
     stopwatch: Stopwatch | None
     load_timeout_seconds: float
     choose_port: Callable[[], int]
+    ports: ServerPorts | None
     cpus: frozenset[int] | None
     gpus: bool
     metrics: bool
@@ -226,7 +225,7 @@ class ServerSettings(TypedDict, total=False):
 class InstalledTarget(ManagedTarget):
     """Serves candidates on a tritonserver of this machine; ``log`` gets its output.
 
-    By default the server's metrics are off unless a model exports some: NVML provides the same GPU data.
+    By default the server's metrics are off, see ServerSettings: NVML provides the same GPU data.
     """
 
     def __init__(
@@ -237,16 +236,17 @@ class InstalledTarget(ManagedTarget):
         with contextlib.ExitStack() as undo:
             undo.callback(folder.remove)
             options = server_options(source)
-            gpus = settings.get("gpus", True)
+            gpus, ports = settings.get("gpus", True), settings.get("ports")
             server = TritonServer(
                 folder,
                 installation,
                 log=log,
                 options=options,
                 choose_port=settings.get("choose_port", free_port),
+                ports=ports,
                 cpus=settings.get("cpus"),
                 gpus=gpus,
-                metrics=settings.get("metrics", exports_metrics(source)),
+                metrics=settings.get("metrics", ports is not None or exports_metrics(source)),
             )
             super().__init__(
                 source,
@@ -340,6 +340,7 @@ def make_target(source: ModelSource, options: RunOptions, settings: TargetSettin
         log=settings.log,
         say=settings.say,
         stopwatch=settings.stopwatch,
+        ports=settings.first_ports,
         cpus=settings.cpus,
         gpus=settings.gpus,
         load_timeout_seconds=load_limit_seconds(options.budget_seconds),

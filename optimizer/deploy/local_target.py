@@ -91,6 +91,7 @@ def make_target(source: ModelSource, options: RunOptions, settings: TargetSettin
         installation,
         log=settings.log,
         stopwatch=settings.stopwatch,
+        ports=settings.first_ports,
         cpus=settings.cpus,
         gpus=settings.gpus,
         load_timeout_seconds=load_limit_seconds(options.budget_seconds),

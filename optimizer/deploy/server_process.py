@@ -195,21 +195,8 @@ class Server(ABC):
         return self._client is not None and self._is_running() and is_live(self._client)
 
     def dead_model_processes(self) -> frozenset[int]:
-        """Return the processes of models that have ended without being noticed by the server.
-
-        They are zombies below tritonserver. The result is empty if its processes cannot be seen from here.
-        """
-        import psutil
-
-        pid = self.running.pid if self.running else None
-        dead = set()
-        with contextlib.suppress(psutil.Error):
-            for process in psutil.Process(pid).children(recursive=True) if pid else ():
-                with contextlib.suppress(psutil.Error):
-                    parent = process.parent()
-                    if process.status() == psutil.STATUS_ZOMBIE and parent and parent.name() == "tritonserver":
-                        dead.add(process.pid)
-        return frozenset(dead)
+        """Return the processes of models that have ended, see the function of this name."""
+        return dead_model_processes(self.running.pid if self.running else None)
 
     def mark_log(self) -> None:
         """Remember the end of the log, so that later errors quote only later lines."""
@@ -272,6 +259,23 @@ class Server(ABC):
                 f"{self._program}: this is Triton {self.version}, and tune needs {'.'.join(map(str, OLDEST))} or "
                 f"newer; name another with {self._flag}"
             )
+
+
+def dead_model_processes(pid: int | None) -> frozenset[int]:
+    """Return the processes of models that have ended without being noticed by the server, which runs below ``pid``.
+
+    They are zombies below tritonserver. The result is empty if its processes cannot be seen from here.
+    """
+    import psutil
+
+    dead = set()
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(pid).children(recursive=True) if pid else ():
+            with contextlib.suppress(psutil.Error):
+                parent = process.parent()
+                if process.status() == psutil.STATUS_ZOMBIE and parent and parent.name() == "tritonserver":
+                    dead.add(process.pid)
+    return frozenset(dead)
 
 
 def is_older(version: str, other: tuple[int, int]) -> bool:

@@ -20,6 +20,7 @@ from optimizer.deploy.docker_container import ALL_GPUS, NO_GPUS, read_gpus
 from optimizer.deploy.embedded_target import Installation, embedded_installation
 from optimizer.deploy.managed_target import ManagedTarget
 from optimizer.deploy.remote_server import is_loopback
+from optimizer.deploy.server_ports import METRICS_PORT
 from optimizer.deploy.several_servers_target import ServerProcesses
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine import gpu_telemetry, nvml
@@ -27,8 +28,6 @@ from optimizer.machine.nvml import VISIBLE_DEVICES, Gpu, filter_visible
 from optimizer.options import server_options
 from optimizer.options.addresses import SSL_FLAGS, expand_headers, server_address
 from optimizer.options.run_options import RunOptions
-
-METRICS_PORT = 8002  # Triton's installation
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,8 @@ def make_target(
     with contextlib.ExitStack() as undo:
         for number in range(1, processes + 1):
             log = settings.log if number == 1 else settings.log.with_stem(f"{settings.log.stem}-{number}")
-            target = _module(options).make_target(source, options, replace(settings, log=log))
+            own = replace(settings, log=log, ports=settings.ports[number - 1 : number])
+            target = _module(options).make_target(source, options, own)
             undo.callback(target.close)
             assert isinstance(target, ManagedTarget), "a space with server processes is refused for a remote server"
             targets.append(target)

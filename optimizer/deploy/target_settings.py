@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.core.stopwatch import Stopwatch
+from optimizer.deploy.server_ports import ServerPorts
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class TargetSettings:
         metrics: The address of the metrics of a server on another machine; empty if it has none.
         stopwatch: It counts the time that the server takes.
         say: It gets one line for each slow preparation.
+        ports: The ports of each server on this machine, for clients of the user; without them, any free ones.
     """
 
     log: Path
@@ -28,3 +30,9 @@ class TargetSettings:
     metrics: str
     stopwatch: Stopwatch
     say: Callable[[str], None]
+    ports: tuple[ServerPorts, ...] = ()
+
+    @property
+    def first_ports(self) -> ServerPorts | None:
+        """The ports of the first server; None for any free ones."""
+        return self.ports[0] if self.ports else None

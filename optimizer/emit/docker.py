@@ -8,6 +8,7 @@ from typing import Any
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.deploy.docker_container import ULIMITS, read_ulimits
+from optimizer.deploy.server_ports import GRPC_PORT, HTTP_PORT, METRICS_PORT, PORT_STEP
 from optimizer.emit import production
 from optimizer.emit.pbtxt import repository_files
 from optimizer.emit.production import (
@@ -49,7 +50,7 @@ def _flags(recommended: Recommendation, settings: ProductionSettings) -> list[st
     """Return the options of ``docker run``, quoted for a shell."""
     limits = production.limits(recommended)
     flags = ["--rm", f"--name={quote(settings.name)}", f"--stop-timeout={production.STOP_SECONDS}"]
-    flags += [f'--publish="{BIND}:{port}:{port}"' for port in (production.HTTP, production.GRPC, production.METRICS)]
+    flags += [f'--publish="{BIND}:{port}:{port}"' for port in (HTTP_PORT, GRPC_PORT, METRICS_PORT)]
     if limits.gpus:
         flags.append(f"--gpus={limits.gpus}")
     if limits.cpus is not None:
@@ -75,7 +76,7 @@ def _flags(recommended: Recommendation, settings: ProductionSettings) -> list[st
 
 def health(path: str) -> list[str]:
     """Return the command that checks ``path`` of the server's HTTP API inside its container."""
-    return ["curl", "--fail", "--silent", f"http://localhost:{production.HTTP}{path}"]
+    return ["curl", "--fail", "--silent", f"http://localhost:{HTTP_PORT}{path}"]
 
 
 def mebibytes(count: int) -> str:
@@ -84,7 +85,6 @@ def mebibytes(count: int) -> str:
 
 
 COMPOSE_FILE = "compose.yaml"
-PORT_STEP = 10  # between the ports of two server processes
 
 
 def emit_compose(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
@@ -111,7 +111,7 @@ def _service(
 ) -> dict[str, Any]:
     """Return the service of a server. ``port_offset`` is added to its ports on the machine."""
     repository = settings.repository
-    ports = (production.HTTP, production.GRPC, production.METRICS)
+    ports = (HTTP_PORT, GRPC_PORT, METRICS_PORT)
     service: dict[str, Any] = {
         "image": settings.image,
         "command": [_literal(word) for word in production.command(recommended, settings)],

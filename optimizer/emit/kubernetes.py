@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from optimizer.deploy.server_ports import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from optimizer.emit import production
 from optimizer.emit.pbtxt import repository_files
 from optimizer.emit.production import ProductionSettings, deployment_header, numbered_names, to_yaml
@@ -100,7 +101,7 @@ LABEL = "app.kubernetes.io/name"
 CHECKSUM = "checksum/config"  # pods never read a changed bucket, or a changed ConfigMap that has a subPath
 TRITON_USER = 1000  # user id in NVIDIA's images
 MEBIBYTE = 1 << 20
-PORTS = {"http": production.HTTP, "grpc": production.GRPC, "metrics": production.METRICS}
+PORTS = {"http": HTTP_PORT, "grpc": GRPC_PORT, "metrics": METRICS_PORT}
 
 
 def emit_kubernetes(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
@@ -169,7 +170,7 @@ def deployment(recommended: Recommendation, settings: ProductionSettings) -> dic
     annotations = {
         CHECKSUM: config_checksum(recommended),
         "prometheus.io/scrape": "true",
-        "prometheus.io/port": str(production.METRICS),
+        "prometheus.io/port": str(METRICS_PORT),
         "prometheus.io/path": "/metrics",
     }
     spec: dict[str, Any] = {} if settings.is_autoscaled else {"replicas": settings.min_replicas}

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from shlex import quote as quote_word
 from typing import Any, Literal, TypeAlias
 
 import yaml
@@ -129,7 +130,6 @@ def _refused(text: str, advice: str) -> BadInputError:
 
 
 MODELS = "/models"
-HTTP, GRPC, METRICS = 8000, 8001, 8002
 LIVE, READY = "/v2/health/live", "/v2/health/ready"
 MEMORY_HEADROOM = 1.5  # times the measured memory: production may get larger or more concurrent requests
 MEMORY_STEP = 64 << 20
@@ -207,6 +207,7 @@ def header(recommended: Recommendation, *more: str) -> list[str]:
             "measure there before you rely on limits and replicas: `tune verify --fresh --target docker` (or local, "
             "remote)"
         )
+        lines.append(f"without Docker: `tune serve {quote_word(recommended.run)}` starts the measured server here")
     if recommended.unread:
         lines.append(f"NOTE: {SettingsUnread(recommended.unread)}")
     if recommended.undecided:

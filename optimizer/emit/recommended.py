@@ -102,12 +102,12 @@ class Recommendation:
         return rate / self.server_processes
 
 
-def read_recommendation(run: FinishedRun) -> Recommendation:
-    """Return what ``run`` recommends.
+def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendation:
+    """Return what ``run`` recommends. ``action`` says in the error what cannot be done without a recommendation.
 
     Raises BadInputError, in one line, if the run has not ended, recommends nothing or is damaged.
     """
-    point, outcome = _recommended_point(run)
+    point, outcome = _recommended_point(run, action)
     options, hardware = run.options, run.info["hardware"]
     remote = options.target == "remote"
     model = str(dict(point.candidate.fields).get(VARIANT, run.problem.model))
@@ -158,7 +158,7 @@ def _sending(problem: Problem, point: Point) -> str:
     return formatting.sending(point.load.request_rate, times)
 
 
-def _recommended_point(run: FinishedRun) -> tuple[Point, Outcome]:
+def _recommended_point(run: FinishedRun, action: str) -> tuple[Point, Outcome]:
     folder = run.folder.path
     if run.status == "left":
         raise BadInputError(
@@ -170,7 +170,7 @@ def _recommended_point(run: FinishedRun) -> tuple[Point, Outcome]:
         fix = f"continue it with `{command}`" if command else "wait until it ends"
         raise BadInputError(f"{folder}: {reason} and has no final recommendation; {fix}")
     if run.outcome is None or run.outcome.recommended is None:
-        raise summary.nothing_recommended(folder, run.problem, "emit", run.outcome)
+        raise summary.nothing_recommended(folder, run.problem, action, run.outcome)
     return run.outcome.recommended, run.outcome
 
 

@@ -233,14 +233,24 @@ def next_command(outcome: Outcome, folder: str | Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """The step after a run: ``advice`` is a clause without a full stop, ``command`` carries it out."""
+    """The step after a run: ``advice`` is a clause without a full stop, ``command`` carries it out.
+
+    ``alternative`` is another step that may follow instead.
+    """
 
     advice: str
     command: str
+    alternative: NextStep | None = None
 
 
 def next_step(
-    outcome: Outcome, folder: str | Path, reproduce: str, longer: str = "", *, is_complete: bool = False
+    outcome: Outcome,
+    folder: str | Path,
+    reproduce: str,
+    longer: str = "",
+    *,
+    is_complete: bool = False,
+    can_serve: bool = False,
 ) -> NextStep:
     """Return the one thing to do after the run in ``folder``, which has ended.
 
@@ -250,6 +260,7 @@ def next_step(
         reproduce: The command that repeats the run.
         longer: The same with a larger budget, for a run that measured only the baseline.
         is_complete: Whether no further server can change a verdict.
+        can_serve: Whether ``tune serve`` can start the measured server.
     """
     run = shlex.quote(one_line(str(folder)))
     if outcome.doubt is not None:
@@ -278,7 +289,12 @@ def next_step(
         return NextStep("keep the current configuration, and see what limits it", f"tune explain {run}")
     files = [path for path in (Path(folder) / "best").rglob("*") if path.is_file()]
     into = " --out tuned_models" if len(files) > 1 else ""  # a single file goes to standard output
-    return NextStep("deploy it; --format writes files for Docker, Kubernetes or KServe", f"tune emit {run}{into}")
+    serve = NextStep("or start its server on this machine, without Docker", f"tune serve {run}")
+    return NextStep(
+        "deploy it; --format writes files for Docker, Kubernetes or KServe",
+        f"tune emit {run}{into}",
+        serve if can_serve else None,
+    )
 
 
 def nothing_recommended(folder: Path, problem: Problem, action: str, outcome: Outcome | None) -> BadInputError:

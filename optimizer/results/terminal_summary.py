@@ -43,6 +43,7 @@ class RunDetails:
         longer_command: The same with a larger budget.
         config_path: The recommended configuration; None if there is none.
         report_path: The report page; None if none was written.
+        can_serve: Whether ``tune serve`` can start the measured server.
     """
 
     baseline: Candidate
@@ -54,6 +55,7 @@ class RunDetails:
     longer_command: str = ""
     config_path: Path | None = None
     report_path: Path | None = None
+    can_serve: bool = False
 
 
 def print_outcome(
@@ -84,9 +86,19 @@ def print_outcome(
     if verbose:
         print_unwrapped(console, "reproduce", run.command)
     is_complete = any(isinstance(note, ConfirmationComplete) for note in run.notes)
-    step = summary.next_step(outcome, run.results_dir, run.command, run.longer_command, is_complete=is_complete)
+    step = summary.next_step(
+        outcome,
+        run.results_dir,
+        run.command,
+        run.longer_command,
+        is_complete=is_complete,
+        can_serve=run.can_serve,
+    )
     print_wrapped(console, "next", f"{step.advice}:")
     print_unwrapped(console, "", step.command)
+    if step.alternative is not None:
+        print_wrapped(console, "", f"{step.alternative.advice}:")
+        print_unwrapped(console, "", step.alternative.command)
 
 
 def print_best_so_far(console: Console, outcome: Outcome, problem: Problem, *, results_dir: Path) -> None:

@@ -30,6 +30,7 @@ from optimizer.core.trial import SERVER_CPUS, FieldChoices
 from optimizer.deploy import runtime, target_factory
 from optimizer.deploy.docker_target import ContainerTelemetry
 from optimizer.deploy.managed_target import exports_metrics
+from optimizer.deploy.server_ports import ServerPorts
 from optimizer.deploy.target_factory import VisibleGpus, visible_gpus
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine import cpus
@@ -168,10 +169,13 @@ class Environment:
         )
 
     @contextmanager
-    def open_target(self, task: Task, folder: RunFolder) -> Iterator[ServerTarget]:
+    def open_target(
+        self, task: Task, folder: RunFolder, ports: tuple[ServerPorts, ...] = ()
+    ) -> Iterator[ServerTarget]:
         """Yield the target that serves ``task``, and close it at the end. Its log is in ``folder``.
 
-        If the work has failed too, the error of closing is a note of its error.
+        ``ports`` are those of its servers if clients of the user connect to them. If the work has failed too, the
+        error of closing is a note of its error.
         """
         settings = TargetSettings(
             log=folder.server_log,
@@ -180,6 +184,7 @@ class Environment:
             metrics=self._metrics_address(task),
             stopwatch=self.stopwatch,
             say=self.say,
+            ports=ports,
         )
         self._ensure_openvino(task)  # a sweep may name it after ``make_task``, and a node of a cluster may lack it
         target = target_factory.make_target(task.source, task.problem.space, self.options, settings)

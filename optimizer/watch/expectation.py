@@ -26,8 +26,7 @@ from optimizer.confirmation.windows import confirmed_spreads, windows_of
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import VARIANT, Candidate, LoadPoint, Point
-from optimizer.emit import production
-from optimizer.emit.docker import PORT_STEP
+from optimizer.deploy.server_ports import METRICS_PORT, PORT_STEP
 from optimizer.options.run_options import STEADY_DISTRIBUTIONS
 from optimizer.plan.evidence import (
     DEVIATIONS,
@@ -327,7 +326,7 @@ def check_server_count(expected: Expectation, count: int) -> None:
 
 def example_urls(processes: int) -> str:
     """Return the options for a replica on the ports of `tune emit --format compose`."""
-    shown = [f"--url host:{production.METRICS + PORT_STEP * place}" for place in range(min(processes, 3))]
+    shown = [f"--url host:{METRICS_PORT + PORT_STEP * place}" for place in range(min(processes, 3))]
     return " ".join(shown) + (" …" if processes > len(shown) else "")
 
 

@@ -28,7 +28,8 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed, ServerFault
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
-from optimizer.deploy.embedded_target import EmbeddedTarget, free_port
+from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.server_ports import free_port
 from optimizer.measure import perf_analyzer, server_calls
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.repository import read_repository_model
@@ -323,7 +324,7 @@ def failure(target: EmbeddedTarget, load_generator: PerfAnalyzer, fault: str) ->
 def test_a_server_killed_while_measuring_is_reported(target: EmbeddedTarget, load_generator: PerfAnalyzer) -> None:
     error = failure(target, load_generator, "executing: kill the server")
     assert isinstance(error, ServerCrashed)
-    assert str(error).startswith("tritonserver died (SIGKILL) while measuring")
+    assert str(error).startswith("tritonserver died (SIGKILL) while serving")
     assert_serves(target, load_generator)
 
 

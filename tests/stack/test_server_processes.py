@@ -131,7 +131,7 @@ def kill_and_measure(servers: ServerProcesses, generator: LoadClientGenerator) -
 def test_a_server_that_dies_under_load_is_named_and_all_start_again(
     servers: ServerProcesses, generator: LoadClientGenerator
 ) -> None:
-    message = r"^server process 2 of 2: tritonserver died \(SIGKILL\) while measuring"
+    message = r"^server process 2 of 2: tritonserver died \(SIGKILL\) while serving"
     with pytest.raises(ServerCrashed, match=message) as caught:
         kill_and_measure(servers, generator)
     assert "\n" not in str(caught.value)

@@ -11,6 +11,7 @@ from typing import Any
 from optimizer.config.model_config import MAX_BYTES
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_folder, one_line, read_bytes, resolve_inside
+from optimizer.deploy.target_factory import ON_THIS_MACHINE
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.options.command_line import command_with_larger_budget
 from optimizer.results import configuration_text, formatting, outcome_tables, point_values, summary
@@ -187,7 +188,8 @@ def _throughput(outcome: Outcome) -> str:
 def _next_step(run: FinishedRun, outcome: Outcome) -> NextStep | None:
     """Return what to do next; None if other workers continue the study of the run."""
     if run.status in ("found", "none"):
-        return summary.next_step(outcome, run.folder.path, _command(run), _longer_command(run))
+        can_serve = run.options.target in ON_THIS_MACHINE
+        return summary.next_step(outcome, run.folder.path, _command(run), _longer_command(run), can_serve=can_serve)
     command = resume_command(run)
     return NextStep("continue the run", command) if command else None
 

@@ -41,9 +41,10 @@ def test_the_overview_fits_a_screen_below_the_command() -> None:
 
 
 def test_the_overview_has_examples_and_each_command_with_a_description() -> None:
-    purpose, commands, more = overview().split("\n\n")
+    purpose, rest = overview().split("\n\n")
+    *commands, more = rest.splitlines()
     assert [line.split()[0] for line in purpose.splitlines()] == ["Find", "tune", "tune"]
-    words = [line[9:].split() for line in commands.splitlines()]
+    words = [line[9:].split() for line in commands]
     assert [name for name, *_ in words] == list(COMMANDS)
     assert all(description for _, *description in words)
     assert "tune run --help" in more

@@ -1,0 +1,199 @@
+"""``tune serve RUN``: start the server of a recommendation, for clients on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from optimizer.cli import output
+from optimizer.cli.main import progress_on, terminal
+from optimizer.core import interrupts
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
+from optimizer.deploy.server_ports import (
+    GRPC_PORT,
+    HTTP_PORT,
+    LARGEST_PORT,
+    METRICS_PORT,
+    PORT_STEP,
+    ServerPorts,
+    choose_ports,
+)
+from optimizer.options.command_line import RUN_HELP, Parser, add_results, values_of
+from optimizer.options.option_reader import EXTERNAL, changed_options
+from optimizer.options.run_options import RunOptions
+from optimizer.options.values import parse_optional, whole_number
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from optimizer.core.endpoint import Endpoint
+    from optimizer.results.finished_run import FinishedRun
+    from optimizer.store.run_folder import RunFolder
+    from optimizer.study.recommendation_server import RecommendedServer
+
+PORTS = {"http": ("HTTP", HTTP_PORT), "grpc": ("gRPC", GRPC_PORT), "metrics": ("the metrics", METRICS_PORT)}
+EPILOG = f"""\
+It starts the tritonserver of the run, embedded or --target local, with the
+recommended configuration, server options, CPUs and number of processes. The
+server listens on 127.0.0.1 only, because Triton does not authenticate
+clients. Ctrl-C or SIGTERM stops all processes; requests in flight fail.
+
+Without a port option, Triton's own port is used if it is free, otherwise any
+free one. Each further server process has ports that are {PORT_STEP} higher. The
+addresses are printed when the server is ready.
+
+exit codes: 0 stopped by Ctrl-C or SIGTERM, 2 bad input, such as a run without
+a recommendation, 3 the server did not start or has died, 130 interrupted
+before it was ready
+
+examples:
+  tune serve latest
+  tune serve results/dlrm/20261120-231154 --grpc-port 9001
+  tune watch results/dlrm/20261120-231154 --url 127.0.0.1:8002
+"""
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """The addresses of a server. ``http`` is None if this version of tritonserver cannot protect it."""
+
+    grpc: str
+    http: str | None
+    metrics: str | None
+
+
+def build_parser() -> Parser:
+    """Return the parser of the command line."""
+    parser = Parser(
+        prog="tune serve",
+        usage="[options] RUN [MODEL]",
+        description="Start the server that the recommendation of a run names, and serve until Ctrl-C.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="The model of a run from someone else, once more")
+    for name, (title, default) in PORTS.items():
+        text = f"Port of {title} (default: {default} if it is free, otherwise a free one)"
+        parser.add_argument(f"--{name}-port", metavar="PORT", help=text)
+    parser.add_argument("--force", action="store_true", help="Serve also an UNDECIDED recommendation")
+    add_results(parser)
+    parser.add_options((), hidden=EXTERNAL)
+    parser.add_argument(
+        "--json", action="store_true", help="Print one JSON document on standard output when the server is ready"
+    )
+    return parser
+
+
+def main(words: list[str]) -> int:
+    """Run ``tune serve`` and return its exit code. Raises TuneError."""
+    arguments = build_parser().read(words)
+    given = _given_ports(arguments)
+    from optimizer.cli.emit import check_decided
+    from optimizer.emit.recommended import read_recommendation
+    from optimizer.results.finished_run import read_run
+    from optimizer.study.recommendation_server import check_target, recommended_server, wait_for_failure
+
+    run = read_run(arguments.run, arguments.results)
+    recommended = read_recommendation(run, "serve")
+    check_decided(recommended, "serves", force=arguments.force)
+    check_target(run.folder, run.options, recommended.server_processes)
+    options = _read_options(run.folder, arguments)
+    ports = choose_ports(recommended.server_processes, given)
+    say, _ = progress_on(terminal())
+    candidate = recommended.point.candidate
+    with recommended_server(run, candidate, recommended.configs, options, ports, say) as server:
+        try:
+            _show(run, server, as_json=arguments.json)
+            say("serving until Ctrl-C")
+            wait_for_failure(server.endpoint)
+        except KeyboardInterrupt:
+            interrupts.acknowledge()
+    say("stopped")
+    return 0
+
+
+def _given_ports(arguments: argparse.Namespace) -> dict[str, int]:
+    """Return the ports of the command line by their field of ServerPorts. Raises BadInputError."""
+    parse = whole_number(1, LARGEST_PORT)
+    ports = {
+        name: parse_optional(f"--{name}-port", getattr(arguments, f"{name}_port"), parse)
+        for name in vars(ServerPorts())
+    }
+    return {name: port for name, port in ports.items() if port is not None}
+
+
+def _read_options(run: RunFolder, arguments: argparse.Namespace) -> RunOptions:
+    """Return the options of the run. Raises BadInputError if it names code that the user did not name."""
+    from optimizer.study.run_request import read_stored_options, refuse_foreign_values
+
+    run.refuse_links()
+    options, values = read_stored_options(run), values_of(arguments)
+    about = f"serve {one_line(str(run.path))}"
+    if changed := changed_options(options, values):
+        raise BadInputError(f"{about}: the run has its own model and server; leave --{changed[0]} out")
+    refuse_foreign_values(run, options, options, about, arguments.model, values)
+    return options
+
+
+def addresses(endpoint: Endpoint) -> list[Addresses]:
+    """Return the addresses of each server of ``endpoint``."""
+    return [
+        Addresses(
+            server.grpc,
+            f"http://{server.http}" if server.http else None,
+            f"http://{server.metrics}/metrics" if server.metrics else None,
+        )
+        for server in endpoint.servers
+    ]
+
+
+def _show(run: FinishedRun, server: RecommendedServer, *, as_json: bool) -> None:
+    """Print the addresses, what was shown for the recommendation, and the command that watches the server."""
+    if as_json:
+        print(json.dumps(document(run, server), indent=2, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        print_server(Console(), run, server)
+    output.flush()
+
+
+def document(run: FinishedRun, server: RecommendedServer) -> dict[str, object]:
+    """Return the document of ``--json``."""
+    from optimizer.results import result_document
+
+    assert run.outcome is not None
+    assert run.outcome.recommended is not None, "only a run with a recommendation is served"
+    return {
+        "model": server.endpoint.model,
+        "servers": [asdict(own) for own in addresses(server.endpoint)],
+        "sla": [str(bound) for bound in run.problem.sla],
+        "verdict": run.outcome.verdict.value,
+        "recommended": result_document.entry(run.outcome.recommended),
+        "run": str(run.folder.path),
+        "logs": str(server.folder.server_log.parent),
+    }
+
+
+def print_server(console: Console, run: FinishedRun, server: RecommendedServer) -> None:
+    """Print the same for people."""
+    from optimizer.results import summary
+    from optimizer.results.configuration_text import configuration
+    from optimizer.results.terminal_summary import print_unwrapped, print_wrapped
+
+    assert run.outcome is not None, "only a run with a recommendation is served"
+    print_wrapped(console, "recommended", summary.headline(run.outcome, run.problem))
+    print_wrapped(console, "", configuration(server.endpoint.candidate))
+    listed = addresses(server.endpoint)
+    for label, name in (("gRPC", "grpc"), ("HTTP", "http"), ("metrics", "metrics")):
+        for place, own in enumerate(listed):
+            print_unwrapped(console, "" if place else label, getattr(own, name) or "off in this version of Triton")
+    print_unwrapped(console, "logs", str(server.folder.server_log.parent))
+    urls = [f"--url {own.metrics}" for own in listed if own.metrics]
+    if len(urls) == len(listed):
+        path = shlex.quote(one_line(str(run.folder.path)))
+        print_unwrapped(console, "watch", " ".join(["tune watch", path, *urls]))

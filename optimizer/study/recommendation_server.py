@@ -1,0 +1,132 @@
+"""Serves the recommendation of a run to clients, until the user ends it (``tune serve``)."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from optimizer.config.model_config_proto import ModelConfig
+from optimizer.config.model_source import ModelSource, served_models
+from optimizer.core.endpoint import Endpoint
+from optimizer.core.errors import BadInputError, ServerCrashed
+from optimizer.core.safe_text import one_line
+from optimizer.core.stopwatch import Stopwatch
+from optimizer.core.trial import Candidate
+from optimizer.deploy.server_ports import ServerPorts
+from optimizer.deploy.server_process import dead_model_processes
+from optimizer.deploy.target_factory import ON_THIS_MACHINE
+from optimizer.measure.server_calls import silent_server
+from optimizer.options.addresses import server_address
+from optimizer.options.run_options import RunOptions
+from optimizer.results.finished_run import FinishedRun
+from optimizer.store.run_folder import RunFolder
+from optimizer.study.environment import Environment
+from optimizer.study.task import Task
+
+FOLDER = "serve"  # of the logs, in the folder of the run
+CHECK_SECONDS = 1.0  # between two checks of the servers
+SILENT_SECONDS = 30.0  # a server that responds to no check for so long hangs
+
+
+@dataclass(frozen=True)
+class RecommendedServer:
+    """The running servers of a recommendation: how clients reach them, and the folder of their logs."""
+
+    endpoint: Endpoint
+    folder: RunFolder
+
+
+def check_target(run: RunFolder, options: RunOptions, server_processes: int) -> None:
+    """Raise BadInputError, which says what to do, if the run was not measured on a server program of this machine."""
+    path = one_line(str(run.path))
+    if options.target == "docker":
+        kind = "compose" if server_processes > 1 else "docker"
+        raise BadInputError(
+            f"{path}: was measured in a container of {options.docker_image}, and `tune serve` starts no containers; "
+            f"`tune emit {path} --format {kind} --model-repository FOLDER --out DIR` writes the files that start it"
+        )
+    if options.target not in ON_THIS_MACHINE:
+        raise BadInputError(
+            f"{path}: was measured on the server at {server_address(options.url).host_port}, which tune does not "
+            f"start; `tune emit {path}` writes the configuration for it"
+        )
+
+
+@contextlib.contextmanager
+def recommended_server(
+    run: FinishedRun,
+    candidate: Candidate,
+    configs: Mapping[str, ModelConfig],
+    options: RunOptions,
+    ports: tuple[ServerPorts, ...],
+    say: Callable[[str], None],
+) -> Iterator[RecommendedServer]:
+    """Serve ``candidate``, the recommendation of ``run``, within the context, on servers like those of its test.
+
+    Args:
+        run: The run.
+        candidate: The recommended configuration.
+        configs: The recommended config.pbtxt of each model, by name.
+        options: The options of the run.
+        ports: The ports of each server.
+        say: It gets one line for each slow preparation.
+
+    Raises BadInputError if the model has changed since the run, else as a run.
+    """
+    environment = Environment.detect(options, Stopwatch(), say)
+    task = environment.make_task()
+    run.folder.refuse_other_model(task.source.facts)
+    _refuse_other_configs(run.folder, task.source, candidate, configs)
+    task = replace(task, problem=replace(task.problem, space=run.problem.space))  # its profile may have another one
+    if differences := _other_machine(environment, task, run.folder):
+        say(
+            f"the run was measured with another device or server ({differences}); `tune verify --fresh "
+            f"{one_line(str(run.folder.path))}` measures its recommendation here"
+        )
+    folder = RunFolder.create(str(run.folder.path), FOLDER)
+    with (
+        environment.open_target(task, folder, ports) as target,
+        target.deploy_fresh(candidate) as endpoint,
+    ):
+        yield RecommendedServer(endpoint, folder)
+
+
+def wait_for_failure(endpoint: Endpoint) -> None:
+    """Wait until a server of ``endpoint`` or the process of a model has ended, or a server hangs.
+
+    Raises ServerCrashed then. Triton does not replace the process of a model, and fails all of its requests.
+    """
+    dead_before = frozenset[int]()
+    while not (silent := silent_server(endpoint, SILENT_SECONDS)):
+        dead = frozenset[int]().union(*(dead_model_processes(server.server_pid) for server in endpoint.servers))
+        if dead & dead_before:  # a process that Triton itself ends is a zombie for a moment
+            raise ServerCrashed("the process of a model has died, and Triton does not replace it")
+        dead_before = dead
+        time.sleep(CHECK_SECONDS)
+    raise ServerCrashed(f"{silent} no longer answers")
+
+
+def _refuse_other_configs(
+    run: RunFolder, source: ModelSource, candidate: Candidate, configs: Mapping[str, ModelConfig]
+) -> None:
+    """Raise BadInputError if the model would be served with other settings than the run recommends.
+
+    Those that the search does not vary come from the config.pbtxt of the model, which may have been edited.
+    """
+    served = served_models(source, candidate).configs
+    if changed := sorted(name for name in {*served, *configs} if served.get(name) != configs.get(name)):
+        raise BadInputError(
+            f"{one_line(str(run.best))}: the configuration of {one_line(', '.join(changed))} has changed since the "
+            "run; restore config.pbtxt in the model repository, or run `tune` again"
+        )
+
+
+def _other_machine(environment: Environment, task: Task, run: RunFolder) -> str:
+    """Return how device and server differ from those of the run, as text; empty if they are the same."""
+    measured_on = run.fingerprint()
+    if measured_on is None:
+        return ""
+    here = environment.fingerprint(task)
+    return replace(here, perf_analyzer="").differences(replace(measured_on, perf_analyzer=""))

@@ -1,0 +1,138 @@
+"""``tune serve`` on the real server: it serves the recommendation until a signal, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from tritonclient.grpc import InferenceServerClient, InferInput
+
+from optimizer.core.trial import SERVER_PROCESSES
+from optimizer.deploy.server_ports import free_port
+from optimizer.options.run_options import RunOptions
+from tests.command_fixtures import HANG_SECONDS, Playground, Tune
+from tests.emitted_files import recommendation_of
+from tests.forked_tune import ForkedTune
+from tests.repositories import doubler, write_model
+from tests.run_folders import write_run
+
+CURRENT = """\
+name: "doubler"
+platform: "onnxruntime_onnx"
+max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: 4 }
+output { name: "y" data_type: TYPE_FP32 dims: 4 }
+instance_group { kind: KIND_CPU }
+"""
+
+
+def write_recommendation(playground: Playground, processes: int) -> Path:
+    """Write a model repository, and a run in it that recommends the configuration of ``config_text``."""
+    folder = playground.working_folder
+    write_model(folder / "models", "doubler", CURRENT, doubler())
+    options = RunOptions("doubler", model_repository=str(folder / "models"))
+    return write_run(folder, options=options, fields={SERVER_PROCESSES: [1, processes]})
+
+
+@contextmanager
+def serving(playground: Playground, *words: str | Path) -> Iterator[tuple[ForkedTune, dict[str, Any]]]:
+    """Start ``tune serve`` and yield it with its document, when it is ready."""
+    process = playground.fork("serve", "--json", *words)
+    try:
+        text = ""
+        while not text.endswith("\n}\n"):
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            text += line
+        yield process, json.loads(text)
+    finally:
+        process.kill()
+
+
+def end(process: ForkedTune, playground: Playground) -> tuple[int, list[str]]:
+    """Wait for the end and return the exit code and the lines of standard error; check that nothing is left."""
+    _, errors = process.communicate(timeout=HANG_SECONDS)
+    assert playground.processes() == []
+    assert playground.shared_memory(process.pid) == []
+    return process.returncode, errors.splitlines()
+
+
+def test_the_recommendation_is_served_and_watched_until_ctrl_c(playground: Playground, tune: Tune) -> None:
+    run, port = write_recommendation(playground, 1), free_port()
+    with serving(playground, run, "--grpc-port", str(port)) as (process, shown):
+        (server,) = shown["servers"]
+        assert server["grpc"] == f"127.0.0.1:{port}"
+        with InferenceServerClient(server["grpc"]) as client:
+            config = client.get_model_config("doubler").config
+            recommended = recommendation_of(run).configs["doubler"]
+            assert config.max_batch_size == recommended.max_batch_size == 8
+            assert config.dynamic_batching.max_queue_delay_microseconds == 100
+            assert list(config.dynamic_batching.preferred_batch_size) == [4]
+            assert [group.count for group in config.instance_group] == [2]
+            values = np.arange(8, dtype=np.float32).reshape(2, 4)
+            request = InferInput("x", [2, 4], "FP32")
+            request.set_data_from_numpy(values)
+            answer = client.infer("doubler", [request]).as_numpy("y")
+            assert np.array_equal(answer, 2 * values)
+        watched = tune("watch", run, "--url", server["metrics"], "--interval", "200ms", "--samples", "2", "--json")
+        assert json.loads(watched.stdout)["verdict"] == "UNDECIDED", "there are too few requests"
+        process.send_signal(signal.SIGINT)
+        code, lines = end(process, playground)
+    assert (code, lines[-2:]) == (0, ["serving until Ctrl-C", "stopped"])
+    assert Path(shown["logs"], "tritonserver.log").stat().st_size
+
+
+def test_a_server_process_that_dies_ends_all_with_its_log(playground: Playground) -> None:
+    with serving(playground, write_recommendation(playground, 2)) as (process, shown):
+        assert len({address for server in shown["servers"] for address in server.values()}) == 6
+        with InferenceServerClient(shown["servers"][1]["grpc"]) as client:
+            name = client.get_server_metadata().name
+        (server,) = (
+            running
+            for running in psutil.Process(process.pid).children(recursive=True)
+            if f"--id={name}" in running.cmdline() and running.name() == "tritonserver"
+        )
+        server.kill()
+        code, lines = end(process, playground)
+    assert code == 3
+    assert lines[-2] == "tune: server process 2 of 2: tritonserver died (SIGKILL) while serving"
+    assert lines[-1] == f"tune: log: {shown['logs']}/tritonserver-2.log"
+
+
+def test_a_model_process_that_dies_ends_the_server(playground: Playground) -> None:
+    """Triton does not replace it, and fails all requests that it gets."""
+    with serving(playground, write_recommendation(playground, 1)) as (process, _):
+        stubs = [
+            running
+            for running in psutil.Process(process.pid).children(recursive=True)
+            if "triton_python_backend_stub" in " ".join(running.cmdline()[:1])
+        ]
+        assert len(stubs) == 2, "one for each instance"
+        stubs[0].kill()
+        code, lines = end(process, playground)
+    assert code == 3
+    assert lines[-2].startswith("tune: the process of a model has died, and Triton does not replace it")
+
+
+def test_sigterm_stops_the_server_too(playground: Playground) -> None:
+    with serving(playground, write_recommendation(playground, 1)) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert end(process, playground)[0] == 0
+
+
+def test_a_model_whose_configuration_has_changed_is_refused(playground: Playground, tune: Tune) -> None:
+    run = write_recommendation(playground, 1)
+    config = playground.working_folder / "models" / "doubler" / "config.pbtxt"
+    config.write_text(CURRENT + "version_policy { all {} }\n")
+    (line,) = tune("serve", run).errors
+    assert "the configuration of doubler has changed since the run; restore config.pbtxt" in line
+    shutil.rmtree(playground.working_folder / "models" / "doubler")
+    (line,) = tune("serve", run).errors
+    assert "doubler" in line
