@@ -218,7 +218,7 @@ def main(words: list[str]) -> int:
 def check_decided(recommended: Recommendation, does: str, *, force: bool) -> None:
     """Raise BadInputError for an UNDECIDED recommendation; with ``force`` print a warning instead.
 
-    ``does`` is the verb for what the command does to a recommendation.
+    ``does`` is the verb of the command, such as "emits".
     """
     if not recommended.undecided:
         return

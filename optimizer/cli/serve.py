@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from optimizer.cli import output
@@ -102,10 +103,11 @@ def main(words: list[str]) -> int:
     check_decided(recommended, "serves", force=arguments.force)
     check_target(run.folder, run.options, recommended.server_processes)
     options = _read_options(run.folder, arguments)
-    ports = choose_ports(recommended.server_processes, given)
+    choose = partial(choose_ports, recommended.server_processes, given)
+    choose()  # refuses a given port before the model is built
     say, _ = progress_on(terminal())
     candidate = recommended.point.candidate
-    with recommended_server(run, candidate, recommended.configs, options, ports, say) as server:
+    with recommended_server(run, candidate, recommended.configs, options, choose, say) as server:
         try:
             _show(run, server, as_json=arguments.json)
             say("serving until Ctrl-C")
@@ -152,7 +154,7 @@ def addresses(endpoint: Endpoint) -> list[Addresses]:
 
 
 def _show(run: FinishedRun, server: RecommendedServer, *, as_json: bool) -> None:
-    """Print the addresses, what was shown for the recommendation, and the command that watches the server."""
+    """Print the addresses, the verdict on the recommendation, and the command that watches the server."""
     if as_json:
         print(json.dumps(document(run, server), indent=2, allow_nan=False))
     else:

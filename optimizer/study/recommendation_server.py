@@ -60,7 +60,7 @@ def recommended_server(
     candidate: Candidate,
     configs: Mapping[str, ModelConfig],
     options: RunOptions,
-    ports: tuple[ServerPorts, ...],
+    choose_ports: Callable[[], tuple[ServerPorts, ...]],
     say: Callable[[str], None],
 ) -> Iterator[RecommendedServer]:
     """Serve ``candidate``, the recommendation of ``run``, within the context, on servers like those of its test.
@@ -70,7 +70,7 @@ def recommended_server(
         candidate: The recommended configuration.
         configs: The recommended config.pbtxt of each model, by name.
         options: The options of the run.
-        ports: The ports of each server.
+        choose_ports: It returns the ports of each server. Called when the servers start, so that the ports are free.
         say: It gets one line for each slow preparation.
 
     Raises BadInputError if the model has changed since the run, else as a run.
@@ -87,7 +87,7 @@ def recommended_server(
         )
     folder = RunFolder.create(str(run.folder.path), FOLDER)
     with (
-        environment.open_target(task, folder, ports) as target,
+        environment.open_target(task, folder, choose_ports()) as target,
         target.deploy_fresh(candidate) as endpoint,
     ):
         yield RecommendedServer(endpoint, folder)

@@ -53,7 +53,7 @@ NEEDED_BY_A_RUN = {"matplotlib", "numba", "optuna", "pandas", "scipy", "sqlalche
     "words",
     [
         *("--help", "run --help", "run --help-all", "--slap95 20ms dlrm", "--sla-p95 20 dlrm", "dlrm mlp"),
-        *(f"{command} --frob" for command in ("verify", "replay", "report", "explain", "emit")),
+        *(f"{command} --frob" for command in ("verify", "replay", "report", "explain", "emit", "serve")),
     ],
 )
 def test_help_and_wrong_flags_import_no_slow_package(words: str) -> None:

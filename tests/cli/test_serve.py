@@ -1,4 +1,4 @@
-"""``tune serve``: the runs and options that it refuses, and what it prints when the server is ready."""
+"""``tune serve``: the runs and options that it refuses, and its output when the server is ready."""
 
 from __future__ import annotations
 

@@ -123,6 +123,7 @@ def printed_result(*, verbose: bool) -> list[str]:
         command=run.info["command"],
         config_path=folder / "best/config.pbtxt",
         report_path=folder / "report.html",
+        can_serve=True,
     )
     print_outcome(Console(file=text, width=80), run.outcome, run.problem, details, verbose=verbose)
     return text.getvalue().splitlines()

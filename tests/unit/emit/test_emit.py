@@ -234,6 +234,8 @@ def test_files_say_that_the_embedded_server_was_measured(
     files = emitted(run, tmp_path / "out", *words)
     noted = [path for path, text in files.items() if "# NOTE: measured on tune's embedded server; " in text]
     assert bool(noted) is is_noted
+    served = f"# without Docker: `tune serve {recommendation_of(run).run}` starts the measured server "
+    assert [path for path, text in files.items() if served in text] == noted
 
 
 def test_one_configuration_for_each_device(tmp_path: Path) -> None:

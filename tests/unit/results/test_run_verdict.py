@@ -202,6 +202,12 @@ def test_the_proposed_command_has_a_folder_for_several_files(files: list[str], c
     assert step.command == command.format(tmp_path)
 
 
+@pytest.mark.parametrize("can_serve", [False, True])
+def test_only_a_server_of_this_machine_is_proposed_to_be_served(can_serve: bool) -> None:
+    step = summary.next_step(outcome(*[10.0] * LOOKS[0]), "r", "tune known", can_serve=can_serve)
+    assert (step.alternative.command if step.alternative else "") == ("tune serve r" if can_serve else "")
+
+
 def test_a_disturbance_of_another_configuration_widens_no_interval() -> None:
     """Servers differ more while other programs run, but not those that were measured at other times."""
 
