@@ -106,6 +106,7 @@ def main(words: list[str]) -> int:
     choose = partial(choose_ports, recommended.server_processes, given)
     choose()  # refuses a given port before the model is built
     say, _ = progress_on(terminal())
+    say(f"starting the server of {one_line(str(run.folder.path))}")
     candidate = recommended.point.candidate
     with recommended_server(run, candidate, recommended.configs, options, choose, say) as server:
         try:

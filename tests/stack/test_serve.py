@@ -15,12 +15,14 @@ import psutil
 from tritonclient.grpc import InferenceServerClient, InferInput
 
 from optimizer.core.trial import SERVER_PROCESSES
+from optimizer.deploy import runtime
 from optimizer.deploy.server_ports import free_port
 from optimizer.options.run_options import RunOptions
 from tests.command_fixtures import HANG_SECONDS, Playground, Tune
 from tests.emitted_files import recommendation_of
 from tests.forked_tune import ForkedTune
-from tests.repositories import doubler, write_model
+from tests.own_server import write_installation
+from tests.repositories import SLEEPER_CONFIG, doubler, write_model, write_sleeper
 from tests.run_folders import write_run
 
 CURRENT = """\
@@ -121,8 +123,17 @@ def test_a_model_process_that_dies_ends_the_server(playground: Playground) -> No
     assert lines[-2].startswith("tune: the process of a model has died, and Triton does not replace it")
 
 
-def test_sigterm_stops_the_server_too(playground: Playground) -> None:
-    with serving(playground, write_recommendation(playground, 1)) as (process, _):
+def test_a_server_of_the_user_is_served_until_sigterm(playground: Playground, tmp_path: Path) -> None:
+    folder = playground.working_folder
+    write_sleeper(folder / "models", 1.0)
+    program = write_installation(tmp_path / "installation", runtime.ensure(print))
+    options = RunOptions("", target="local", tritonserver=str(program), model_repository=str(folder / "models"))
+    batching = "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 100 }\n"
+    config = f'name: "sleeper"\n{SLEEPER_CONFIG.replace("count: 1", "count: 2")}{batching}'
+    run = write_run(folder, "sleeper", configs={"sleeper": config}, options=options)
+    with serving(playground, run) as (process, shown):
+        with InferenceServerClient(shown["servers"][0]["grpc"]) as client:
+            assert [group.count for group in client.get_model_config("sleeper").config.instance_group] == [2]
         process.send_signal(signal.SIGTERM)
         assert end(process, playground)[0] == 0
 
