@@ -371,9 +371,13 @@ input {{ name: "x" data_type: TYPE_FP32 dims: {WIDE_VALUES} }}
 output {{ name: "y" data_type: TYPE_FP32 dims: {WIDE_VALUES} }}
 instance_group {{ count: 1 kind: KIND_CPU }}
 dynamic_batching {{ }}
+parameters {{ key: "intra_op_thread_count" value {{ string_value: "1" }} }}
 """
 
 
 def write_wide(repository: Path) -> Path:
-    """Write ``wide``, whose output is twice its input of 1 MiB, so that copies take most of the time."""
+    """Write ``wide``, whose output is twice its input of 1 MiB, so that copies take most of the time.
+
+    It has one thread, because several wait for each request in busy loops.
+    """
     return write_model(repository, "wide", WIDE_CONFIG, doubler(dims=("batch", WIDE_VALUES)))

@@ -6,10 +6,12 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.files import cache_folder
@@ -27,7 +29,11 @@ ANSWER_SECONDS = 600.0  # only a server that hangs takes so long
 
 @pytest.fixture(scope="session")
 def mlp() -> ModelSource:
-    return build("mlp", {}, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", say=print)
+    """Return the model with one thread an instance, because several wait for each request in busy loops."""
+    source = build("mlp", {}, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", say=print)
+    config = model_config.copy(source.config)
+    config.parameters["intra_op_thread_count"].string_value = "1"
+    return replace(source, config=config)
 
 
 @pytest.fixture(scope="module")

@@ -255,19 +255,26 @@ class SequenceContract(LoadGeneratorContract):
     load = LoadPoint(request_batch_size=1, concurrency=5)
     strategy: str
 
-    @pytest.fixture
-    def log(self, tmp_path: Path) -> Path:
-        return tmp_path / "steps"
+    @pytest.fixture(scope="class")
+    @classmethod
+    def log(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tmp_path_factory.mktemp("sums") / "steps"
 
-    @pytest.fixture
-    def endpoint(self, tmp_path: Path, log: Path) -> Iterator[Endpoint]:
-        write_sums(tmp_path / "models", log, self.strategy)
-        source = read_repository_model(tmp_path / "models", "sums", gpu=False)
+    @pytest.fixture(scope="class")
+    @classmethod
+    def served(cls, log: Path) -> Iterator[Endpoint]:
+        write_sums(log.parent / "models", log, cls.strategy)
+        source = read_repository_model(log.parent / "models", "sums", gpu=False)
         with (
-            contextlib.closing(EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)) as target,
+            contextlib.closing(EmbeddedTarget(source, log=log.with_name("tritonserver.log"), say=print)) as target,
             target.deploy(Candidate(4)) as endpoint,
         ):
             yield endpoint
+
+    @pytest.fixture
+    def endpoint(self, served: Endpoint, log: Path) -> Endpoint:
+        log.write_text("")  # it may have the steps of another test
+        return served
 
     @pytest.fixture
     def generator(self, tmp_path: Path) -> LoadGenerator:

@@ -182,20 +182,27 @@ def test_a_killed_client_leaves_nothing(generator: Any, wide: EmbeddedTarget, tm
         assert own_regions() == set()
 
 
-def test_too_small_outputs_are_bad_input(generator: Any, tmp_path: Path) -> None:
-    config = """\
-        backend: "onnxruntime"
-        max_batch_size: 8
-        input { name: "x" data_type: TYPE_FP32 dims: -1 }
-        output { name: "y" data_type: TYPE_FP32 dims: -1 }
-        instance_group { count: 1 kind: KIND_CPU }
-        """
-    write_model(tmp_path / "models", "varied", config, doubler(dims=("batch", "values")))
-    source = read_repository_model(tmp_path / "models", "varied", gpu=False)
-    with (
-        contextlib.closing(EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)) as target,
-        target.deploy(WIDE) as endpoint,
-    ):
+VARIED_CONFIG = """\
+backend: "onnxruntime"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: -1 }
+output { name: "y" data_type: TYPE_FP32 dims: -1 }
+instance_group { count: 1 kind: KIND_CPU }
+parameters { key: "intra_op_thread_count" value { string_value: "1" } }
+"""
+
+
+@pytest.fixture(scope="module")
+def varied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
+    folder = tmp_path_factory.mktemp("varied")
+    write_model(folder / "models", "varied", VARIED_CONFIG, doubler(dims=("batch", "values")))
+    source = read_repository_model(folder / "models", "varied", gpu=False)
+    with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as target:
+        yield target
+
+
+def test_too_small_outputs_are_bad_input(generator: Any, varied: EmbeddedTarget) -> None:
+    with varied.deploy(WIDE) as endpoint:
         for size, fits in ((4000, True), (3999, False)):
             shared = replace(SHARED, output_bytes=size)
             wrapped = SharedMemoryLoadGenerator(replace(generator, shapes=("x:1000",), shared_memory=shared), shared)
