@@ -21,6 +21,7 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.model.builders import build
+from optimizer.model.input_data import to_json
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
 
@@ -189,19 +190,23 @@ def test_a_cancelled_request_leaves_its_place(target: EmbeddedTarget, tinygpt: M
 
 def test_the_load_client_counts_its_tokens(target: EmbeddedTarget, tinygpt: ModelSource, tmp_path: Path) -> None:
     """The latency of a request is its time to first response and the times between its tokens."""
+    data = tmp_path / "requests.json"
+    data.write_bytes(
+        to_json([{"INPUT_IDS": ids, "MAX_TOKENS": np.array([8], np.int32)} for ids in prompts(12).values()])
+    )
     generator = ClosedLoopGenerator(
-        log=tmp_path / "client.log", input_data=str(tinygpt.input_data), streams=True, token_output="OUTPUT_ID"
+        log=tmp_path / "client.log", input_data=str(data), streams=True, token_output="OUTPUT_ID"
     )
     candidate = candidate_of(tinygpt, max_batch_size=2, dynamic_batching=True)
-    with target.deploy(candidate) as endpoint:
-        measured = generator.measure(endpoint, LoadPoint(1, concurrency=2), 3.0)
+    with target.deploy(candidate) as endpoint:  # the load continues until 60 requests have ended
+        measured = generator.measure(endpoint, LoadPoint(1, concurrency=2), 1.0)
     tokens = measured.output_tokens_per_sec
     assert measured.throughput_infer_per_sec is not None
-    assert tokens == pytest.approx(32 * measured.throughput_infer_per_sec, rel=0.25)
+    assert tokens == pytest.approx(8 * measured.throughput_infer_per_sec, rel=0.25)
     assert tokens == pytest.approx(measured.responses_per_sec)
     assert measured.ttft_avg_ms is not None
     assert measured.itl_avg_ms is not None
-    assert measured.latency_avg_ms == pytest.approx(measured.ttft_avg_ms + 31 * measured.itl_avg_ms, rel=0.01)
+    assert measured.latency_avg_ms == pytest.approx(measured.ttft_avg_ms + 7 * measured.itl_avg_ms, rel=0.01)
 
 
 def test_the_server_counts_requests(target: EmbeddedTarget, tinygpt: ModelSource) -> None:
