@@ -195,7 +195,7 @@ class Server(ABC):
         return self._client is not None and self._is_running() and is_live(self._client)
 
     def dead_model_processes(self) -> frozenset[int]:
-        """Return the processes of models that have ended, see the function of this name."""
+        """Return the processes of this server's models that have ended without being noticed by it."""
         return dead_model_processes(self.running.pid if self.running else None)
 
     def mark_log(self) -> None:

@@ -18,7 +18,7 @@ from objectives.metrics import Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
-from optimizer.confirmation.server_plan import START_SECONDS
+from optimizer.confirmation.server_plan import START_SECONDS, estimate_start_seconds
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points
 from optimizer.measure.load_client import arrivals
@@ -326,8 +326,7 @@ def _durations(trial: Trial) -> tuple[float, float]:
     fresh = len({window.server for window in trial.confirmations})
     measured = [window.measurement for window in trial.confirmations] or [one for _, one in trial.measurements]
     seconds = sum(one.measure_seconds or 0.0 for one in measured) / max(1, fresh)
-    deploy_seconds = trial.deploy_seconds or START_SECONDS
-    return deploy_seconds, max(deploy_seconds, START_SECONDS) + seconds
+    return trial.deploy_seconds or START_SECONDS, estimate_start_seconds([trial]) + seconds
 
 
 def _points(run: FinishedRun, latencies: Sla) -> list[Point]:
