@@ -7,6 +7,7 @@ JSON Schema of profiles shows them in editors.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -44,6 +45,7 @@ from optimizer.model.profile_values import (
     Accelerator,
     BatchSize,
     BuilderSetting,
+    Choices,
     CpuList,
     DimSizes,
     ExecutionMode,
@@ -88,6 +90,16 @@ PERCENTILE_KEY: Final = r"^((ttft|itl)_)?p[5-9][0-9](\.[0-9]{1,4})?$"
 BUILT, ONNX, STORED = "<built>", "<onnx>", "<stored>"
 
 
+def _optional(description: str, example: object) -> Any:
+    """Return a field that is None if the profile does not have the key."""
+    return Field(default=None, description=description, examples=[example])
+
+
+def _mapping(description: str, example: Mapping[object, object]) -> Any:
+    """Return a field that is empty if the profile does not have the key."""
+    return Field(default={}, description=description, examples=[example])
+
+
 class ProfileSection(BaseModel):
     """Base of every section: immutable and strictly typed; unknown keys are refused."""
 
@@ -102,9 +114,7 @@ class BuiltModel(ProfileSection):
         examples=["mlp"],
         json_schema_extra={"enum": [*BUILDERS]},
     )
-    settings: dict[str, BuilderSetting] = Field(
-        default={}, description="Settings of the builder; each builder has its own", examples=[{"layers": 2}]
-    )
+    settings: dict[str, BuilderSetting] = _mapping("Settings of the builder; each builder has its own", {"layers": 2})
 
 
 class OnnxModel(ProfileSection):
@@ -125,21 +135,17 @@ class StoredModel(ProfileSection):
         description="Triton model repository, at or below the folder of this profile", examples=["models"]
     )
     name: PlainName = Field(description="Model of the repository that receives the requests", examples=["my_model"])
-    bls_composing_models: NonEmpty[PlainName] | None = Field(
-        default=None, description="Models that a Python model calls", examples=[["tokenizer", "encoder"]]
+    bls_composing_models: NonEmpty[PlainName] | None = _optional(
+        "Models that a Python model calls", ["tokenizer", "encoder"]
     )
-    concurrent_models: NonEmpty[PlainName] | None = Field(
-        default=None,
-        description="Models that get the same load at the same time on the same device",
-        examples=[["my_other_model"]],
+    concurrent_models: NonEmpty[PlainName] | None = _optional(
+        "Models that get the same load at the same time on the same device", ["my_other_model"]
     )
-    variants: NonEmpty[PlainName] | None = Field(
-        default=None, description="Models that may be served in place of the model", examples=[["my_model_int8"]]
+    variants: NonEmpty[PlainName] | None = _optional(
+        "Models that may be served in place of the model", ["my_model_int8"]
     )
-    batcher: PlainName | None = Field(
-        default=None,
-        description="Composing model that the search space is about (default: the largest)",
-        examples=["encoder"],
+    batcher: PlainName | None = _optional(
+        "Composing model that the search space is about (default: the largest)", "encoder"
     )
 
     @field_validator("name")
@@ -195,53 +201,21 @@ class SlaSection(ProfileSection):
     )
     __pydantic_extra__: dict[str, LatencyBound] = Field(init=False)
 
-    avg: LatencyBound = Field(default=None, description="Upper bound on the average latency", examples=["10ms"])
-    p50: LatencyBound = Field(default=None, description="Upper bound on the median latency", examples=["10ms"])
-    p90: LatencyBound = Field(
-        default=None, description="Upper bound on the 90th percentile of the latency", examples=["15ms"]
-    )
-    p95: LatencyBound = Field(
-        default=None, description="Upper bound on the 95th percentile of the latency", examples=["20ms"]
-    )
-    p99: LatencyBound = Field(
-        default=None, description="Upper bound on the 99th percentile of the latency", examples=["50ms"]
-    )
-    ttft_avg: LatencyBound = Field(
-        default=None, description="Upper bound on the average time to first response", examples=["100ms"]
-    )
-    ttft_p50: LatencyBound = Field(
-        default=None, description="Upper bound on the median time to first response", examples=["100ms"]
-    )
-    ttft_p90: LatencyBound = Field(
-        default=None,
-        description="Upper bound on the 90th percentile of the time to first response",
-        examples=["200ms"],
-    )
-    ttft_p95: LatencyBound = Field(
-        default=None,
-        description="Upper bound on the 95th percentile of the time to first response",
-        examples=["200ms"],
-    )
-    ttft_p99: LatencyBound = Field(
-        default=None,
-        description="Upper bound on the 99th percentile of the time to first response",
-        examples=["500ms"],
-    )
-    itl_avg: LatencyBound = Field(
-        default=None, description="Upper bound on the average inter-token latency", examples=["20ms"]
-    )
-    itl_p50: LatencyBound = Field(
-        default=None, description="Upper bound on the median inter-token latency over requests", examples=["20ms"]
-    )
-    itl_p90: LatencyBound = Field(
-        default=None, description="Upper bound on the 90th percentile of the inter-token latency", examples=["30ms"]
-    )
-    itl_p95: LatencyBound = Field(
-        default=None, description="Upper bound on the 95th percentile of the inter-token latency", examples=["30ms"]
-    )
-    itl_p99: LatencyBound = Field(
-        default=None, description="Upper bound on the 99th percentile of the inter-token latency", examples=["50ms"]
-    )
+    avg: LatencyBound = _optional("Upper bound on the average latency", "10ms")
+    p50: LatencyBound = _optional("Upper bound on the median latency", "10ms")
+    p90: LatencyBound = _optional("Upper bound on the 90th percentile of the latency", "15ms")
+    p95: LatencyBound = _optional("Upper bound on the 95th percentile of the latency", "20ms")
+    p99: LatencyBound = _optional("Upper bound on the 99th percentile of the latency", "50ms")
+    ttft_avg: LatencyBound = _optional("Upper bound on the average time to first response", "100ms")
+    ttft_p50: LatencyBound = _optional("Upper bound on the median time to first response", "100ms")
+    ttft_p90: LatencyBound = _optional("Upper bound on the 90th percentile of the time to first response", "200ms")
+    ttft_p95: LatencyBound = _optional("Upper bound on the 95th percentile of the time to first response", "200ms")
+    ttft_p99: LatencyBound = _optional("Upper bound on the 99th percentile of the time to first response", "500ms")
+    itl_avg: LatencyBound = _optional("Upper bound on the average inter-token latency", "20ms")
+    itl_p50: LatencyBound = _optional("Upper bound on the median inter-token latency over requests", "20ms")
+    itl_p90: LatencyBound = _optional("Upper bound on the 90th percentile of the inter-token latency", "30ms")
+    itl_p95: LatencyBound = _optional("Upper bound on the 95th percentile of the inter-token latency", "30ms")
+    itl_p99: LatencyBound = _optional("Upper bound on the 99th percentile of the inter-token latency", "50ms")
 
     @model_validator(mode="wrap")
     @classmethod
@@ -272,38 +246,25 @@ class RequestSection(ProfileSection):
         description="Samples in a request; with --load rate also a mix of sizes such as 1*9|8*1",
         examples=[1],
     )
-    priorities: Priorities | None = Field(
-        default=None,
-        description="Priorities of the requests and their shares; 1 is the highest "
-        "(default: the default level of the model)",
-        examples=[{1: 0.2, 2: 0.8}],
+    priorities: Priorities | None = _optional(
+        "Priorities of the requests and their shares; 1 is the highest (default: the default level of the model)",
+        {1: 0.2, 2: 0.8},
     )
-    sequence_length: RequestSize | None = Field(
-        default=None,
-        description="Requests in a sequence to a stateful model, or a mix of lengths such as 10..30 (default: 20)",
-        examples=[20],
+    sequence_length: RequestSize | None = _optional(
+        "Requests in a sequence to a stateful model, or a mix of lengths such as 10..30 (default: 20)", 20
     )
-    input_data: InputData = Field(
-        default=None,
-        description="Values of the inputs: random, zero, or a file or folder of samples (default: random)",
-        examples=["requests.json"],
+    input_data: InputData = _optional(
+        "Values of the inputs: random, zero, or a file or folder of samples (default: random)", "requests.json"
     )
-    shapes: dict[PrintableText, DimSizes] = Field(
-        default={},
-        description="Sizes of inputs with variable dims, without the batch dimension: [128], or a mix as 16..128",
-        examples=[{"input_ids": [128]}],
+    shapes: dict[PrintableText, DimSizes] = _mapping(
+        "Sizes of inputs with variable dims, without the batch dimension: [128], or a mix as 16..128",
+        {"input_ids": [128]},
     )
-    ranges: dict[PrintableText, ValueBounds] = Field(
-        default={},
-        description="Bounds of random values, inclusive (default: the whole type for integers)",
-        examples=[{"input_ids": [0, 30521]}],
+    ranges: dict[PrintableText, ValueBounds] = _mapping(
+        "Bounds of random values, inclusive (default: the whole type for integers)", {"input_ids": [0, 30521]}
     )
-    string_data: PrintableText | None = Field(
-        default=None, description="Value of each string", examples=["a text to classify"]
-    )
-    string_length: PositiveInt | None = Field(
-        default=None, description="Characters of a random string (default: 128)", examples=[128]
-    )
+    string_data: PrintableText | None = _optional("Value of each string", "a text to classify")
+    string_length: PositiveInt | None = _optional("Characters of a random string (default: 128)", 128)
 
     def options(self) -> RequestOptions:
         """Return the section as options for requests."""
@@ -319,43 +280,26 @@ class RequestSection(ProfileSection):
 class TokensSection(ProfileSection):
     """The prompts and outputs of a model that streams. Lengths have the syntax of ``core.token_lengths``."""
 
-    prompt: TokenLengths = Field(
-        default=None,
-        description="Tokens of a prompt: 128, a range 16..64, lognormal:MEDIAN:SIGMA, or a file of numbers",
-        examples=["16..64"],
+    prompt: TokenLengths = _optional(
+        "Tokens of a prompt: 128, a range 16..64, lognormal:MEDIAN:SIGMA, or a file of numbers", "16..64"
     )
-    output: TokenLengths = Field(
-        default=None,
-        description="Tokens that are generated for a prompt, written as those of a prompt",
-        examples=[32],
+    output: TokenLengths = _optional("Tokens that are generated for a prompt, written as those of a prompt", 32)
+    prompt_input: PrintableText | None = _optional(
+        "Input with the tokens of the prompt; strings get as many words", "INPUT_IDS"
     )
-    prompt_input: PrintableText | None = Field(
-        default=None,
-        description="Input with the tokens of the prompt; strings get as many words",
-        examples=["INPUT_IDS"],
+    output_input: PrintableText | None = _optional("Input with the number of tokens to generate", "MAX_TOKENS")
+    output_text: PrintableText | None = _optional(
+        "Text of an output_input of strings, with {tokens} for the number",
+        '{"max_tokens": {tokens}, "ignore_eos": true}',
     )
-    output_input: PrintableText | None = Field(
-        default=None, description="Input with the number of tokens to generate", examples=["MAX_TOKENS"]
+    length_input: PrintableText | None = _optional(
+        "Input with the number of tokens of the prompt (default: none)", "LENGTH"
     )
-    output_text: PrintableText | None = Field(
-        default=None,
-        description="Text of an output_input of strings, with {tokens} for the number",
-        examples=['{"max_tokens": {tokens}, "ignore_eos": true}'],
+    output_tensor: PrintableText | None = _optional(
+        "Output whose elements are the generated tokens (default: each response is one token)", "OUTPUT_ID"
     )
-    length_input: PrintableText | None = Field(
-        default=None,
-        description="Input with the number of tokens of the prompt (default: none)",
-        examples=["LENGTH"],
-    )
-    output_tensor: PrintableText | None = Field(
-        default=None,
-        description="Output whose elements are the generated tokens (default: each response is one token)",
-        examples=["OUTPUT_ID"],
-    )
-    maximum: PositiveInt | None = Field(
-        default=None,
-        description="Largest number of tokens of a prompt and its output together (default: unknown)",
-        examples=[512],
+    maximum: PositiveInt | None = _optional(
+        "Largest number of tokens of a prompt and its output together (default: unknown)", 512
     )
 
     def requests(
@@ -392,24 +336,12 @@ class LoadSection(ProfileSection):
 class ModelSpaceSection(ProfileSection):
     """The choices of another model in the space, such as a step of an ensemble."""
 
-    max_batch_size: NonEmpty[PositiveInt] | None = Field(
-        default=None, description="Largest batch in samples", examples=[[1, 8]]
-    )
-    max_queue_delay_microseconds: NonEmpty[QueueDelay] | None = Field(
-        default=None,
-        description=_DELAY,
-        examples=[["off", 0, 500]],
-    )
-    preferred_batch_size: NonEmpty[PreferredSizes] | None = Field(
-        default=None, description=_PREFERRED, examples=[["none", "max/2"]]
-    )
-    instance_group_count: NonEmpty[PositiveInt] | None = Field(
-        default=None, description="Instances of the model", examples=[[1, 2]]
-    )
-    config: dict[PrintableText, NonEmpty[FieldChoice]] = Field(
-        default={},
-        description="Any other field of its config.pbtxt, by its path",
-        examples=[{"optimization.graph.level": [0, 1]}],
+    max_batch_size: Choices[PositiveInt] = _optional("Largest batch in samples", [1, 8])
+    max_queue_delay_microseconds: Choices[QueueDelay] = _optional(_DELAY, ["off", 0, 500])
+    preferred_batch_size: Choices[PreferredSizes] = _optional(_PREFERRED, ["none", "max/2"])
+    instance_group_count: Choices[PositiveInt] = _optional("Instances of the model", [1, 2])
+    config: dict[PrintableText, NonEmpty[FieldChoice]] = _mapping(
+        "Any other field of its config.pbtxt, by its path", {"optimization.graph.level": [0, 1]}
     )
 
     def fields(self) -> dict[str, tuple[FieldValue, ...]]:
@@ -421,40 +353,29 @@ class ModelSpaceSection(ProfileSection):
 class OnnxRuntimeSection(ProfileSection):
     """Choices of ONNX Runtime's settings, under the names of Triton's backend."""
 
-    intra_op_thread_count: NonEmpty[ThreadCount] | None = Field(
-        default=None,
-        description="Threads of one operator, for each instance "
+    intra_op_thread_count: Choices[ThreadCount] = _optional(
+        "Threads of one operator, for each instance "
         "(default: every core; searched if a profile without space is served on a CPU)",
-        examples=[[1, 2]],
+        [1, 2],
     )
-    inter_op_thread_count: NonEmpty[ThreadCount] | None = Field(
-        default=None, description="Operators at a time if execution_mode is 1", examples=[[1, 2]]
+    inter_op_thread_count: Choices[ThreadCount] = _optional("Operators at a time if execution_mode is 1", [1, 2])
+    execution_mode: Choices[ExecutionMode] = _optional(
+        "0: one operator after another, 1: operators in parallel", [0, 1]
     )
-    execution_mode: NonEmpty[ExecutionMode] | None = Field(
-        default=None, description="0: one operator after another, 1: operators in parallel", examples=[[0, 1]]
+    allow_spinning: Choices[bool] = _optional(
+        "Whether idle threads wait in a busy loop (default: true); only the embedded server reads it", [True, False]
     )
-    allow_spinning: NonEmpty[bool] | None = Field(
-        default=None,
-        description="Whether idle threads wait in a busy loop (default: true); only the embedded server reads it",
-        examples=[[True, False]],
+    graph_level: Choices[GraphLevel] = _optional(
+        "Graph optimizations: -1 basic, 1 extended, 0 all (the default), 2 none", [0, 1]
     )
-    graph_level: NonEmpty[GraphLevel] | None = Field(
-        default=None,
-        description="Graph optimizations: -1 basic, 1 extended, 0 all (the default), 2 none",
-        examples=[[0, 1]],
+    execution_accelerator: Choices[Accelerator] = _optional(
+        "Accelerator: none, openvino on a CPU, tensorrt on a GPU", ["none", "openvino"]
     )
-    execution_accelerator: NonEmpty[Accelerator] | None = Field(
-        default=None,
-        description="Accelerator: none, openvino on a CPU, tensorrt on a GPU",
-        examples=[["none", "openvino"]],
+    precision_mode: Choices[Precision] = _optional(
+        "Precision in which tensorrt computes (default: FP32)", ["FP32", "FP16"]
     )
-    precision_mode: NonEmpty[Precision] | None = Field(
-        default=None, description="Precision in which tensorrt computes (default: FP32)", examples=[["FP32", "FP16"]]
-    )
-    cuda_graphs: NonEmpty[bool] | None = Field(
-        default=None,
-        description="Whether tensorrt launches its kernels as a CUDA graph (default: false)",
-        examples=[[False, True]],
+    cuda_graphs: Choices[bool] = _optional(
+        "Whether tensorrt launches its kernels as a CUDA graph (default: false)", [False, True]
     )
 
     @field_validator("execution_accelerator")
@@ -481,108 +402,75 @@ def _text(choice: object) -> str:
 class QueuePolicySection(ProfileSection):
     """The choices of the queue of one priority level, in place of those of the default queue."""
 
-    max_queue_size: NonEmpty[QueueNumber] | None = Field(
-        default=None, description="Requests of this level that may wait; 0: no limit", examples=[[0, 16]]
+    max_queue_size: Choices[QueueNumber] = _optional("Requests of this level that may wait; 0: no limit", [0, 16])
+    default_timeout_microseconds: Choices[QueueNumber] = _optional(
+        "Time in µs that a request of this level may wait; 0: any", [0, 20000]
     )
-    default_timeout_microseconds: NonEmpty[QueueNumber] | None = Field(
-        default=None, description="Time in µs that a request of this level may wait; 0: any", examples=[[0, 20000]]
-    )
-    timeout_action: NonEmpty[TimeoutAction] | None = Field(
-        default=None, description="Action for a request that has waited for longer", examples=[["REJECT"]]
-    )
-    allow_timeout_override: NonEmpty[bool] | None = Field(
-        default=None, description="Whether a request may set a shorter timeout", examples=[[False]]
-    )
+    timeout_action: Choices[TimeoutAction] = _optional("Action for a request that has waited for longer", ["REJECT"])
+    allow_timeout_override: Choices[bool] = _optional("Whether a request may set a shorter timeout", [False])
 
 
 class SpaceSection(ProfileSection):
     """The choices of each parameter; None is not given. ``Space`` decides which combinations are valid."""
 
-    max_batch_size: NonEmpty[BatchSize] | None = Field(
-        default=None,
-        description="Largest batch in samples; [0] for a model without batch dimension "
+    max_batch_size: Choices[BatchSize] = _optional(
+        "Largest batch in samples; [0] for a model without batch dimension "
         "(default: powers of two up to that of the model)",
-        examples=[[1, 2, 4, 8, 16]],
+        [1, 2, 4, 8, 16],
     )
-    max_queue_delay_microseconds: NonEmpty[QueueDelay] | None = Field(
-        default=None,
-        description=f"{_DELAY} (default: {', '.join(map(str, DEFAULT_DELAYS_US))})",
-        examples=[["off", 0, 500, 2000]],
+    max_queue_delay_microseconds: Choices[QueueDelay] = _optional(
+        f"{_DELAY} (default: {', '.join(map(str, DEFAULT_DELAYS_US))})", ["off", 0, 500, 2000]
     )
-    preferred_batch_size: NonEmpty[PreferredSizes] | None = Field(
-        default=None,
-        description=f"{_PREFERRED} (default: {', '.join(DEFAULT_POLICIES)})",
-        examples=[["none", "max/2"]],
+    preferred_batch_size: Choices[PreferredSizes] = _optional(
+        f"{_PREFERRED} (default: {', '.join(DEFAULT_POLICIES)})", ["none", "max/2"]
     )
-    instance_group_count: NonEmpty[PositiveInt] | None = Field(
-        default=None,
-        description="Instances of the model, on each of its GPUs "
+    instance_group_count: Choices[PositiveInt] = _optional(
+        "Instances of the model, on each of its GPUs "
         "(default: 1 to 4; on fewer than 4 CPUs up to that number, but at least 2)",
-        examples=[[1, 2]],
+        [1, 2],
     )
-    instance_group_gpus: NonEmpty[GpuList] | None = Field(
-        default=None, description="Sets of GPUs that the instances are placed on", examples=[[[0], [0, 1]]]
+    instance_group_gpus: Choices[GpuList] = _optional("Sets of GPUs that the instances are placed on", [[0], [0, 1]])
+    server_cpus: Choices[CpuList] = _optional("Sets of CPUs that the server runs on", ["0-3", "0-7"])
+    server_processes: Choices[PositiveInt] = _optional(
+        "Numbers of servers with the same configuration that share the load and the device", [1, 2]
     )
-    server_cpus: NonEmpty[CpuList] | None = Field(
-        default=None, description="Sets of CPUs that the server runs on", examples=[["0-3", "0-7"]]
+    server: dict[ServerOption, NonEmpty[FieldChoice]] = _mapping(
+        "Options of tritonserver, by name without dashes", {"rate-limit": ["off", "execution_count"]}
     )
-    server_processes: NonEmpty[PositiveInt] | None = Field(
-        default=None,
-        description="Numbers of servers with the same configuration that share the load and the device",
-        examples=[[1, 2]],
+    model_json: dict[ModelJsonKey, NonEmpty[FieldChoice]] = _mapping(
+        "Keys of model.json in the version folder of the model, which Triton's vLLM backend reads",
+        {"max_num_seqs": [64, 128, 256]},
     )
-    server: dict[ServerOption, NonEmpty[FieldChoice]] = Field(
-        default={},
-        description="Options of tritonserver, by name without dashes",
-        examples=[{"rate-limit": ["off", "execution_count"]}],
+    max_queue_size: Choices[QueueNumber] = _optional(
+        "Requests that may wait in the batcher's queue, which rejects others; 0: no limit", [0, 16, 64]
     )
-    model_json: dict[ModelJsonKey, NonEmpty[FieldChoice]] = Field(
-        default={},
-        description="Keys of model.json in the version folder of the model, which Triton's vLLM backend reads",
-        examples=[{"max_num_seqs": [64, 128, 256]}],
+    default_timeout_microseconds: Choices[QueueNumber] = _optional(
+        "Time in µs that a request may wait in the batcher's queue; 0: any", [0, 20000]
     )
-    max_queue_size: NonEmpty[QueueNumber] | None = Field(
-        default=None,
-        description="Requests that may wait in the batcher's queue, which rejects others; 0: no limit",
-        examples=[[0, 16, 64]],
+    timeout_action: Choices[TimeoutAction] = _optional(
+        "Action for a request that has waited for longer: REJECT, or DELAY behind all others", ["REJECT", "DELAY"]
     )
-    default_timeout_microseconds: NonEmpty[QueueNumber] | None = Field(
-        default=None,
-        description="Time in µs that a request may wait in the batcher's queue; 0: any",
-        examples=[[0, 20000]],
+    allow_timeout_override: Choices[bool] = _optional("Whether a request may set a shorter timeout", [False])
+    priority_levels: Choices[QueueNumber] = _optional(
+        "Levels of priority, each with a queue of its own; 0: none", [0, 2]
     )
-    timeout_action: NonEmpty[TimeoutAction] | None = Field(
-        default=None,
-        description="Action for a request that has waited for longer: REJECT, or DELAY behind all others",
-        examples=[["REJECT", "DELAY"]],
+    default_priority_level: Choices[PositiveInt] = _optional(
+        "Level of a request without a priority; 1 is the highest", [2]
     )
-    allow_timeout_override: NonEmpty[bool] | None = Field(
-        default=None, description="Whether a request may set a shorter timeout", examples=[[False]]
-    )
-    priority_levels: NonEmpty[QueueNumber] | None = Field(
-        default=None, description="Levels of priority, each with a queue of its own; 0: none", examples=[[0, 2]]
-    )
-    default_priority_level: NonEmpty[PositiveInt] | None = Field(
-        default=None, description="Level of a request without a priority; 1 is the highest", examples=[[2]]
-    )
-    priority_queue_policy: dict[PriorityLevel, QueuePolicySection] = Field(
-        default={},
-        description="Queues of single levels, in place of the settings above, by level",
-        examples=[{2: {"default_timeout_microseconds": [20000]}}],
+    priority_queue_policy: dict[PriorityLevel, QueuePolicySection] = _mapping(
+        "Queues of single levels, in place of the settings above, by level",
+        {2: {"default_timeout_microseconds": [20000]}},
     )
     onnxruntime: OnnxRuntimeSection = Field(
         default=OnnxRuntimeSection(), description="Settings of ONNX Runtime, under the names of Triton's backend"
     )
-    config: dict[PrintableText, NonEmpty[FieldChoice]] = Field(
-        default={},
-        description="Any other field of config.pbtxt, by its path",
-        examples=[{"dynamic_batching.preserve_ordering": [True, False]}],
+    config: dict[PrintableText, NonEmpty[FieldChoice]] = _mapping(
+        "Any other field of config.pbtxt, by its path", {"dynamic_batching.preserve_ordering": [True, False]}
     )
-    models: dict[PlainName, ModelSpaceSection] = Field(
-        default={},
-        description="Choices of other models that are served with it, such as steps of an ensemble, by model "
+    models: dict[PlainName, ModelSpaceSection] = _mapping(
+        "Choices of other models that are served with it, such as steps of an ensemble, by model "
         "(default: instance counts and queue delays of each)",
-        examples=[{"tokenizer": {"instance_group_count": [1, 2]}}],
+        {"tokenizer": {"instance_group_count": [1, 2]}},
     )
 
     def fields(self) -> dict[str, tuple[FieldValue, ...]]:
@@ -623,21 +511,15 @@ class ScoreSection(ProfileSection):
         description="accuracy, auc, or a Python function such as accuracy.py:score; higher is better",
         examples=["accuracy"],
     )
-    minimum: FiniteNumber = Field(
-        default=None, description="Lower bound on the score of a recommended configuration", examples=[0.9]
-    )
+    minimum: FiniteNumber = _optional("Lower bound on the score of a recommended configuration", 0.9)
 
 
 class ToleranceSection(ProfileSection):
     """The allowed deviation of an output from the unbatched one; see ``measure.output_comparison.Tolerance``."""
 
-    relative: NonNegative = Field(
-        default=None,
-        description="Allowed difference of an output, relative to its value (default: by its type)",
-        examples=[0.01],
+    relative: NonNegative = _optional(
+        "Allowed difference of an output, relative to its value (default: by its type)", 0.01
     )
-    absolute: NonNegative = Field(
-        default=None,
-        description="Allowed difference in addition (default: relative times the mean magnitude)",
-        examples=[0.001],
+    absolute: NonNegative = _optional(
+        "Allowed difference in addition (default: relative times the mean magnitude)", 0.001
     )

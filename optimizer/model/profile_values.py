@@ -330,6 +330,7 @@ _GPUS: Final[dict[str, Any]] = {"type": "string", "pattern": r"^\s*[0-9]+(\s*[,+
 _INDEX: Final[dict[str, Any]] = {"type": "integer", "minimum": 0}
 
 NonEmpty = Annotated[tuple[T, ...], AfterValidator(_check_not_empty), Field(json_schema_extra={"minItems": 1})]
+Choices = NonEmpty[T] | None  # of a setting of the search space; None if the profile does not have the key
 PrintableText = Annotated[str, AfterValidator(_check_printable)]
 PositiveInt = Annotated[int, Field(ge=1, le=INT32_MAX)]
 ThreadCount = Annotated[int, Field(ge=1, le=4096)]
