@@ -97,6 +97,14 @@ OLDEST = (2, 30)  # the first version with the protocol, statistics and options 
 START_SECONDS = 60.0
 START_ATTEMPTS = 3  # a port may be taken between the probe and the bind
 ENDING_SECONDS = 1.0  # the longest wait for the exit code of a server that died
+# The client connects while the server starts. By default gRPC tries again only after a second. It permits no less than
+# 100 ms. Messages have no limit.
+CHANNEL_ARGUMENTS = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 100),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+]
 
 
 class Server(ABC):
@@ -176,7 +184,7 @@ class Server(ABC):
             from tritonclient.grpc import InferenceServerClient  # 0.4 s, while the server starts
 
             with interrupts.deferred():  # the destructor of a client that is only partly constructed fails
-                self._client = InferenceServerClient(self.grpc)
+                self._client = InferenceServerClient(self.grpc, channel_args=CHANNEL_ARGUMENTS)
             if self._comes_up(self._client, deadline):
                 self._check_version()
                 return self._client
