@@ -97,8 +97,8 @@ OLDEST = (2, 30)  # the first version with the protocol, statistics and options 
 START_SECONDS = 60.0
 START_ATTEMPTS = 3  # a port may be taken between the probe and the bind
 ENDING_SECONDS = 1.0  # the longest wait for the exit code of a server that died
-# The client connects while the server starts. By default gRPC tries again only after a second. It permits no less than
-# 100 ms. Messages have no limit.
+# The client connects while the server starts. By default gRPC tries again only after a second. The shortest time that
+# it permits is 100 ms. Messages have no limit.
 CHANNEL_ARGUMENTS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 100),
