@@ -181,8 +181,7 @@ def _check_cluster(options: RunOptions) -> None:
     if options.join is not None:
         raise OptionError("cluster", "--cluster runs the trials of one study in parallel: leave --study-name out")
     for name in ("server-cpus", "client-cpus", "perf-analyzer-image"):
-        option = next(option for option in OPTIONS if option.name == name)
-        if option.value_in(options) is not None:
+        if BY_NAME[name].value_in(options) is not None:
             reason = (
                 "uses tune's own perf_analyzer" if name == "perf-analyzer-image" else "gets free CPUs of its node"
             )
@@ -359,7 +358,7 @@ def _parse(option: Option, value: object) -> Any:
     """Return the value of the option's field. Raises OptionError."""
     if option.type is None:
         if value is not True:
-            raise OptionError(option.name, f"{option.flag}: {_quoted(value)} is neither true nor false")
+            raise OptionError(option.name, f"{option.flag}: {quote(str(value))} is neither true nor false")
         return value
     elements = value if isinstance(value, (list, tuple)) else (value,)
     for element in elements:
@@ -399,7 +398,3 @@ def _fields(parsed: Mapping[str, Any]) -> dict[str, Any]:
 
 def _default(option: Option, options: RunOptions) -> object:
     return default_search(options.objectives) if option.name == "search" else option.value_in(DEFAULTS)
-
-
-def _quoted(value: object) -> str:
-    return quote(str(value))

@@ -216,6 +216,32 @@ def number_where(is_allowed: Callable[[float], bool], rule: str) -> Callable[[st
 parse_number = number_where(math.isfinite, "write a number such as 0.9")
 
 
+def text_where(is_allowed: Callable[[str], bool], rule: str) -> Callable[[str], str]:
+    """Return a parser that returns allowed texts unchanged; ``rule`` is the error about all others."""
+
+    def parse(text: str) -> str:
+        if not is_allowed(text):
+            raise ValueError(rule)
+        return text
+
+    return parse
+
+
+parse_string_data = text_where(
+    lambda text: len(text) <= LONGEST_STRING, f"it is longer than {LONGEST_STRING} characters"
+)
+parse_input_data = text_where(bool, "write random, zero, or a file or folder of samples")
+parse_text = text_where(
+    lambda text: 0 < len(text) <= LONGEST_TEXT and text.isprintable(),
+    f"give 1 to {LONGEST_TEXT:,} printable characters",
+)
+parse_path = text_where(lambda text: bool(text.strip()), "write a path")
+parse_study_name = text_where(
+    lambda text: bool(text.strip()) and text.isprintable() and len(text) <= LONGEST_STUDY_NAME,
+    f"give a name of 1 to {LONGEST_STUDY_NAME} printable characters",
+)
+
+
 def parse_share(text: str) -> float:
     """Return a share such as ``99%`` or ``0.99`` as a fraction; NaN if ``text`` is no number."""
     try:
@@ -281,34 +307,6 @@ def parse_batch_size(text: str) -> int | str:
         raise ValueError(f"{error}, or a mix such as 10..30") from None
 
 
-def parse_string_data(text: str) -> str:
-    """Return ``text`` if it is short enough to be sent as a string tensor."""
-    if len(text) > LONGEST_STRING:
-        raise ValueError(f"it is longer than {LONGEST_STRING} characters")
-    return text
-
-
-def parse_input_data(text: str) -> str:
-    """Return the source of input data: ``random``, ``zero``, or a path."""
-    if not text:
-        raise ValueError("write random, zero, or a file or folder of samples")
-    return text
-
-
-def parse_text(text: str) -> str:
-    """Return ``text`` if it consists of printable characters."""
-    if not text or len(text) > LONGEST_TEXT or not text.isprintable():
-        raise ValueError(f"give 1 to {LONGEST_TEXT:,} printable characters")
-    return text
-
-
-def parse_path(text: str) -> str:
-    """Return ``text`` if it can be a path."""
-    if not text.strip():
-        raise ValueError("write a path")
-    return text
-
-
 def parse_distribution(text: str) -> str:
     """Return the name of a distribution, or a load shape."""
     if is_shape(text):
@@ -349,13 +347,6 @@ def parse_storage(text: str) -> str:
     if not text.strip() or (is_word and not is_file(Path(text))):
         file = f"./{quote(text.strip() or 'study')}.journal"
         raise ValueError(f"write a file such as {file}, or a URL such as sqlite:///study.db")
-    return text
-
-
-def parse_study_name(text: str) -> str:
-    """Return the name of a shared study."""
-    if not text.strip() or not text.isprintable() or len(text) > LONGEST_STUDY_NAME:
-        raise ValueError(f"give a name of 1 to {LONGEST_STUDY_NAME} printable characters")
     return text
 
 
