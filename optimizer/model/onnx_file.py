@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from optimizer.core.safe_text import format_value, is_file, one_line
 from optimizer.model.config_check import NO_SCALARS
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
+    from onnx import GraphProto, ModelProto, OperatorSetIdProto, TensorProto, ValueInfoProto
 
 
 MAX_BYTES = 1 << 31  # protobuf's limit; larger models have their weights in separate files
@@ -114,23 +114,16 @@ def check_loadable(model: ModelProto, path: Path) -> None:
 def check_versions(model: ModelProto, path: Path) -> None:
     """Raise BadInputError if the installed ONNX Runtime refuses every model of this opset and IR version."""
     import onnxruntime
-    from onnx import TensorProto, helper
 
-    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", tensors[:1], tensors[1:])
-    probe = helper.make_model(graph, opset_imports=[o for o in model.opset_import if o.domain in STANDARD_DOMAINS])
-    probe.ir_version = model.ir_version
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    try:
-        onnxruntime.InferenceSession(probe.SerializeToString(), options, ["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's exceptions have no common base
-        opsets = ", ".join(f"{o.domain or 'ai.onnx'} {o.version}" for o in probe.opset_import) or "none"
+    opsets = [opset for opset in model.opset_import if opset.domain in STANDARD_DOMAINS]
+    error = _load_alone("", "Identity", opsets, model.ir_version)
+    if error is not None:
+        shown = ", ".join(f"{opset.domain or 'ai.onnx'} {opset.version}" for opset in opsets) or "none"
         raise BadInputError(
-            f"{show_path(path)}: has IR version {probe.ir_version} and opset {one_line(opsets, MAX_MESSAGE)}, which "
+            f"{show_path(path)}: has IR version {model.ir_version} and opset {one_line(shown, MAX_MESSAGE)}, which "
             f"the installed onnxruntime {onnxruntime.__version__} does not take; pip install -U onnxruntime, or "
             f"export the model with an older opset ({one_line(' '.join(str(error).split()), MAX_MESSAGE)})"
-        ) from None
+        )
 
 
 def check_operators(model: ModelProto, path: Path) -> None:
@@ -140,30 +133,41 @@ def check_operators(model: ModelProto, path: Path) -> None:
     own, which fails for other reasons if ONNX Runtime has it.
     """
     import onnxruntime
-    from onnx import TensorProto, defs, helper
+    from onnx import defs
 
     own = {(function.domain, function.name) for function in model.functions}
     if any(isinstance(text, bytes) for node in model.graph.node for text in (node.domain, node.op_type)):
         raise BadInputError(f"{show_path(path)}: the name of an operator is not UTF-8; export the model again")
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
     for domain, operator in sorted({(node.domain, node.op_type) for node in model.graph.node} - own):
         if domain in STANDARD_DOMAINS and defs.has(operator, domain):
             continue
-        tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
-        node = helper.make_node(operator, ["x"], ["y"], domain=domain)
-        graph = helper.make_graph([node], "probe", tensors[:1], tensors[1:])
-        probe = helper.make_model(graph, opset_imports=model.opset_import)
-        probe.ir_version = model.ir_version
-        try:
-            onnxruntime.InferenceSession(probe.SerializeToString(), options, ["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's exceptions have no common base
-            if UNKNOWN_OPERATOR.search(str(error)):
-                name = f"{domain}:{operator}" if domain else operator
-                raise BadInputError(
-                    f"{show_path(path)}: onnxruntime {onnxruntime.__version__} has no operator {format_value(name)}; "
-                    "export the model without it, or tune on a server of your own that has it (--target local)"
-                ) from None
+        error = _load_alone(domain, operator, model.opset_import, model.ir_version)
+        if error is not None and UNKNOWN_OPERATOR.search(str(error)):
+            name = f"{domain}:{operator}" if domain else operator
+            raise BadInputError(
+                f"{show_path(path)}: onnxruntime {onnxruntime.__version__} has no operator {format_value(name)}; "
+                "export the model without it, or tune on a server of your own that has it (--target local)"
+            )
+
+
+def _load_alone(
+    domain: str, operator: str, opsets: Iterable[OperatorSetIdProto], ir_version: int
+) -> Exception | None:
+    """Return the error of ONNX Runtime for a graph of this operator alone; None if it loads the graph."""
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    node = helper.make_node(operator, ["x"], ["y"], domain=domain)
+    probe = helper.make_model(helper.make_graph([node], "probe", tensors[:1], tensors[1:]), opset_imports=opsets)
+    probe.ir_version = ir_version
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(probe.SerializeToString(), options, ["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        return error
+    return None
 
 
 def show_path(path: Path) -> str:
