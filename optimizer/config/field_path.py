@@ -22,10 +22,10 @@ from optimizer.core.trial import FieldValue
 PathStep: TypeAlias = tuple[FieldDescriptor, "str | int | None"]  # a field, and the key or index in it
 
 _INTEGERS = {
-    FieldDescriptor.CPPTYPE_INT32,
-    FieldDescriptor.CPPTYPE_INT64,
-    FieldDescriptor.CPPTYPE_UINT32,
-    FieldDescriptor.CPPTYPE_UINT64,
+    FieldDescriptor.CPPTYPE_INT32: range(-(2**31), 2**31),
+    FieldDescriptor.CPPTYPE_INT64: range(-(2**63), 2**63),
+    FieldDescriptor.CPPTYPE_UINT32: range(2**32),
+    FieldDescriptor.CPPTYPE_UINT64: range(2**64),
 }
 _FLOATS = {FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE}
 
@@ -196,7 +196,7 @@ def _convert(path: str, leaf: FieldDescriptor, value: FieldValue) -> Any:
             return float(text)
         if kind in _INTEGERS:
             number = int(value) if isinstance(value, float) else int(text)
-            if (isinstance(value, float) and number != value) or not _fits(leaf, number):
+            if (isinstance(value, float) and number != value) or number not in _INTEGERS[kind]:
                 raise ValueError
             return number
     except (ValueError, KeyError, OverflowError):
@@ -214,13 +214,6 @@ _KINDS = {
     FieldDescriptor.CPPTYPE_UINT32: "a whole number of 32 bits, not negative",
     FieldDescriptor.CPPTYPE_UINT64: "a whole number of 64 bits, not negative",
 }
-
-
-def _fits(leaf: FieldDescriptor, number: int) -> bool:
-    bits = 32 if leaf.cpp_type in (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_UINT32) else 64
-    unsigned = leaf.cpp_type in (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64)
-    low, high = (0, 2**bits) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1))
-    return bool(low <= number < high)
 
 
 def _check_index(path: str, index: int, length: int) -> None:

@@ -88,12 +88,9 @@ class ModelSource:
         return self.repository / model
 
 
-MAX_BATCH_SIZE, MAX_QUEUE_DELAY, PREFERRED_BATCH_SIZE, INSTANCE_COUNT = (
-    "max_batch_size",
-    "max_queue_delay_microseconds",
-    "preferred_batch_size",
-    "instance_group_count",
-)
+# the keys of a profile's space for the settings that each model has
+SPACE_KEYS = ("max_batch_size", "max_queue_delay_microseconds", "preferred_batch_size", "instance_group_count")
+MAX_BATCH_SIZE, MAX_QUEUE_DELAY, PREFERRED_BATCH_SIZE, INSTANCE_COUNT = SPACE_KEYS
 
 
 @dataclass(frozen=True)
@@ -171,14 +168,10 @@ def configured_candidate(source: ModelSource, paths: Iterable[str]) -> Candidate
 
 def _settings(name: str, config: ModelConfig, fields: Mapping[str, FieldValue]) -> Candidate:
     """Return the candidate that ``config`` describes, with ``fields`` in place of its settings."""
-    paths = {
-        path: value
-        for path, value in fields.items()
-        if path not in (MAX_BATCH_SIZE, MAX_QUEUE_DELAY, PREFERRED_BATCH_SIZE, INSTANCE_COUNT)
-    }
-    own = replace(model_config.candidate_of(config), fields=tuple(sorted(paths.items())))
+    own = model_config.candidate_of(config)
     own = replace(
         own,
+        fields=tuple(sorted((path, value) for path, value in fields.items() if path not in SPACE_KEYS)),
         max_batch_size=int(fields.get(MAX_BATCH_SIZE, own.max_batch_size)),
         instance_count=int(fields.get(INSTANCE_COUNT, own.instance_count)),
     )
@@ -199,10 +192,7 @@ def _settings(name: str, config: ModelConfig, fields: Mapping[str, FieldValue]) 
 
 def _parameters_of(config: ModelConfig, paths: Iterable[str]) -> dict[str, FieldValue]:
     """Return the parameters ``paths`` of a model, as ``_settings`` reads them; absent ones are left out."""
-    rest = [
-        path for path in paths if path not in (MAX_BATCH_SIZE, MAX_QUEUE_DELAY, PREFERRED_BATCH_SIZE, INSTANCE_COUNT)
-    ]
-    own = model_config.candidate_of(config, rest)
+    own = model_config.candidate_of(config, [path for path in paths if path not in SPACE_KEYS])
     every = {MAX_BATCH_SIZE: own.max_batch_size, INSTANCE_COUNT: own.instance_count, **dict(own.fields)}
     every[MAX_QUEUE_DELAY] = own.max_queue_delay_us if own.dynamic_batching else OFF
     every[PREFERRED_BATCH_SIZE] = ",".join(map(str, own.preferred_batch_sizes)) or "none"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -34,8 +34,6 @@ QUEUE_PATHS: Final = {  # short names -> paths in ModelConfig
 }
 LIMITS: Final = ("default_timeout_microseconds", "max_queue_size", "priority_levels")  # each turns prefetching off
 Fields: TypeAlias = tuple[tuple[str, FieldValue], ...]
-_Numbers: TypeAlias = Callable[[str], list[int]]
-_Values: TypeAlias = Callable[[str], list[FieldValue]]
 
 
 def is_queue_field(path: str) -> bool:
@@ -130,31 +128,29 @@ def check_queue_fields(config: ModelConfig, fields: Mapping[str, Collection[Fiel
     for path in paths:
         for value in fields[path]:
             _check_value(path, value)
-
-    def values(path: str) -> list[FieldValue]:
-        if path in fields:
-            return list(fields[path])
-        known = field_path.get_value(config, path)
-        return [] if known is None else [known]
-
-    def numbers(path: str) -> list[int]:
-        return [int(value) for value in values(path)]
-
     for path in paths:
         head, _, name = path.rpartition(".")
         timeout = f"{head}.default_timeout_microseconds"
-        if name == "timeout_action" and not any(numbers(timeout)):
+        if name == "timeout_action" and not any(map(int, _choices(config, fields, timeout))):
             raise ParameterError(
                 path, "has no effect without a timeout; add default_timeout_microseconds above 0, or leave it out"
             )
-    _check_levels(paths, numbers, values)
+    _check_levels(config, fields, paths)
 
 
-def _check_levels(paths: Sequence[str], numbers: _Numbers, values: _Values) -> None:
+def _choices(config: ModelConfig, fields: Mapping[str, Collection[FieldValue]], path: str) -> Collection[FieldValue]:
+    """Return the choices of a setting, or its value in ``config`` if it is no field; empty if neither has it."""
+    if path in fields:
+        return fields[path]
+    value = field_path.get_value(config, path)
+    return () if value is None else (value,)
+
+
+def _check_levels(config: ModelConfig, fields: Mapping[str, Collection[FieldValue]], paths: Iterable[str]) -> None:
     """Raise ParameterError if the priorities do not fit each other, as Triton's ``ValidateModelConfig`` does."""
-    with_levels = [levels for levels in numbers(PRIORITY_LEVELS) if levels]
+    with_levels = [levels for levels in map(int, _choices(config, fields, PRIORITY_LEVELS)) if levels]
     least = min(with_levels, default=0)
-    defaults = numbers(DEFAULT_PRIORITY_LEVEL)
+    defaults = [int(level) for level in _choices(config, fields, DEFAULT_PRIORITY_LEVEL)]
     if with_levels and not any(defaults):
         raise ParameterError(
             PRIORITY_LEVELS,
@@ -177,7 +173,10 @@ def _check_levels(paths: Sequence[str], numbers: _Numbers, values: _Values) -> N
             level = path.removeprefix(f"{PRIORITY_POLICY}.").partition(".")[0]
             if not 1 <= int(level) <= least:
                 raise ParameterError(path, f"{level} is not a level from 1 to priority_levels {least}")
-    if any(str(value).lower() in ("true", "1") for value in values(PRESERVE_ORDERING)) and max(with_levels) > 1:
+    if (
+        any(str(value).lower() in ("true", "1") for value in _choices(config, fields, PRESERVE_ORDERING))
+        and max(with_levels) > 1
+    ):
         raise ParameterError(
             PRIORITY_LEVELS, f"{max(with_levels)} excludes preserve_ordering, which Triton permits for one level only"
         )

@@ -103,8 +103,8 @@ def draw_gru(hidden: int, rng: np.random.Generator) -> Graph:
     return graph
 
 
-def _sequence_config(name: str, interface: Interface, max_batch_size: int, kind: InstanceKind) -> ModelConfig:
-    """Return the configuration of a Python model that gets the control inputs START, END, READY and CORRID."""
+def _sequence_config(name: str, interface: Interface, max_batch_size: int) -> ModelConfig:
+    """Return the configuration of a Python model on a CPU with the control inputs START, END, READY and CORRID."""
     config = ModelConfig(name=name, backend="python", max_batch_size=max_batch_size)
     batching = config.sequence_batching
     batching.max_sequence_idle_microseconds = IDLE_MICROSECONDS
@@ -115,19 +115,19 @@ def _sequence_config(name: str, interface: Interface, max_batch_size: int, kind:
         )
         flag.int32_false_true.extend([0, 1])
     batching.control_input.add(name="CORRID").control.add(kind=control.CONTROL_SEQUENCE_CORRID, data_type=TYPE_UINT64)
-    return triton.with_instance(triton.with_tensors(config, interface), kind)
+    return triton.with_instance(triton.with_tensors(config, interface), "KIND_CPU")
 
 
 def accumulator_configs(max_batch_size: int, kind: InstanceKind) -> Sequence[ModelConfig]:
     """Return the configuration with the strategy ``oldest``; the model computes on a CPU."""
-    config = _sequence_config(ACCUMULATOR, SUM_INTERFACE, max_batch_size, "KIND_CPU")
+    config = _sequence_config(ACCUMULATOR, SUM_INTERFACE, max_batch_size)
     config.sequence_batching.oldest.max_candidate_sequences = CANDIDATE_SEQUENCES
     return [config]
 
 
 def gru_configs(max_batch_size: int, kind: InstanceKind) -> Sequence[ModelConfig]:
     """Return the configuration with the strategy ``direct``; the model computes on a CPU."""
-    config = _sequence_config(GRU, GRU_INTERFACE, max_batch_size, "KIND_CPU")
+    config = _sequence_config(GRU, GRU_INTERFACE, max_batch_size)
     config.sequence_batching.direct.SetInParent()
     return [config]
 

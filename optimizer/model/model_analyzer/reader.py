@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 
 from optimizer.config import model_config
-from optimizer.config.model_source import INSTANCE_COUNT, MAX_BATCH_SIZE, MAX_QUEUE_DELAY
+from optimizer.config.model_source import INSTANCE_COUNT, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, SPACE_KEYS
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, read_bytes
@@ -29,7 +29,7 @@ from optimizer.model.model_analyzer.settings import (
     SweepValue,
     ValueReader,
 )
-from optimizer.model.model_analyzer.sweeps import KIND, KIND_GPU, SPACE_KEYS, import_space
+from optimizer.model.model_analyzer.sweeps import KIND, KIND_GPU, import_space
 from optimizer.model.profile import Profile, parse_profile_tree
 from optimizer.model.repository import read_repository_model
 from optimizer.options.command_line import command_line

@@ -161,12 +161,13 @@ def _request(
         request["request", "shapes"] = replace(
             where, value=dict(_shape(item, reader) for item in _items(where, reader))
         )
-    if (where := flags.get("string-data")) is not None:
-        request["request", "string_data"] = replace(where, value=reader.text(where))
-    if (where := flags.get("string-length")) is not None:
-        request["request", "string_length"] = replace(where, value=reader.whole(where))
-    if (where := flags.get("sequence-length")) is not None:
-        request["request", "sequence_length"] = replace(where, value=reader.whole(where))
+    for flag, read in (
+        ("string-data", reader.text),
+        ("string-length", reader.whole),
+        ("sequence-length", reader.whole),
+    ):
+        if (where := flags.get(flag)) is not None:
+            request["request", flag.replace("-", "_")] = replace(where, value=read(where))
     if (where := flags.get("input-data")) is not None:
         first_data = _items(where, reader)[0]
         if (text := reader.text(first_data)) not in ("random", "zero"):
@@ -260,11 +261,9 @@ def _shared_memory(settings: ModelSettings, flags: LocatedValues, *, at_a_rate: 
         if size is not None:
             settings.notes.add(size, ignored("no shared memory is used"))
         return {} if where is None else {"shared-memory": kind}
-    return {"shared-memory": kind} | ({} if size is None else {"output-shared-memory-size": _bytes(settings, size)})
-
-
-def _bytes(settings: ModelSettings, where: LocatedValue) -> str:
-    return f"{settings.reader.whole(where)}B"
+    return {"shared-memory": kind} | (
+        {} if size is None else {"output-shared-memory-size": f"{settings.reader.whole(size)}B"}
+    )
 
 
 def import_other_models(settings: ModelSettings, others: Sequence[LocatedValue]) -> ImportPart:

@@ -258,7 +258,7 @@ class ImportPart:
     """A part of the imported run.
 
     ``options``: tune's options by name. ``sections``: values of a profile by section and key, such as
-    ``("sla", "p99")``. ``choices``: dimensions of the search space by ``sweeps.SPACE_KEYS`` or path in ModelConfig.
+    ``("sla", "p99")``. ``choices``: dimensions of the search space by ``SPACE_KEYS`` or path in ModelConfig.
     """
 
     options: dict[str, str | int] = field(default_factory=dict)

@@ -16,7 +16,13 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from optimizer.config import field_path
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.config.model_source import INSTANCE_COUNT, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, PREFERRED_BATCH_SIZE
+from optimizer.config.model_source import (
+    INSTANCE_COUNT,
+    MAX_BATCH_SIZE,
+    MAX_QUEUE_DELAY,
+    PREFERRED_BATCH_SIZE,
+    SPACE_KEYS,
+)
 from optimizer.core.errors import ParameterError
 from optimizer.core.safe_text import format_value
 from optimizer.core.trial import FieldValue
@@ -35,12 +41,6 @@ from optimizer.model.model_analyzer.settings import (
 )
 
 MAX_ALTERNATIVES: Final = 1000  # limit of the combinations of one list
-SPACE_KEYS = (
-    MAX_BATCH_SIZE,
-    MAX_QUEUE_DELAY,
-    PREFERRED_BATCH_SIZE,
-    INSTANCE_COUNT,
-)  # keys of a profile's space section
 KIND: Final = "instance_group.0.kind"
 KIND_GPU: Final = "KIND_GPU"
 _BATCHING: Final = "dynamic_batching"
