@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from google.protobuf import text_format
 
 from optimizer.config import field_path
+from optimizer.config.backends import ONNXRUNTIME, backend_of
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import ParameterError
 from optimizer.core.trial import (
@@ -32,8 +33,7 @@ _ACCELERATORS = (CPU_ACCELERATOR, GPU_ACCELERATOR)
 _NAMES = tuple(f"{accelerator}.name" for accelerator in _ACCELERATORS)
 _CPU_NAME = f"{CPU_ACCELERATOR}.name"
 _OF_THREADS = (SPINNING, EXECUTION_MODE, INTER_OP_THREADS)  # OpenVINO has its own threads
-BACKEND = "onnxruntime"
-_READ_GRAPH_SETTINGS = (BACKEND, "tensorflow")  # backends that read graph.level and accelerators of a GPU
+_READ_GRAPH_SETTINGS = (ONNXRUNTIME, "tensorflow")  # backends that read graph.level and accelerators of a GPU
 _UNREAD = "Triton's own onnxruntime backend does not read it; leave it out"
 
 
@@ -134,7 +134,7 @@ def _openvino(config: ModelConfig) -> dict[str, str] | None:
 
 
 def _is_onnx(config: ModelConfig) -> bool:
-    return (config.backend or config.platform) in (BACKEND, "onnxruntime_onnx")
+    return backend_of(config) == ONNXRUNTIME
 
 
 def check_execution(
@@ -161,7 +161,7 @@ def check_execution(
 
 def _check_backend(fields: Mapping[str, Iterable[FieldValue]], backend: str) -> None:
     """Raise ParameterError if a setting is one of ONNX models, and the backend is another one."""
-    for path in fields if backend not in ("", BACKEND) else ():
+    for path in fields if backend not in ("", ONNXRUNTIME) else ():
         of_graph = path == GRAPH_LEVEL or path.startswith(GPU_ACCELERATOR)
         if (of_graph and backend not in _READ_GRAPH_SETTINGS) or path == SPINNING or path.startswith(CPU_ACCELERATOR):
             raise ParameterError(path, f"only ONNX models have it, and the backend is {backend}; leave it out")

@@ -13,6 +13,7 @@ from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from optimizer.config import execution, field_path, gpu_placement
+from optimizer.config.backends import ONNXRUNTIME, backend_of
 from optimizer.config.batching import (
     SEQUENCE_PREFERRED,
     is_batcher_field,
@@ -34,13 +35,7 @@ _MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"  # prefix of the environment's path
 _LONGEST_CAUSE = 200
 _64_BITS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 # backends with two instances on a CPU by default (Triton's model_config_utils.cc)
-_TWO_ON_CPU = {
-    "onnxruntime",
-    "onnxruntime_onnx",
-    "tensorflow",
-    "tensorflow_graphdef",
-    "tensorflow_savedmodel",
-}
+_TWO_ON_CPU = (ONNXRUNTIME, "tensorflow")
 
 
 def read(path: Path) -> ModelConfig:
@@ -103,8 +98,7 @@ def with_explicit_counts(config: ModelConfig, *, gpu: bool) -> ModelConfig:
     for group in result.instance_group:
         if group.count < 1:
             on_cpu = group.kind == group.KIND_CPU or (group.kind == group.KIND_AUTO and not gpu)
-            two = on_cpu and (config.backend in _TWO_ON_CPU or config.platform in _TWO_ON_CPU)
-            group.count = 2 if two else 1
+            group.count = 2 if on_cpu and backend_of(config) in _TWO_ON_CPU else 1
     return result
 
 

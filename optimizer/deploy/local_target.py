@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Unpack
 
+from optimizer.config.backends import backend_of
 from optimizer.config.model_source import ModelSource
 from optimizer.core import process
 from optimizer.core.errors import BadInputError, EnvironmentFault
@@ -28,7 +29,6 @@ from optimizer.deploy.embedded_target import (
 )
 from optimizer.deploy.managed_target import load_limit_seconds
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.model.repository import backend_of
 from optimizer.options.run_options import RunOptions
 
 USUAL_BACKENDS = Path("/opt/tritonserver/backends")  # where NVIDIA's images and builds have them

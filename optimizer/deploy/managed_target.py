@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import Message
 
 from optimizer.config import gpu_placement, model_config, model_json
-from optimizer.config.llm_backends import has_llm_engine
+from optimizer.config.backends import has_llm_engine
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, ServedModels, served_models
 from optimizer.core.endpoint import Endpoint

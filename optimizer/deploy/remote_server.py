@@ -15,7 +15,7 @@ import psutil
 from google.protobuf import json_format
 
 from optimizer.config import model_config
-from optimizer.config.llm_backends import has_llm_engine
+from optimizer.config.backends import has_llm_engine
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.endpoint import Connection
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, LoadRefused, ServerFault

@@ -14,6 +14,7 @@ from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import METRICS
 from objectives.sla import Sla
+from optimizer.config.backends import backend_of, is_ensemble
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.plan import finalists
@@ -32,7 +33,6 @@ from optimizer.explain.bottleneck import (
 from optimizer.explain.forecaster import Forecast, Forecaster, Gain, OtherSla, Remedy, by_gain, other_slas
 from optimizer.explain.predicted_changes import SurrogateForecaster, predicted_remedies, single_changes
 from optimizer.explain.simulated_changes import FP16_FACTOR, NEAR_CLIENT, NO_COPYING, SimulatedForecaster, remedies
-from optimizer.model.repository import backend_of, is_ensemble
 from optimizer.results import configuration_text, result_document
 from optimizer.results.finished_run import FinishedRun, remark
 from optimizer.results.forecast_accuracy import (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from optimizer.config import execution, model_config
+from optimizer.config.backends import ONNXRUNTIME, backend_of, has_llm_engine, is_ensemble
 from optimizer.config.batching import (
     SEQUENCE_PREFERRED,
     SLOT_UTILIZATION,
@@ -15,7 +16,6 @@ from optimizer.config.batching import (
     is_sequence_field,
     preferred_text,
 )
-from optimizer.config.llm_backends import has_llm_engine
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import INSTANCE_COUNT, MAX_QUEUE_DELAY, ModelSource
 from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS, check_queue_fields, is_queue_field
@@ -28,7 +28,7 @@ from optimizer.core.trial import EXECUTION_PATHS, INSTANCE_GPUS, VARIANT, FieldV
 from optimizer.machine import hardware
 from optimizer.machine.hardware import Hardware
 from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_POLICIES, SpaceSection
-from optimizer.model.repository import backend_of, is_ensemble, read_repository_model
+from optimizer.model.repository import read_repository_model
 from optimizer.options.run_options import RunOptions
 
 # whether the embedded server's own backends can compute on a GPU; others do what their model does
@@ -227,7 +227,7 @@ def _check_backend(section: SpaceSection, backend: str) -> None:
 
     Its other settings are checked with ``check_execution``, because other backends read some of them.
     """
-    for path in section.onnxruntime.fields() if backend not in ("", execution.BACKEND) else ():
+    for path in section.onnxruntime.fields() if backend not in ("", ONNXRUNTIME) else ():
         if path.startswith("parameters."):
             raise ParameterError(path, f"only ONNX models have it, and the backend is {backend}; leave it out")
 

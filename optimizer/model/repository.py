@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.config import field_path, model_config
-from optimizer.config.llm_backends import VLLM, complete_vllm
+from optimizer.config.backends import VLLM, backend_of, complete_vllm, is_ensemble
 from optimizer.config.model_config_proto import TYPE_STRING, ModelConfig, ModelSequenceBatching
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
@@ -31,23 +31,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 MODEL_FILES = {"onnxruntime": ("model.onnx",), "python": ("model.py",), "pytorch": ("model.pt", "model.pt2")}
-PLATFORMS = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}
 PYTHON_BACKEND_VERSIONS = ("3.11", "3.12")  # Pythons with numpy 1, which the embedded Python backend needs
 NATIVE_FILES = {"tensorrt": ("model.plan",), "tensorflow": ("model.savedmodel", "model.graphdef")}
-NATIVE_PLATFORMS = {
-    "tensorrt_plan": "tensorrt",
-    "tensorflow_savedmodel": "tensorflow",
-    "tensorflow_graphdef": "tensorflow",
-    "ensemble": "",
-}
-
-
-def backend_of(config: ModelConfig) -> str:
-    """Return the backend of the model, from ``backend`` or the older ``platform``; empty for an ensemble."""
-    platform = str(config.platform)
-    return str(config.backend) or {**PLATFORMS, **NATIVE_PLATFORMS}.get(platform, platform)
-
-
 TORCH = "torch==2.13.0"  # as in the extra ``pytorch``
 # members of a valid archive, inside its one folder
 MEMBERS = {".pt": ("/code/",), ".pt2": ("/models/", "/data/aotinductor/")}
@@ -116,11 +101,6 @@ def read_repository_model(
     else:
         config = _derived_config(folder, versions, largest_batch)
     return ModelSource(repository, name, model_config.with_explicit_counts(config, gpu=gpu), facts=facts)
-
-
-def is_ensemble(config: ModelConfig) -> bool:
-    """Return whether the model is an ensemble, whose steps are checked one by one."""
-    return bool(config.HasField("ensemble_scheduling"))
 
 
 def refuse_unmeasurable(config: ModelConfig, path: Path) -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from optimizer.config import gpu_placement
+from optimizer.config.backends import backend_of, is_ensemble
 from optimizer.config.execution import uses_openvino
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
@@ -44,7 +45,6 @@ from optimizer.machine.nvml import VISIBLE_DEVICES
 from optimizer.measure.measurer import Measurer, ProgressObserver, TrialStore
 from optimizer.measure.score import read_scorer
 from optimizer.model.default_space import explain_cpu_serving, has_gpu_choice
-from optimizer.model.repository import backend_of, is_ensemble
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import format_cpus, parse_cpus, usable_cpus

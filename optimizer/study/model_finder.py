@@ -21,8 +21,8 @@ from optimizer.machine import nvml
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import RecordedArrivals
 from optimizer.measure.load_client.request_trace import SIZE
+from optimizer.model.config_check import instance_count, too_many_instances
 from optimizer.model.default_space import DeviceAssignment
-from optimizer.model.instance_limit import instance_count, too_many_instances
 from optimizer.model.onnx_file import ENDINGS, read_bare_onnx
 from optimizer.model.profile import Profile, find_profile, list_profiles, load_profile
 from optimizer.model.profile_schema import BuiltModel, OnnxModel, SpaceSection, StoredModel

@@ -25,8 +25,8 @@ from optimizer.core.trial import VARIANT, Candidate, FieldValue, FreshServer, Lo
 from optimizer.machine.conditions import machine_conditions
 from optimizer.measure.candidate_measurer import CandidateMeasurer
 from optimizer.measure.measurer import Measurer, ProgressObserver
+from optimizer.model.config_check import too_many_instances
 from optimizer.model.default_space import check_sequence_fields, without_batch_dimension
-from optimizer.model.instance_limit import too_many_instances
 from optimizer.model.profile_schema import SpaceSection
 from optimizer.model.requests import RequestBatching, Requests
 from optimizer.options.option_reader import external_values

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from objectives.metrics import METRICS, QUANTILES
 from objectives.sla import Sla, parse_rate
 from optimizer.config import model_config
+from optimizer.config.backends import backend_of
 from optimizer.config.execution import check_execution
 from optimizer.config.model_source import INSTANCE_COUNT, ModelSource, configured_candidate
 from optimizer.config.queue_policy import Fields, configured_queue, with_default_queue
@@ -22,10 +23,9 @@ from optimizer.core.trial import Candidate, FieldChoices, FieldValue, model_of_f
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, parse_arrivals
 from optimizer.measure.output_comparison import Tolerance
+from optimizer.model.config_check import too_many_instances
 from optimizer.model.default_space import DeviceAssignment, build_space, has_gpu_choice
-from optimizer.model.instance_limit import too_many_instances
 from optimizer.model.profile_schema import ScoreSection, SpaceSection, TokensSection
-from optimizer.model.repository import backend_of
 from optimizer.model.requests import RequestBatching, RequestOptions, Requests, prepare_requests
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import parse_optional, quote

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from objectives.metrics import Measurement
-from optimizer.config.llm_backends import KV_CACHE_SHARE
+from optimizer.config.backends import KV_CACHE_SHARE
 from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import LoadRefused
 from optimizer.core.interfaces import ResourceUsage

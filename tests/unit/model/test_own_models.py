@@ -12,12 +12,13 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
+from optimizer.config.backends import backend_of
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.deploy.backends.pytorch.conventions import Parameters, cause, in_order, positions, read_parameters
 from optimizer.machine.hardware import Hardware
 from optimizer.model.onnx_file import check_versions, derive, external_files, model_name, read_bare_onnx
-from optimizer.model.repository import backend_of, check_torch, check_torch_file, read_repository_model
+from optimizer.model.repository import check_torch, check_torch_file, read_repository_model
 from optimizer.options.option_reader import move_options
 from optimizer.options.run_options import RunOptions
 from optimizer.study.model_finder import find_model

@@ -1,14 +1,34 @@
-"""Facts about models of Triton's vLLM and TensorRT-LLM backends: inputs, outputs and parameters of config.pbtxt."""
+"""Triton's backends: which one serves a model, and what the backends of language models add to config.pbtxt."""
 
 from __future__ import annotations
 
 from optimizer.config.model_config_proto import DataType, ModelConfig
 
+ONNXRUNTIME = "onnxruntime"
+PLATFORMS = {  # the older field ``platform`` -> backend
+    "onnxruntime_onnx": ONNXRUNTIME,
+    "pytorch_libtorch": "pytorch",
+    "tensorrt_plan": "tensorrt",
+    "tensorflow_savedmodel": "tensorflow",
+    "tensorflow_graphdef": "tensorflow",
+    "ensemble": "",
+}
+
+
+def backend_of(config: ModelConfig) -> str:
+    """Return the backend of the model, from ``backend`` or the older ``platform``; empty for an ensemble."""
+    platform = str(config.platform)
+    return str(config.backend) or PLATFORMS.get(platform, platform)
+
+
+def is_ensemble(config: ModelConfig) -> bool:
+    """Return whether the model is an ensemble, whose steps are checked one by one."""
+    return bool(config.HasField("ensemble_scheduling"))
+
+
 VLLM = "vllm"
 TENSORRT_LLM = "tensorrtllm"
 KV_CACHE_SHARE = "kv_cache_free_gpu_mem_fraction"  # parameter of TensorRT-LLM, also with its Python runtime
-
-
 _VLLM_INPUTS = {  # name: data type, and whether the input is optional
     "text_input": (DataType.TYPE_STRING, False),
     "stream": (DataType.TYPE_BOOL, True),
