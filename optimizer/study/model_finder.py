@@ -19,8 +19,7 @@ from optimizer.deploy.managed_target import load_limit_seconds
 from optimizer.deploy.target_factory import ON_THIS_MACHINE, find_installation
 from optimizer.machine import nvml
 from optimizer.machine.hardware import Hardware
-from optimizer.measure.load_client.arrivals import RecordedArrivals
-from optimizer.measure.load_client.request_trace import SIZE
+from optimizer.measure.load_client.arrivals import SIZE, RecordedArrivals
 from optimizer.model.config_check import instance_count, too_many_instances
 from optimizer.model.default_space import DeviceAssignment
 from optimizer.model.onnx_file import ENDINGS, read_bare_onnx

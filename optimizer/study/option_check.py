@@ -11,7 +11,7 @@ from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import SERVER_CPUS, SERVER_OPTION_PREFIX, SERVER_PROCESSES, FieldChoices
 from optimizer.deploy.target_factory import CAN_RESTART
-from optimizer.measure.load_client.request_trace import PRIORITY, SIZE, RecordedKinds
+from optimizer.measure.load_client.arrivals import PRIORITY, SIZE, RecordedKinds
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions

@@ -24,8 +24,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from optimizer.measure.load_client.channel import TlsSocket, connect
-from optimizer.measure.load_client.http2 import Http2Connection
+from optimizer.measure.load_client.http2 import Http2Connection, TlsSocket, connect
 from optimizer.measure.load_client.plan import ALL_ANSWERED, HEADERS, NEVER, SendPlan, read_places, write_record
 
 SHORTEST_PATIENCE_SECONDS = 0.5

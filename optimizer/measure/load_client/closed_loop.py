@@ -12,16 +12,18 @@ from objectives.metrics import LATENCY, Measurement, Timing
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
-from optimizer.measure.load_client.failures import SERVED, request_kinds, split_failures
 from optimizer.measure.load_client.judgement import (
     ADVICE,
     FEWEST_STREAMED,
     SATURATED_CPU_SHARE,
+    SERVED,
     PlannedLoad,
     describe_disagreement,
     known_times,
     make_measurement,
     p95,
+    request_kinds,
+    split_failures,
     with_priorities,
     within_bounds,
 )

@@ -22,7 +22,7 @@ from optimizer.core.measurement_windows import (
 )
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_client.arrivals import Arrivals, PoissonArrivals, RecordedArrivals
+from optimizer.measure.load_client.arrivals import Arrivals, PoissonArrivals, RecordedArrivals, RecordedKinds
 from optimizer.measure.load_client.closed_loop import (
     CLOSED_LOOP_LEAD_IN_SECONDS,
     NoAnswersError,
@@ -32,7 +32,6 @@ from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS, PlannedLoad
 from optimizer.measure.load_client.launcher import WARM_UP_SECONDS, LoadClientGenerator, RequestKinds, Schedule
 from optimizer.measure.load_client.open_loop import judge_open_loop
 from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS, SendRecord
-from optimizer.measure.load_client.request_trace import RecordedKinds
 from optimizer.model.input_data import count_entries
 
 MAX_PLANNED = 2_000_000  # requests of one measurement

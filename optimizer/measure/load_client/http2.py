@@ -1,4 +1,4 @@
-"""gRPC calls over one HTTP/2 connection, fast enough for the open loop: with one response each, or with any number.
+"""gRPC calls over one HTTP/2 connection, fast enough for the open loop, and the socket of the connection.
 
 The package hpack encodes and decodes header blocks. Frames and flow control are implemented here, because the package
 h2 takes several times the CPU time and reaches less than half the rate (benchmarks/open_loop_http2.md).
@@ -6,9 +6,12 @@ h2 takes several times the CPU time and reaches less than half the rate (benchma
 
 from __future__ import annotations
 
+import socket
+import ssl
 import struct
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 import hpack
@@ -239,3 +242,72 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes | memoryview) -> b
 def _number(payload: bytes) -> int:
     """Return the 32-bit number at the start of ``payload`` without its reserved first bit."""
     return int(_NUMBER.unpack_from(payload)[0]) & MAX_WINDOW
+
+
+# -- the socket -------------------------------------------------------------------------------------------------
+
+CONNECT_SECONDS = 10.0
+
+
+def connect(address: str, tls: Mapping[str, str | None] | None = None) -> socket.socket | TlsSocket:
+    """Return a non-blocking connection to ``host:port``, over TLS if ``tls`` is not None.
+
+    ``tls`` maps the field names of ``Tls`` to paths. The certificate of the server is checked. Raises OSError.
+    """
+    host, port = address.rpartition(":")[::2]
+    host = host.strip("[]")
+    connected = socket.create_connection((host, int(port)), CONNECT_SECONDS)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if tls is None:
+        connected.setblocking(False)
+        return connected
+    from optimizer.core.endpoint import Tls
+    from optimizer.measure.tls import tls_context
+
+    context = tls_context(Tls(**{name: None if file is None else Path(file) for name, file in tls.items()}))
+    context.set_alpn_protocols(["h2"])
+    channel = context.wrap_socket(connected, server_hostname=host)
+    channel.setblocking(False)
+    return TlsSocket(channel)
+
+
+class TlsSocket:
+    """The part of a non-blocking socket's interface that the client uses, over TLS."""
+
+    def __init__(self, channel: ssl.SSLSocket) -> None:
+        self._channel = channel
+
+    def __enter__(self) -> TlsSocket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def send(self, data: bytes | bytearray) -> int:
+        """Send as many TLS records as the socket accepts. Raises BlockingIOError if it accepts none."""
+        sent = 0
+        with memoryview(data) as rest:
+            try:
+                while sent < len(rest):
+                    sent += self._channel.send(rest[sent:])
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                if not sent:
+                    raise BlockingIOError from None
+        return sent
+
+    def recv(self, size: int) -> bytes:
+        """Return all complete TLS records, since ``select`` does not report records that OpenSSL has buffered.
+
+        Raises BlockingIOError if there is none.
+        """
+        parts: list[bytes] = []
+        try:
+            while part := self._channel.recv(size):
+                parts.append(part)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            if not parts:
+                raise BlockingIOError from None
+        return b"".join(parts)

@@ -40,10 +40,10 @@ from optimizer.measure.load_client.plan import (
     StreamPlan,
     write_places,
 )
-from optimizer.measure.load_client.shared_tensors import SentRequests, in_shared_memory, output_bytes
 from optimizer.measure.perf_output import read_statistics, with_statistics
 from optimizer.measure.server_calls import is_alive, silent_server
 from optimizer.measure.server_messages import lacks_gpu_memory, model_died, without_traceback
+from optimizer.measure.shared_memory import OutgoingRequests, in_shared_memory, output_bytes
 from optimizer.model.inference_requests import stream_requests, to_message
 
 if TYPE_CHECKING:
@@ -274,10 +274,10 @@ class LoadClientGenerator:
 
     def _sending(
         self, endpoint: Endpoint, messages: Messages, concurrency: int
-    ) -> AbstractContextManager[SentRequests]:
+    ) -> AbstractContextManager[OutgoingRequests]:
         """Return the requests to send, with their tensors in shared memory if there is any."""
         if self.shared_memory is None:
-            return contextlib.nullcontext(SentRequests(messages.serialized))
+            return contextlib.nullcontext(OutgoingRequests(messages.serialized))
         outputs = output_bytes(
             messages.metadata,
             int(messages.sizes.max()),
@@ -291,7 +291,7 @@ class LoadClientGenerator:
         self,
         endpoint: Endpoint,
         plan: SendPlan,
-        sent: SentRequests,
+        sent: OutgoingRequests,
         planned_ns: Sequence[int],
         order: Sequence[int],
     ) -> tuple[SendRecord, float]:

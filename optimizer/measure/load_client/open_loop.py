@@ -16,12 +16,12 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.core.notes import LateRequests
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_client.failures import FailedRequests, split_failures
 from optimizer.measure.load_client.judgement import (
     ADVICE,
     LEAD_IN_SECONDS,
     ONE_SAMPLE,
     SATURATED_CPU_SHARE,
+    FailedRequests,
     Mask,
     PlannedLoad,
     describe_disagreement,
@@ -29,6 +29,7 @@ from optimizer.measure.load_client.judgement import (
     make_measurement,
     p95,
     quantile,
+    split_failures,
     with_priorities,
     within_bounds,
 )

@@ -25,7 +25,7 @@ from optimizer.core.trial import Candidate
 from optimizer.deploy.remote_server import ServerState, ServerStateFile
 from optimizer.measure import server_calls
 from optimizer.measure.connection_diagnosis import diagnose_connection
-from optimizer.measure.load_client.channel import TlsSocket, connect
+from optimizer.measure.load_client.http2 import TlsSocket, connect
 from optimizer.measure.perf_analyzer import connection_arguments
 from optimizer.measure.server_calls import is_responding, open_client
 from optimizer.measure.server_client import CallError

@@ -18,8 +18,14 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.client import MOST_MESSAGES, OTHER_MESSAGES, ClosedLoopClient
 from optimizer.measure.load_client.closed_loop import CLOSED_LOOP_LEAD_IN_SECONDS, judge_closed_loop
-from optimizer.measure.load_client.failures import OTHER, REJECTED, TIMED_OUT, failure_kind, split_failures
-from optimizer.measure.load_client.judgement import PlannedLoad
+from optimizer.measure.load_client.judgement import (
+    OTHER,
+    REJECTED,
+    TIMED_OUT,
+    PlannedLoad,
+    failure_kind,
+    split_failures,
+)
 from optimizer.measure.load_client.open_loop import judge_open_loop
 from optimizer.measure.load_client.plan import NEVER, ResponseRecord, SendPlan, SendRecord
 

@@ -12,9 +12,8 @@ import grpc
 import hpack
 import pytest
 
-from optimizer.measure.load_client.channel import connect
 from optimizer.measure.load_client.client import METHOD
-from optimizer.measure.load_client.http2 import NO_STATUS, Http2Connection, call_error
+from optimizer.measure.load_client.http2 import NO_STATUS, Http2Connection, call_error, connect
 
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 UNLIMITED = (("grpc.max_receive_message_length", -1),)

@@ -17,13 +17,12 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.request_sizes import parse_priorities, parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint
-from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
+from optimizer.measure.load_client.arrivals import RecordedArrivals, RecordedKinds, parse_arrivals
 from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.measure.load_client.judgement import PlannedLoad
 from optimizer.measure.load_client.launcher import Messages
 from optimizer.measure.load_client.open_loop import judge_open_loop
 from optimizer.measure.load_client.plan import SendPlan, SendRecord
-from optimizer.measure.load_client.request_trace import RecordedKinds
 
 METADATA = ModelMetadataResponse()
 ENDPOINT = Endpoint("m", Candidate(8), grpc="a:1")

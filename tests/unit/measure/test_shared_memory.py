@@ -18,9 +18,16 @@ from optimizer.core.errors import BadInputError, MeasurementError
 from optimizer.core.owner import is_leftover, this_process
 from optimizer.core.trial import Candidate
 from optimizer.measure import server_calls, shared_memory
-from optimizer.measure.load_client.shared_tensors import in_shared_memory, output_bytes
 from optimizer.measure.server_client import CallError, CallFailure
-from optimizer.measure.shared_memory import FOLDER, check_is_shared, new_name, region, unregister_leftovers
+from optimizer.measure.shared_memory import (
+    FOLDER,
+    check_is_shared,
+    in_shared_memory,
+    new_name,
+    output_bytes,
+    region,
+    unregister_leftovers,
+)
 from optimizer.model.inference_requests import to_message
 
 ENDPOINT = Endpoint("m", Candidate(8), grpc="localhost:1")

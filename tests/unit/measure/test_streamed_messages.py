@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
-from optimizer.measure.load_client.channel import connect
-from optimizer.measure.load_client.http2 import DATA, PADDED, StreamingConnection, split_messages
+from optimizer.measure.load_client.http2 import DATA, PADDED, StreamingConnection, connect, split_messages
 from optimizer.measure.load_client.plan import RESPONSES, SendPlan, SendRecord, StreamPlan, open_responses
 from optimizer.measure.load_client.streaming_client import METHOD, StreamingClosedLoopClient, error_text
 
