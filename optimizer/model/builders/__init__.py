@@ -25,8 +25,8 @@ BUILDERS: dict[str, str] = {
     "minilm": "optimizer.model.builders.minilm:BUILDER",
     "minilm_model": "optimizer.model.builders.minilm:CLASSIFIER_BUILDER",
     "mlp": "optimizer.model.builders.mlp:BUILDER",
-    "resnext": "optimizer.model.builders.resnext:BUILDER",
-    "text_recognition": "optimizer.model.builders.text_recognition:BUILDER",
+    "resnext": "optimizer.model.builders.convolutional:RESNEXT_BUILDER",
+    "text_recognition": "optimizer.model.builders.convolutional:TEXT_RECOGNITION_BUILDER",
     "tinygpt": "optimizer.model.builders.tinygpt:BUILDER",
 }
 """Name of a builder, also the name that its model is served under -> ``module:attribute`` of its ``Builder``."""

@@ -20,14 +20,20 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInsta
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
 from optimizer.model import input_data as request_data
-from optimizer.model.builders import bert, build, minilm, minilm_tokenize, resnext, text_recognition
+from optimizer.model.builders import bert, build, minilm, minilm_tokenize
 from optimizer.model.builders.bert import EPSILON, BertSettings
+from optimizer.model.builders.convolutional import (
+    ResnextSettings,
+    TextRecognitionSettings,
+    draw_resnext,
+    draw_text_recognition,
+)
 from optimizer.model.builders.minilm import make_tokenizer
 from optimizer.model.builders.request_data import vocabulary
-from optimizer.model.builders.resnext import ResnextSettings
-from optimizer.model.builders.text_recognition import TextRecognitionSettings
+from optimizer.model.builders.stateful import draw_gru
 
 Array = npt.NDArray[Any]
+HIDDEN = 12
 
 
 def obtain(cache: Path, builder: str, **settings: object) -> ModelSource:
@@ -57,8 +63,8 @@ def test_as_many_parameters_as_published(tmp_path: Path) -> None:
     assert bert.draw(BertSettings(size="base"), file, None).parameters == 108_893_186
     assert bert.draw(BertSettings(size="large"), file, None).parameters == 334_094_338
     assert minilm.draw(file, None).parameters == 22_713_216 + 2 * 384 + 2
-    assert resnext.draw(ResnextSettings(), file, None).parameters == 44_177_704
-    recogniser = text_recognition.draw(TextRecognitionSettings(), file, None).parameters
+    assert draw_resnext(ResnextSettings(), file, None).parameters == 44_177_704
+    recogniser = draw_text_recognition(TextRecognitionSettings(), file, None).parameters
     assert round(recogniser / 1e6, 1) == 44.3
 
 
@@ -275,3 +281,38 @@ def test_the_text_recogniser_reads_26_places(tmp_path: Path) -> None:
     assert np.isfinite(logits).all()
     assert 0.05 < np.abs(logits).mean() < 50
     assert np.abs(logits[0] - logits[1]).max() > 1e-3
+
+
+# -- stateful models -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "strategy"), [("accumulator", "oldest"), ("gru", "direct")])
+def test_the_configuration_has_all_control_inputs(tmp_path: Path, name: str, strategy: str) -> None:
+    source = build(name, {}, cache=tmp_path, max_batch_size=4, kind="KIND_CPU", say=print)
+    assert source.is_stateful
+    batching = source.config.sequence_batching
+    assert batching.WhichOneof("strategy_choice") == strategy
+    assert [control.name for control in batching.control_input] == ["START", "END", "READY", "CORRID"]
+    assert (source.repository / name / "1" / "model.py").exists()
+
+
+def test_a_step_of_the_graph_computes_a_gru(tmp_path: Path) -> None:
+    graph = draw_gru(HIDDEN, np.random.default_rng(1))
+    graph.save(tmp_path / "step.onnx")
+    model = onnx.load(str(tmp_path / "step.onnx"))
+    onnx.checker.check_model(model, full_check=True)
+    w = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    rng = np.random.default_rng(2)
+    x, h = (rng.standard_normal((3, width)).astype(np.float32) for width in (64, HIDDEN))
+    session = onnxruntime.InferenceSession(str(tmp_path / "step.onnx"), providers=["CPUExecutionProvider"])
+    output, after = session.run(["output", "next_state"], {"input": x, "state": h})
+
+    def sigmoid(values: Any) -> Any:
+        return 1 / (1 + np.exp(-values))
+
+    wz, wr, wh = np.split(w["gru.input"][0], 3)
+    rz, rr, rh = np.split(w["gru.recurrent"][0], 3)
+    z, r = sigmoid(x @ wz.T + h @ rz.T), sigmoid(x @ wr.T + h @ rr.T)
+    expected = (1 - z) * np.tanh(x @ wh.T + (r * h) @ rh.T) + z * h
+    np.testing.assert_allclose(after, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(output, expected @ w["output.weight"], rtol=1e-4, atol=1e-5)
