@@ -227,3 +227,25 @@ def test_canonical_is_idempotent_anywhere(
     candidate = Candidate(size, on, delay, tuple(preferred), count, ((THREADS, 1),))
     once = space.canonical(candidate)
     assert space.canonical(once) == once
+
+
+# -- models that stream, which may compute requests together that no batch joined ------------------------------------
+
+STREAMING = SearchSpace((1, 4, 16), ("off", 0, 5000), ("none", "max/2"), (1, 2), is_streaming=True)
+
+
+def test_each_largest_batch_is_a_configuration_of_its_own() -> None:
+    without_batcher = {c.max_batch_size for c in STREAMING.candidates() if not c.dynamic_batching}
+    assert without_batcher == {1, 4, 16}
+    merged = {c.max_batch_size for c in replace(STREAMING, is_streaming=False).candidates() if not c.dynamic_batching}
+    assert merged == {1}
+
+
+def test_candidates_are_canonical_and_counted() -> None:
+    candidates = STREAMING.candidates()
+    assert len(set(candidates)) == len(candidates) == len(STREAMING)
+    for candidate in candidates:
+        assert STREAMING.canonical(candidate) == candidate
+        values = STREAMING.parameter_values(candidate)
+        assert values is not None
+        assert STREAMING.candidate(values) == candidate
