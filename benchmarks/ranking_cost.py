@@ -34,7 +34,8 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine import hardware
 from optimizer.measure.measurer import Measurer
-from optimizer.model.profile import find_profile, load_profile
+from optimizer.model.profile import load_profile
+from optimizer.model.profile_lookup import find_profile
 from optimizer.replay.engine import DiscardingRecord
 from optimizer.results import formatting
 from optimizer.search import make_searcher

@@ -34,7 +34,8 @@ from optimizer.machine import hardware
 from optimizer.machine.conditions import CpuUsage, server_pids
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.builders import build
-from optimizer.model.profile import Profile, find_profile, list_profiles, load_profile
+from optimizer.model.profile import Profile, load_profile
+from optimizer.model.profile_lookup import find_profile, list_profiles
 from optimizer.model.profile_schema import BuiltModel
 from optimizer.model.repository import read_repository_model, read_source
 

@@ -78,7 +78,7 @@ def refuse_misspelt_command(words: Sequence[str]) -> None:
         return
     if any(other.partition("=")[0] in _NAMES_A_MODEL for other in words):
         return
-    from optimizer.model.profile import list_profiles  # takes long to import
+    from optimizer.model.profile_lookup import list_profiles
 
     models = list_profiles()
     if word in models:

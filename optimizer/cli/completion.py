@@ -40,7 +40,7 @@ def complete_model(prefix: str, **_: object) -> list[str]:
     """Return the words that MODEL may be. The first word of a line may also be a command."""
     from argcomplete.completers import FilesCompleter
 
-    from optimizer.model.profile import list_profiles
+    from optimizer.model.profile_lookup import list_profiles
 
     commands = () if _words_before_cursor() else COMMANDS
     return [*commands, *list_profiles(), *FilesCompleter()(prefix)]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.model.builders.builder import TensorSpec
-from optimizer.model.model_inputs import inputs_and_source, show_inputs
-from optimizer.model.profile import list_profiles, load_profile
+from optimizer.model.profile import inputs_and_source, load_profile
+from optimizer.model.profile_lookup import list_profiles
 from optimizer.options.command_line import Parser
 
 
@@ -66,7 +68,7 @@ def print_models(*, as_json: bool) -> None:
     for model in models:
         name = Text(model.name, "bold").append("\n" + ("\n".join(model.slas) or "no default SLA"), "not bold")
         about = Text(model.description)
-        for line, style in ((show_inputs(model.inputs), "cyan"), (model.source, "dim"), (model.fault, "red")):
+        for line, style in ((_show_inputs(model.inputs), "cyan"), (model.source, "dim"), (model.fault, "red")):
             about.append(f"\n{line}" if line else "", style)
         table.add_row(name, about)
         table.add_row()
@@ -86,6 +88,12 @@ def _describe(name: str, path: Path) -> ListedModel:
         return ListedModel(name, path, "", fault=fault)
     slas = tuple(map(str, Sla.from_bounds(profile.sla.latency_bounds_ms())))
     return ListedModel(name, path, one_line(profile.description), inputs, slas, source)
+
+
+def _show_inputs(inputs: Sequence[TensorSpec]) -> str:
+    """Return the inputs as ``a, b INT32 [16] · c FP32 [-1]``."""
+    groups = groupby(inputs, key=lambda tensor: f"{tensor.dtype} {list(tensor.dims)}")
+    return " · ".join(f"{', '.join(tensor.name for tensor in same)} {kind}" for kind, same in groups)
 
 
 def build_parser() -> Parser:

@@ -378,7 +378,7 @@ def _is_run_name(name: str, out: str) -> bool:
 
 def _tune_model(model: str, arguments: PlanArguments) -> FinishedRun:
     from optimizer.cli.main import progress_on, terminal
-    from optimizer.model.profile import find_profile
+    from optimizer.model.profile_lookup import find_profile
     from optimizer.study.tuning_run import tune
 
     options = run_options(model, {**arguments.sla, "out": arguments.results})

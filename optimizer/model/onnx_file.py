@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
@@ -14,8 +13,9 @@ from optimizer.config import model_config
 from optimizer.config.model_config_proto import DataType, ModelConfig, ModelInput, ModelOutput
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.safe_text import format_value, is_file, one_line
+from optimizer.core.safe_text import format_value, one_line
 from optimizer.model.config_check import NO_SCALARS
+from optimizer.model.profile_lookup import TORCH_ENDINGS, similar_models
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, OperatorSetIdProto, TensorProto, ValueInfoProto
@@ -30,9 +30,6 @@ TRITON_TYPES = frozenset(DataType.keys())
 PLATFORM = "onnxruntime_onnx"
 DATA_TYPES = {"FLOAT": "TYPE_FP32", "DOUBLE": "TYPE_FP64", "FLOAT16": "TYPE_FP16", "BFLOAT16": "TYPE_BF16"}
 GENERATED_DIM = re.compile(r"unk__\d+|.+_dim_\d+")  # names by tf2onnx and PyTorch's exporter for dynamic dims
-TORCH_ENDINGS = (".pt", ".pt2", ".pth")
-ENDINGS = (".onnx", *TORCH_ENDINGS)
-PROFILE_ENDINGS = (".yaml", ".yml")
 LFS_POINTER = b"version https://git-lfs"  # the beginning of a file whose content Git LFS has not fetched
 UNSPECIFIC_NAMES = {"", "model"}
 
@@ -314,19 +311,6 @@ def _data_type(tensor: ValueInfoProto, which: str) -> Any:
     if name not in TRITON_TYPES:
         raise BadInputError(f"{which} has a type that Triton does not know; write it into config.pbtxt")
     return DataType.Value(name)
-
-
-def similar_models(missing: Path) -> list[str]:
-    """Return the paths of the models and profiles whose names are the most similar to ``missing``, in its folder."""
-    try:
-        names = [path.name for path in missing.parent.iterdir() if _may_be_model(path) and path != missing]
-    except (OSError, ValueError):  # no such folder, or an impossible path
-        return []
-    return [one_line(str(missing.parent / name)) for name in difflib.get_close_matches(missing.name, names, n=2)]
-
-
-def _may_be_model(path: Path) -> bool:
-    return is_file(path / "config.pbtxt") or (path.suffix in (*ENDINGS, *PROFILE_ENDINGS) and is_file(path))
 
 
 def read_bare_onnx(file: Path, *, gpu: bool, largest_batch: int, cache: Path) -> ModelSource:

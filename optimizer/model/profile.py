@@ -9,8 +9,6 @@ missing.
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import functools
 import math
 from collections.abc import Collection, Sequence
@@ -20,7 +18,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, Field, PrivateAttr, StringConstraints, ValidationError
 
-from optimizer.config import field_path
+from optimizer.config import field_path, model_config
 from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field
 from optimizer.config.execution import is_accelerator_field
 from optimizer.config.model_config_proto import ModelConfig
@@ -28,9 +26,8 @@ from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS
 from optimizer.config.search_space import SearchSpace, refuse_own_setting
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError, ParameterError
-from optimizer.core.files import shipped_folder
 from optimizer.core.request_sizes import parse_size_distribution
-from optimizer.core.safe_text import check_file_name, exists, format_value, is_file, one_line, read_bytes
+from optimizer.core.safe_text import format_value, one_line, read_bytes
 from optimizer.core.trial import (
     EXECUTION_PATHS,
     INSTANCE_GPUS,
@@ -41,8 +38,8 @@ from optimizer.core.trial import (
     short_path,
 )
 from optimizer.core.yaml_lines import LocatedValue, PlainValue, located_error
-from optimizer.model.builders import BUILDERS, load_builder
-from optimizer.model.onnx_file import similar_models
+from optimizer.model.builders import BUILDERS, describe, load_builder
+from optimizer.model.builders.builder import TensorSpec, inputs_of_config
 from optimizer.model.profile_schema import (
     BUILT,
     ONNX,
@@ -386,64 +383,16 @@ def _check_space(profile: Profile) -> None:
         raise profile.space_fault(error) from None
 
 
-def find_profile(argument: str) -> Path:
-    """Return the file of a profile given by its path (``.yaml``, ``.yml``) or by name (``dlrm``).
+def inputs_and_source(profile: Profile) -> tuple[tuple[TensorSpec, ...], str]:
+    """Return the model's inputs, as far as known without reading the model file, and where the model comes from.
 
-    Raises BadInputError with the most similar names and the folders searched.
+    Raises BadInputError if its config.pbtxt cannot be read.
     """
-    if argument.endswith((".yaml", ".yml")):
-        path = Path(argument)
-        if not is_file(path):
-            raise BadInputError(
-                f"{one_line(argument)}: no such file; {_hint(argument)}`tune models` lists the profiles with a name"
-            )
-        return path
-    if "/" in argument:
-        raise _no_model(argument, "no such file or folder")
-    try:
-        name = check_file_name(argument)
-    except ValueError as error:
-        raise BadInputError(f"{error}; `tune models` lists the names") from None
-    for folder in profile_folders():
-        path = folder / f"{name}.yaml"
-        if is_file(path):
-            return path
-    if exists(Path(argument)):
-        raise _no_model(argument)
-    hint = _hint(name, list_profiles())
-    searched = " and ".join(dict.fromkeys(str(folder.absolute()) for folder in profile_folders()))
-    raise BadInputError(f"no model {format_value(name)} in {searched}: {hint}`tune models` lists them")
-
-
-def _no_model(argument: str, problem: str = "is no profile, ONNX file or model folder") -> BadInputError:
-    """Return the error about a path that is none of a model; ``problem`` is for one that does not exist."""
-    path = Path(argument)
-    if exists(path):
-        problem = "is no profile, ONNX file or model folder"
-    kinds = "give a .yaml or .onnx file, the folder of a Triton model, or a name from `tune models`"
-    if path.name == "config.pbtxt" and exists(path):
-        kinds = f"give the folder of the model, {one_line(str(path.parent))}"
-    return BadInputError(f"{one_line(argument)}: {problem}; {_hint(argument)}{kinds}")
-
-
-def _hint(argument: str, names: Collection[str] = ()) -> str:
-    """Return a question with the ``names`` and the files similar to ``argument``, and a blank; empty without any."""
-    similar = [*difflib.get_close_matches(argument, names, n=3), *similar_models(Path(argument))]
-    return f"did you mean {' or '.join(similar)}? " if similar else ""
-
-
-def list_profiles() -> dict[str, Path]:
-    """Return the file of every profile that has a name, ordered by name; earlier folders come first."""
-    profiles: dict[str, Path] = {}
-    for folder in profile_folders():
-        for path in folder.glob("*.yaml"):
-            with contextlib.suppress(ValueError):  # the file name cannot be a profile's name
-                name = check_file_name(path.stem)
-                if name not in profiles and is_file(path):
-                    profiles[name] = path
-    return dict(sorted(profiles.items()))
-
-
-def profile_folders() -> tuple[Path, ...]:
-    """Return the folders that are searched for a name, in this order."""
-    return Path("configs"), shipped_folder("configs")
+    model = profile.model
+    if isinstance(model, BuiltModel):
+        interface, source = describe(model.builder, model.settings)
+        return interface.inputs, source
+    if isinstance(model, OnnxModel):
+        return (), one_line(str(model.onnx))
+    folder = model.repository / model.name
+    return inputs_of_config(model_config.read(folder / "config.pbtxt")), one_line(str(folder))

@@ -13,11 +13,11 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.hardware import Hardware
-from optimizer.model.builders.builder import TensorSpec
+from optimizer.model.builders.builder import TensorSpec, inputs_of_config
 from optimizer.model.default_space import space_keys
-from optimizer.model.model_inputs import inputs_and_source, inputs_of_config
-from optimizer.model.profile import Profile, find_profile, load_profile, parse_profile
+from optimizer.model.profile import Profile, inputs_and_source, load_profile, parse_profile
 from optimizer.model.profile_json_schema import MODELINE
+from optimizer.model.profile_lookup import PROFILE_ENDINGS, find_profile
 from optimizer.model.profile_schema import LoadSection, RequestSection
 from optimizer.model.profile_text import flow, profile_text
 from optimizer.options.run_options import RunOptions
@@ -26,7 +26,6 @@ from optimizer.study.environment import Environment
 from optimizer.study.model_finder import NamedModel, Say, find_model, names_profile, undeclared_models
 from optimizer.study.task import search_space, serving_hardware
 
-_ENDINGS = (".yaml", ".yml")
 _EXAMPLE_SIZE = 128  # of a variable dim
 
 
@@ -111,7 +110,7 @@ def _from_profile(profile: Profile, options: RunOptions, output: Path | None, *,
 
 def _check_output(output: Path) -> None:
     name = one_line(str(output))
-    if output.suffix not in _ENDINGS:
+    if output.suffix not in PROFILE_ENDINGS:
         raise BadInputError(f"--out {name}: the name of a profile ends in .yaml; give such a name")
     if not is_folder(output.parent):
         raise BadInputError(f"--out {name}: no such folder; create {one_line(str(output.parent))}")

@@ -22,8 +22,9 @@ from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import SIZE, RecordedArrivals
 from optimizer.model.config_check import instance_count, too_many_instances
 from optimizer.model.default_space import DeviceAssignment
-from optimizer.model.onnx_file import ENDINGS, read_bare_onnx
-from optimizer.model.profile import Profile, find_profile, list_profiles, load_profile
+from optimizer.model.onnx_file import read_bare_onnx
+from optimizer.model.profile import Profile, load_profile
+from optimizer.model.profile_lookup import MODEL_ENDINGS, PROFILE_ENDINGS, find_profile, list_profiles
 from optimizer.model.profile_schema import BuiltModel, OnnxModel, SpaceSection, StoredModel
 from optimizer.model.repository import read_source, refuse_unmeasurable
 from optimizer.options.run_options import RunOptions, is_trace
@@ -118,7 +119,7 @@ def size_fault(options: RunOptions, profile: Profile | None, problem: str) -> Ba
 
 def names_profile(options: RunOptions) -> bool:
     """Return whether ``options`` name a profile, rather than a model of a repository or a file."""
-    is_model = _is_model_folder(options.model) or options.model.endswith(ENDINGS)
+    is_model = _is_model_folder(options.model) or options.model.endswith(MODEL_ENDINGS)
     return options.model_repository is None and not is_model
 
 
@@ -131,7 +132,7 @@ def _model_of_version(file: Path) -> Path | None:
 
 def _is_model_folder(model: str) -> bool:
     path = Path(model)
-    return is_folder(path) and not model.endswith((".yaml", ".yml")) and not _is_profile_too(path)
+    return is_folder(path) and not model.endswith(PROFILE_ENDINGS) and not _is_profile_too(path)
 
 
 def _bare(file: Path, largest_batch: int, serving: DeviceAssignment) -> ModelSource:

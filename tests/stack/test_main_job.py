@@ -27,7 +27,8 @@ from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
 from optimizer.model.builders import build
-from optimizer.model.profile import find_profile, load_profile
+from optimizer.model.profile import load_profile
+from optimizer.model.profile_lookup import find_profile
 from optimizer.model.profile_schema import BuiltModel
 from optimizer.model.repository import read_repository_model
 from optimizer.options.values import parse_cpus

@@ -21,6 +21,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import DISK_FAULTS
 from optimizer.core.locks import file_lock
+from optimizer.core.safe_text import one_line
 
 ModelFacts: TypeAlias = dict[str, str | int | float]
 InstanceKind: TypeAlias = Literal["KIND_CPU", "KIND_GPU"]
@@ -124,6 +125,14 @@ def onnx_config(name: str, interface: Interface, max_batch_size: int, kind: Inst
     """Return the configuration of an ONNX model with one instance (one per GPU for KIND_GPU), without batching."""
     config = ModelConfig(name=name, platform="onnxruntime_onnx", max_batch_size=max_batch_size)
     return with_instance(with_tensors(config, interface), kind)
+
+
+def inputs_of_config(config: ModelConfig) -> tuple[TensorSpec, ...]:
+    """Return the inputs that a configuration declares, with printable names."""
+    return tuple(
+        TensorSpec(one_line(tensor.name), DataType.Name(tensor.data_type).removeprefix("TYPE_"), tuple(tensor.dims))
+        for tensor in config.input
+    )
 
 
 def with_tensors(config: ModelConfig, interface: Interface) -> ModelConfig:

@@ -17,7 +17,8 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, read_bytes, read_tail
 from optimizer.deploy import server_process
 from optimizer.model import profile_values
-from optimizer.model.profile import list_profiles, parse_profile
+from optimizer.model.profile import parse_profile
+from optimizer.model.profile_lookup import list_profiles
 from optimizer.model.repository import read_repository_model
 from optimizer.options.addresses import redact
 from optimizer.options.command_line import command_line

@@ -11,7 +11,8 @@ import pytest
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.yaml_lines import parse
-from optimizer.model.profile import Profile, find_profile, load_profile
+from optimizer.model.profile import Profile, load_profile
+from optimizer.model.profile_lookup import find_profile
 from optimizer.model.profile_schema import BuiltModel, SpaceSection, StoredModel
 
 MODEL = "model: {builder: mlp}\n"

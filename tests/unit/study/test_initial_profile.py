@@ -11,7 +11,8 @@ from onnx import ModelProto, TensorProto, helper
 from optimizer.core.errors import BadInputError
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.hardware import Hardware
-from optimizer.model.profile import find_profile, list_profiles, load_profile
+from optimizer.model.profile import load_profile
+from optimizer.model.profile_lookup import find_profile, list_profiles
 from optimizer.options.run_options import RunOptions
 from optimizer.study.environment import Environment
 from optimizer.study.initial_profile import InitialProfile, initial_profile

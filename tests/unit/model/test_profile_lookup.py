@@ -10,7 +10,8 @@ import pytest
 from optimizer.cli.models import list_models
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import shipped_folder
-from optimizer.model.profile import find_profile, list_profiles, load_profile
+from optimizer.model.profile import load_profile
+from optimizer.model.profile_lookup import find_profile, list_profiles
 
 MODEL = "model: {builder: mlp}\n"
 
