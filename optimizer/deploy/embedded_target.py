@@ -35,7 +35,7 @@ from optimizer.deploy.server_ports import LOOPBACK, ServerPorts, free_port
 from optimizer.deploy.server_process import Server, remove_leftovers, shared_memory_prefix
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.nvml import VISIBLE_DEVICES, mps_share
-from optimizer.measure.server_messages import missing_module, without_traceback
+from optimizer.measure.failure_causes import missing_module, without_traceback
 from optimizer.options.run_options import RunOptions
 
 STUB_SHELL = "bash"  # with which Triton's Python backend starts the process of a model

@@ -24,8 +24,7 @@ from optimizer.core.process import RunningProcess
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
-from optimizer.measure.server_client import HELD
-from optimizer.measure.server_messages import (
+from optimizer.measure.failure_causes import (
     hides_cause,
     lacks_gpu_memory,
     lacks_memory,
@@ -33,6 +32,7 @@ from optimizer.measure.server_messages import (
     model_died,
     without_traceback,
 )
+from optimizer.measure.server_client import HELD
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferenceServerClient

@@ -19,8 +19,8 @@ from optimizer.core.process import RunningProcess, describe_exit_code
 from optimizer.core.safe_text import is_shell_path, one_line, read_tail, shorten
 from optimizer.core.trial import Candidate
 from optimizer.machine.cpus import divide, topology
+from optimizer.measure.failure_causes import lacks_gpu_memory
 from optimizer.measure.server_calls import is_live
-from optimizer.measure.server_messages import lacks_gpu_memory
 from optimizer.options import server_options
 from optimizer.options.values import parse_cpus
 

@@ -14,8 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from optimizer.core import interrupts
 from optimizer.core.endpoint import Connection
-from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, send_all
-from optimizer.measure.tls import ca_file, tls_context
+from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, ca_file, send_all, tls_context
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse, ModelStatistics

@@ -27,8 +27,7 @@ from tritonclient.utils import (
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core import interrupts
 from optimizer.core.endpoint import Connection
-from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, send_all
-from optimizer.measure.tls import tls_context
+from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, send_all, tls_context
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelStatistics

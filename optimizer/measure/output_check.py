@@ -2,136 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
-from optimizer.core.files import write_atomically
 from optimizer.core.interfaces import OutputCheck
 from optimizer.core.notes import Note, OfModels, OutputsNotCompared
-from optimizer.core.safe_text import one_line
 from optimizer.measure import server_calls
+from optimizer.measure.failure_causes import is_rejection
+from optimizer.measure.load_client.sequences import fresh_ids, step_parameters
 from optimizer.measure.load_wrappers import index_hint
-from optimizer.measure.output_comparison import (
-    ModelOutputs,
-    OutputDifference,
-    Tolerance,
-    concatenate,
-    find_difference,
-    mean_magnitudes,
-    read_outputs,
-    with_precision,
-)
-from optimizer.measure.server_messages import is_rejection
-from optimizer.model.input_data import Array
-from optimizer.model.recorded_samples import read_npz
-
-
-@dataclass(frozen=True, slots=True)
-class OutputDeviation:
-    """The largest difference of a response, as a share of the allowed one.
-
-    ``problem`` describes it if it is not allowed; otherwise it is empty.
-    """
-
-    share: float
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class ReferenceOutputs:
-    """Serialized requests and the baseline's responses to them, in the same order.
-
-    ``seconds_alone`` is the mean time of a request that is sent alone. ``missing_reason`` says why there are no
-    responses; it is empty if there are some.
-    """
-
-    requests: tuple[bytes, ...]
-    responses: tuple[bytes, ...]
-    seconds_alone: float
-    missing_reason: str = ""
-
-    @cached_property
-    def outputs(self) -> list[ModelOutputs]:
-        """The decoded responses, with the precision of their values."""
-        return with_precision([read_outputs(response) for response in self.responses])
-
-    @cached_property
-    def magnitudes(self) -> dict[str, float]:
-        """The mean magnitude of each floating-point output."""
-        return mean_magnitudes(self.outputs)
-
-    def compare(self, order: Sequence[int], responses: Sequence[bytes], tolerance: Tolerance) -> OutputDeviation:
-        """Return how far ``responses`` are from those of the baseline.
-
-        ``order`` holds the number of the request that each response belongs to. Raises DeploymentError if a response
-        is invalid.
-        """
-        differences: list[tuple[OutputDifference, int]] = []
-        for number, response in zip(order, responses, strict=True):
-            try:
-                expected, actual = self.outputs[number], read_outputs(response)
-            except ValueError as error:
-                raise DeploymentError(
-                    f"an output does not match its own shape ({one_line(str(error), 100)}); for a Python model: does "
-                    "the server have another numpy than its Python backend expects?"
-                ) from error
-            difference = find_difference(expected, actual, tolerance, self.magnitudes)
-            if difference is not None:
-                differences.append((difference, number))
-        if not differences:
-            return OutputDeviation(0.0)
-        worst, number = max(differences, key=lambda item: item[0])
-        if worst.is_allowed:
-            return OutputDeviation(worst.excess)
-        place = f"{worst.place} of " if worst.place else ""
-        wrong = sum(not difference.is_allowed for difference, _ in differences)
-        text = f"{worst.text}, at {place}request {number}; {wrong} of {len(responses)} responses differ"
-        return OutputDeviation(worst.excess, text)
-
-    def write(self, file: Path) -> None:
-        """Write ``file`` atomically. Raises EnvironmentFault."""
-        arrays: dict[str, Any] = {f"request_{i}": _bytes(message) for i, message in enumerate(self.requests)}
-        arrays |= {f"response_{i}": _bytes(message) for i, message in enumerate(self.responses)}
-        content = io.BytesIO()
-        np.savez(content, seconds_alone=self.seconds_alone, trouble=self.missing_reason, **arrays)
-        write_atomically(file, content.getvalue())
-
-    @classmethod
-    def read(cls, file: Path) -> ReferenceOutputs:
-        """Read what ``write`` wrote. Raises BadInputError for any other file."""
-        from google.protobuf.message import DecodeError
-
-        arrays = read_npz(file)
-        try:
-            numbers = range(sum(name.startswith("request_") for name in arrays))
-            reference = cls(
-                tuple(arrays[f"request_{i}"].tobytes() for i in numbers),
-                tuple(arrays[f"response_{i}"].tobytes() for i in numbers),
-                float(arrays["seconds_alone"]),
-                str(arrays["trouble"]),
-            )
-            if not (reference.outputs or reference.missing_reason) or not math.isfinite(reference.seconds_alone):
-                raise ValueError
-        except (KeyError, ValueError, TypeError, DecodeError):
-            raise BadInputError(
-                f"{file}: not a file of reference outputs; delete it, and the run records them again"
-            ) from None
-        return reference
-
-
-def _bytes(message: bytes) -> Array:
-    return np.frombuffer(message, dtype=np.uint8)
-
+from optimizer.measure.output_comparison import ReferenceOutputs, Tolerance, concatenate
 
 REQUESTS = 32  # distinct ones, or as many as the baseline answers in REFERENCE_SECONDS
 REFERENCE_SECONDS = 2.0
@@ -331,6 +217,78 @@ class StreamedOutputCheck(BaselineOutputCheck):
     ) -> list[bytes]:
         streamed = server_calls.stream(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
         return [concatenate(responses) for responses in streamed]
+
+
+SEQUENCES = 16  # distinct ones, or as many as the baseline answers in REFERENCE_SECONDS
+MAX_STEPS = 8  # of a sequence
+MAX_SEQUENCES_IN_FLIGHT = 64  # each is sent by a thread of its own
+
+
+class SequenceOutputCheck(BaselineOutputCheck):
+    """Compares the answers to interleaved sequences with the answers that each of them gets alone.
+
+    A model or a batcher that mixes up the states of two sequences gives other answers. ``sequence_length`` is the
+    longest sequence of the load; the sequences of the check have as many steps, but at most MAX_STEPS. The other
+    arguments are those of ``BaselineOutputCheck``.
+    """
+
+    def __init__(self, *arguments: Any, sequence_length: int, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._steps = min(sequence_length, MAX_STEPS)
+
+    def _wanted_requests(self) -> int:
+        return SEQUENCES * self._steps
+
+    def _requests(self, endpoint: Endpoint) -> list[bytes]:
+        requests = super()._requests(endpoint)
+        return requests[: max(1, len(requests) // self._steps) * self._steps]
+
+    def _send_alone(self, endpoint: Endpoint, requests: Sequence[bytes]) -> tuple[list[bytes], float]:
+        """Send the sequences one after the other until REFERENCE_SECONDS are over, at least one of them."""
+        started, ids = time.monotonic(), fresh_ids()
+        responses: list[bytes] = []
+        while len(responses) < len(requests):
+            steps = requests[len(responses) : len(responses) + self._steps]
+            responses += _send_sequence(endpoint, steps, next(ids))
+            if time.monotonic() - started > REFERENCE_SECONDS:
+                break
+        return responses, time.monotonic() - started
+
+    def _send_together(self, endpoint: Endpoint, reference: ReferenceOutputs) -> tuple[list[int], list[bytes]]:
+        """Send several sequences at the same time, each step after the answer to the step before it."""
+        numbers = range(len(reference.requests))
+        sequences = [numbers[first : first + self._steps] for first in range(0, len(numbers), self._steps)]
+        in_time = int(CHECK_SECONDS / max(self._steps * reference.seconds_alone, 1e-6))
+        wanted = min(2 * endpoint.candidate.max_batch_size, in_time, MAX_SEQUENCES_IN_FLIGHT)
+        chosen = [sequences[place % len(sequences)] for place in range(max(MIN_IN_FLIGHT, wanted))]
+
+        # a sequence may have to wait until all others have ended
+        timeout_seconds = max(TIMEOUT_SECONDS, 4 * len(chosen) * self._steps * reference.seconds_alone)
+
+        def send(steps: range, sequence: int) -> list[bytes]:
+            return _send_sequence(
+                endpoint, [reference.requests[number] for number in steps], sequence, timeout_seconds
+            )
+
+        with ThreadPoolExecutor(len(chosen)) as pool:
+            answers = list(pool.map(send, chosen, fresh_ids()))
+        return [number for steps in chosen for number in steps], [response for own in answers for response in own]
+
+    def _is_refused(self, endpoint: Endpoint, request: bytes) -> bool:
+        return super()._is_refused(endpoint, request + step_parameters(next(fresh_ids()), start=True, end=True))
+
+
+def _send_sequence(
+    endpoint: Endpoint, requests: Sequence[bytes], sequence: int, timeout_seconds: float = TIMEOUT_SECONDS
+) -> list[bytes]:
+    """Send ``requests`` as the steps of one sequence and return the responses; each may take ``timeout_seconds``."""
+
+    def steps() -> Iterator[bytes]:
+        for place, request in enumerate(requests):
+            is_first, is_last = place == 0, place == len(requests) - 1
+            yield request + step_parameters(sequence, start=is_first, end=is_last)
+
+    return server_calls.infer(endpoint, steps(), in_flight=1, timeout_seconds=timeout_seconds)
 
 
 class CombinedOutputCheck:

@@ -1,17 +1,26 @@
-"""Compare two responses to one request: whether they agree, and where they differ most."""
+"""Compare two responses to one request: whether they agree, and where they differ most.
+
+The reference outputs are the responses of the unbatched baseline, which reference.npz keeps.
+"""
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from objectives.arrays import FloatArray
-from optimizer.core.errors import DeploymentError
+from optimizer.core.errors import BadInputError, DeploymentError
+from optimizer.core.files import write_atomically
+from optimizer.core.safe_text import one_line
+from optimizer.model.recorded_samples import read_npz
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -243,3 +252,103 @@ def _shown(value: Any) -> str:
         return f"{value:.6g}"
     text = str(value) if isinstance(value, np.generic) else repr(value)
     return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+# -- the outputs of the baseline -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDeviation:
+    """The largest difference of a response, as a share of the allowed one.
+
+    ``problem`` describes it if it is not allowed; otherwise it is empty.
+    """
+
+    share: float
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class ReferenceOutputs:
+    """Serialized requests and the baseline's responses to them, in the same order.
+
+    ``seconds_alone`` is the mean time of a request that is sent alone. ``missing_reason`` says why there are no
+    responses; it is empty if there are some.
+    """
+
+    requests: tuple[bytes, ...]
+    responses: tuple[bytes, ...]
+    seconds_alone: float
+    missing_reason: str = ""
+
+    @cached_property
+    def outputs(self) -> list[ModelOutputs]:
+        """The decoded responses, with the precision of their values."""
+        return with_precision([read_outputs(response) for response in self.responses])
+
+    @cached_property
+    def magnitudes(self) -> dict[str, float]:
+        """The mean magnitude of each floating-point output."""
+        return mean_magnitudes(self.outputs)
+
+    def compare(self, order: Sequence[int], responses: Sequence[bytes], tolerance: Tolerance) -> OutputDeviation:
+        """Return how far ``responses`` are from those of the baseline.
+
+        ``order`` holds the number of the request that each response belongs to. Raises DeploymentError if a response
+        is invalid.
+        """
+        differences: list[tuple[OutputDifference, int]] = []
+        for number, response in zip(order, responses, strict=True):
+            try:
+                expected, actual = self.outputs[number], read_outputs(response)
+            except ValueError as error:
+                raise DeploymentError(
+                    f"an output does not match its own shape ({one_line(str(error), 100)}); for a Python model: does "
+                    "the server have another numpy than its Python backend expects?"
+                ) from error
+            difference = find_difference(expected, actual, tolerance, self.magnitudes)
+            if difference is not None:
+                differences.append((difference, number))
+        if not differences:
+            return OutputDeviation(0.0)
+        worst, number = max(differences, key=lambda item: item[0])
+        if worst.is_allowed:
+            return OutputDeviation(worst.excess)
+        place = f"{worst.place} of " if worst.place else ""
+        wrong = sum(not difference.is_allowed for difference, _ in differences)
+        text = f"{worst.text}, at {place}request {number}; {wrong} of {len(responses)} responses differ"
+        return OutputDeviation(worst.excess, text)
+
+    def write(self, file: Path) -> None:
+        """Write ``file`` atomically. Raises EnvironmentFault."""
+        arrays: dict[str, Any] = {f"request_{i}": _bytes(message) for i, message in enumerate(self.requests)}
+        arrays |= {f"response_{i}": _bytes(message) for i, message in enumerate(self.responses)}
+        content = io.BytesIO()
+        np.savez(content, seconds_alone=self.seconds_alone, trouble=self.missing_reason, **arrays)
+        write_atomically(file, content.getvalue())
+
+    @classmethod
+    def read(cls, file: Path) -> ReferenceOutputs:
+        """Read what ``write`` wrote. Raises BadInputError for any other file."""
+        from google.protobuf.message import DecodeError
+
+        arrays = read_npz(file)
+        try:
+            numbers = range(sum(name.startswith("request_") for name in arrays))
+            reference = cls(
+                tuple(arrays[f"request_{i}"].tobytes() for i in numbers),
+                tuple(arrays[f"response_{i}"].tobytes() for i in numbers),
+                float(arrays["seconds_alone"]),
+                str(arrays["trouble"]),
+            )
+            if not (reference.outputs or reference.missing_reason) or not math.isfinite(reference.seconds_alone):
+                raise ValueError
+        except (KeyError, ValueError, TypeError, DecodeError):
+            raise BadInputError(
+                f"{file}: not a file of reference outputs; delete it, and the run records them again"
+            ) from None
+        return reference
+
+
+def _bytes(message: bytes) -> Array:
+    return np.frombuffer(message, dtype=np.uint8)

@@ -30,6 +30,7 @@ from optimizer.core.process import FinishedProcess, SecretArgument, run_command
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import server_calls
+from optimizer.measure.failure_causes import model_died
 from optimizer.measure.perf_output import (
     failure_text,
     read_average_ms,
@@ -40,9 +41,8 @@ from optimizer.measure.perf_output import (
     with_statistics,
 )
 from optimizer.measure.server_calls import PROBE_SECONDS, is_alive
-from optimizer.measure.server_messages import model_died
+from optimizer.measure.server_client import ca_file
 from optimizer.measure.shared_memory import claimed
-from optimizer.measure.tls import ca_file
 from optimizer.options.addresses import SSL_FLAGS
 
 if TYPE_CHECKING:

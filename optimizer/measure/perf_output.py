@@ -17,9 +17,9 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MeasurementWindow
 from optimizer.core.process import FinishedProcess, describe_exit_code
 from optimizer.core.safe_text import shorten
+from optimizer.measure.failure_causes import without_traceback
 from optimizer.measure.server_calls import PROBE_SECONDS, open_client
 from optimizer.measure.server_client import CallError
-from optimizer.measure.server_messages import without_traceback
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import DeploymentError, ServerCrashed
+from optimizer.measure.failure_causes import lacks_gpu_memory, model_died, without_traceback
 from optimizer.measure.server_client import CALL_SECONDS, CallError, ServerClient
-from optimizer.measure.server_messages import lacks_gpu_memory, model_died, without_traceback
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferenceServerClient

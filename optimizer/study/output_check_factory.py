@@ -12,9 +12,9 @@ from optimizer.measure.output_check import (
     BaselineOutputCheck,
     CombinedOutputCheck,
     NoOutputCheck,
+    SequenceOutputCheck,
     StreamedOutputCheck,
 )
-from optimizer.measure.sequence_output_check import SequenceOutputCheck
 from optimizer.model.requests import Requests
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
-from optimizer.measure.output_check import ReferenceOutputs
+from optimizer.measure.output_comparison import ReferenceOutputs
 from tests.command_fixtures import Playground, Run, run_tune
 from tests.repositories import onnx_model, write_model
 

@@ -13,8 +13,8 @@ from optimizer.config import model_config
 from optimizer.core.errors import DeploymentError
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.measure.output_check import SequenceOutputCheck
 from optimizer.measure.perf_analyzer import PerfAnalyzer
-from optimizer.measure.sequence_output_check import SequenceOutputCheck
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import FOUND, Tune
 from tests.repositories import STATES, write_sums

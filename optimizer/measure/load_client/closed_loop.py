@@ -12,6 +12,7 @@ from objectives.metrics import LATENCY, Measurement, Timing
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
+from optimizer.measure.failure_causes import without_traceback
 from optimizer.measure.load_client.judgement import (
     ADVICE,
     FEWEST_STREAMED,
@@ -29,7 +30,6 @@ from optimizer.measure.load_client.judgement import (
 )
 from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
-from optimizer.measure.server_messages import without_traceback
 
 CLOSED_LOOP_LEAD_IN_SECONDS = 0.5  # of the closed loop, which also warms a fresh server up in this time
 

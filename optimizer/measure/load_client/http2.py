@@ -262,7 +262,7 @@ def connect(address: str, tls: Mapping[str, str | None] | None = None) -> socket
         connected.setblocking(False)
         return connected
     from optimizer.core.endpoint import Tls
-    from optimizer.measure.tls import tls_context
+    from optimizer.measure.server_client import tls_context
 
     context = tls_context(Tls(**{name: None if file is None else Path(file) for name, file in tls.items()}))
     context.set_alpn_protocols(["h2"])

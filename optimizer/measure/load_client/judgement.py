@@ -21,9 +21,9 @@ from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MeasurementWindow, describe_instability
 from optimizer.core.trial import LoadPoint
+from optimizer.measure.failure_causes import is_rejection, without_traceback
 from optimizer.measure.load_client.plan import NEVER, ResponseRecord, SendRecord
 from optimizer.measure.load_client.responses import StreamOutput, StreamTimes
-from optimizer.measure.server_messages import is_rejection, without_traceback
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 

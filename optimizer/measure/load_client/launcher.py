@@ -30,6 +30,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import server_calls
+from optimizer.measure.failure_causes import lacks_gpu_memory, model_died, without_traceback
 from optimizer.measure.load_client.judgement import ALIKE, FEWEST_STREAMED
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.load_client.plan import (
@@ -42,7 +43,6 @@ from optimizer.measure.load_client.plan import (
 )
 from optimizer.measure.perf_output import read_statistics, with_statistics
 from optimizer.measure.server_calls import is_alive, silent_server
-from optimizer.measure.server_messages import lacks_gpu_memory, model_died, without_traceback
 from optimizer.measure.shared_memory import OutgoingRequests, in_shared_memory, output_bytes
 from optimizer.model.inference_requests import stream_requests, to_message
 

@@ -20,7 +20,7 @@ from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.managed_target import load_limit_seconds
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import OLDEST, is_older, last_output, startup_failure
-from optimizer.measure.server_messages import missing_module
+from optimizer.measure.failure_causes import missing_module
 
 HELP = """\
 Usage: tritonserver [options]

@@ -22,8 +22,8 @@ from optimizer.measure.load_client.sequences import (
     fresh_ids,
     step_parameters,
 )
-from optimizer.measure.output_check import TIMEOUT_SECONDS, ReferenceOutputs
-from optimizer.measure.sequence_output_check import MIN_IN_FLIGHT, SequenceOutputCheck
+from optimizer.measure.output_check import MIN_IN_FLIGHT, TIMEOUT_SECONDS, SequenceOutputCheck
+from optimizer.measure.output_comparison import ReferenceOutputs
 
 REQUEST = ModelInferRequest(model_name="m", raw_input_contents=[b"1234"])
 

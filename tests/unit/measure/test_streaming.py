@@ -37,8 +37,7 @@ from optimizer.measure.load_client.plan import (
 )
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, StreamingOpenLoopClient
-from optimizer.measure.output_check import ReferenceOutputs
-from optimizer.measure.output_comparison import Tolerance, concatenate, read_outputs
+from optimizer.measure.output_comparison import ReferenceOutputs, Tolerance, concatenate, read_outputs
 
 MS = 1_000_000
 CLOSED, OPEN = LoadPoint(1, concurrency=2), LoadPoint(1, request_rate=10.0)

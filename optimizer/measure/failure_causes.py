@@ -1,14 +1,15 @@
-"""The reasons why a server cannot be reached, and what to do."""
+"""The causes of failures: why a server cannot be reached, and what its error messages say."""
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from typing import Literal, TypeAlias
 
 from optimizer.core.endpoint import Connection
-from optimizer.core.safe_text import one_line
-from optimizer.measure.tls import tls_context
+from optimizer.core.safe_text import one_line, shorten
+from optimizer.measure.server_client import tls_context
 from optimizer.options.addresses import SSL_FLAGS
 
 OTHER_HOST = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
@@ -116,3 +117,49 @@ def _detect_protocol(connection: Connection, channel: socket.socket) -> Detected
     if response.startswith(_TLS_ALERT):
         return "tls"
     return "grpc" if response[3:4] == _HTTP2_SETTINGS else ""
+
+
+# -- error messages of a server ---------------------------------------------------------------------------------
+
+
+def model_died(message: str) -> bool:
+    """Return whether the message says that the stub process of a Python model died; the server itself is alive."""
+    return re.search(r"stub process\b.{0,200}\bis (not healthy|unhealthy)", message, re.IGNORECASE) is not None
+
+
+def is_rejection(message: str) -> bool:
+    """Return whether the message says that Triton rejected a request because its queue was full."""
+    return "exceeds maximum queue size" in message.lower()
+
+
+def lacks_memory(message: str) -> bool:
+    """Return whether the message says that the server or one of its backends could not allocate memory.
+
+    A failed allocation inside a Python model does not count, since that is memory of its own process.
+    """
+    return re.search(r"\b(cannot allocate memory|std::bad_alloc)\b", message, re.IGNORECASE) is not None
+
+
+def lacks_gpu_memory(message: str) -> bool:
+    """Return whether a message of PyTorch, CUDA, cuBLAS or ONNX Runtime says that a GPU has too little free memory.
+
+    All processes of the server share that memory.
+    """
+    pattern = r"\bCUDA\b.{0,40}\bout of memory\b|\bcudaErrorMemoryAllocation\b|\bCUBLAS_STATUS_ALLOC_FAILED\b"
+    return re.search(f"{pattern}|Failed to allocate memory for requested buffer", message, re.IGNORECASE) is not None
+
+
+def hides_cause(message: str) -> bool:
+    """Return whether the message says that Triton cannot read a model, for a reason that only its log has."""
+    return "failed to poll from model repository" in message
+
+
+def without_traceback(message: str) -> str:
+    """Return the server's message on one line, without the Python traceback that a backend appends."""
+    return shorten(re.split(r"\s+At:\s", message)[0])
+
+
+def missing_module(message: str) -> str:
+    """Return the top-level name of the module that a Python model could not import; empty for other errors."""
+    found = re.search(r"ModuleNotFoundError: No module named '(\w+)", message)
+    return found[1] if found else ""

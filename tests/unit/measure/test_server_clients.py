@@ -1,10 +1,11 @@
-"""Test connections to a server: headers, TLS files, the diagnosis of faults, and that secrets are not shown."""
+"""Test the clients of a server: headers, TLS files, interrupts, and the causes of faults, without secrets in them."""
 
 from __future__ import annotations
 
 import contextlib
 import http.server
 import json
+import signal
 import socket
 import ssl
 import sys
@@ -13,18 +14,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import grpc
 import pytest
+import tritonclient.grpc
+import tritonclient.http
 
 from optimizer.core.endpoint import Connection, Endpoint, ProtocolName, Tls
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerCrashed
 from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate
 from optimizer.deploy.remote_server import ServerState, ServerStateFile
-from optimizer.measure import server_calls
-from optimizer.measure.connection_diagnosis import diagnose_connection
+from optimizer.measure import failure_causes, server_calls
+from optimizer.measure.failure_causes import diagnose_connection
 from optimizer.measure.load_client.http2 import TlsSocket, connect
 from optimizer.measure.perf_analyzer import connection_arguments
 from optimizer.measure.server_calls import is_responding, open_client
@@ -309,3 +313,75 @@ def test_another_file_is_no_server_state(text: str, tmp_path: Path) -> None:
     kept.path.write_text(text)
     with pytest.raises(EnvironmentFault, match=r"host_8001.json: cannot be read .*, then remove that file"):
         kept.read()
+
+
+NO_SHARED_MEMORY = (
+    "load failed for model 'faulty': version 1 is at UNAVAILABLE state: Internal: Unable to initialize shared memory "
+    "key 'triton_python_backend_shm_region_1' to requested size (1048576 bytes). Error: Cannot allocate memory;"
+)
+NO_STUB = "Stub process 'faulty_0_0' is not healthy."
+NO_ARRAY = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 8.00 GiB for an array\n\nAt:\n  model.py(3)"
+
+
+@pytest.mark.parametrize(
+    ("message", "lacks_memory", "model_died"),
+    [
+        (NO_SHARED_MEMORY, True, False),
+        ("std::bad_alloc", True, False),
+        (NO_STUB, False, True),
+        (NO_ARRAY, False, False),
+    ],
+)
+def test_lack_of_memory_and_dead_models_are_recognised(message: str, lacks_memory: bool, model_died: bool) -> None:
+    assert failure_causes.lacks_memory(message) is lacks_memory
+    assert failure_causes.model_died(message) is model_died
+
+
+@pytest.mark.parametrize(
+    ("message", "lacks"),
+    [
+        ("pytorch: CUDA out of memory. Tried to allocate 8.39 GiB. GPU 0 has a total capacity of 79.11 GiB", True),
+        ("pytorch: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", True),
+        ("CUDA failure 2: out of memory ; GPU=0 ; hostname=a", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 939524096", True),
+        ("pytorch: CUDA error: device-side assert triggered", False),
+        (NO_ARRAY, False),
+    ],
+)
+def test_lack_of_gpu_memory_is_recognised(message: str, lacks: bool) -> None:
+    assert failure_causes.lacks_gpu_memory(message) is lacks
+
+
+def test_a_message_is_one_line_without_a_traceback() -> None:
+    assert failure_causes.without_traceback(NO_ARRAY).endswith("Unable to allocate 8.00 GiB for an array")
+
+
+CONSTRUCTORS = {
+    "grpc": tritonclient.grpc.InferenceServerClient.__init__.__code__,
+    "http": tritonclient.http.InferenceServerClient.__init__.__code__,
+}
+
+
+@pytest.mark.parametrize("protocol", CONSTRUCTORS)
+def test_an_interrupted_construction_prints_no_traceback(
+    protocol: ProtocolName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The destructor of a client that is only partly constructed raises AttributeError."""
+    ignored: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    interrupted = []
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is CONSTRUCTORS[protocol]:
+            interrupted.append(protocol)
+            signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            open_client(Connection("localhost:1", protocol)).version()
+    finally:
+        sys.setprofile(None)
+    assert interrupted == [protocol]
+    assert not ignored
