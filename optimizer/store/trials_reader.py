@@ -296,11 +296,11 @@ def _measurements(
         **{name: wholes[name] for name in _COUNTS},
         "stable": stable,
         "overloaded": [value or False for value in _each(table, "overloaded", _boolean)],
-        "batch_stats": _each(table, "batch_stats", _batch_stats),
-        "by_priority": _each(table, "by_priority", _by_priority),
-        **{name: _each(table, name, _requests_over) for name in _OVER},
-        **{name: _each(table, name, _latency_sketch) for name in _SKETCHES},
-        "response_times_ms": _each(table, "response_times_ms", _response_times),
+        "batch_stats": _checked(table, "batch_stats", _check_batch_stats),
+        "by_priority": _checked(table, "by_priority", priority_stats.from_text),
+        **{name: _checked(table, name, _check_requests_over) for name in _OVER},
+        **{name: _checked(table, name, latency_sketch.check_sketch) for name in _SKETCHES},
+        "response_times_ms": _checked(table, "response_times_ms", response_times.from_text),
         "gpu_throttling": table.texts("gpu_throttling"),
         "node": table.texts("node"),
         "reason": table.texts("reason"),
@@ -341,6 +341,12 @@ def _each(table: CsvTable, column: str, parse: Callable[[str], Value]) -> list[V
                 raise table.error(i, f"{column}: {quoted(text)} is {error}") from None
         values.append(parsed[text])
     return values
+
+
+def _checked(table: CsvTable, column: str, check: Callable[[str], object]) -> Sequence[str]:
+    """Return the cells of ``column``, after ``check``, which raises ValueError as the ``parse`` of ``_each``."""
+    _each(table, column, check)
+    return table.texts(column)
 
 
 def _numbers(table: CsvTable, column: str) -> list[float | None]:
@@ -410,29 +416,12 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(map(int, words))))
 
 
-def _batch_stats(text: str) -> str:
+def _check_batch_stats(text: str) -> None:
     for size, executions, compute_ns in batch_stats.from_text(text):
         if compute_ns > 1e6 * MOST_MS * executions:
             raise ValueError(f"more than {MOST_MS:g} ms for a batch of {size} samples")
-    return text
 
 
-def _by_priority(text: str) -> str:
-    priority_stats.from_text(text)
-    return text
-
-
-def _requests_over(text: str) -> str:
+def _check_requests_over(text: str) -> None:
     if any(float(bound) > MOST_MS for bound in latency_sketch.parse_counts(text)):
         raise ValueError(f"a bound above {MOST_MS:g} ms")
-    return text
-
-
-def _latency_sketch(text: str) -> str:
-    latency_sketch.check_sketch(text)
-    return text
-
-
-def _response_times(text: str) -> str:
-    response_times.from_text(text)
-    return text
