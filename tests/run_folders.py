@@ -15,7 +15,7 @@ from optimizer.core.trial import Candidate, FieldValue, FreshServer, LoadPoint, 
 from optimizer.options import server_options
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import candidate_document
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import RunFolder, write_configs
 from optimizer.store.trials_table import TrialsTable
 from tests.conftest import measurement
 
@@ -96,7 +96,7 @@ def write_run(
         },
     )
     files = {f"{model}/1/model.json": json.dumps(candidate.model_json)} if candidate.model_json else {}
-    run.write_best(configs or {model: config_text(model)}, server_options.to_arguments(chosen), files)
+    write_configs(run.best, configs or {model: config_text(model)}, server_options.to_arguments(chosen), files)
     for path in run.best.rglob("config.pbtxt"):
         model_config.read(path)  # fails if Triton could not read it
     return run.path

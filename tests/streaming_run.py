@@ -28,7 +28,7 @@ from optimizer.core.trial import Candidate, Confirmation, FreshServer, LoadPoint
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import candidate_document
 from optimizer.results.recommendation import Outcome, assess
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import RunFolder, write_configs
 from optimizer.store.trials_table import TrialsTable
 
 MODEL = "tinygpt"
@@ -182,7 +182,7 @@ def write_run(folder: Path, objective: str = "throughput") -> Path:
             "server_uses_gpus": False,
         },
     )
-    run.write_best({MODEL: CONFIG % dict(BEST.fields)[BATCH]}, ())
+    write_configs(run.best, {MODEL: CONFIG % dict(BEST.fields)[BATCH]}, (), {})
     return run.path
 
 

@@ -145,8 +145,7 @@ class RecordedServer:
     failed fails again, with the recorded reason. If a load was recorded more than once, the last measurement counts.
     """
 
-    def __init__(self, trials: Sequence[Trial], model: str = "recorded") -> None:
-        self._model = model
+    def __init__(self, trials: Sequence[Trial]) -> None:
         self._trials = {trial.candidate: trial for trial in trials}
         self._cells = {
             (trial.candidate, load): measurement for trial in trials for load, measurement in trial.measurements
@@ -160,7 +159,7 @@ class RecordedServer:
         if trial.status == "failed":
             raise DeploymentError(trial.reason, lacks_gpu_memory=trial.lacks_gpu_memory)
         seconds = DEPLOY_SECONDS if trial.deploy_seconds is None else trial.deploy_seconds
-        yield Endpoint(self._model, candidate, deploy_seconds=seconds)
+        yield Endpoint("recorded", candidate, deploy_seconds=seconds)
 
     def deploy_fresh(self, candidate: Candidate) -> contextlib.AbstractContextManager[Endpoint]:
         return self.deploy(candidate)

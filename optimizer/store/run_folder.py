@@ -355,31 +355,20 @@ class RunFolder:
         info = {**head, "signature": sign(external_values(options)), **rest}
         write_atomically(self.info, json.dumps(info, indent=2) + "\n")
 
-    def write_best(
-        self, configs: Mapping[str, str], server_options: Sequence[str] = (), files: Mapping[str, str] | None = None
-    ) -> None:
-        """Write the recommended config.pbtxt texts, by model, and the options of the server, one a line.
-
-        ``files`` are the texts of each changed model.json, by path below the model repository. Each file is written
-        atomically. Raises EnvironmentFault if it cannot be.
-        """
-        _write_configs(self.best, configs, server_options, files or {})
-
-    def write_baseline(
-        self, configs: Mapping[str, str], server_options: Sequence[str] = (), files: Mapping[str, str] | None = None
-    ) -> None:
-        """Write the configuration that the run started from; see ``write_best``."""
-        _write_configs(self.baseline, configs, server_options, files or {})
-
 
 def model_files(folder: Path) -> list[Path]:
     """Return each model.json below ``best/`` or ``baseline/``: in a version folder, or in one of a model's folder."""
     return sorted([*folder.glob("*/model.json"), *folder.glob("*/*/model.json")])
 
 
-def _write_configs(
+def write_configs(
     folder: Path, configs: Mapping[str, str], server_options: Sequence[str], files: Mapping[str, str]
 ) -> None:
+    """Write config.pbtxt texts, by model, and the options of the server, one a line, to ``best/`` or ``baseline/``.
+
+    ``files`` are the texts of each changed model.json, by path below the model repository. Each file is written
+    atomically. Raises EnvironmentFault if it cannot be.
+    """
     for old in model_files(folder):
         old.unlink()
     options_file = folder / "server_options"

@@ -6,11 +6,11 @@ import contextlib
 import platform
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from optimizer.config import model_config
 from optimizer.config.model_source import served_models
@@ -37,7 +37,7 @@ from optimizer.simulator.batching_fit import BatchingModel
 from optimizer.simulator.closed_network import ClosedNetwork
 from optimizer.simulator.performance_model import model_type
 from optimizer.simulator.server_model import ServerModel
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import RunFolder, write_configs
 from optimizer.study.environment import Environment
 from optimizer.study.load_generators import PerfAnalyzerReason
 from optimizer.study.scheduler import SearchEnd
@@ -158,13 +158,6 @@ def _tokens_document(tokens: TokenRequests) -> dict[str, dict[str, Any]]:
     }
 
 
-class HasServerVersion(Protocol):
-    """A target or a group of workers that knows the version of its server."""
-
-    @property
-    def server_version(self) -> str: ...
-
-
 def current_versions(before: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Return the versions of this process, and that of the server in ``before``, run.json of the continued run.
 
@@ -209,13 +202,13 @@ class RunRecord:
         return replace(self, notes=present([*self.notes, *notes]))
 
     @contextlib.contextmanager
-    def adding_version(self, server: HasServerVersion) -> Iterator[None]:
-        """Record the version of ``server`` when the context ends, whatever ends it."""
+    def adding_version(self, server_version: Callable[[], str]) -> Iterator[None]:
+        """Record the version of the server when the context ends, whatever ends it."""
         try:
             yield
         finally:
             with contextlib.suppress(TuneError):
-                self.versions[_SERVER] = server.server_version or self.versions.get(_SERVER, _UNKNOWN)
+                self.versions[_SERVER] = server_version() or self.versions.get(_SERVER, _UNKNOWN)
 
     def confirmation_plan(self) -> ConfirmationPlan | None:
         """Return the plan of the confirmation; None before it has begun. Raises BadInputError if it is damaged."""
@@ -320,8 +313,8 @@ class RunRecord:
     def _write_derived(self, outcome: Outcome) -> None:
         result_document.write_pareto_csv(self.folder.pareto, outcome)
         if outcome.recommended:
-            self.folder.write_best(*self._configs(outcome.recommended.candidate))
-            self.folder.write_baseline(*self._configs(self.task.baseline))
+            write_configs(self.folder.best, *self._configs(outcome.recommended.candidate))
+            write_configs(self.folder.baseline, *self._configs(self.task.baseline))
 
     def _configs(self, candidate: Candidate) -> tuple[dict[str, str], tuple[str, ...], dict[str, str]]:
         """Return the text of config.pbtxt by model, the options of the server, and the changed model.json by path."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
@@ -19,42 +19,27 @@ from optimizer.measure.load_search import LoadSearchRules, doubling_loads
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
 
-class OtherWorkers(Protocol):
-    """The other workers of a shared study. Each worker numbers its own trials."""
+class OtherWorkers:
+    """The other workers of a shared study, each of which numbers its own trials. This class: there are none."""
 
     def claim(self, candidate: Candidate, concurrency: int) -> bool:
         """Claim ``candidate``, whose load search starts at ``concurrency``. False if another worker has it."""
-
-    def abandoned(self) -> list[Candidate]:
-        """Return candidates whose worker has died and that no other worker has claimed since."""
-
-    def trials(self) -> list[Trial]:
-        """Return the finished trials of all workers, including this one."""
-
-    def are_running(self) -> bool:
-        """Return whether another worker has a running trial."""
-
-    def wait(self, seconds: float) -> None:
-        """Wait until a trial has changed since ``abandoned`` was called, at most ``seconds``."""
-
-
-class NoOtherWorkers:
-    """The other workers of a study that has only one."""
-
-    def claim(self, candidate: Candidate, concurrency: int) -> bool:
         return True
 
     def abandoned(self) -> list[Candidate]:
+        """Return candidates whose worker has died and that no other worker has claimed since."""
         return []
 
     def trials(self) -> list[Trial]:
+        """Return the finished trials of all workers, including this one."""
         return []
 
     def are_running(self) -> bool:
+        """Return whether another worker has a running trial."""
         return False
 
     def wait(self, seconds: float) -> None:
-        """Return at once."""
+        """Wait until a trial has changed since ``abandoned`` was called, at most ``seconds``."""
 
 
 SearchEnd = Literal["converged", "budget", "exhausted", "interrupted"]
@@ -83,7 +68,7 @@ class Scheduler:
     budget: Budget
     stopwatch: Stopwatch
     comparisons: Sequence[tuple[str, Candidate]]
-    others: OtherWorkers = field(default_factory=NoOtherWorkers)
+    others: OtherWorkers = field(default_factory=OtherWorkers)
     trials: list[Trial] = field(default_factory=list)
     converged: bool = False
     max_controls: int = MAX_CONTROLS

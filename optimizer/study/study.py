@@ -20,7 +20,7 @@ from optimizer.simulator.performance_model import compile_model
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import ObserverFactory
 from optimizer.study.run_record import RunRecord
-from optimizer.study.scheduler import NoOtherWorkers, Scheduler, SearchEnd
+from optimizer.study.scheduler import OtherWorkers, Scheduler, SearchEnd
 from optimizer.study.task import Task
 from optimizer.study.trial_runner import run_trials
 
@@ -128,7 +128,7 @@ def run_locally(setup: StudySetup) -> StudyResult:
         measurer = environment.make_measurer(task, folder, setup.table, observer)
         return LocalExecutor(task, environment.options, target, measurer)
 
-    with environment.open_target(task, folder) as target, setup.record.adding_version(target):
+    with environment.open_target(task, folder) as target, setup.record.adding_version(lambda: target.server_version):
         target.start()  # while the simulator and Optuna are loaded
         return run_study(setup, make_executor)
 
@@ -151,7 +151,7 @@ def run_study(
         searching.callback(lambda: setup.notes.extend(executor.notes))
         with stopwatch.count("search"):
             searcher, shared = searching.enter_context(setup.open_searcher())
-        others = shared or NoOtherWorkers()
+        others = shared or OtherWorkers()
         scheduler = Scheduler(task.problem, searcher, budget, stopwatch, task.comparisons(), others)
         trials = executor.search(scheduler)
         search_ended = scheduler.search_ended

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from optimizer.core import interrupts
 from optimizer.core.budget import RunMode, spent_seconds
@@ -36,14 +36,9 @@ from optimizer.study.batch.suite import Suite
 MAX_REASON_LENGTH = 400  # limit in characters
 
 
-class RunEntry(Protocol):
-    """Starts or resumes the run of an entry."""
-
-    def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
-        """Search or confirm in ``folder`` and return the status of the run.
-
-        ``options`` have the budget of the whole run. Raises TuneError.
-        """
+# Starts or resumes the run of an entry: searches or confirms in the folder, and returns the status of the run. The
+# options have the budget of the whole run. Raises TuneError.
+RunEntry: TypeAlias = Callable[[RunOptions, RunFolder, RunMode], str]
 
 
 @dataclass

@@ -41,6 +41,7 @@ from optimizer.store.optuna_storage import (
 )
 from optimizer.store.optuna_study import StudySharing, open_study
 from optimizer.store.run_folder import RunFolder
+from optimizer.study.scheduler import OtherWorkers
 
 JOIN_SECONDS = 1.0  # the thread may be waiting for a database that does not answer
 
@@ -214,7 +215,7 @@ class SharedWorkers:
 POLL_SECONDS = 0.5  # pause of a worker that waits for others
 
 
-class SharedStudy:
+class SharedStudy(OtherWorkers):
     """The other workers of a shared study, as a context: this worker leaves the study at its end.
 
     ``tracker`` records the trials of this worker's searcher.

@@ -18,7 +18,7 @@ from optimizer.model.profile import load_profile
 from optimizer.options import server_options
 from optimizer.options.run_options import RunOptions
 from optimizer.results.configuration_text import configuration, triton_lines
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import RunFolder, write_configs
 from optimizer.study.option_check import check_server_settings
 
 LIMIT, POOL = "server.rate-limit", "server.pinned-memory-pool-byte-size"
@@ -81,11 +81,11 @@ def test_server_options_are_shown(tmp_path: Path) -> None:
     assert triton_lines(CANDIDATE)[-1] == line
     folder = RunFolder(tmp_path)
     folder.best.mkdir()
-    folder.write_best({"m": "name: 'm'"}, server_options.to_arguments(CANDIDATE.fields))
+    write_configs(folder.best, {"m": "name: 'm'"}, server_options.to_arguments(CANDIDATE.fields), {})
     assert (folder.best / "server_options").read_text() == (
         "--pinned-memory-pool-byte-size=0\n--rate-limit=execution_count\n"
     )
-    folder.write_best({"m": "name: 'm'"})
+    write_configs(folder.best, {"m": "name: 'm'"}, (), {})
     assert not (folder.best / "server_options").exists()
 
 

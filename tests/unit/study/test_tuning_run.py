@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,11 +72,6 @@ def test_the_speed_is_compared_over_all_sessions() -> None:
     assert SpeedVaried(1.6) in notes_on_measurements([trial])
 
 
-@dataclass
-class Server:
-    server_version: str  # empty if the session starts none
-
-
 @pytest.mark.parametrize(
     ("before", "now", "recorded"),
     [
@@ -92,7 +87,7 @@ def test_a_session_without_a_server_keeps_the_version_of_the_run(
 ) -> None:
     versions = current_versions(before)
     record = RunRecord(RunFolder(tmp_path), None, None, None, (), versions=versions)  # type: ignore[arg-type]
-    with record.adding_version(Server(now)):
+    with record.adding_version(lambda: now):
         pass
     assert record.versions["tritonserver"] == recorded
     assert record.versions["tritune"]
