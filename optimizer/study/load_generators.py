@@ -65,13 +65,11 @@ class LoadGenerators:
             None otherwise. Several server processes get one perf_analyzer each. It does not check models that
             stream: with ``--streaming`` it takes the first response for the end of a request, so neither its latency
             nor its request rate are those of whole requests.
-        reason: Why perf_analyzer confirms a closed loop; None if it does not.
     """
 
     search: LoadGenerator
     confirmation: LoadGenerator
     cross_checking: LoadGenerator | None = None
-    reason: PerfAnalyzerReason | None = None
 
 
 class _Settings(TypedDict):
@@ -149,8 +147,8 @@ def make_load_generators(
     search = IndexHintLoadGenerator(
         _make_concurrent(perf_analyzer, task) if task.source.concurrent else _sharing(perf_analyzer), task.unbounded
     )
-    if reason := why_perf_analyzer(options, task):
-        return LoadGenerators(search, search, reason=reason)
+    if why_perf_analyzer(options, task):
+        return LoadGenerators(search, search)
     return LoadGenerators(search, _sharing(ClosedLoopGenerator(**own)), cross_checking=search)
 
 

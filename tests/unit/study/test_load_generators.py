@@ -112,14 +112,15 @@ def test_the_search_keeps_perf_analyzer(folder: RunFolder) -> None:
     assert isinstance(made.confirmation, ClosedLoopGenerator)
     assert made.confirmation.sla == Sla.from_bounds({"p95": 20.0})
     assert made.cross_checking is made.search
-    assert made.reason is None
+    assert why_perf_analyzer(OPTIONS, task_with()) is None
 
 
 def test_perf_analyzer_confirms_over_http(folder: RunFolder) -> None:
-    made = make(replace(OPTIONS, protocol="http"), task_with(), folder)
+    options = replace(OPTIONS, protocol="http")
+    made = make(options, task_with(), folder)
     assert made.confirmation is made.search
     assert made.cross_checking is None
-    assert made.reason is PerfAnalyzerReason.HTTP
+    assert why_perf_analyzer(options, task_with()) is PerfAnalyzerReason.HTTP
 
 
 def test_one_open_loop_searches_and_confirms(folder: RunFolder) -> None:
@@ -149,7 +150,7 @@ def test_the_own_client_measures_models_that_stream(folder: RunFolder) -> None:
     assert (made.search.load_generator.streams, made.search.load_generator.token_output) == (True, "ids")
     assert made.confirmation is made.search
     assert made.cross_checking is None
-    assert made.reason is None
+    assert why_perf_analyzer(OPTIONS, task_with(streaming=True)) is None
 
 
 @pytest.mark.parametrize("bounds", [{"p99.9": 30.0}, {"p95": 20.0, "error-rate": 0.1}])
