@@ -197,9 +197,9 @@ def keywords_module() -> str:
 
 
 def _option_cells(option: Option) -> tuple[str, ...]:
-    value = "" if option.type is None else option.type.metavar
-    if option.choices:
-        value = ", ".join(f"`{choice}`" for choice in option.choices)
+    value = ""
+    if option.type is not None:
+        value = ", ".join(f"`{choice}`" for choice in option.type.choices) or option.type.metavar
     flag = ", ".join(f"**`{flag}`**" if option.is_common else f"`{flag}`" for flag in option.flags)
     return flag, value, _plain(option.help_text()), ", ".join(option.taken_by)
 
@@ -227,9 +227,6 @@ def _argument_cells(action: argparse.Action) -> tuple[str, ...]:
 def _annotation(option: Option) -> str:
     if option.type is None:
         return "bool"
-    if option.choices:
-        names = ", ".join(f'"{choice}"' for choice in option.choices)
-        return f"Literal[{names}]"
     return f"list[{option.type.annotation}]" if option.repeatable else option.type.annotation
 
 

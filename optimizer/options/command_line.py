@@ -222,16 +222,15 @@ def _is_valid(kind: ValueType, text: str) -> bool:
 
 
 def _add_option(parser: argparse._ActionsContainer, option: Option, text: str) -> None:
-    named: dict[str, Any] = {"help": text}
-    if option.type is None:
-        named |= {"action": "store_const", "const": True}
-    else:
-        choices = f"{{{','.join(option.choices)}}}" if option.choices else ""
-        single: Any = _StoreBound if option.group == SLA else "store"
-        named |= {"action": "append" if option.repeatable else single, "metavar": choices or option.type.metavar}
-    action = parser.add_argument(*option.flags, **named)
-    if option.type is not None and not option.type.is_path:
-        action.completer = lambda **_: option.choices  # type: ignore[attr-defined]  # read by argcomplete
+    kind = option.type
+    if kind is None:
+        parser.add_argument(*option.flags, help=text, action="store_const", const=True)
+        return
+    once: Any = _StoreBound if option.group == SLA else "store"
+    store = "append" if option.repeatable else once
+    action = parser.add_argument(*option.flags, help=text, action=store, metavar=kind.metavar)
+    if not kind.is_path:
+        action.completer = lambda **_: kind.choices  # type: ignore[attr-defined]  # read by argcomplete
 
 
 def add_results(parser: argparse._ActionsContainer) -> None:

@@ -25,6 +25,7 @@ class ValueType:
         write: Value to the text that reads as the same value. Secrets are replaced.
         annotation: The type of the Python keyword.
         move: The value as seen from another working folder, for a value that may be a path.
+        choices: The allowed values if there are few.
     """
 
     metavar: str
@@ -32,6 +33,7 @@ class ValueType:
     write: Callable[[Any], str] = str
     annotation: str = "str"
     move: MovePath | None = None
+    choices: tuple[str, ...] = ()
 
     @property
     def is_path(self) -> bool:
@@ -56,7 +58,6 @@ class Option:
         other_keys: The option gives all keys of the field that no other option has, each with its value.
         is_for: Whether this option, rather than another one with the same field, gives options their value.
         default: The default in words if it is not the default of the field.
-        choices: The allowed values if there are few.
         repeatable: It may be given several times; the field is a tuple.
         targets: The targets that take it.
         from_model_analyzer: Model Analyzer's file may set it, so the reproduced command always has it.
@@ -75,7 +76,6 @@ class Option:
     is_for: Callable[[RunOptions], bool] = lambda options: True
     short: str = ""
     default: str = ""
-    choices: tuple[str, ...] = ()
     repeatable: bool = False
     targets: tuple[TargetName, ...] = TARGETS
     from_model_analyzer: bool = False

@@ -373,8 +373,6 @@ def _parse(option: Option, value: object) -> Any:
 def _parse_text(option: Option, text: str) -> Any:
     assert option.type is not None
     try:
-        if option.choices and text not in option.choices:
-            raise ValueError(f"choose from {', '.join(option.choices)}")
         return option.type.parse(text)
     except ValueError as error:
         raise OptionError(option.name, f"{option.flag} {option.quote(text)}: {error}") from None

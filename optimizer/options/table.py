@@ -78,12 +78,18 @@ _SHARE = ValueType(
 _OBJECTIVES = ValueType("NAME[,NAME]", values.parse_objectives, ",".join)
 _MODELS = ValueType("NAMES", values.parse_model_names, ",".join)
 _CPUS = ValueType("CPUS", values.parse_usable_cpus)
-_CHOICE = ValueType("")
 _LENGTHS = ValueType(
     "LENGTHS", _checked(parse_token_lengths), annotation="str | int | Path", move=values.move_token_lengths
 )
 _FOLDER = ValueType("DIR", values.parse_path, annotation="str | Path")
 _RUN = ValueType("RUN", values.parse_path, annotation="str | Path", move=values.move_run)
+
+
+def _choice(*names: str) -> ValueType:
+    """Return the type of an option with few values, of which each has a name."""
+    parse = values.text_where(names.__contains__, f"choose from {', '.join(names)}")
+    literal = ", ".join(f'"{name}"' for name in names)
+    return ValueType(f"{{{','.join(names)}}}", parse, annotation=f"Literal[{literal}]", choices=names)
 
 
 def _program(metavar: str) -> ValueType:
@@ -119,10 +125,9 @@ _REMOTE: tuple[TargetName, ...] = ("remote",)
 _TARGET_OPTIONS: Final = (
     Option(
         "target",
-        _CHOICE,
+        _choice(*TARGETS),
         "Server that runs the trials. embedded: installed by tune; local: a tritonserver program; "
         "docker: an image; remote: a running server",
-        choices=TARGETS,
         is_common=True,
     ),
     Option(
@@ -323,9 +328,8 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
     LOAD: (
         Option(
             "load",
-            _CHOICE,
+            _choice("concurrency", "rate"),
             "Fixed number of requests in flight (concurrency), or requests sent at a fixed rate (rate)",
-            choices=("concurrency", "rate"),
             from_model_analyzer=True,
             taken_by=("python", "batch"),
             is_common=True,
@@ -414,18 +418,16 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         Option("string-length", _number("N", 1, values.LONGEST_STRING), "Length of random strings", default="128"),
         Option(
             "protocol",
-            _CHOICE,
+            _choice("grpc", "http"),
             "Protocol of the requests",
-            choices=("grpc", "http"),
             from_model_analyzer=True,
             is_common=True,
         ),
         Option(
             "shared-memory",
-            _CHOICE,
+            _choice(*SHARED_MEMORY),
             "Memory through which client and server on one machine pass inputs and outputs: none (in messages), "
             "system, or cuda (of a GPU); see docs/shared-memory.md",
-            choices=SHARED_MEMORY,
             from_model_analyzer=True,
         ),
         Option(
@@ -475,10 +477,9 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         ),
         Option(
             "search",
-            _CHOICE,
+            _choice(*SEARCHERS),
             "Search method",
             default="simulated; tpe for other objectives than throughput and goodput",
-            choices=SEARCHERS,
             taken_by=("python", "batch"),
         ),
         Option("seed", _number("N", 0, values.LARGEST_SEED), "Seed of the random numbers", always_written=True),
@@ -560,11 +561,10 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         ),
         Option(
             "log",
-            _CHOICE,
+            _choice(*LOGS),
             "Progress on standard error: live display, plain (one line per trial) or none",
             stored_as="",
             default="live on a terminal, else plain",
-            choices=LOGS,
             taken_by=("python", "resume"),
             is_common=True,
         ),

@@ -46,29 +46,20 @@ def move_model(folder: Path, model: str, options: RunOptions) -> str:
     return str(profile) if is_file(profile) else model
 
 
-def move_path(folder: Path, path: str, _: RunOptions) -> str:
-    """Return a value that is always a path."""
-    return str(folder / path)
+def _move_where(is_path: Callable[[str], bool]) -> MovePath:
+    """Return a function that moves the values that are paths, and returns others unchanged."""
+    return lambda folder, text, _: str(folder / text) if is_path(text) else text
+
+
+move_path = _move_where(lambda text: True)
+move_arrivals = _move_where(lambda text: not is_distribution(text))
+move_input_data = _move_where(lambda text: text not in ("random", "zero"))
+move_token_lengths = _move_where(names_file)
 
 
 def move_program(folder: Path, path: str, _: RunOptions) -> str:
     """Return a path, or the plain name of a program, which is looked up on PATH."""
     return str(folder / path) if "/" in path or (folder / path).exists() else path
-
-
-def move_arrivals(folder: Path, arrivals: str, _: RunOptions) -> str:
-    """Return a distribution, or a file of intervals or of a trace."""
-    return arrivals if is_distribution(arrivals) else str(folder / arrivals)
-
-
-def move_input_data(folder: Path, input_data: str, _: RunOptions) -> str:
-    """Return ``random``, ``zero``, or a path."""
-    return input_data if input_data in ("random", "zero") else str(folder / input_data)
-
-
-def move_token_lengths(folder: Path, lengths: str, _: RunOptions) -> str:
-    """Return lengths of prompts or outputs, which may be a file."""
-    return str(folder / lengths) if names_file(lengths) else lengths
 
 
 def move_run(folder: Path, run: str, options: RunOptions) -> str:
