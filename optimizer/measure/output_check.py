@@ -179,10 +179,10 @@ class BaselineOutputCheck:
         return REQUESTS
 
     def _requests(self, endpoint: Endpoint) -> list[bytes]:
-        from optimizer.model.inference_requests import RequestSource, stream_requests, to_message
+        from optimizer.model.inference_requests import input_tensors, stream_requests, to_message
 
         metadata, max_batch_size = server_calls.model_metadata(endpoint), endpoint.largest_request
-        tensors = RequestSource.of(metadata, max_batch_size, self._shapes).tensors
+        tensors = input_tensors(metadata, max_batch_size, self._shapes)
         size = self._request_batch_size * sum(abs(math.prod(t.shape)) * t.dtype.itemsize for t in tensors)
         count = max(_CHUNK, min(self._wanted_requests(), MAX_BYTES // max(size, 1)))
         inputs = stream_requests(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,37 +24,31 @@ if TYPE_CHECKING:
 MAX_REQUEST_BYTES = 2**31 - 1  # the limit of a protobuf message
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSource:
-    """The inputs of a served model; -1 in a shape is a dimension that neither the model nor the user fixes."""
+def input_tensors(
+    metadata: ModelMetadataResponse, max_batch_size: int, shapes: Sequence[str]
+) -> tuple[InputTensor, ...]:
+    """Return the inputs of the model in ``metadata``; -1 is a dimension that neither the model nor the user fixes.
 
-    model: str
-    tensors: tuple[InputTensor, ...]
-
-    @classmethod
-    def of(cls, metadata: ModelMetadataResponse, max_batch_size: int, shapes: Sequence[str]) -> RequestSource:
-        """Return the inputs of the model in ``metadata``.
-
-        ``shapes`` are perf_analyzer's ``name:d1,d2``, without the batch dimension. Raises BadInputError for shapes
-        that do not fit the model.
-        """
-        batched = max_batch_size > 0
-        tensors = {
-            tensor.name: InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape)[batched:], batched)
-            for tensor in metadata.inputs
-        }
-        for text in shapes:
-            try:
-                shape = parse_shape(text)
-            except ValueError as error:
-                raise BadInputError(f"shape {one_line(text, 60)}: {error}") from None
-            tensor = tensors.get(shape.names)
-            if tensor is None:
-                raise BadInputError(f"shape {one_line(text, 60)}: the model's inputs are {', '.join(tensors)}")
-            if shape.fixed is None or not compatible(shape.fixed, tensor.shape):
-                raise BadInputError(f"shape {one_line(text, 60)}: the model's is {list(tensor.shape)}")
-            tensors[tensor.name] = replace(tensor, shape=shape.fixed)
-        return cls(metadata.name, tuple(tensors.values()))
+    ``shapes`` are perf_analyzer's ``name:d1,d2``, without the batch dimension. Raises BadInputError for shapes that
+    do not fit the model.
+    """
+    batched = max_batch_size > 0
+    tensors = {
+        tensor.name: InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape)[batched:], batched)
+        for tensor in metadata.inputs
+    }
+    for text in shapes:
+        try:
+            shape = parse_shape(text)
+        except ValueError as error:
+            raise BadInputError(f"shape {one_line(text, 60)}: {error}") from None
+        tensor = tensors.get(shape.names)
+        if tensor is None:
+            raise BadInputError(f"shape {one_line(text, 60)}: the model's inputs are {', '.join(tensors)}")
+        if shape.fixed is None or not compatible(shape.fixed, tensor.shape):
+            raise BadInputError(f"shape {one_line(text, 60)}: the model's is {list(tensor.shape)}")
+        tensors[tensor.name] = replace(tensor, shape=shape.fixed)
+    return tuple(tensors.values())
 
 
 def stream_requests(
@@ -72,16 +66,16 @@ def stream_requests(
     order and start over at the end. Random integers cover their whole type, as with perf_analyzer; floats are
     normally distributed, while perf_analyzer sends any bits, including NaN. Raises BadInputError.
     """
-    source = RequestSource.of(metadata, max_batch_size, shapes)
+    model, tensors = metadata.name, input_tensors(metadata, max_batch_size, shapes)
     if input_data in ("random", "zero"):
         generator = ValueGenerator("random" if input_data == "random" else "zero")
-        samples = _generate(source, generator, np.random.default_rng(seed))
+        samples = _generate(model, tensors, generator, np.random.default_rng(seed))
     else:
-        samples = cycle(request_data.read(Path(input_data), source.tensors))
+        samples = cycle(request_data.read(Path(input_data), tensors))
     for size in request_batch_sizes:
         if max_batch_size == 0 and size != 1:
-            raise BadInputError(f"{source.model} takes no batches; set the request batch size to 1")
-        yield _join(source, list(islice(samples, size)))
+            raise BadInputError(f"{model} takes no batches; set the request batch size to 1")
+        yield _join(model, tensors, list(islice(samples, size)))
 
 
 def to_message(model: str, inputs: Mapping[str, Array], priority: int = 0) -> bytes:
@@ -117,23 +111,25 @@ def _decode(datatype: str, raw: bytes) -> Array:
     return request_data.from_bytes(np.dtype(triton_to_np_dtype(datatype)), raw)
 
 
-def _generate(source: RequestSource, generator: ValueGenerator, rng: np.random.Generator) -> Iterator[InputSample]:
+def _generate(
+    model: str, tensors: Sequence[InputTensor], generator: ValueGenerator, rng: np.random.Generator
+) -> Iterator[InputSample]:
     """Yield one sample after another. Raises BadInputError if a dimension is not fixed."""
-    for tensor in source.tensors:
+    for tensor in tensors:
         if -1 in tensor.shape:
             raise BadInputError(
                 f"input {one_line(tensor.name)} has the shape {list(tensor.shape)}: give its size for "
                 f"{generator.kind} data, by --shape or in the profile's request.shapes, or give a data file"
             )
-        _check_bytes(source.model, math.prod(tensor.shape) * tensor.dtype.itemsize)
+        _check_bytes(model, math.prod(tensor.shape) * tensor.dtype.itemsize)
     while True:
-        yield {tensor.name: generator.array(tensor, tensor.shape, rng) for tensor in source.tensors}
+        yield {tensor.name: generator.array(tensor, tensor.shape, rng) for tensor in tensors}
 
 
-def _join(source: RequestSource, samples: Sequence[InputSample]) -> InputSample:
+def _join(model: str, tensors: Sequence[InputTensor], samples: Sequence[InputSample]) -> InputSample:
     """Return the samples joined along a new first dimension, or the sample itself if the model takes no batches."""
     joined: InputSample = {}
-    for tensor in source.tensors:
+    for tensor in tensors:
         arrays = [sample[tensor.name] for sample in samples if tensor.name in sample]
         if not arrays:  # not in the data: the server knows whether it is optional
             continue
@@ -144,7 +140,7 @@ def _join(source: RequestSource, samples: Sequence[InputSample]) -> InputSample:
                 f"input {one_line(tensor.name)}: entries of shapes {examples} cannot be in one request; "
                 "set the request batch size to 1, or give data of one shape"
             )
-        _check_bytes(source.model, sum(array.nbytes for array in arrays))
+        _check_bytes(model, sum(array.nbytes for array in arrays))
         joined[tensor.name] = np.stack(arrays) if tensor.has_batch else arrays[0]
     return joined
 
