@@ -146,26 +146,37 @@ def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend:
     _check_shell_words(config, path, any_backend=any_backend)
     if not config.backend and not config.platform:
         config.backend = _backend_by_file(versions)
+    if not any_backend:
+        _prepare_for_embedded_server(config, path, versions)
+        return config
     backend = backend_of(config)
-    if backend not in MODEL_FILES and not any_backend:
+    if backend == VLLM:
+        complete_vllm(config)
+    refuse_unmeasurable(config, path)
+    if backend == "onnxruntime" and not (config.input and config.output):
+        file = _newest(config, backend, path, versions)
+        complete(config, read_onnx(file), path, file)
+    return config
+
+
+def _prepare_for_embedded_server(config: ModelConfig, path: Path, versions: list[Path]) -> None:
+    """Add the inputs and outputs of an ONNX model to ``config``, and check that the embedded server has all it needs.
+
+    Raises BadInputError and EnvironmentFault.
+    """
+    backend = backend_of(config)
+    if backend not in MODEL_FILES:
         raise BadInputError(
             f"{show_path(path)}: backend {format_value(backend)} is not in the embedded server, which has "
             f"{', '.join(MODEL_FILES)}; only a server of your own that has it can serve this model: to tune it here, "
             f"{ALTERNATIVES.get(backend, 'export it to ONNX')}"
         )
-    if backend == VLLM:
-        complete_vllm(config)
     refuse_unmeasurable(config, path)
-    if config.sequence_batching.state and not any_backend:
+    if config.sequence_batching.state:
         raise BadInputError(
             f"{show_path(path)}: sequence_batching.state: the backends of the embedded server are based on Python, "
             "which has no implicit state; use --target local, docker or remote, or keep the state in a Python model"
         )
-    if any_backend:
-        if backend == "onnxruntime" and not (config.input and config.output):
-            file = _newest(config, backend, path, versions)
-            complete(config, read_onnx(file), path, file)
-        return config
     file = _newest(config, backend, path, versions)
     if backend == "onnxruntime":
         file = file / "model.onnx" if file.is_dir() else file
@@ -179,7 +190,6 @@ def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend:
             f"{show_path(path)}: models in Python need numpy 1 in the embedded server: run tune under "
             f"Python {' or '.join(PYTHON_BACKEND_VERSIONS)}"
         )
-    return config
 
 
 def _read_onnx_and_weights(file: Path) -> ModelProto:
