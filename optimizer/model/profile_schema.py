@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -42,38 +42,32 @@ from optimizer.core.trial import (
 )
 from optimizer.model.builders import BUILDERS
 from optimizer.model.profile_values import (
-    Accelerator,
-    BatchSize,
     BuilderSetting,
     Choices,
     CpuList,
     DimSizes,
-    ExecutionMode,
     ExistingFile,
     ExistingFolder,
     FieldChoice,
     FiniteNumber,
     GpuList,
-    GraphLevel,
     InputData,
     LatencyBound,
     ModelJsonKey,
     NonEmpty,
     NonNegative,
+    NonNegativeInt,
     PlainName,
     PositiveInt,
-    Precision,
     PreferredSizes,
     PrintableText,
     Priorities,
     PriorityLevel,
     QueueDelay,
-    QueueNumber,
     RequestSize,
     ScoreMetric,
     ServerOption,
     ThreadCount,
-    TimeoutAction,
     TokenLengths,
     ValueBounds,
     suggest,
@@ -359,19 +353,19 @@ class OnnxRuntimeSection(ProfileSection):
         [1, 2],
     )
     inter_op_thread_count: Choices[ThreadCount] = _optional("Operators at a time if execution_mode is 1", [1, 2])
-    execution_mode: Choices[ExecutionMode] = _optional(
+    execution_mode: Choices[Literal[0, 1]] = _optional(
         "0: one operator after another, 1: operators in parallel", [0, 1]
     )
     allow_spinning: Choices[bool] = _optional(
         "Whether idle threads wait in a busy loop (default: true); only the embedded server reads it", [True, False]
     )
-    graph_level: Choices[GraphLevel] = _optional(
+    graph_level: Choices[Literal[-1, 0, 1, 2]] = _optional(
         "Graph optimizations: -1 basic, 1 extended, 0 all (the default), 2 none", [0, 1]
     )
-    execution_accelerator: Choices[Accelerator] = _optional(
+    execution_accelerator: Choices[Literal["none", "openvino", "tensorrt"]] = _optional(
         "Accelerator: none, openvino on a CPU, tensorrt on a GPU", ["none", "openvino"]
     )
-    precision_mode: Choices[Precision] = _optional(
+    precision_mode: Choices[Literal["FP32", "FP16", "BF16"]] = _optional(
         "Precision in which tensorrt computes (default: FP32)", ["FP32", "FP16"]
     )
     cuda_graphs: Choices[bool] = _optional(
@@ -402,18 +396,20 @@ def _text(choice: object) -> str:
 class QueuePolicySection(ProfileSection):
     """The choices of the queue of one priority level, in place of those of the default queue."""
 
-    max_queue_size: Choices[QueueNumber] = _optional("Requests of this level that may wait; 0: no limit", [0, 16])
-    default_timeout_microseconds: Choices[QueueNumber] = _optional(
+    max_queue_size: Choices[NonNegativeInt] = _optional("Requests of this level that may wait; 0: no limit", [0, 16])
+    default_timeout_microseconds: Choices[NonNegativeInt] = _optional(
         "Time in µs that a request of this level may wait; 0: any", [0, 20000]
     )
-    timeout_action: Choices[TimeoutAction] = _optional("Action for a request that has waited for longer", ["REJECT"])
+    timeout_action: Choices[Literal["REJECT", "DELAY"]] = _optional(
+        "Action for a request that has waited for longer", ["REJECT"]
+    )
     allow_timeout_override: Choices[bool] = _optional("Whether a request may set a shorter timeout", [False])
 
 
 class SpaceSection(ProfileSection):
     """The choices of each parameter; None is not given. ``Space`` decides which combinations are valid."""
 
-    max_batch_size: Choices[BatchSize] = _optional(
+    max_batch_size: Choices[NonNegativeInt] = _optional(
         "Largest batch in samples; [0] for a model without batch dimension "
         "(default: powers of two up to that of the model)",
         [1, 2, 4, 8, 16],
@@ -441,17 +437,17 @@ class SpaceSection(ProfileSection):
         "Keys of model.json in the version folder of the model, which Triton's vLLM backend reads",
         {"max_num_seqs": [64, 128, 256]},
     )
-    max_queue_size: Choices[QueueNumber] = _optional(
+    max_queue_size: Choices[NonNegativeInt] = _optional(
         "Requests that may wait in the batcher's queue, which rejects others; 0: no limit", [0, 16, 64]
     )
-    default_timeout_microseconds: Choices[QueueNumber] = _optional(
+    default_timeout_microseconds: Choices[NonNegativeInt] = _optional(
         "Time in µs that a request may wait in the batcher's queue; 0: any", [0, 20000]
     )
-    timeout_action: Choices[TimeoutAction] = _optional(
+    timeout_action: Choices[Literal["REJECT", "DELAY"]] = _optional(
         "Action for a request that has waited for longer: REJECT, or DELAY behind all others", ["REJECT", "DELAY"]
     )
     allow_timeout_override: Choices[bool] = _optional("Whether a request may set a shorter timeout", [False])
-    priority_levels: Choices[QueueNumber] = _optional(
+    priority_levels: Choices[NonNegativeInt] = _optional(
         "Levels of priority, each with a queue of its own; 0: none", [0, 2]
     )
     default_priority_level: Choices[PositiveInt] = _optional(
