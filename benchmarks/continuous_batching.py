@@ -27,7 +27,7 @@ from tune_runs import row
 
 from objectives.arrays import FloatArray
 from optimizer.config.search_space import ModelKind, Problem
-from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
+from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, Point
 from optimizer.machine import hardware
 from optimizer.replay.engine import recorded_problem

@@ -19,8 +19,8 @@ from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import ServerFolder, embedded_installation
 from optimizer.deploy.managed_target import server_options
 from optimizer.deploy.runtime import Runtime
-from optimizer.deploy.server_ports import free_port
 from optimizer.deploy.server_process import startup_failure
+from optimizer.deploy.target_settings import free_port
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.values import parse_cpus
 from optimizer.study.task import Task

@@ -33,7 +33,7 @@ from tune_runs import row
 
 from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import ModelKind, SearchSpace
-from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
+from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.machine import hardware
 from optimizer.replay.engine import TOLERANCES, ReplayResult, Spread, recorded_problem, replay

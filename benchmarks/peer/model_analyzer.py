@@ -28,7 +28,7 @@ from optimizer.core.process import SupervisedProcess, run_command
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import ServerFolder, embedded_installation, server_environment
 from optimizer.deploy.runtime import Runtime
-from optimizer.deploy.server_ports import free_port
+from optimizer.deploy.target_settings import free_port
 from optimizer.study.task import Task
 from peer.launches import LOAD_GENERATOR, SERVER, Observer, log_start, seconds_of_loads, seconds_of_servers
 from peer.search import Search, StatedResult

@@ -23,7 +23,7 @@ from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.server_ports import free_port
+from optimizer.deploy.target_settings import free_port
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.builders import build
 

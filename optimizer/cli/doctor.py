@@ -224,7 +224,7 @@ def check_cpu() -> Finding:
 
 def check_ports() -> Finding:
     """Check that a port can be bound on the loopback address."""
-    from optimizer.deploy.server_ports import free_port
+    from optimizer.deploy.target_settings import free_port
 
     try:
         return Finding("ports", "ok", f"127.0.0.1 has free ports, such as {free_port()}")

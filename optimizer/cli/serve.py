@@ -14,7 +14,7 @@ from optimizer.cli.main import progress_on, terminal
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
-from optimizer.deploy.server_ports import (
+from optimizer.deploy.target_settings import (
     GRPC_PORT,
     HTTP_PORT,
     LARGEST_PORT,

@@ -30,8 +30,7 @@ from optimizer.config.batching import (
 from optimizer.config.queue_policy import Fields, is_queue_field, may_refuse
 from optimizer.core.errors import ParameterError
 from optimizer.core.load_shapes import RequestTimes
-from optimizer.core.request_sizes import SizeDistribution
-from optimizer.core.token_lengths import TokenRequests
+from optimizer.core.request_sizes import SizeDistribution, TokenRequests
 from optimizer.core.trial import (
     INSTANCE_GPUS,
     MODEL_JSON_PREFIX,

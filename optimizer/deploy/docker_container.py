@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.owner import this_process
-from optimizer.core.process import FinishedProcess, log_command, wait_and_stop
+from optimizer.core.process import FinishedProcess, log_command, this_process, wait_and_stop
 from optimizer.core.safe_text import one_line
 from optimizer.deploy import server_process
 from optimizer.deploy.docker_engine import OWNER, connect, remove, sdk_errors, translated_errors

@@ -38,7 +38,6 @@ from optimizer.deploy.managed_target import (
     load_limit_seconds,
     server_options,
 )
-from optimizer.deploy.server_ports import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from optimizer.deploy.server_process import (
     LOG_BYTES,
     Server,
@@ -46,7 +45,7 @@ from optimizer.deploy.server_process import (
     remove_shared_memory,
     shared_memory_prefix,
 )
-from optimizer.deploy.target_settings import TargetSettings
+from optimizer.deploy.target_settings import GRPC_PORT, HTTP_PORT, METRICS_PORT, TargetSettings
 from optimizer.machine.conditions import total_of
 from optimizer.options.run_options import RunOptions
 

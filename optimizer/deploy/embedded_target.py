@@ -31,9 +31,8 @@ from optimizer.deploy.managed_target import (
     server_options,
 )
 from optimizer.deploy.runtime import Runtime
-from optimizer.deploy.server_ports import LOOPBACK, ServerPorts, free_port
 from optimizer.deploy.server_process import Server, remove_leftovers, shared_memory_prefix
-from optimizer.deploy.target_settings import TargetSettings
+from optimizer.deploy.target_settings import LOOPBACK, ServerPorts, TargetSettings, free_port
 from optimizer.machine.nvml import VISIBLE_DEVICES, mps_share
 from optimizer.measure.failure_causes import missing_module, without_traceback
 from optimizer.options.run_options import RunOptions

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.core import interrupts
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
-from optimizer.core.owner import is_leftover, owner_of, this_process
-from optimizer.core.process import RunningProcess, describe_exit_code
+from optimizer.core.process import RunningProcess, describe_exit_code, is_leftover, owner_of, this_process
 from optimizer.core.safe_text import is_shell_path, one_line, read_tail, shorten
 from optimizer.core.trial import Candidate
 from optimizer.machine.cpus import divide, topology

@@ -20,9 +20,8 @@ from optimizer.deploy.docker_container import ALL_GPUS, NO_GPUS, read_gpus
 from optimizer.deploy.embedded_target import Installation, embedded_installation
 from optimizer.deploy.managed_target import ManagedTarget
 from optimizer.deploy.remote_server import is_loopback
-from optimizer.deploy.server_ports import METRICS_PORT
 from optimizer.deploy.several_servers_target import ServerProcesses
-from optimizer.deploy.target_settings import TargetSettings
+from optimizer.deploy.target_settings import METRICS_PORT, TargetSettings
 from optimizer.machine import gpu_telemetry, nvml
 from optimizer.machine.nvml import VISIBLE_DEVICES, Gpu, filter_visible
 from optimizer.options import server_options

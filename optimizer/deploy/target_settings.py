@@ -1,13 +1,77 @@
-"""The settings that a run passes to a target."""
+"""The settings that a run passes to a target, and the ports of its servers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import socket
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from optimizer.core.errors import BadInputError
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.deploy.server_ports import ServerPorts
+
+LOOPBACK = "127.0.0.1"
+HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002  # Triton's own
+PORT_STEP = 10  # between the ports of two server processes
+LARGEST_PORT = 65535
+
+
+@dataclass(frozen=True)
+class ServerPorts:
+    """The ports of a server."""
+
+    http: int = HTTP_PORT
+    grpc: int = GRPC_PORT
+    metrics: int = METRICS_PORT
+
+
+def choose_ports(processes: int, given: Mapping[str, int]) -> tuple[ServerPorts, ...]:
+    """Return the ports of each of ``processes`` servers on LOOPBACK.
+
+    ``given`` are the ports of the first server by their field of ServerPorts. Another port is Triton's own if that is
+    free, otherwise any free one. The ports of each further server are PORT_STEP higher.
+
+    Raises BadInputError, which names the option, for a given port that cannot be used.
+    """
+    usual = ServerPorts(**given)
+    taken, chosen = set[int](), list[ServerPorts]()
+    for place in range(processes):
+        ports = {}
+        for name, first in vars(usual).items():
+            port = first + PORT_STEP * place
+            problem = "it is given twice" if port in taken else _problem(port)
+            if problem and name in given:
+                where = f"port {port} of server process {place + 1}" if place else f"port {port}"
+                raise BadInputError(f"--{name}-port {first}: {where} cannot be used ({problem}); give another")
+            ports[name] = _other_port(taken) if problem else port
+            taken.add(ports[name])
+        chosen.append(ServerPorts(**ports))
+    return tuple(chosen)
+
+
+def free_port() -> int:
+    """Return a free TCP port of LOOPBACK. Another process may take it before it is used."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _other_port(taken: set[int]) -> int:
+    return next(port for port in iter(free_port, None) if port not in taken)
+
+
+def _problem(port: int) -> str:
+    """Return why no server can listen on ``port`` of LOOPBACK; empty if one can."""
+    if port > LARGEST_PORT:
+        return f"the largest port is {LARGEST_PORT}"
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections do not occupy it, as for Triton
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            return os.strerror(error.errno) if error.errno else str(error)
+    return ""
 
 
 @dataclass(frozen=True)

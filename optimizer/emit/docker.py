@@ -8,7 +8,7 @@ from typing import Any
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.deploy.docker_container import ULIMITS, read_ulimits
-from optimizer.deploy.server_ports import GRPC_PORT, HTTP_PORT, METRICS_PORT, PORT_STEP
+from optimizer.deploy.target_settings import GRPC_PORT, HTTP_PORT, METRICS_PORT, PORT_STEP
 from optimizer.emit import production
 from optimizer.emit.pbtxt import repository_files
 from optimizer.emit.production import (

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from optimizer.deploy.server_ports import GRPC_PORT, HTTP_PORT, METRICS_PORT
+from optimizer.deploy.target_settings import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from optimizer.emit import production
 from optimizer.emit.pbtxt import repository_files
 from optimizer.emit.production import ProductionSettings, deployment_header, numbered_names, to_yaml

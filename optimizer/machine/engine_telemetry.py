@@ -107,10 +107,6 @@ def parse_engine_metrics(text: str, at_seconds: float) -> EngineReading:
             [] if series is None else [value for labels, value in page.get(series.name, ()) if series.label in labels]
         )
 
-    def total(series: Series | None) -> list[float]:
-        found = values(series)
-        return [sum(found)] if found else []
-
     shares: list[float] = []
     tokens: list[float] = []
     preemptions: list[float] = []
@@ -119,8 +115,8 @@ def parse_engine_metrics(text: str, at_seconds: float) -> EngineReading:
             shares += values(series)
         pairs = zip(values(metrics.kv_cache_used), values(metrics.kv_cache_blocks), strict=False)
         shares += [used / blocks for used, blocks in pairs if blocks > 0]
-        tokens += total(metrics.output_tokens)
-        preemptions += total(metrics.preemptions)
+        tokens += values(metrics.output_tokens)
+        preemptions += values(metrics.preemptions)
     return EngineReading(
         at_seconds,
         max(shares, default=None),

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import re
+import statistics
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from http.client import HTTPException
 from typing import Any, TypeVar
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage, Telemetry
+from optimizer.core.notes import ClocksLowered
 from optimizer.machine.conditions import process_tree, server_pids
-from optimizer.machine.gpu_readings import GpuReading, GpuSample, summarize
-from optimizer.machine.nvml import Gpu, gpus_used_by
+from optimizer.machine.nvml import Gpu, GpuReading, gpus_used_by
 
 CALL_SECONDS = 2.0
 MAX_BYTES = 4 << 20
@@ -71,6 +72,7 @@ def parse_gpu_metrics(text: str, at_seconds: float) -> dict[str, GpuReading]:
     return {uuid: GpuReading(at_seconds, **own) for uuid, own in values.items() if own.keys() - {"utilization"}}
 
 
+GpuSample = Mapping[str, GpuReading]  # one reading of every GPU, by UUID
 T = TypeVar("T")
 
 INTERVAL_SECONDS = 0.1
@@ -98,11 +100,10 @@ class GpuTelemetry:
             recordings = [sampling.enter_context(sampled(read)) for read in self._sources(endpoint)]
             yield samples
             sampling.close()
-            for name, value in [
-                figure for recording in recordings for figure in asdict(summarize(recording)).items()
-            ]:
-                if getattr(samples, name) in (None, ""):
-                    setattr(samples, name, value)
+            for recording in recordings:
+                for name, value in asdict(summarize(recording)).items():
+                    if getattr(samples, name) in (None, ""):
+                        setattr(samples, name, value)
 
     def _sources(self, endpoint: Endpoint) -> list[Callable[[], GpuSample]]:
         sources: list[Callable[[], GpuSample]] = []
@@ -146,3 +147,102 @@ def sampled(read: Callable[[], T | None], interval_seconds: float = INTERVAL_SEC
     finally:
         stop.set()
         sampler.join()
+
+
+# -- summaries of readings -------------------------------------------------------------------------------------
+
+MIN_ENERGY_SECONDS = 0.5  # shortest time for an energy counter, which has steps of up to 0.1 s
+# reasons for which a GPU lowers its clocks by itself: bits of nvmlClocksEventReason…
+THROTTLE_REASONS = {
+    0x04: "power limit",
+    0x08: "hardware slowdown",
+    0x20: "temperature",
+    0x40: "temperature limit of the hardware",
+    0x80: "power brake",
+}
+
+
+def summarize(samples: Sequence[GpuSample]) -> ResourceUsage:
+    """Return the GPU metrics of ``samples``, which are ordered by time and have the same GPUs.
+
+    Memory (its maximum over time) and power are sums over the GPUs; the others are means. A figure that is unknown
+    for one GPU is unknown for all. All figures but the memory are those of the busy time: before and after it, the
+    load generator starts and ends.
+    """
+    busy = _by_gpu(busy_samples(samples))
+
+    def mean(value: Callable[[GpuReading], float | None]) -> float | None:
+        known = _all_known([_over_time(map(value, readings)) for readings in busy])
+        return statistics.fmean(known) if known else None
+
+    in_use = [_sum(reading.memory_bytes for reading in sample.values()) for sample in samples]
+    return ResourceUsage(
+        gpu_utilization=mean(lambda reading: reading.utilization),
+        gpu_memory_bytes=max((value for value in in_use if value is not None), default=None),
+        gpu_power_watts=_sum(map(_power_watts, busy)),
+        gpu_sm_clock_mhz=mean(lambda reading: reading.sm_clock_mhz),
+        gpu_memory_clock_mhz=mean(lambda reading: reading.memory_clock_mhz),
+        gpu_throttling=describe_throttling(reading.throttling or 0 for readings in busy for reading in readings),
+    )
+
+
+def busy_samples(samples: Sequence[GpuSample]) -> Sequence[GpuSample]:
+    """Return the samples from the first to the last with a utilization above 0; all samples if there is none."""
+    busy = [i for i, sample in enumerate(samples) if any(reading.utilization for reading in sample.values())]
+    return samples[busy[0] : busy[-1] + 1] if busy else samples
+
+
+def describe_throttling(reasons: Iterable[int]) -> str:
+    """Return the names of NVML's throttling bits, such as ``power limit, temperature``.
+
+    Idle clocks and clocks that a user set do not count as throttling.
+    """
+    combined = 0
+    for bits in reasons:
+        combined |= bits
+    return ", ".join(words for bit, words in THROTTLE_REASONS.items() if combined & bit)
+
+
+def throttle_note(measured: Sequence[str]) -> ClocksLowered | None:
+    """Return a note on lowered clocks; None if no clock was lowered.
+
+    ``measured`` is the ``gpu_throttling`` of each measurement.
+    """
+    lowered = [text for text in measured if text]
+    if not lowered:
+        return None
+    known = {reason for text in lowered for reason in text.split(", ")}
+    reasons = tuple(reason for reason in THROTTLE_REASONS.values() if reason in known)
+    return ClocksLowered(len(lowered), len(measured), reasons)
+
+
+def _power_watts(readings: Sequence[GpuReading]) -> float | None:
+    """Return the mean power of one GPU: from its energy counter if it has one, otherwise the mean of its readings."""
+    energies = [
+        (reading.at_seconds, reading.energy_joules) for reading in readings if reading.energy_joules is not None
+    ]
+    if len(energies) > 1:
+        (began, before), (ended, after) = energies[0], energies[-1]
+        if ended - began >= MIN_ENERGY_SECONDS and after > before:
+            return (after - before) / (ended - began)
+    return _over_time(reading.power_watts for reading in readings)
+
+
+def _by_gpu(samples: Sequence[GpuSample]) -> list[list[GpuReading]]:
+    return [[sample[gpu] for sample in samples if gpu in sample] for gpu in (samples[0] if samples else {})]
+
+
+def _over_time(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = _all_known(list(values))
+    return sum(known) if known else None
+
+
+def _all_known(values: Sequence[float | None]) -> list[float]:
+    """Return the values; an empty list if one is unknown."""
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else []

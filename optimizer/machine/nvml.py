@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from optimizer.machine.gpu_readings import GpuReading
-
 T = TypeVar("T")
 
 CONTROL_DEVICE = Path("/dev/nvidiactl")  # exists if a driver is loaded
@@ -30,6 +28,24 @@ MPS_THREADS, MPS_PIPES = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIR
 USUAL_MPS_PIPES = "/tmp/nvidia-mps"
 DEFAULT_REMEDY = "run nvidia-smi for details"
 POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT, which older versions of pynvml lack
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """The state of one GPU at one moment. None means unknown.
+
+    ``at_seconds`` is monotonic time, ``utilization`` is 0 to 1, ``energy_joules`` is a counter with an arbitrary
+    start, and ``throttling`` has NVML's bits.
+    """
+
+    at_seconds: float
+    utilization: float | None = None
+    memory_bytes: float | None = None
+    power_watts: float | None = None
+    energy_joules: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttling: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from objectives.quantiles import PERCENTILE_RULE
 from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS
-from optimizer.core.request_sizes import SizeDistribution
+from optimizer.core.request_sizes import SizeDistribution, TokenRequests
 from optimizer.core.safe_text import format_value, resolve_inside
-from optimizer.core.token_lengths import TokenRequests
 from optimizer.core.trial import (
     CPU_ACCELERATOR,
     EXECUTION_PATHS,
@@ -272,7 +271,7 @@ class RequestSection(ProfileSection):
 
 
 class TokensSection(ProfileSection):
-    """The prompts and outputs of a model that streams. Lengths have the syntax of ``core.token_lengths``."""
+    """The prompts and outputs of a model that streams. Lengths have the syntax of ``core.request_sizes``."""
 
     prompt: TokenLengths = _optional(
         "Tokens of a prompt: 128, a range 16..64, lognormal:MEDIAN:SIGMA, or a file of numbers", "16..64"

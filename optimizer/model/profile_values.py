@@ -26,14 +26,16 @@ from optimizer.config import gpu_placement, model_json
 from optimizer.config.batching import parse_policy
 from optimizer.core.request_sizes import (
     DISTRIBUTION_MARKS,
+    FORMS,
     SizeDistribution,
+    names_file,
     parse_bounds,
     parse_priorities,
     parse_size_distribution,
     parse_size_distributions,
+    parse_token_lengths,
 )
 from optimizer.core.safe_text import check_file_name, format_value, is_folder, resolve_inside
-from optimizer.core.token_lengths import FORMS, names_file, parse_token_lengths
 from optimizer.core.trial import FieldValue
 from optimizer.core.yaml_lines import LocatedValue, located_error
 from optimizer.options import server_options

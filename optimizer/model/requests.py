@@ -15,9 +15,8 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically, write_error
 from optimizer.core.locks import file_lock
 from optimizer.core.notes import SamplesLeftOut
-from optimizer.core.request_sizes import Shape, ValueRange, parse_range, parse_shape, select_inputs
+from optimizer.core.request_sizes import Shape, TokenRequests, ValueRange, parse_range, parse_shape, select_inputs
 from optimizer.core.safe_text import exists, is_file, is_folder, one_line
-from optimizer.core.token_lengths import TokenRequests
 from optimizer.model import input_data
 from optimizer.model.input_data import InputSample, InputTensor, ValueGenerator
 from optimizer.model.recorded_samples import (

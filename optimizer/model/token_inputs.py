@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimizer.core.errors import ParameterError
-from optimizer.core.request_sizes import Shape, SizeDistribution
+from optimizer.core.request_sizes import PLACE_OF_TOKENS, Shape, SizeDistribution, TokenRequests
 from optimizer.core.safe_text import one_line
-from optimizer.core.token_lengths import PLACE_OF_TOKENS, TokenRequests
 from optimizer.model.builders.request_data import COMMON
 from optimizer.model.input_data import InputSample, InputTensor
 

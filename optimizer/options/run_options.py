@@ -102,7 +102,7 @@ class RunOptions:
     ranges: tuple[str, ...] = ()  # see optimizer.core.request_sizes
     string_data: str | None = None
     string_length: int | None = None
-    prompt_tokens: str | None = None  # see optimizer.core.token_lengths
+    prompt_tokens: str | None = None  # see optimizer.core.request_sizes
     output_tokens: str | None = None
     load: Literal["concurrency", "rate"] = "concurrency"
     arrivals: str = DISTRIBUTIONS[0]  # or another distribution, or a file; only with load "rate"

@@ -14,8 +14,7 @@ from objectives.metrics import LATENCY, METRICS, TTFT
 from objectives.sla import metric_name, parse_bytes, parse_duration_ms, parse_rate
 from optimizer.core.endpoint import ProtocolName
 from optimizer.core.measurement_windows import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS
-from optimizer.core.request_sizes import parse_priorities, parse_range, parse_shape
-from optimizer.core.token_lengths import parse_token_lengths
+from optimizer.core.request_sizes import parse_priorities, parse_range, parse_shape, parse_token_lengths
 from optimizer.options import values
 from optimizer.options.addresses import (
     DEFAULT_URL,

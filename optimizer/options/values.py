@@ -18,9 +18,8 @@ from objectives.sla import metric_name, parse_duration_ms
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import is_shape, parse_shape
 from optimizer.core.measurement_windows import MAX_WINDOW_MS, MIN_WINDOW_MS
-from optimizer.core.request_sizes import DISTRIBUTION_MARKS, parse_size_distribution
+from optimizer.core.request_sizes import DISTRIBUTION_MARKS, names_file, parse_size_distribution
 from optimizer.core.safe_text import is_file, is_folder, one_line
-from optimizer.core.token_lengths import names_file
 from optimizer.options.run_options import (
     DISTRIBUTIONS,
     STEADY_DISTRIBUTIONS,

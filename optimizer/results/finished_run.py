@@ -17,9 +17,8 @@ from optimizer.config.queue_policy import Fields, is_queue_field
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import MOST_SECONDS, RequestTimes, is_shape, parse_shape
-from optimizer.core.request_sizes import SizeDistribution, parse_priorities
+from optimizer.core.request_sizes import MAX_TOKENS, SizeDistribution, TokenRequests, parse_priorities
 from optimizer.core.safe_text import one_line
-from optimizer.core.token_lengths import MAX_TOKENS, TokenRequests
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import LARGEST_COUNT

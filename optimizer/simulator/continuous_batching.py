@@ -20,7 +20,7 @@ import numpy as np
 from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import METRICS, QUANTILES, STATISTICS
 from objectives.quantiles import quantile_at
-from optimizer.core.token_lengths import TokenRequests
+from optimizer.core.request_sizes import TokenRequests
 from optimizer.simulator.compilation import CompiledOnce, compile_loop
 
 RING = 1024  # lengths that are drawn

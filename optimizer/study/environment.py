@@ -31,9 +31,8 @@ from optimizer.core.trial import SERVER_CPUS, FieldChoices
 from optimizer.deploy import runtime, target_factory
 from optimizer.deploy.docker_target import ContainerTelemetry
 from optimizer.deploy.managed_target import exports_metrics
-from optimizer.deploy.server_ports import ServerPorts
 from optimizer.deploy.target_factory import VisibleGpus, visible_gpus
-from optimizer.deploy.target_settings import TargetSettings
+from optimizer.deploy.target_settings import ServerPorts, TargetSettings
 from optimizer.machine import cpus
 from optimizer.machine import hardware as machine
 from optimizer.machine.conditions import ProcessTelemetry, SpeedLog

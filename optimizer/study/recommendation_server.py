@@ -14,9 +14,9 @@ from optimizer.core.errors import BadInputError, ServerCrashed
 from optimizer.core.safe_text import one_line
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate
-from optimizer.deploy.server_ports import ServerPorts
 from optimizer.deploy.server_process import dead_model_processes
 from optimizer.deploy.target_factory import ON_THIS_MACHINE
+from optimizer.deploy.target_settings import ServerPorts
 from optimizer.measure.server_calls import silent_server
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions

@@ -26,7 +26,7 @@ from optimizer.core.notes import (
 )
 from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.machine.conditions import speed_note
-from optimizer.machine.gpu_readings import throttle_note
+from optimizer.machine.gpu_telemetry import throttle_note
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.options.run_options import RunOptions
 from optimizer.results.recommendation import Outcome

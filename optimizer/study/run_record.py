@@ -20,8 +20,8 @@ from optimizer.core import interrupts
 from optimizer.core.errors import TuneError
 from optimizer.core.notes import Note, lasting_documents, present
 from optimizer.core.process import COMMAND_LOG
+from optimizer.core.request_sizes import TokenRequests
 from optimizer.core.stopwatch import with_earlier_times
-from optimizer.core.token_lengths import TokenRequests
 from optimizer.core.trial import Candidate, Trial
 from optimizer.deploy import runtime
 from optimizer.deploy.perf_analyzer_release import measuring_version

@@ -16,9 +16,14 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.notes import SamplesLeftOut
-from optimizer.core.request_sizes import SizeDistribution, parse_priorities, parse_size_distribution
+from optimizer.core.request_sizes import (
+    SizeDistribution,
+    TokenRequests,
+    parse_priorities,
+    parse_size_distribution,
+    parse_token_lengths,
+)
 from optimizer.core.safe_text import one_line
-from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, FieldChoices, FieldValue, model_of_field
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, parse_arrivals

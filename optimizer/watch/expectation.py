@@ -26,7 +26,7 @@ from optimizer.confirmation.windows import confirmed_spreads, windows_of
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import VARIANT, Candidate, LoadPoint, Point
-from optimizer.deploy.server_ports import METRICS_PORT, PORT_STEP
+from optimizer.deploy.target_settings import METRICS_PORT, PORT_STEP
 from optimizer.options.run_options import STEADY_DISTRIBUTIONS
 from optimizer.plan.evidence import (
     DEVIATIONS,

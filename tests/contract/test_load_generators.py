@@ -21,7 +21,7 @@ from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.server_ports import free_port
+from optimizer.deploy.target_settings import free_port
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
 from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator

@@ -24,8 +24,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import Searcher
-from optimizer.core.request_sizes import SizeDistribution
-from optimizer.core.token_lengths import TokenRequests
+from optimizer.core.request_sizes import SizeDistribution, TokenRequests
 from optimizer.core.trial import Candidate, LoadPoint, Trial, latest_points
 from optimizer.options.run_options import SEARCHERS
 from optimizer.search import make_searcher

@@ -16,7 +16,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 
 from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.deploy import runtime
-from optimizer.deploy.server_ports import free_port
+from optimizer.deploy.target_settings import free_port
 from optimizer.options.run_options import RunOptions
 from tests.command_fixtures import HANG_SECONDS, Playground, Tune
 from tests.emitted_files import recommendation_of

@@ -29,7 +29,7 @@ from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrash
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.server_ports import free_port
+from optimizer.deploy.target_settings import free_port
 from optimizer.measure import perf_analyzer, server_calls
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.repository import read_repository_model

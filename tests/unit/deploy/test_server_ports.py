@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from optimizer.core.errors import BadInputError
-from optimizer.deploy import server_ports
-from optimizer.deploy.server_ports import LOOPBACK, ServerPorts, choose_ports, free_port
+from optimizer.deploy import target_settings
+from optimizer.deploy.target_settings import LOOPBACK, ServerPorts, choose_ports, free_port
 
 Occupy = Callable[..., None]
 
@@ -19,7 +19,7 @@ def occupy(monkeypatch: pytest.MonkeyPatch) -> Occupy:
     """Let only these of Triton's own ports be in use, whatever runs on this machine."""
 
     def occupied(*ports: int) -> None:
-        monkeypatch.setattr(server_ports, "_problem", lambda port: "in use" if port in ports else "")
+        monkeypatch.setattr(target_settings, "_problem", lambda port: "in use" if port in ports else "")
 
     return occupied
 

@@ -15,14 +15,13 @@ import pytest
 
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.machine import gpu_telemetry as triton_metrics
-from optimizer.machine.gpu_readings import (
+from optimizer.machine.gpu_telemetry import (
     MIN_ENERGY_SECONDS,
-    GpuReading,
     describe_throttling,
     summarize,
     throttle_note,
 )
-from optimizer.machine.nvml import MPS_PIPES, MPS_THREADS, Gpu, filter_visible, gpus_used_by, mps_share
+from optimizer.machine.nvml import MPS_PIPES, MPS_THREADS, Gpu, GpuReading, filter_visible, gpus_used_by, mps_share
 from tests.nvml_fixtures import A100, StandIn, nvml, nvml_library
 
 __all__ = ["nvml", "nvml_library"]

@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.core.errors import BadInputError, ParameterError
-from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
+from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
 from optimizer.model import input_data
 from optimizer.model.input_data import InputTensor
 from optimizer.model.requests import RequestBatching, RequestOptions, prepare_requests

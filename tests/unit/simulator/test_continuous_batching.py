@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
-from optimizer.core.token_lengths import TokenRequests, parse_token_lengths
+from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.simulator.batching_fit import MEDIANS, BatchingModel, fit, slots
 from optimizer.simulator.closed_network import ClosedNetwork
