@@ -18,16 +18,16 @@ from optimizer.config.batching import (
 )
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import INSTANCE_COUNT, MAX_QUEUE_DELAY, ModelSource
-from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS, check_queue_fields, is_queue_field
+from optimizer.config.queue_policy import check_queue_fields, is_queue_field
 from optimizer.config.search_space import OFF, SearchSpace
 from optimizer.core.errors import ParameterError
 from optimizer.core.notes import ServedOnCpu
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import EXECUTION_PATHS, INSTANCE_GPUS, VARIANT, FieldValue, model_of_field
+from optimizer.core.trial import INSTANCE_GPUS, VARIANT, FieldValue, model_of_field
 from optimizer.machine import hardware
 from optimizer.machine.hardware import Hardware
-from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_POLICIES, SpaceSection
+from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_POLICIES, SpaceSection, keys_of_parameter
 from optimizer.model.repository import read_repository_model
 from optimizer.options.run_options import RunOptions
 
@@ -131,21 +131,9 @@ def build_space(
     Choices missing from ``section`` are derived from the model's configuration and the hardware. ``embedded`` is
     whether the embedded server serves, with tune's own backends. Raises ValueError if no configuration is valid.
     """
+    fields = _fields(section, source, hardware, embedded=embedded)
     least = batch.largest  # a smaller max_batch_size would refuse requests
     largest = source.tuned_config.max_batch_size
-    fields = {**_other_models(source, hardware), **section.fields()}
-    _check_backend(section, backend_of(source.tuned_config))
-    if section == SpaceSection() and not hardware.gpus and backend_of(source.tuned_config) == "onnxruntime":
-        fields |= _execution_fields(source, hardware, embedded=embedded)
-    check_sequence_fields(section, source.tuned_config, fields)
-    check_queue_fields(source.tuned_config, fields)
-    if largest == 0 and any(section.max_batch_size or ()):
-        name = one_line(source.tuned_model)
-        raise ParameterError("max_batch_size", f"{name} has no batch dimension; write [0] or leave it out")
-    if largest and 0 in (section.max_batch_size or ()):
-        raise ParameterError("max_batch_size", without_batch_dimension(source.tuned_model))
-    if source.variants:
-        fields[VARIANT] = tuple(source.variants)
     if source.is_stateful:
         sizes = (0,) if largest == 0 else section.max_batch_size or _powers_of_two(1, largest)
         fields |= sequence_fields(section, source.config, sizes)
@@ -174,6 +162,30 @@ def build_space(
     )
 
 
+def _fields(
+    section: SpaceSection, source: ModelSource, hardware: Hardware, *, embedded: bool
+) -> dict[str, tuple[FieldValue, ...]]:
+    """Return the choices of all settings but those of the batcher and the instances of the tuned model.
+
+    Raises ParameterError if ``section`` does not fit the model.
+    """
+    config, backend = source.tuned_config, backend_of(source.tuned_config)
+    fields = {**_other_models(source, hardware), **section.fields()}
+    _check_backend(section, backend)
+    if section == SpaceSection() and not hardware.gpus and backend == ONNXRUNTIME:
+        fields |= _execution_fields(source, hardware, embedded=embedded)
+    check_sequence_fields(section, config, fields)
+    check_queue_fields(config, fields)
+    if config.max_batch_size == 0 and any(section.max_batch_size or ()):
+        name = one_line(source.tuned_model)
+        raise ParameterError("max_batch_size", f"{name} has no batch dimension; write [0] or leave it out")
+    if config.max_batch_size and 0 in (section.max_batch_size or ()):
+        raise ParameterError("max_batch_size", without_batch_dimension(source.tuned_model))
+    if source.variants:
+        fields[VARIANT] = tuple(source.variants)
+    return fields
+
+
 def _execution_fields(
     source: ModelSource, hardware: Hardware, *, embedded: bool
 ) -> dict[str, tuple[FieldValue, ...]]:
@@ -199,27 +211,26 @@ def space_keys(space: SearchSpace) -> dict[str, Any]:
         keys["max_queue_delay_microseconds"] = [*space.max_queue_delay_us]
         keys["preferred_batch_size"] = [*space.preferred_batch_sizes]
     keys["instance_group_count"] = [*space.instance_count]
-    settings = {path: name for name, path in EXECUTION_PATHS.items()}
-    queue = {path: name for name, path in QUEUE_PATHS.items()}
     for path, values in space.fields.items():
-        if model := model_of_field(path):
-            others = keys.setdefault("models", {}).setdefault(model, {})
-            others[path.removeprefix(f"{model}/")] = [*values]
-        elif key := profile_key(path):
-            keys[key] = [*values]
-        elif path in queue:
-            keys[queue[path]] = [*values]
-        elif path.startswith(f"{PRIORITY_POLICY}."):
-            level, name = path.removeprefix(f"{PRIORITY_POLICY}.").split(".")
-            keys.setdefault("priority_queue_policy", {}).setdefault(level, {})[name] = [*values]
-        elif path in settings:
-            of_backend = keys.setdefault("onnxruntime", {})
-            of_backend[settings[path]] = [
-                bool(int(value)) if path == execution.SPINNING else int(value) for value in values
-            ]
-        elif path != VARIANT:  # it follows from the variants of the model section
-            keys.setdefault("config", {})[path] = [*values]
+        if path == VARIANT:  # it follows from the variants of the model section
+            continue
+        *sections, key = _keys_of_field(path)
+        section = keys
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[key] = [*values]
+        if sections == ["onnxruntime"]:
+            section[key] = [bool(int(value)) if path == execution.SPINNING else int(value) for value in values]
     return keys
+
+
+def _keys_of_field(path: str) -> tuple[str, ...]:
+    """Return the keys below ``space`` that lead to the choices of a field."""
+    if model := model_of_field(path):
+        return "models", model, path.removeprefix(f"{model}/")
+    if is_sequence_field(path) and path.endswith(".max_queue_delay_microseconds"):
+        return ("max_queue_delay_microseconds",)
+    return keys_of_parameter(path) or ("config", path)
 
 
 def _check_backend(section: SpaceSection, backend: str) -> None:
@@ -339,11 +350,3 @@ def sequence_fields(
     if section.max_queue_delay_microseconds:
         fields[delay_path(config)] = tuple(section.max_queue_delay_microseconds)
     return {path: choices for path, choices in fields.items() if path not in given}
-
-
-def profile_key(path: str) -> str:
-    """Return the key in a profile's space for a setting of the sequence batcher; empty if it has none of its own."""
-    if path == SEQUENCE_PREFERRED:
-        return "preferred_batch_size"
-    is_delay = is_sequence_field(path) and path.endswith(".max_queue_delay_microseconds")
-    return "max_queue_delay_microseconds" if is_delay else ""

@@ -19,24 +19,13 @@ from typing import Annotated, Final
 from pydantic import BaseModel, Field, PrivateAttr, StringConstraints, ValidationError
 
 from optimizer.config import field_path, model_config
-from optimizer.config.batching import SEQUENCE_PREFERRED, is_sequence_field
-from optimizer.config.execution import is_accelerator_field
+from optimizer.config.batching import is_sequence_field
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS
 from optimizer.config.search_space import SearchSpace, refuse_own_setting
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.safe_text import format_value, one_line, read_bytes
-from optimizer.core.trial import (
-    EXECUTION_PATHS,
-    INSTANCE_GPUS,
-    MODEL_JSON_PREFIX,
-    SERVER_CPUS,
-    SERVER_OPTION_PREFIX,
-    SERVER_PROCESSES,
-    short_path,
-)
 from optimizer.core.yaml_lines import LocatedValue, PlainValue, located_error
 from optimizer.model.builders import BUILDERS, describe, load_builder
 from optimizer.model.builders.builder import TensorSpec, inputs_of_config
@@ -58,23 +47,13 @@ from optimizer.model.profile_schema import (
     StoredModel,
     TokensSection,
     ToleranceSection,
+    keys_of_parameter,
 )
 from optimizer.model.profile_values import INT32_MAX, MIX, NUMBER, fault_lines, suggest
 
 _MAX_FAULTS: Final = 10
 _MAX_COMBINATIONS: Final = 100_000  # checking this many combinations takes a second
 _KEY_STEP: Final = "[key]"  # in pydantic's locations, the step to the key of a mapping
-_PARAMETER_KEYS: Final = {  # parameters of Space -> keys of the space section
-    "max_batch_size": "max_batch_size",
-    "max_queue_delay_us": "max_queue_delay_microseconds",
-    "preferred_batch_sizes": "preferred_batch_size",
-    SEQUENCE_PREFERRED: "preferred_batch_size",
-    "instance_count": "instance_group_count",
-    SERVER_CPUS: "server_cpus",
-    SERVER_PROCESSES: "server_processes",
-    INSTANCE_GPUS: "instance_group_gpus",
-    **{path: name for name, path in QUEUE_PATHS.items()},
-}
 MAY_BE_EMPTY: Final = ("sla", "request", "tokens", "load", "space", "score", "tolerance")
 SECTIONS: Final[dict[str, type[BaseModel]]] = {
     BUILT: BuiltModel,
@@ -160,21 +139,9 @@ class Profile(ProfileSection):
         """Return the error at the line of the parameter that it names, else at the line of the space."""
         if not isinstance(error, ParameterError):
             return self.fault("space", problem=str(error))
-        name = error.parameter
-        if self.space and name in self.space.config:
-            return self.fault("space", "config", name, problem=error.problem)
-        if name.startswith(SERVER_OPTION_PREFIX):
-            return self.fault("space", "server", name.removeprefix(SERVER_OPTION_PREFIX), problem=error.problem)
-        if name.startswith(MODEL_JSON_PREFIX):
-            return self.fault("space", "model_json", name.removeprefix(MODEL_JSON_PREFIX), problem=error.problem)
-        if name.startswith(f"{PRIORITY_POLICY}."):
-            keys = name.removeprefix(f"{PRIORITY_POLICY}.").split(".")
-            return self.fault("space", "priority_queue_policy", *keys, problem=error.problem)
-        if is_accelerator_field(name) or name in EXECUTION_PATHS.values():
-            return self.fault("space", "onnxruntime", short_path(name), problem=error.problem)
-        if name in _PARAMETER_KEYS:
-            return self.fault("space", _PARAMETER_KEYS[name], problem=error.problem)
-        return self.fault("space", problem=str(error))
+        in_config = self.space is not None and error.parameter in self.space.config
+        keys = ("config", error.parameter) if in_config else keys_of_parameter(error.parameter)
+        return self.fault("space", *keys, problem=error.problem if keys else str(error))
 
     def fault(self, *location: str | int, problem: str) -> BadInputError:
         """Return an error about the value at ``location``, such as ``("space", "preferred_batch_size", 1)``.

@@ -26,6 +26,8 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from objectives.quantiles import PERCENTILE_RULE
+from optimizer.config.batching import SEQUENCE_PREFERRED
+from optimizer.config.execution import is_accelerator_field
 from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS
 from optimizer.core.request_sizes import SizeDistribution, TokenRequests
 from optimizer.core.safe_text import format_value, resolve_inside
@@ -38,6 +40,7 @@ from optimizer.core.trial import (
     SERVER_OPTION_PREFIX,
     SERVER_PROCESSES,
     FieldValue,
+    short_path,
 )
 from optimizer.model.builders import BUILDERS
 from optimizer.model.profile_values import (
@@ -491,6 +494,32 @@ class SpaceSection(ProfileSection):
         for level, section in self.priority_queue_policy.items():
             own |= {f"{PRIORITY_POLICY}.{level}.{name}": choices for name, choices in section}
         return {path: choices for path, choices in own.items() if choices}
+
+
+_KEYS_OF_PARAMETERS: Final = {  # of SearchSpace
+    "max_batch_size": "max_batch_size",
+    "max_queue_delay_us": "max_queue_delay_microseconds",
+    "preferred_batch_sizes": "preferred_batch_size",
+    SEQUENCE_PREFERRED: "preferred_batch_size",
+    "instance_count": "instance_group_count",
+    SERVER_CPUS: "server_cpus",
+    SERVER_PROCESSES: "server_processes",
+    INSTANCE_GPUS: "instance_group_gpus",
+    **{path: name for name, path in QUEUE_PATHS.items()},
+}
+
+
+def keys_of_parameter(name: str) -> tuple[str, ...]:
+    """Return the keys below ``space`` that lead to the choices of a parameter of SearchSpace; empty without any."""
+    if name.startswith(SERVER_OPTION_PREFIX):
+        return "server", name.removeprefix(SERVER_OPTION_PREFIX)
+    if name.startswith(MODEL_JSON_PREFIX):
+        return "model_json", name.removeprefix(MODEL_JSON_PREFIX)
+    if name.startswith(f"{PRIORITY_POLICY}."):
+        return "priority_queue_policy", *name.removeprefix(f"{PRIORITY_POLICY}.").split(".")
+    if is_accelerator_field(name) or name in EXECUTION_PATHS.values():
+        return "onnxruntime", short_path(name)
+    return (_KEYS_OF_PARAMETERS[name],) if name in _KEYS_OF_PARAMETERS else ()
 
 
 class ScoreSection(ProfileSection):
