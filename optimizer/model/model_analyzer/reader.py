@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ from optimizer.model.model_analyzer.settings import (
     PROFILE_CONCURRENTLY,
     ConfiguredValue,
     DimensionChoices,
+    ImportedSettings,
     ImportNote,
     ImportNotes,
     ModelSettings,
@@ -46,7 +47,7 @@ _CONCURRENT: Final = KeySupport(
 
 @dataclass(frozen=True)
 class ModelAnalyzerImport:
-    """One model of a file in tune's terms; ``own_options``, ``sections`` and ``choices`` as in ImportPart.
+    """One model of a file in tune's terms.
 
     ``name`` is the model's, with its place in the file; ``repository`` is None if the file has none.
     """
@@ -54,9 +55,7 @@ class ModelAnalyzerImport:
     file: Path
     name: LocatedValue
     repository: LocatedValue | None
-    own_options: Mapping[str, str | int]
-    sections: Mapping[tuple[str, str], LocatedValue]
-    choices: Mapping[str, DimensionChoices]
+    settings: ImportedSettings
     notes: tuple[ImportNote, ...]
 
     @property
@@ -77,7 +76,7 @@ class ModelAnalyzerImport:
                 repository = str(ValueReader(self.file).path(self.repository))
             except BadInputError as error:
                 raise BadInputError(f"{error}; give another with --model-repository DIR") from None
-        return {**self.own_options, "model-repository": repository}
+        return {**self.settings.options, "model-repository": repository}
 
 
 def read_model_analyzer(file: Path, model: str | None) -> ModelAnalyzerImport:
@@ -98,21 +97,12 @@ def read_model_analyzer(file: Path, model: str | None) -> ModelAnalyzerImport:
     own = {} if section is None else reader.mapping(section, list(MODEL))
     notes.add_all(own, MODEL)
     settings = ModelSettings(reader, notes, common, own)
-    parts = [
-        import_goals(settings),
-        import_other_models(settings, others),
-        import_requests(settings),
-        import_space(settings),
-    ]
-    return ModelAnalyzerImport(
-        file=file,
-        name=name,
-        repository=common.get("model_repository"),
-        own_options={name: value for part in parts for name, value in part.options.items()},
-        sections={key: where for part in parts for key, where in part.sections.items()},
-        choices={key: choices for part in parts for key, choices in part.choices.items()},
-        notes=tuple(notes),
-    )
+    result = ImportedSettings()
+    import_goals(settings, result)
+    import_other_models(settings, others, result)
+    import_requests(settings, result)
+    import_space(settings, result)
+    return ModelAnalyzerImport(file, name, common.get("model_repository"), result, tuple(notes))
 
 
 def build_profile(imported: ModelAnalyzerImport, repository: Path, *, gpu: bool) -> Profile:
@@ -130,7 +120,7 @@ def profile_text(imported: ModelAnalyzerImport, options: RunOptions, *, gpu: boo
     """
     repository = Path(options.model_repository or ".").resolve()
     build_profile(imported, repository, gpu=gpu)  # to report errors now instead of when the text is read
-    data = imported.sections.get(("request", "input_data"))
+    data = imported.settings.sections.get(("request", "input_data"))
     paths = [repository.parent, *([Path(str(data.value)).resolve()] if data and _is_path(data) else [])]
     folder = Path(os.path.commonpath(paths))
     name = f"{imported.model}.yaml"
@@ -194,7 +184,7 @@ def _profile_tree(imported: ModelAnalyzerImport, repository: Path, folder: Path,
         "name": imported.name,
     }
     sections: dict[str, dict[str, LocatedValue]] = {"model": model}
-    for (section, key), where in imported.sections.items():
+    for (section, key), where in imported.settings.sections.items():
         is_data = key == "input_data" and _is_path(where)
         value = _relative(Path(str(where.value)), folder) if is_data else where.value
         sections.setdefault(section, {})[key] = replace(where, value=value)
@@ -211,18 +201,18 @@ def _space_sections(
 ) -> tuple[dict[str, LocatedValue], LocatedValue | None]:
     """Return the ``space`` section, and ``gpu.space.config`` if that differs from ``space.config``."""
     configured = Candidate(1)
-    values = [value for choices in imported.choices.values() for value in choices.values]
-    if MAX_BATCH_SIZE in imported.choices or any(isinstance(value, ConfiguredValue) for value in values):
+    values = [value for choices in imported.settings.choices.values() for value in choices.values]
+    if MAX_BATCH_SIZE in imported.settings.choices or any(isinstance(value, ConfiguredValue) for value in values):
         configured = model_config.candidate_of(read_repository_model(repository, imported.model, gpu=gpu).config)
     space: dict[str, LocatedValue] = {}
     config: dict[str, LocatedValue] = {}
-    for name, choices in imported.choices.items():
+    for name, choices in imported.settings.choices.items():
         if name == MAX_BATCH_SIZE and configured.max_batch_size == 0:
             continue  # the limits may be for all models of the file, also for those without a batch dimension
         resolved = dict.fromkeys(_resolve(name, value, configured) for value in choices.values)
         (space if name in SPACE_KEYS else config)[name] = _list(resolved, choices)
     cpu_config = {path: where for path, where in config.items() if path != KIND and not path.startswith(_GPUS)}
-    kinds = imported.choices.get(KIND)
+    kinds = imported.settings.choices.get(KIND)
     if kinds and (other_kinds := [str(kind) for kind in kinds.values if kind != KIND_GPU]):
         cpu_config[KIND] = _list(other_kinds, kinds)
     if cpu_config:

@@ -26,7 +26,7 @@ from optimizer.model.model_analyzer.settings import (
     COMPOSING_MODELS,
     PROFILE_CONCURRENTLY,
     SEARCH_DISABLED,
-    ImportPart,
+    ImportedSettings,
     ModelSettings,
     ValueReader,
 )
@@ -60,21 +60,19 @@ BLS_FLAG: Final = "bls-composing-models"
 _MODEL_SETTINGS: Final = unsupported("choices of a composing model; write `space.models` into the printed profile")
 
 
-def import_goals(settings: ModelSettings) -> ImportPart:
-    """Return the constraints as SLA and options, the objectives as an option."""
-    part = ImportPart()
+def import_goals(settings: ModelSettings, result: ImportedSettings) -> None:
+    """Import the constraints as SLA and options, the objectives as an option."""
     bounds = _bounds(settings)
     for name, short in reversed(LATENCIES.items()):  # perf_latency_p99 overrides its older name perf_latency
         if name in bounds:
             number, where = bounds[name]
-            part.sections["sla", short] = replace(where, value=f"{_plain(number)}ms")
+            result.sections["sla", short] = replace(where, value=f"{_plain(number)}ms")
     if "perf_throughput" in bounds:
-        part.options["min-throughput"] = f"{_plain(bounds['perf_throughput'][0])}/s"
+        result.options["min-throughput"] = f"{_plain(bounds['perf_throughput'][0])}/s"
     if "gpu_used_memory" in bounds:
-        part.options["max-memory"] = f"{_plain(bounds['gpu_used_memory'][0])}MB"
+        result.options["max-memory"] = f"{_plain(bounds['gpu_used_memory'][0])}MB"
     if objectives := _objectives(settings):
-        part.options["objective"] = ",".join(objectives)
-    return part
+        result.options["objective"] = ",".join(objectives)
 
 
 def _bounds(settings: ModelSettings) -> dict[str, tuple[float, LocatedValue]]:
@@ -125,24 +123,22 @@ def _plain(number: float) -> str:
     return f"{number:.6f}".rstrip("0").rstrip(".")
 
 
-def import_requests(settings: ModelSettings) -> ImportPart:
-    """Return the requests, the load and how they are sent, from ``parameters`` and ``perf_analyzer_flags``."""
+def import_requests(settings: ModelSettings, result: ImportedSettings) -> None:
+    """Import the requests, the load and how they are sent, from ``parameters`` and ``perf_analyzer_flags``."""
     flags = settings.section("perf_analyzer_flags", PERF_ANALYZER_FLAGS)
     parameters = settings.parameters(PARAMETERS)
     if {"concurrency", "request_rate"} <= parameters.keys():
         raise settings.reader.fault(
             parameters["request_rate"], "is given together with concurrency; leave one of them out"
         )
-    part = ImportPart()
-    part.sections.update(_request(settings, flags, parameters))
+    result.sections.update(_request(settings, flags, parameters))
     if _at_a_rate(settings, flags, parameters):
-        part.options.update(_rate(settings, flags))
+        result.options.update(_rate(settings, flags))
     elif limit := _max_concurrency(settings, flags, parameters):
-        part.sections["load", "max_concurrency"] = limit
-    part.options.update(_window(settings, flags))
-    part.options.update(_protocol(settings, flags, at_a_rate="load" in part.options))
-    part.options.update(_shared_memory(settings, flags, at_a_rate="load" in part.options))
-    return part
+        result.sections["load", "max_concurrency"] = limit
+    result.options.update(_window(settings, flags))
+    result.options.update(_protocol(settings, flags, at_a_rate="load" in result.options))
+    result.options.update(_shared_memory(settings, flags, at_a_rate="load" in result.options))
 
 
 def _request(
@@ -266,23 +262,21 @@ def _shared_memory(settings: ModelSettings, flags: LocatedValues, *, at_a_rate: 
     )
 
 
-def import_other_models(settings: ModelSettings, others: Sequence[LocatedValue]) -> ImportPart:
-    """Return the composing and concurrent models. ``others``: names of the file's other models."""
-    part = ImportPart()
+def import_other_models(settings: ModelSettings, others: Sequence[LocatedValue], result: ImportedSettings) -> None:
+    """Import the composing and concurrent models. ``others``: names of the file's other models."""
     for key in COMPOSING_MODELS:
         if (where := settings.common.get(key)) is None:
             continue
         names = _names(settings, where)
         if key == COMPOSING_MODELS[0] and names:  # an ensemble's are read from its config.pbtxt
-            part.sections["model", key] = replace(where, value=tuple(names))
+            result.sections["model", key] = replace(where, value=tuple(names))
     section = settings.section("perf_analyzer_flags", PERF_ANALYZER_FLAGS)
-    if (where := section.get(BLS_FLAG)) is not None and ("model", COMPOSING_MODELS[0]) not in part.sections:
-        part.sections["model", COMPOSING_MODELS[0]] = replace(where, value=tuple(settings.reader.names(where)))
+    if (where := section.get(BLS_FLAG)) is not None and ("model", COMPOSING_MODELS[0]) not in result.sections:
+        result.sections["model", COMPOSING_MODELS[0]] = replace(where, value=tuple(settings.reader.names(where)))
     if settings.is_true(PROFILE_CONCURRENTLY) and others:
-        part.sections["model", "concurrent_models"] = replace(
+        result.sections["model", "concurrent_models"] = replace(
             settings.common[PROFILE_CONCURRENTLY], value=tuple(others)
         )
-    return part
 
 
 def _names(settings: ModelSettings, where: LocatedValue) -> list[LocatedValue]:

@@ -254,8 +254,8 @@ class DimensionChoices:
 
 
 @dataclass(frozen=True)
-class ImportPart:
-    """A part of the imported run.
+class ImportedSettings:
+    """The settings of a file in tune's terms, which the functions ``import_…`` fill in.
 
     ``options``: tune's options by name. ``sections``: values of a profile by section and key, such as
     ``("sla", "p99")``. ``choices``: dimensions of the search space by ``SPACE_KEYS`` or path in ModelConfig.

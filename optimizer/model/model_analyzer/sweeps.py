@@ -33,8 +33,8 @@ from optimizer.model.model_analyzer.settings import (
     SEARCH_DISABLED,
     ConfiguredValue,
     DimensionChoices,
+    ImportedSettings,
     ImportNotes,
-    ImportPart,
     ModelSettings,
     SweepValue,
     ValueReader,
@@ -251,29 +251,28 @@ COUNT_LIMITS: Final = ("run_config_search_min_instance_count", "run_config_searc
 DEFAULT_LIMITS: Final = {BATCH_LIMITS: (1, 128), COUNT_LIMITS: (1, 5)}
 
 
-def import_space(settings: ModelSettings) -> ImportPart:
-    """Return the search space and the number of trials. Raises BadInputError."""
-    part, mode = ImportPart(), _mode(settings)
+def import_space(settings: ModelSettings, result: ImportedSettings) -> None:
+    """Import the search space and the number of trials. Raises BadInputError."""
+    mode = _mode(settings)
     listed = settings.own.get("model_config_parameters")
     if listed is not None:
-        part.choices.update(read_sweeps(listed, settings.reader, settings.notes))
+        result.choices.update(read_sweeps(listed, settings.reader, settings.notes))
     if "cpu_only" in settings.own and settings.reader.boolean(settings.own["cpu_only"]):
-        part.choices.setdefault(KIND, DimensionChoices(("KIND_CPU",), settings.own["cpu_only"]))
+        result.choices.setdefault(KIND, DimensionChoices(("KIND_CPU",), settings.own["cpu_only"]))
     composing = any(name in settings.common for name in COMPOSING_MODELS)  # disables brute force in Model Analyzer
     brute = mode == "brute" and not composing
     if settings.is_true(SEARCH_DISABLED) or (brute and listed is not None and settings.reader.mapping(listed)):
         where = listed or settings.common[SEARCH_DISABLED]
-        part.choices.update(
-            {name: DimensionChoices((ConfiguredValue(),), where) for name in SPACE_KEYS if name not in part.choices}
+        result.choices.update(
+            {name: DimensionChoices((ConfiguredValue(),), where) for name in SPACE_KEYS if name not in result.choices}
         )
-    _limit(settings, part, MAX_BATCH_SIZE, BATCH_LIMITS)
-    _limit(settings, part, INSTANCE_COUNT, COUNT_LIMITS)
+    _limit(settings, result, MAX_BATCH_SIZE, BATCH_LIMITS)
+    _limit(settings, result, INSTANCE_COUNT, COUNT_LIMITS)
     trials = settings.whole("optuna_max_trials")
     if trials is not None and mode == "optuna":
-        part.options["max-trials"] = trials
+        result.options["max-trials"] = trials
     elif trials is not None:
         settings.notes.add(settings.common["optuna_max_trials"], ignored(f"the search mode is {mode}"))
-    return part
 
 
 def _mode(settings: ModelSettings) -> str:
@@ -281,7 +280,7 @@ def _mode(settings: ModelSettings) -> str:
     return SEARCH_MODES[0] if where is None else settings.reader.one_of(where, SEARCH_MODES)
 
 
-def _limit(settings: ModelSettings, part: ImportPart, name: str, limits: tuple[str, str]) -> None:
+def _limit(settings: ModelSettings, result: ImportedSettings, name: str, limits: tuple[str, str]) -> None:
     places = [settings.common[limit] for limit in limits if limit in settings.common]
     if not places:
         return
@@ -290,13 +289,13 @@ def _limit(settings: ModelSettings, part: ImportPart, name: str, limits: tuple[s
     )
     if low > high:
         raise settings.reader.fault(places[0], f"the minimum {low} is above the maximum {high}")
-    if name in part.choices:
+    if name in result.choices:
         for where in places:
             settings.notes.add(where, ignored("model_config_parameters or run_config_search_disable decides"))
         return
     if name == INSTANCE_COUNT and high - low >= MAX_ALTERNATIVES:
         raise settings.reader.fault(places[-1], f"{low} to {high} are too many to try")
     doubled = [low << power for power in range((high // low).bit_length())]
-    part.choices[name] = DimensionChoices(
+    result.choices[name] = DimensionChoices(
         tuple(doubled if name == MAX_BATCH_SIZE else range(low, high + 1)), places[-1]
     )

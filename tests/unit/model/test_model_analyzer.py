@@ -422,7 +422,7 @@ def test_a_documented_form(name: str, folder: Path) -> None:
     example = EXAMPLES[name]
     mapped = read(example.text, example.model)
     assert mapped.model == (example.model or "m")
-    assert mapped.own_options == example.options
+    assert mapped.settings.options == example.options
     assert mapped.options(None) == {**example.options, "model-repository": "models"}
     result = profile(mapped)
     values = result.model_dump(exclude_unset=True, exclude={"model"})
