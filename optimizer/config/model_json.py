@@ -101,13 +101,10 @@ def parse(file: Path) -> dict[str, Any]:
 
 def _with(file: Path, chosen: Mapping[str, FieldValue]) -> bytes:
     content = parse(file)
-    if all(key in content and _same(content[key], value) for key, value in chosen.items()):
+    present = {key: content[key] for key in chosen if key in content}
+    if present == chosen and all(type(present[key]) is type(value) for key, value in chosen.items()):
         return file.read_bytes()
     return (json.dumps(content | dict(chosen), indent=4) + "\n").encode()
-
-
-def _same(present: object, value: FieldValue) -> bool:
-    return type(present) is type(value) and present == value
 
 
 def _all_versions(model: Path) -> list[Path]:

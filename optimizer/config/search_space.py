@@ -77,7 +77,7 @@ class SearchSpace:
 
     Attributes:
         max_batch_size: Samples. 0 (no batch dimension) must be the only choice.
-        max_queue_delay_us: Microseconds from 0, or ``"off"`` (also None) for no dynamic batching.
+        max_queue_delay_us: Microseconds from 0, or ``"off"`` for no dynamic batching.
         preferred_batch_sizes: Policies, see ``batching.parse_policy``.
         instance_count: Instances for each instance group, on each of its GPUs.
         fields: Choices of other settings by name; see ``Candidate.fields`` for the names.
@@ -86,7 +86,7 @@ class SearchSpace:
     """
 
     max_batch_size: tuple[int, ...]
-    max_queue_delay_us: tuple[int | str | None, ...] = (OFF,)
+    max_queue_delay_us: tuple[int | str, ...] = (OFF,)
     preferred_batch_sizes: tuple[Any, ...] = ("none",)
     instance_count: tuple[int, ...] = (1,)
     fields: FieldChoices = field(default_factory=dict, hash=False)
@@ -96,7 +96,7 @@ class SearchSpace:
     def __post_init__(self) -> None:
         _whole("request_batch_size", self.request_batch_size, 1)
         sizes = [_whole("max_batch_size", value, 0) for value in self.max_batch_size]
-        delays = [OFF if value in (None, OFF) else _delay(value) for value in self.max_queue_delay_us]
+        delays = [value if value == OFF else _delay(value) for value in self.max_queue_delay_us]
         policies = [parse_policy(value) for value in self.preferred_batch_sizes]
         counts = [_whole("instance_count", value, 1) for value in self.instance_count]
         normalized = {
@@ -234,7 +234,6 @@ class SearchSpace:
         batchings: dict[object, tuple[Candidate, dict[str, FieldValue]]] = {}
         combinations = product(self.max_batch_size, self.max_queue_delay_us, self.preferred_batch_sizes)
         for size, delay, policy in combinations:
-            assert delay is not None
             batching = self._batching(size, delay, policy)
             if batching is None:
                 continue

@@ -392,16 +392,14 @@ ValueBounds = Annotated[
     _parsed_by(_check_bounds),
     _in_schema(_TEXT, {"type": "array", "items": _NUMBER_OR_TEXT, "minItems": 2, "maxItems": 2}),
 ]
-TokenLengths = Annotated[
-    SizeDistribution | None, PlainValidator(_parse_lengths), _in_schema({"type": "string", "minLength": 1}, _WHOLE)
-]
+TokenLengths = Annotated[SizeDistribution | None, PlainValidator(_parse_lengths), _in_schema(_TEXT, _WHOLE)]
 _SizeMix = Annotated[str, _parsed_by(_check_mix), _in_schema({"type": "string", "pattern": r"[*|]|\.\."}), Tag(MIX)]
 RequestSize = Annotated[Annotated[PositiveInt, Tag(NUMBER)] | _SizeMix, Discriminator(_number_or_mix)]
 Priorities = Annotated[
     str,
     _parsed_by(_check_priorities),
     _in_schema(
-        {"type": "string", "minLength": 1},
+        _TEXT,
         {"type": "object", "patternProperties": {"^[1-9][0-9]*$": {"type": "number"}}, "additionalProperties": False},
     ),
 ]

@@ -24,7 +24,7 @@ def spell(space: SearchSpace, **values: FieldValue) -> Candidate | None:
 
 
 def test_parameters_are_the_choices_by_name() -> None:
-    space = SearchSpace((4, 8, 4), (None, 0), ([4],), (2,), {THREADS: (1, 2)})
+    space = SearchSpace((4, 8, 4), ("off", 0), ([4],), (2,), {THREADS: (1, 2)})
     assert space.parameters() == {
         "max_batch_size": (4, 8),
         "max_queue_delay_us": ("off", 0),
