@@ -21,7 +21,6 @@ from optimizer.core.process import SupervisedProcess
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import runtime
 from optimizer.deploy.managed_target import (
-    CALL_SECONDS,
     LOAD_SECONDS,
     ManagedTarget,
     RepositoryCopy,
@@ -35,6 +34,7 @@ from optimizer.deploy.server_process import Server, remove_leftovers, shared_mem
 from optimizer.deploy.target_settings import LOOPBACK, ServerPorts, TargetSettings, free_port
 from optimizer.machine.nvml import VISIBLE_DEVICES, mps_share
 from optimizer.measure.failure_causes import missing_module, without_traceback
+from optimizer.measure.server_client import CallError
 from optimizer.options.run_options import RunOptions
 
 STUB_SHELL = "bash"  # with which Triton's Python backend starts the process of a model
@@ -357,8 +357,6 @@ def complete_config(
     """
     if source.config.input and source.config.output:
         return source
-    from tritonclient.utils import InferenceServerException
-
     where = source.repository / source.name / "config.pbtxt"
     installation = find()
     folder = ServerFolder(source, installation)
@@ -370,9 +368,9 @@ def complete_config(
         client = server.client()
         try:
             load_model(server, client, source.name, None, limit_seconds)
-            completed = client.get_model_config(source.name, client_timeout=CALL_SECONDS).config
-        except (InferenceServerException, DeploymentError) as error:
-            reason = str(error) if isinstance(error, DeploymentError) else without_traceback(error.message() or "")
+            completed = client.config(source.name)
+        except (CallError, DeploymentError) as error:
+            reason = without_traceback(str(error)) if isinstance(error, CallError) else str(error)
             if module := missing_module(str(error)):
                 reason += f"; {server.package_advice(module)}"
             raise BadInputError(f"{where}: has no inputs or outputs, and {reason}") from None

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
@@ -32,11 +31,7 @@ from optimizer.measure.failure_causes import (
     model_died,
     without_traceback,
 )
-from optimizer.measure.server_client import HELD
-
-if TYPE_CHECKING:
-    from tritonclient.grpc import InferenceServerClient
-    from tritonclient.utils import InferenceServerException
+from optimizer.measure.server_client import CallError, ServerClient
 
 
 class RepositoryCopy(ABC):
@@ -123,7 +118,6 @@ def _disk_errors() -> Iterator[None]:
 CHECK_SECONDS = 2.0  # between two checks whether a server that loads a model still responds
 TIMEOUT_FACTOR = 20.0  # a load is given up after this multiple of the slowest one so far
 SHORTEST_TIMEOUT_SECONDS = 20.0
-CALL_SECONDS = 10.0
 
 
 class ModelLoader:
@@ -165,9 +159,7 @@ class ModelLoader:
                 raise
         return self.load(wanted, as_written=as_written)
 
-    def _load_all(
-        self, wanted: ServedModels, client: InferenceServerClient, *, as_written: bool
-    ) -> dict[str, ModelConfig]:
+    def _load_all(self, wanted: ServedModels, client: ServerClient, *, as_written: bool) -> dict[str, ModelConfig]:
         self._server.mark_log()
         for name in [name for name in self._loaded if name not in wanted.configs]:
             self._unload(name, client)
@@ -192,7 +184,7 @@ class ModelLoader:
         return self._check(wanted, client)
 
     def _unload_ensembles(
-        self, changed: list[str], configs: Mapping[str, ModelConfig], client: InferenceServerClient
+        self, changed: list[str], configs: Mapping[str, ModelConfig], client: ServerClient
     ) -> list[str]:
         """Unload the ensembles with their steps if one of these is in ``changed`` and one may use a GPU's memory.
 
@@ -221,29 +213,25 @@ class ModelLoader:
         """
         return has_llm_engine(config) or (self._gpus and gpu_placement.used_gpus([config]) != ())
 
-    def _load(self, client: InferenceServerClient, name: str, config: str | None) -> None:
-        from tritonclient.utils import InferenceServerException
-
+    def _load(self, client: ServerClient, name: str, config: str | None) -> None:
         started = time.monotonic()
         try:
             load_model(self._server, client, name, config, self._limit_seconds())
-        except InferenceServerException as error:
+        except CallError as error:
             raise self._fault(error) from error
         self._slowest_seconds = max(self._slowest_seconds or 0.0, time.monotonic() - started)
 
-    def _unload(self, name: str, client: InferenceServerClient) -> None:
+    def _unload(self, name: str, client: ServerClient) -> None:
         """Unload a model and wait for the end of the unload, which runs in the background."""
-        from tritonclient.utils import InferenceServerException
-
         self._loaded.pop(name)
         deadline = time.monotonic() + self._limit_seconds()
         try:
-            client.unload_model(name, client_timeout=CALL_SECONDS)
-            while _holds(client, name):
+            client.unload(name)
+            while client.holds(name):
                 if time.monotonic() > deadline:
                     raise self._server.crashed("unloading", f"{name} was not unloaded")
                 time.sleep(0.02)
-        except InferenceServerException as error:
+        except CallError as error:
             raise self._fault(error) from error
 
     def _limit_seconds(self) -> float:
@@ -252,19 +240,15 @@ class ModelLoader:
         limit = max(SHORTEST_TIMEOUT_SECONDS, round(TIMEOUT_FACTOR * self._slowest_seconds))
         return min(self._timeout_seconds, limit)
 
-    def _check(self, wanted: ServedModels, client: InferenceServerClient) -> dict[str, ModelConfig]:
+    def _check(self, wanted: ServedModels, client: ServerClient) -> dict[str, ModelConfig]:
         """Return the served configurations.
 
         Raises DeploymentError if they are others than wanted: a failed reload may leave the old one ready.
         """
-        from tritonclient.utils import InferenceServerException
-
         try:
-            serving = {
-                name: client.get_model_config(name, client_timeout=CALL_SECONDS).config for name in wanted.configs
-            }
-            ready = all(client.is_model_ready(name, client_timeout=CALL_SECONDS) for name in wanted.configs)
-        except InferenceServerException as error:
+            serving = {name: client.config(name) for name in wanted.configs}
+            ready = all(map(client.is_ready, wanted.configs))
+        except CallError as error:
             raise self._fault(error) from error
         wrong = wanted.differences(serving)
         if wrong or not ready:
@@ -274,38 +258,35 @@ class ModelLoader:
             )
         return serving
 
-    def _fault(self, error: InferenceServerException) -> DeploymentError:
+    def _fault(self, error: CallError) -> DeploymentError:
         """Return the error to raise: the server refuses this configuration, or it has crashed."""
-        if model_died(error.message()):
+        answer = str(error)
+        if model_died(answer):
             return self._server.crashed("loading", "the model's process died while loading")
         if not self._server.answers():
             return self._server.crashed("loading")
-        message = without_traceback(error.message())
+        message = without_traceback(answer)
         if hides_cause(message) and (cause := self._server.logged_error()):
             message = f"{message}: {cause}"
-        if module := missing_module(error.message()):
+        if module := missing_module(answer):
             message = f"{message}; {self._server.package_advice(module)}"
-        if lacks_memory(error.message()):
+        if lacks_memory(answer):
             self._server.stop()  # a new process has all of the memory for the next candidate
             return DeploymentError(message, log=self._log)
-        if too_little := lacks_gpu_memory(error.message()):
+        if too_little := lacks_gpu_memory(answer):
             self._server.stop()  # instances that did load hold their memory until their processes have ended
         return LoadRefused(message, log=self._log, lacks_gpu_memory=too_little)
 
 
-def load_model(
-    server: Server, client: InferenceServerClient, name: str, config: str | None, limit_seconds: float
-) -> None:
+def load_model(server: Server, client: ServerClient, name: str, config: str | None, limit_seconds: float) -> None:
     """Load a model with the configuration ``config`` (JSON), or with its file if that is None.
 
     A load ends as soon as the server or the process of the model has died. Raises ServerCrashed for that,
-    DeploymentError after ``limit_seconds``, and InferenceServerException if the server refuses the model.
+    DeploymentError after ``limit_seconds``, and CallError if the server refuses the model.
     """
-    from tritonclient.utils import InferenceServerException
-
     died_before = server.dead_model_processes()
     died: frozenset[int] = frozenset()
-    loading = _in_background(lambda: client.load_model(name, config=config, client_timeout=limit_seconds))
+    loading = _in_background(lambda: client.load(name, config, limit_seconds))
     while not wait_for([loading], CHECK_SECONDS).done:
         if not server.answers():
             raise server.crashed("loading")
@@ -315,17 +296,11 @@ def load_model(
             raise server.crashed("loading", "the model's process died while loading")
     try:
         loading.result()
-    except InferenceServerException as error:
-        if "DEADLINE" not in str(error.status()):
+    except CallError as error:
+        if error.failure != "overdue":
             raise
         server.stop()  # a load cannot be cancelled
         raise DeploymentError(f"loading took longer than {limit_seconds:g} s", log=server.log) from error
-
-
-def _holds(client: InferenceServerClient, name: str) -> bool:
-    """Return whether the server has instances of a model; until its unload has ended it has them and is not ready."""
-    index = client.get_model_repository_index(client_timeout=CALL_SECONDS).models
-    return any(model.name == name and model.state in HELD for model in index)
 
 
 def _in_background(call: Callable[[], None]) -> Future[None]:

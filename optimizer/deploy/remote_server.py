@@ -205,7 +205,7 @@ class RemoteServer:
     def version(self) -> str:
         """Return the version of the server."""
         with self._calling():
-            return one_line(self._client.version(), 30)
+            return one_line(self._client.identity()[1], 30)
 
     def is_responding(self) -> bool:
         """Return whether the server responds."""

@@ -10,22 +10,18 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from optimizer.core import interrupts
+from optimizer.core.endpoint import Connection
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.core.process import RunningProcess, describe_exit_code, is_leftover, owner_of, this_process
 from optimizer.core.safe_text import is_shell_path, one_line, read_tail, shorten
 from optimizer.core.trial import Candidate
 from optimizer.machine.cpus import divide, topology
 from optimizer.measure.failure_causes import lacks_gpu_memory
-from optimizer.measure.server_calls import is_live
+from optimizer.measure.server_calls import is_live, open_client
+from optimizer.measure.server_client import CallError, ServerClient
 from optimizer.options import server_options
 from optimizer.options.values import parse_cpus
-
-if TYPE_CHECKING:
-    from tritonclient.grpc import InferenceServerClient
-
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -96,14 +92,6 @@ OLDEST = (2, 30)  # the first version with the protocol, statistics and options 
 START_SECONDS = 60.0
 START_ATTEMPTS = 3  # a port may be taken between the probe and the bind
 ENDING_SECONDS = 1.0  # the longest wait for the exit code of a server that died
-# The client connects while the server starts. By default gRPC tries again only after a second. The shortest time that
-# it permits is 100 ms. Messages have no limit.
-CHANNEL_ARGUMENTS = [
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 100),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-]
 
 
 class Server(ABC):
@@ -131,7 +119,7 @@ class Server(ABC):
         self._log_start = 0
         self.running: RunningProcess | None = None
         self.start_seconds = START_SECONDS
-        self._client: InferenceServerClient | None = None
+        self._client: ServerClient | None = None
 
     @abstractmethod
     def package_advice(self, module: str) -> str:
@@ -167,7 +155,7 @@ class Server(ABC):
             self.stop()
             self._cpus, self._chosen, self._processes = cpus, options, processes
 
-    def client(self) -> InferenceServerClient:
+    def client(self) -> ServerClient:
         """Return a client of a live server, which is started or restarted if needed.
 
         Raises ServerFault if it does not start, or DeploymentError if that may be due to the candidate's options or
@@ -180,10 +168,7 @@ class Server(ABC):
         deadline = time.monotonic() + self.start_seconds
         for _ in range(START_ATTEMPTS):
             self.start()
-            from tritonclient.grpc import InferenceServerClient  # 0.4 s, while the server starts
-
-            with interrupts.deferred():  # the destructor of a client that is only partly constructed fails
-                self._client = InferenceServerClient(self.grpc, channel_args=CHANNEL_ARGUMENTS)
+            self._client = open_client(Connection(self.grpc))
             if self._comes_up(self._client, deadline):
                 self._check_version()
                 return self._client
@@ -246,16 +231,14 @@ class Server(ABC):
     def _is_running(self) -> bool:
         return self.running is not None and self.running.exit_code() is None
 
-    def _comes_up(self, client: InferenceServerClient, deadline: float) -> bool:
+    def _comes_up(self, client: ServerClient, deadline: float) -> bool:
         """Return whether the server gets ready, and not another server that has taken its port."""
-        from tritonclient.utils import InferenceServerException
-
         while time.monotonic() < deadline and self._is_running():
-            with contextlib.suppress(InferenceServerException):
-                if client.is_server_ready(client_timeout=2):
-                    metadata = client.get_server_metadata(client_timeout=2)
-                    self.version = one_line(str(metadata.version), 30)
-                    return bool(metadata.name == self._name)
+            with contextlib.suppress(CallError):
+                client.check(timeout_seconds=2)
+                name, version = client.identity(timeout_seconds=2)
+                self.version = one_line(version, 30)
+                return name == self._name
             time.sleep(0.02)
         return False
 

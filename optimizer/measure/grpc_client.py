@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from optimizer.config.model_config_proto import ModelConfig
 
 
-_UNBOUNDED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+# A client connects while its server starts. By default gRPC tries again only after a second. The shortest time that
+# it permits is 100 ms. Messages have no limit.
+_CHANNEL_OPTIONS = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 100),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+]
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _FAILURES: dict[str, CallFailure] = {
@@ -41,15 +48,18 @@ class GrpcClient:
         self._headers = connection.sent_headers
         self._credentials = _credentials(connection)
         with interrupts.deferred():  # the destructor of a client that is only partly constructed fails
-            self._client = InferenceServerClient(connection.address, creds=self._credentials)
+            self._client = InferenceServerClient(
+                connection.address, creds=self._credentials, channel_args=_CHANNEL_OPTIONS
+            )
 
     def check(self, timeout_seconds: float = CALL_SECONDS) -> None:
         with self._translated_errors():
             if not self._client.is_server_live(self._headers, timeout_seconds):
                 raise CallError(self._connection, "unreachable", "the server reports that it is not live")
 
-    def version(self) -> str:
-        return str(self._call("get_server_metadata").version)
+    def identity(self, timeout_seconds: float = CALL_SECONDS) -> tuple[str, str]:
+        metadata = self._call("get_server_metadata", client_timeout=timeout_seconds)
+        return str(metadata.name), str(metadata.version)
 
     def is_ready(self, model: str) -> bool:
         return bool(self._call("is_model_ready", model))
@@ -117,8 +127,8 @@ class GrpcClient:
     def _channel(self) -> Any:
         address = self._connection.address
         if self._credentials is None:
-            return grpc.insecure_channel(address, options=_UNBOUNDED)
-        return grpc.secure_channel(address, self._credentials, options=_UNBOUNDED)
+            return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        return grpc.secure_channel(address, self._credentials, options=_CHANNEL_OPTIONS)
 
     def _call(self, method: str, *arguments: str, client_timeout: float = CALL_SECONDS, **named: Any) -> Any:
         """Return the result of a method of tritonclient's client."""

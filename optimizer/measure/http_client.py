@@ -60,9 +60,10 @@ class HttpClient:
                     self._connection, "denied", "the server denies health checks; is that API restricted?"
                 )
 
-    def version(self) -> str:
-        with self._open() as client:
-            return str(client.get_server_metadata(self._headers)["version"])
+    def identity(self, timeout_seconds: float = CALL_SECONDS) -> tuple[str, str]:
+        with self._open(timeout_seconds) as client:
+            metadata = client.get_server_metadata(self._headers)
+            return str(metadata["name"]), str(metadata["version"])
 
     def is_ready(self, model: str) -> bool:
         with self._open() as client:

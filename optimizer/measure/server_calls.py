@@ -12,7 +12,6 @@ from optimizer.measure.failure_causes import lacks_gpu_memory, model_died, witho
 from optimizer.measure.server_client import CALL_SECONDS, CallError, ServerClient
 
 if TYPE_CHECKING:
-    from tritonclient.grpc import InferenceServerClient
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse
 
 PROBE_SECONDS = 5.0  # even under the heaviest load a server answers within a fraction of this
@@ -89,14 +88,13 @@ def _client(endpoint: Endpoint) -> Iterator[ServerClient]:
             ) from error
 
 
-def is_live(client: InferenceServerClient) -> bool:
+def is_live(client: ServerClient) -> bool:
     """Return whether the server reports within PROBE_SECONDS that it is live."""
-    from tritonclient.utils import InferenceServerException
-
     try:
-        return bool(client.is_server_live(client_timeout=PROBE_SECONDS))
-    except InferenceServerException:
+        client.check(PROBE_SECONDS)
+    except CallError:
         return False
+    return True
 
 
 def is_responding(client: ServerClient, timeout_seconds: float = CALL_SECONDS) -> bool:

@@ -72,8 +72,8 @@ class ServerClient(Protocol):
     def check(self, timeout_seconds: float = CALL_SECONDS) -> None:
         """Raise CallError unless the server reports that it is live."""
 
-    def version(self) -> str:
-        """Return the server's version as it reports it."""
+    def identity(self, timeout_seconds: float = CALL_SECONDS) -> tuple[str, str]:
+        """Return the server's id and its version as it reports them."""
 
     def is_ready(self, model: str) -> bool: ...
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
-
 from optimizer.cli import emit
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
@@ -40,11 +38,11 @@ def test_a_repository_with_emitted_configurations_serves(mlp: ModelSource, tmp_p
             server = TritonServer(folder, installed, log=log, options=(*arguments, *options))
             undo.callback(server.stop)
             client = server.client()
-            client.load_model("mlp")
-            served: ModelConfig = client.get_model_config("mlp").config
+            client.load("mlp", None, 60)
+            served = client.config("mlp")
             assert model_config.differences(expected, served) == []
             assert [sample.batch_size for sample in served.model_warmup] == (
                 [1, 8, 16] if expected is USUAL else [1, 32]
             )
-            assert client.is_model_ready("mlp")
+            assert client.is_ready("mlp")
             server.stop()

@@ -380,7 +380,7 @@ def test_an_interrupted_construction_prints_no_traceback(
     sys.setprofile(interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
-            open_client(Connection("localhost:1", protocol)).version()
+            open_client(Connection("localhost:1", protocol)).identity()
     finally:
         sys.setprofile(None)
     assert interrupted == [protocol]
