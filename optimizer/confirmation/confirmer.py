@@ -11,10 +11,15 @@ from dataclasses import dataclass, field, replace
 from objectives.confidence import Verdict
 from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
-from optimizer.confirmation.candidate_tests import CandidateTests, error_shares
+from optimizer.confirmation.candidate_tests import (
+    CandidateTests,
+    NextTest,
+    corrected_predictions,
+    error_shares,
+    next_test,
+)
 from optimizer.confirmation.disturbances import DisturbanceCorrection, disturbance_limit, was_search_disturbed
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredictions, predict_loads
-from optimizer.confirmation.next_test import NextTest, corrected_predictions, next_test
 from optimizer.confirmation.plan import ConfirmationPlan, compared_points, plan_tests, usual_points
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, estimate_start_seconds, plan_server
 from optimizer.confirmation.verdicts import judge_confirmations

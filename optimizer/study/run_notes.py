@@ -11,7 +11,7 @@ from objectives.metrics import METRICS
 from optimizer.config import execution
 from optimizer.config.model_source import served_models
 from optimizer.config.search_space import Problem
-from optimizer.confirmation.next_test import next_verdict
+from optimizer.confirmation.candidate_tests import next_verdict
 from optimizer.core.notes import (
     ConfirmationComplete,
     DisturbedWindowsCounted,

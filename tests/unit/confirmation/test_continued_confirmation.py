@@ -16,8 +16,8 @@ from objectives.load_sequence import ERROR_SHARES
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
+from optimizer.confirmation.candidate_tests import next_verdict
 from optimizer.confirmation.confirmer import Confirmer
-from optimizer.confirmation.next_test import next_verdict
 from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_plan_document
 from optimizer.confirmation.server_plan import START_SECONDS, WINDOWS
 from optimizer.confirmation.verdicts import judge_confirmations
