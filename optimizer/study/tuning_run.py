@@ -24,16 +24,15 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.hardware import Fingerprint, Hardware
 from optimizer.options.run_options import RunOptions
 from optimizer.results import summary
-from optimizer.results.finished_run import read_run
+from optimizer.results.finished_run import read_run, refuse_missing_rows
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment, ObserverFactory
 from optimizer.study.load_generators import why_perf_analyzer
-from optimizer.study.resumed_run import check_unchanged
 from optimizer.study.run_notes import notes_on_end, notes_on_measurements, notes_on_outcome
 from optimizer.study.run_record import RunRecord, current_versions
-from optimizer.study.searcher_factory import load_warm_start, open_searcher
+from optimizer.study.searcher_factory import check_stored_study, load_warm_start, open_searcher
 from optimizer.study.start_line import action_of, start_line
 from optimizer.study.study import StudyResult, StudySetup, run_locally
 from optimizer.study.task import Task
@@ -173,7 +172,7 @@ class _Session:
         with folder.locked():
             table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
             if self.resumed is not None:
-                check_unchanged(self.resumed, options, task, fingerprint, table)  # before anything is written
+                self._check_unchanged(self.resumed, task, fingerprint, table)  # before anything is written
             spent = spent_seconds(table.read())
             record = self._make_record(folder, task, fingerprint, transfer_notes)
             record.write("running", None)
@@ -211,6 +210,20 @@ class _Session:
         if self.resumed is not None:
             self.resumed.refuse_other(fingerprint)
         return fingerprint
+
+    def _check_unchanged(self, run: RunFolder, task: Task, fingerprint: Fingerprint, table: TrialsTable) -> None:
+        """Raise BadInputError if the profile, model, study or trials of ``run`` have changed, or trials are missing.
+
+        A refused run keeps its run.json, with its verdict. A run without run.json has only a trials table to check.
+        Raises EnvironmentFault if the disk of the study is full or faulty.
+        """
+        trials = table.read(cut_torn_line=False)
+        if not run.info.exists():
+            return
+        run.refuse_other_bounds(list(map(str, task.problem.sla)))
+        run.refuse_other_model(task.source.facts)
+        refuse_missing_rows(run, run.read_info(), trials)
+        check_stored_study(self.environment.options, task.problem, run, fingerprint)
 
     def _make_record(
         self, folder: RunFolder, task: Task, fingerprint: Fingerprint, transfer_notes: Sequence[Note]
