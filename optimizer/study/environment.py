@@ -1,10 +1,12 @@
-"""The environment of a run: hardware, model, target, load generator and telemetry."""
+"""The environment of a run: hardware, model, target, load generator, output check and telemetry."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 from optimizer.config import gpu_placement
 from optimizer.config.backends import backend_of, is_ensemble
@@ -12,13 +14,14 @@ from optimizer.config.execution import uses_openvino
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.errors import EnvironmentFault, TuneError
-from optimizer.core.interfaces import ServerTarget, Telemetry
+from optimizer.core.interfaces import OutputCheck, ServerTarget, Telemetry
 from optimizer.core.notes import (
     BatcherTuned,
     ContinuousBatchingSimulated,
     GpusNotRead,
     MigInstanceUsed,
     Note,
+    OutputsNotCompared,
     OwnBackend,
     RemoteServerUsed,
     SearchedWithoutSimulator,
@@ -42,8 +45,16 @@ from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.hardware import Fingerprint, Hardware, make_fingerprint
 from optimizer.machine.nvml import VISIBLE_DEVICES
 from optimizer.measure.measurer import Measurer, ProgressObserver, TrialStore
+from optimizer.measure.output_check import (
+    BaselineOutputCheck,
+    CombinedOutputCheck,
+    NoOutputCheck,
+    SequenceOutputCheck,
+    StreamedOutputCheck,
+)
 from optimizer.measure.score import read_scorer
 from optimizer.model.default_space import explain_cpu_serving, has_gpu_choice
+from optimizer.model.requests import Requests
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import format_cpus, parse_cpus, usable_cpus
@@ -51,7 +62,6 @@ from optimizer.simulator.batching_fit import BatchingModel
 from optimizer.simulator.performance_model import model_type
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.load_generators import LoadGenerators, make_load_generators, perf_analyzer_identity
-from optimizer.study.output_check_factory import make_output_check
 from optimizer.study.task import Task, prepare_task
 
 NO_POWER = (
@@ -206,13 +216,39 @@ class Environment:
             self._make_telemetry(task),
             table,
             observer,
-            make_output_check(self.options, task, folder),
+            self.make_output_check(task, folder),
             read_scorer(task.score) if task.score else None,
             self.stopwatch,
             confirming=generators.confirmation,
             cross_checking=generators.cross_checking,
             speed=None if self._is_remote else SpeedLog(),
         )
+
+    def make_output_check(self, task: Task, folder: RunFolder) -> OutputCheck:
+        """Return the check that compares outputs with the reference outputs in ``folder``, written if missing."""
+        if not self.options.output_check:
+            return NoOutputCheck(OutputsNotCompared())
+        kind: Callable[..., BaselineOutputCheck] = BaselineOutputCheck
+        if task.sequence_length is not None:
+            kind = partial(SequenceOutputCheck, sequence_length=task.sequence_length.largest)
+        elif task.source.is_streaming:
+            kind = StreamedOutputCheck
+
+        def make_check(file: Path, requests: Task | Requests) -> BaselineOutputCheck:
+            return kind(
+                file,
+                input_data=requests.input_data,
+                shapes=requests.shapes,
+                request_batch_size=task.problem.space.request_batch_size,
+                unbounded=requests.unbounded,
+                tolerance=task.tolerance,
+            )
+
+        own = make_check(folder.reference, task)
+        if not task.concurrent:
+            return own
+        others = {name: make_check(folder.reference_of(name), requests) for name, requests in task.concurrent.items()}
+        return CombinedOutputCheck({task.source.name: own, **others})
 
     def _make_telemetry(self, task: Task) -> Telemetry:
         placement = self.placement(task)

@@ -40,7 +40,6 @@ from optimizer.study.distributed.messages import (
     unpack,
 )
 from optimizer.study.environment import Environment
-from optimizer.study.output_check_factory import make_output_check
 from optimizer.study.study import LocalExecutor
 from optimizer.study.trial_runner import TrialRunner
 
@@ -188,10 +187,11 @@ class Worker:
         """Use the outputs of another worker's baseline if this worker has none."""
         if not references or not self._runner.measurer.output_check.needs_reference:
             return
+        assert self._environment is not None
         for name, content in references.items():
             (self._run.path / name).write_bytes(content)
         self._has_shared_references = True
-        self._runner.measurer.output_check = make_output_check(self._options, self._task, self._run)
+        self._runner.measurer.output_check = self._environment.make_output_check(self._task, self._run)
 
     def _new_references(self) -> dict[str, bytes]:
         """Return the reference outputs by file name, the first time that there are some."""
