@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+from measurement_noise import Effects, Noise
 from record_tables import PLANS, TABLES
 from tune_runs import row
 
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.replay.noise import Effects, Noise
 from optimizer.store.trials_reader import COLUMNS
 from optimizer.store.trials_table import TrialsTable
 

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bounded_tables import KINDS, TABLES, BoundedTable, bounded_tables
+from measurement_noise import Noise
 from recorded_noise import recorded_noise
 from rivals import METHODS, REQUIREMENTS
 from search_plots import write_plot
@@ -41,7 +42,6 @@ from search_report import (
 from search_runs import ReplayJob, run_all
 
 from optimizer.machine import hardware
-from optimizer.replay.noise import Noise
 from optimizer.results import formatting
 
 WHOLE_TABLE = 10_000  # more configurations than a table has

@@ -9,13 +9,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from bounded_tables import BoundedTable
+from measurement_noise import Noise, NoisyServer
 from processes import run_jobs
 from pydantic import TypeAdapter
 from rivals import searcher_factory
 
 from objectives.metrics import METRICS
 from optimizer.replay.engine import ReplayResult, recorded_problem, replay
-from optimizer.replay.noise import Noise
 from optimizer.store.recording import Recording, read_recording
 
 
@@ -76,7 +76,8 @@ def _run(job: ReplayJob) -> ReplayResult:
     best = recording.best(problem)
     assert best is not None, "bound_ms sees to it"
     factory = searcher_factory(job.method)
-    result = replay(recording, problem, best, factory, job.seed, job.max_trials, noise=job.noise)
+    server = NoisyServer(recording.trials(), job.noise, job.seed) if job.noise else None
+    result = replay(recording, problem, best, factory, job.seed, job.max_trials, server=server)
     return replace(result, recommended=None)
 
 

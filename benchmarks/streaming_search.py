@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 from continuous_batching import TABLE, TOKENS
+from measurement_noise import NoisyServer
 from search_methods import MADE_UP_NOISE
 from search_report import MAX_TRIALS, as_count, as_percent
 from tune_runs import row
@@ -172,7 +173,8 @@ def run_search(job: SearchJob) -> ReplayResult | None:
     if best is None:
         return None
     method = "simulated" if job.method == "network" else job.method
-    result = replay(recording, problem, best, method, job.seed, METHODS[job.method], noise=MADE_UP_NOISE)
+    noisy = NoisyServer(recording.trials(), MADE_UP_NOISE, job.seed)
+    result = replay(recording, problem, best, method, job.seed, METHODS[job.method], server=noisy)
     return replace(result, recommended=None)
 
 

@@ -22,14 +22,13 @@ from optimizer.core.interfaces import Searcher
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial, latest_points
 from optimizer.measure.measurer import Measurer
-from optimizer.replay.noise import Noise, NoisyServer
 from optimizer.results import configuration_text, formatting, result_document
 from optimizer.results.formatting import print_line, print_table
 from optimizer.results.line_breaks import wrap
 from optimizer.search import make_searcher
 from optimizer.search.transfer import TransferredStudy
 from optimizer.store.recorded_rows import RecordedRow
-from optimizer.store.recording import DEPLOY_SECONDS, Recording, baselines
+from optimizer.store.recording import DEPLOY_SECONDS, RecordedServer, Recording, baselines
 from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import run_trials
 
@@ -118,13 +117,13 @@ def replay(
     seed: int,
     max_trials: int,
     transferred: TransferredStudy | None = None,
-    noise: Noise | None = None,
+    server: RecordedServer | None = None,
 ) -> ReplayResult:
     """Search ``recording`` until the method ends or ``max_trials`` configurations have been tried.
 
     As in a real run the recorded baselines are measured first and count as deployments. The same arguments give the
-    same result. With ``noise`` the search sees measurements that differ from the recorded ones; costs and regrets
-    are those of the recorded ones.
+    same result. The measurements of ``server`` may differ from the recorded ones; costs and regrets are those of the
+    recorded ones.
 
     Args:
         recording: The recorded table.
@@ -134,14 +133,14 @@ def replay(
         seed: Seed of the search.
         max_trials: The maximum number of configurations.
         transferred: The study of another machine to begin with; only for a method of SEARCHERS.
-        noise: The noise of measurements; None for the recorded measurements.
+        server: The server that is measured; None for the recorded measurements.
 
     Raises:
         BadInputError: The method lacks a package.
     """
     best_value = _value(best.measurement, problem)
     meter = _Meter(recording, problem, best_value)
-    server = recording.server if noise is None else NoisyServer(recording.trials(), noise, seed)
+    server = server or recording.server
     if isinstance(method, str):
         searcher = make_searcher(method, problem, seed, transferred=transferred)
     else:

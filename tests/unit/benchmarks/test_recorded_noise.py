@@ -11,10 +11,10 @@ import pytest
 
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.replay.noise import Noise, perturbed
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
+from measurement_noise import Noise, perturbed
 from recorded_noise import TrialPair, estimate_noise
 
 LOADS = [LoadPoint(1, concurrency) for concurrency in (4, 8, 16, 32)]

@@ -19,6 +19,7 @@ import search_methods
 import search_plots
 import search_report
 import search_runs
+from measurement_noise import Noise
 from rivals.expert_defaults import ExpertSearcher
 from rivals.quick_search import QuickSearcher
 
@@ -29,7 +30,6 @@ from optimizer.core.interfaces import Searcher
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.options.run_options import SEARCHERS
 from optimizer.replay.engine import NEVER, Effort, ReplayResult, recorded_problem, replay
-from optimizer.replay.noise import Noise
 from optimizer.store.recording import read_recording
 
 KNOWN = Path(__file__).parents[2] / "data" / "known.csv"
@@ -194,7 +194,7 @@ def test_the_noise_of_recordings_reaches_the_replay(monkeypatch: pytest.MonkeyPa
     seen: list[Noise | None] = []
 
     def noted(*arguments: Any, **options: Any) -> ReplayResult:
-        seen.append(options["noise"])
+        seen.append(options["server"] and options["server"].noise)
         return replay(*arguments, **options)
 
     monkeypatch.setattr(search_runs, "replay", noted)

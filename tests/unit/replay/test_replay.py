@@ -35,7 +35,6 @@ from optimizer.replay.engine import (
     recorded_problem,
     replay,
 )
-from optimizer.replay.noise import Noise
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import installed_methods, make_searcher
 from optimizer.store import trials_reader
@@ -433,18 +432,6 @@ def test_a_function_that_makes_the_searcher_replaces_the_name_of_a_method() -> N
 
     assert replay(recording, problem, best, factory, 3, 6) == replayed(KNOWN, "random", 3, trials=6)
     assert made == [3]
-
-
-def test_with_noise_each_regret_is_that_of_a_recommendation() -> None:
-    """A later deployment may mislead the search, although the best configuration measured so far stays."""
-    recording = read_recording(KNOWN)
-    problem = recorded_problem(recording, {"p95": 20})
-    best = recording.best(problem)
-    assert best is not None
-    noise = Noise(server=(0.4, 0.0), epoch=(0.0, 0.0), window=(0.0, 0.0))
-    runs = [replay(recording, problem, best, "random", seed, 99, noise=noise) for seed in range(4)]
-    assert [run.regrets[-1] for run in runs] == [run.regret for run in runs]
-    assert any(later > earlier for run in runs for earlier, later in pairwise(run.regrets))
 
 
 def test_the_seconds_are_those_of_the_table(tmp_path: Path) -> None:

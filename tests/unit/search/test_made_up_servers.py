@@ -11,11 +11,11 @@ import pytest
 from objectives.metrics import METRICS
 from optimizer.config.search_space import SearchSpace
 from optimizer.replay.engine import recorded_problem, replay
-from optimizer.replay.noise import Noise
 from optimizer.store.recording import read_recording
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
+from measurement_noise import Noise, NoisyServer
 from simulated_tables import THREADS, SimulatedServer, write
 
 NOISE = Noise(server=(0.05, 0.01), epoch=(0.0, 0.0), window=(0.04, 0.05))
@@ -54,7 +54,8 @@ def test_the_best_configuration_is_found_in_few_deployments(
     problem = recorded_problem(recording, {"p95": bound_ms})
     best = recording.best(problem)
     assert best is not None
-    result = replay(recording, problem, best, "simulated", seed, 30, noise=NOISE)
+    noisy = NoisyServer(recording.trials(), NOISE, seed)
+    result = replay(recording, problem, best, "simulated", seed, 30, server=noisy)
     assert result.regret <= 0.05
     assert result.effort.deployments <= 10
 

@@ -51,7 +51,7 @@ class NoisyServer(RecordedServer):
 
     def __init__(self, trials: Sequence[Trial], noise: Noise, seed: int) -> None:
         super().__init__(trials)
-        self._noise = noise
+        self.noise = noise
         self._seed = seed
         self._numbers = {candidate: number for number, candidate in enumerate(self._trials, 1)}
         self._loads = {cell: number for number, cell in enumerate(self._cells, 1)}
@@ -65,14 +65,14 @@ class NoisyServer(RecordedServer):
         with super().deploy(candidate) as endpoint:
             self._deployments[candidate] += 1
             self._measured.clear()
-            self._server = self._draw(self._noise.server, *self._place(candidate))
+            self._server = self._draw(self.noise.server, *self._place(candidate))
             yield endpoint
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         measurement = super().measure(endpoint, load, seconds)
         self._measured[load] += 1
         place = *self._place(endpoint.candidate), self._loads[endpoint.candidate, load], self._measured[load]
-        throughput, tail = self._epoch + self._server + self._draw(self._noise.window, *place)
+        throughput, tail = self._epoch + self._server + self._draw(self.noise.window, *place)
         return perturbed(measurement, float(throughput), float(tail))
 
     def _place(self, candidate: Candidate) -> tuple[int, int]:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.replay.noise import Noise, NoisyServer, perturbed
+from optimizer.replay.engine import recorded_problem, replay
+from optimizer.store.recording import read_recording
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+from measurement_noise import Noise, NoisyServer, perturbed
 
 LOADS = [LoadPoint(1, concurrency) for concurrency in (4, 8, 16, 32)]
 TRUE = Noise(server=(0.05, 0.03), epoch=(0.04, 0.02), window=(0.02, 0.06))
@@ -91,3 +99,16 @@ def test_all_measurements_of_a_server_are_in_one_epoch() -> None:
     values = {round(value, 9) for own in throughputs(epochs, 3, 5) for value in own}
     assert len(values) == 1
     assert values != {0.0}
+
+
+def test_with_noise_each_regret_is_that_of_a_recommendation() -> None:
+    """A later deployment may mislead the search, although the best configuration measured so far stays."""
+    recording = read_recording(Path(__file__).parents[2] / "data" / "known.csv")
+    problem = recorded_problem(recording, {"p95": 20})
+    best = recording.best(problem)
+    assert best is not None
+    noise = Noise(server=(0.4, 0.0), epoch=(0.0, 0.0), window=(0.0, 0.0))
+    servers = [NoisyServer(recording.trials(), noise, seed) for seed in range(4)]
+    runs = [replay(recording, problem, best, "random", seed, 99, server=own) for seed, own in enumerate(servers)]
+    assert [run.regrets[-1] for run in runs] == [run.regret for run in runs]
+    assert any(later > earlier for run in runs for earlier, later in pairwise(run.regrets))
