@@ -24,7 +24,7 @@ from optimizer.results.recommendation import Outcome, assess
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment, ObserverFactory
-from optimizer.study.start_line import start_line
+from optimizer.study.run_messages import start_line
 from optimizer.study.trial_runner import take_reference
 
 TIME_FACTOR = 2.0  # budget of a verification over its expected time

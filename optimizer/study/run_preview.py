@@ -29,9 +29,9 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.study.environment import Environment, ServerResources
 from optimizer.study.load_generators import own_client_searches, why_perf_analyzer
 from optimizer.study.model_finder import find_model, undeclared_models
+from optimizer.study.run_messages import goal
 from optimizer.study.run_record import problem_document
 from optimizer.study.searcher_factory import load_warm_start
-from optimizer.study.start_line import goal
 from optimizer.study.task import Task
 
 DYNAMIC_BATCHING = ("max_queue_delay_us", "preferred_batch_sizes")  # parameters that a stateful model does not have

@@ -37,7 +37,7 @@ from optimizer.study import sweep_output
 from optimizer.study.environment import Environment
 from optimizer.study.model_finder import sizes_given_twice, trace_sizes
 from optimizer.study.option_check import check_server_settings
-from optimizer.study.start_line import describe_server
+from optimizer.study.run_messages import describe_server
 from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, configurations, sweep_cells
 from optimizer.study.task import Task, check_settings
 

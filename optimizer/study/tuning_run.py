@@ -30,10 +30,9 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment, ObserverFactory
 from optimizer.study.load_generators import why_perf_analyzer
-from optimizer.study.run_notes import notes_on_end, notes_on_measurements, notes_on_outcome
+from optimizer.study.run_messages import action_of, notes_on_end, notes_on_measurements, notes_on_outcome, start_line
 from optimizer.study.run_record import RunRecord, current_versions
 from optimizer.study.searcher_factory import check_stored_study, load_warm_start, open_searcher
-from optimizer.study.start_line import action_of, start_line
 from optimizer.study.study import StudyResult, StudySetup, run_locally
 from optimizer.study.task import Task
 

@@ -1,75 +1,59 @@
+"""Sessions of a run without a server: those whose test cannot continue, and the versions that they keep."""
+
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from objectives.confidence import Verdict
-from objectives.metrics import Measurement
-from objectives.sequential import LOOKS
-from optimizer.core.endpoint import Endpoint
-from optimizer.core.notes import HighestConcurrency, LessThanInSearch, SpeedVaried, UntestedServedMore
-from optimizer.core.trial import Confirmation, LoadPoint, Trial
-from optimizer.results.recommendation import assess
+from optimizer.core.errors import BadInputError
+from optimizer.core.trial import FreshServer, Trial
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.run_notes import (
-    _highest_concurrency,
-    _less_than_in_search,
-    _untested_served_more,
-    notes_on_measurements,
-)
+from optimizer.store.trials_table import TrialsTable
 from optimizer.study.run_record import RunRecord, current_versions
-from tests.drawn_server import BASELINE, FAST, FASTER, Drawing, drawn_problem, searched
+from optimizer.study.tuning_run import continue_confirmation
+from tests.run_folders import CANDIDATE, CLOSED, MEASURED, write_run
 
 
-@pytest.mark.parametrize(
-    ("concurrency", "allowed", "noted"),
-    [
-        (8, 8, HighestConcurrency(8)),
-        (8, 16, None),
-        (15, 15, None),  # 18 of 20 ms: the bound limits it as well
-    ],
-)
-def test_a_load_that_only_the_profile_limits_is_noted(
-    concurrency: int, allowed: int, noted: HighestConcurrency | None
-) -> None:
-    problem = replace(drawn_problem(), max_concurrency=allowed)
-    outcome = assess(searched(Drawing(), {FASTER: concurrency}), problem, BASELINE, FAST)
-    assert outcome.recommended is not None
-    assert outcome.recommended.load.concurrency == concurrency
-    assert _highest_concurrency(outcome, problem) == noted
+def refusal(path: Path) -> str:
+    run = RunFolder(path)
+    with pytest.raises(BadInputError) as refused:
+        continue_confirmation(run, run.read_options(), 1.0, print, lambda *_: QuietObserver())
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
 
 
-@pytest.mark.parametrize(("factor", "is_noted"), [(1.3, False), (2.0, True)])
-def test_a_search_that_measured_much_more_is_noted(factor: float, is_noted: bool) -> None:
-    problem, load = drawn_problem(), LoadPoint(1, 8)
-    windows = [
-        Confirmation(server, load, window, 0.01)
-        for server in range(1, LOOKS[0] + 1)
-        for window in Drawing().measure_windows(Endpoint("", FASTER), load, 0.5, 8)
-    ]
-    measured = factor * (windows[0].measurement.throughput_infer_per_sec or 0.0)
-    searched = Measurement(measured, latency_p95_ms=12.0, stable=True)
-    trial = Trial(1, FASTER, ((load, searched),), confirmations=tuple(windows))
-    outcome = assess([trial], problem, BASELINE, FAST)
-    assert outcome.confirmed is not None
-    assert outcome.recommended is not None
-    assert outcome.confirmed.judged.verdict is Verdict.PASS
-    served = outcome.recommended.throughput_infer_per_sec
-    expected = LessThanInSearch(measured, served) if is_noted else None
-    assert _less_than_in_search(outcome, [trial], problem) == expected
-    assert _untested_served_more(outcome, [trial], problem) is None
-    untested = Trial(2, FAST, ((load, searched),))
-    expected_other = UntestedServedMore(2, measured) if is_noted else None
-    assert _untested_served_more(outcome, [trial, untested], problem) == expected_other
+def test_confirmations_without_a_plan_are_not_continued(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    TrialsTable(path / "trials.csv", "doubler", {}).append(
+        Trial(0, CANDIDATE), CLOSED, MEASURED, FreshServer(1, 0.005)
+    )
+    assert refusal(path) == (
+        f"{path}: run.json has no confirmation_plan, so the test cannot continue; make a separate one: "
+        f"`tune verify --fresh {path}`"
+    )
 
 
-def test_the_speed_is_compared_over_all_sessions() -> None:
-    load = LoadPoint(1, 4)
-    first, second = Measurement(100.0, speed_probe_ms=20.0), Measurement(60.0, speed_probe_ms=32.0)
-    trial = Trial(0, FAST, ((load, first),), confirmations=(Confirmation(1, load, second, 0.01),))
-    assert SpeedVaried(1.6) in notes_on_measurements([trial])
+def test_a_run_without_trials_is_not_continued(tmp_path: Path) -> None:
+    path = write_run(tmp_path, status="interrupted")
+    (path / "trials.csv").unlink()
+    assert refusal(path) == f"{path}: nothing was measured yet; continue the search: `tune --resume {path}`"
+
+
+def test_a_run_that_found_nothing_is_not_continued(tmp_path: Path) -> None:
+    path = write_run(tmp_path, status="none", is_confirmed=False)
+    assert refusal(path) == (
+        f"{path}: no configuration met p95 <= 20 ms, so there is nothing to verify; tune again with a wider bound, "
+        "smaller requests or more hardware"
+    )
+
+
+def test_a_changed_bound_is_refused(tmp_path: Path) -> None:
+    run = RunFolder(write_run(tmp_path))
+    run.refuse_other_bounds(["p95 <= 20 ms"])
+    with pytest.raises(BadInputError, match="the run had p95 <= 20 ms, but its profile now has none; restore the"):
+        run.refuse_other_bounds([])
 
 
 @pytest.mark.parametrize(

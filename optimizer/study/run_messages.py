@@ -1,9 +1,10 @@
-"""Notes for the user on the measurements of a run, on its recommendation and on its end."""
+"""The messages of a run: the line before its first measurement, and notes on its measurements and its end."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
@@ -12,6 +13,7 @@ from optimizer.config import execution
 from optimizer.config.model_source import served_models
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.candidate_tests import next_verdict
+from optimizer.core.budget import RunMode
 from optimizer.core.notes import (
     ConfirmationComplete,
     DisturbedWindowsCounted,
@@ -28,7 +30,9 @@ from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.machine.conditions import speed_note
 from optimizer.machine.gpu_telemetry import throttle_note
 from optimizer.measure.load_client.open_loop import lateness_note
+from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
+from optimizer.results import formatting
 from optimizer.results.recommendation import Outcome
 from optimizer.search import SMALLEST_GAIN
 from optimizer.study.run_record import RunRecord
@@ -36,6 +40,43 @@ from optimizer.study.study import StudyResult
 from optimizer.study.task import Task
 
 CLEARLY_LESS = 0.7  # of the throughput of the search, which overestimates the best by less than that
+
+
+def action_of(mode: RunMode, spent_seconds: float) -> str:
+    """Return the action of a session in words. Earlier sessions of the run have measured for ``spent_seconds``."""
+    if mode is RunMode.CONFIRM:
+        return "testing the recommendation for"
+    return "continuing" if spent_seconds else "tuning"
+
+
+def start_line(action: str, problem: Problem, options: RunOptions, seconds: float, folder: Path) -> str:
+    """Return the line for ``action``, such as ``tuning``, which takes at most ``seconds`` and fills ``folder``."""
+    limit = f"for at most {formatting.clock(seconds)} minutes"
+    if options.max_trials is not None:
+        limit += f" and {formatting.count(options.max_trials, 'trial')}"
+    return f"{action} {problem.model} on {describe_server(options)}, {limit}: {goal(problem)}; results in {folder}"
+
+
+def describe_server(options: RunOptions) -> str:
+    """Return the server that is measured, in words."""
+    if options.cluster is not None:
+        return f"{options.target} servers of a cluster"
+    return {
+        "embedded": "the embedded server",
+        "local": "the tritonserver of this machine",
+        "docker": "a server in Docker",
+        "remote": f"the server at {server_address(options.url).host_port}",
+    }[options.target]
+
+
+def goal(problem: Problem) -> str:
+    """Return the objectives and the bounds, in words."""
+    best = ", then ".join(
+        f"{'highest' if metric.better == 'higher' else 'lowest'} {formatting.metric_label(metric.name)}"
+        for metric in problem.objectives
+    )
+    bounds = formatting.bounds(problem.sla)
+    return f"{best} within {bounds}" if bounds else f"{best}, without a bound"
 
 
 def notes_on_measurements(trials: Sequence[Trial]) -> list[Note | None]:

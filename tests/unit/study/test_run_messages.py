@@ -1,0 +1,120 @@
+"""The line before the first measurement, and the notes on a run's measurements and recommendation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from objectives.confidence import Verdict
+from objectives.metrics import METRICS, Measurement
+from objectives.sequential import LOOKS
+from objectives.sla import Sla
+from optimizer.core.budget import RunMode
+from optimizer.core.endpoint import Endpoint
+from optimizer.core.notes import HighestConcurrency, LessThanInSearch, SpeedVaried, UntestedServedMore
+from optimizer.core.trial import Confirmation, LoadPoint, Trial
+from optimizer.options.option_reader import run_options
+from optimizer.results.formatting import bounds
+from optimizer.results.recommendation import assess
+from optimizer.study.run_messages import (
+    _highest_concurrency,
+    _less_than_in_search,
+    _untested_served_more,
+    action_of,
+    notes_on_measurements,
+    start_line,
+)
+from tests.drawn_server import BASELINE, FAST, FASTER, Drawing, drawn_problem, searched
+
+FOLDER = Path("results/drawn/1")
+
+
+@pytest.mark.parametrize(
+    ("values", "server"),
+    [
+        ({}, "the embedded server"),
+        ({"target": "local", "tritonserver": "tritonserver"}, "the tritonserver of this machine"),
+        ({"target": "remote", "url": "grpcs://triton:8001"}, "the server at triton:8001"),
+        ({"cluster": "auto"}, "embedded servers of a cluster"),
+    ],
+)
+def test_the_line_names_the_server(values: dict[str, object], server: str) -> None:
+    problem = drawn_problem()
+    line = start_line("tuning", problem, run_options("drawn", values), 180.0, FOLDER)
+    assert line == (
+        f"tuning drawn on {server}, for at most 3:00 minutes: highest throughput within {bounds(problem.sla)}; "
+        "results in results/drawn/1"
+    )
+
+
+def test_the_line_has_the_limit_of_trials_and_all_objectives() -> None:
+    problem = replace(drawn_problem(), objectives=(METRICS["memory"], METRICS["throughput"]), sla=Sla(()))
+    line = start_line("continuing", problem, run_options("drawn", {"max-trials": 5}), 61.0, FOLDER)
+    assert line == (
+        "continuing drawn on the embedded server, for at most 1:01 minutes and 5 trials: "
+        "lowest memory, then highest throughput, without a bound; results in results/drawn/1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "spent_seconds", "action"),
+    [
+        (RunMode.SEARCH, 0.0, "tuning"),  # of a batch, whose folder exists before
+        (RunMode.SEARCH, 12.0, "continuing"),
+        (RunMode.SEARCH_AND_CONFIRM, 12.0, "continuing"),
+        (RunMode.CONFIRM, 12.0, "testing the recommendation for"),
+    ],
+)
+def test_only_a_run_with_measurements_is_continued(mode: RunMode, spent_seconds: float, action: str) -> None:
+    assert action_of(mode, spent_seconds) == action
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "allowed", "noted"),
+    [
+        (8, 8, HighestConcurrency(8)),
+        (8, 16, None),
+        (15, 15, None),  # 18 of 20 ms: the bound limits it as well
+    ],
+)
+def test_a_load_that_only_the_profile_limits_is_noted(
+    concurrency: int, allowed: int, noted: HighestConcurrency | None
+) -> None:
+    problem = replace(drawn_problem(), max_concurrency=allowed)
+    outcome = assess(searched(Drawing(), {FASTER: concurrency}), problem, BASELINE, FAST)
+    assert outcome.recommended is not None
+    assert outcome.recommended.load.concurrency == concurrency
+    assert _highest_concurrency(outcome, problem) == noted
+
+
+@pytest.mark.parametrize(("factor", "is_noted"), [(1.3, False), (2.0, True)])
+def test_a_search_that_measured_much_more_is_noted(factor: float, is_noted: bool) -> None:
+    problem, load = drawn_problem(), LoadPoint(1, 8)
+    windows = [
+        Confirmation(server, load, window, 0.01)
+        for server in range(1, LOOKS[0] + 1)
+        for window in Drawing().measure_windows(Endpoint("", FASTER), load, 0.5, 8)
+    ]
+    measured = factor * (windows[0].measurement.throughput_infer_per_sec or 0.0)
+    searched = Measurement(measured, latency_p95_ms=12.0, stable=True)
+    trial = Trial(1, FASTER, ((load, searched),), confirmations=tuple(windows))
+    outcome = assess([trial], problem, BASELINE, FAST)
+    assert outcome.confirmed is not None
+    assert outcome.recommended is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS
+    served = outcome.recommended.throughput_infer_per_sec
+    expected = LessThanInSearch(measured, served) if is_noted else None
+    assert _less_than_in_search(outcome, [trial], problem) == expected
+    assert _untested_served_more(outcome, [trial], problem) is None
+    untested = Trial(2, FAST, ((load, searched),))
+    expected_other = UntestedServedMore(2, measured) if is_noted else None
+    assert _untested_served_more(outcome, [trial, untested], problem) == expected_other
+
+
+def test_the_speed_is_compared_over_all_sessions() -> None:
+    load = LoadPoint(1, 4)
+    first, second = Measurement(100.0, speed_probe_ms=20.0), Measurement(60.0, speed_probe_ms=32.0)
+    trial = Trial(0, FAST, ((load, first),), confirmations=(Confirmation(1, load, second, 0.01),))
+    assert SpeedVaried(1.6) in notes_on_measurements([trial])
