@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from optimizer.config import gpu_placement, model_json
@@ -56,31 +57,149 @@ def find_model(options: RunOptions, hardware: Hardware, say: Say, *, start_serve
     A stored model that declares no inputs or outputs is loaded on a server, which knows them. Without
     ``start_server`` it is returned without them.
     """
-    serving = DeviceAssignment.of(options, hardware.gpus)
+    finder = _Finder(options, DeviceAssignment.of(options, hardware.gpus), say, start_server)
     if names_profile(options):
-        profile = load_profile(find_profile(options.model))
-        profile = profile.for_hardware(gpu=_on_gpu(profile, serving))
-        return _of_profile(profile, options, serving, say, start_server=start_server)
+        return finder.of_named_profile(load_profile(find_profile(options.model)))
     if options.model_repository is not None:
         if not is_folder(Path(options.model_repository)):
             raise BadInputError(f"--model-repository {quote(options.model_repository)}: no such folder")
         if options.from_model_analyzer is not None:
-            file = Path(options.from_model_analyzer)
-            return _of_model_analyzer(file, options, serving, say, start_server=start_server)
-        repository, name = Path(options.model_repository), options.model
-        return _of_repository(repository, name, options, serving, say, start_server=start_server)
-    path = Path(options.model)
+            return finder.of_model_analyzer(Path(options.from_model_analyzer))
+        return finder.of_repository(Path(options.model_repository), options.model)
     if _is_model_folder(options.model):
-        absolute = path.absolute()
-        return _of_repository(absolute.parent, absolute.name, options, serving, say, start_server=start_server)
-    _refuse_others(options)
-    batch = _batch(options)
-    if (model := _model_of_version(path)) is not None:
-        say(
-            f"{one_line(str(model / 'config.pbtxt'))} is ignored, because {one_line(path.name)} is tuned as a file "
-            f"of its own; to use it: tune {shlex.quote(one_line(str(model)))}"
+        absolute = Path(options.model).absolute()
+        return finder.of_repository(absolute.parent, absolute.name)
+    return finder.of_onnx_file(Path(options.model))
+
+
+@dataclass(frozen=True)
+class _Finder:
+    """Finds the model of ``options``, which ``serving`` serves. The arguments are those of ``find_model``."""
+
+    options: RunOptions
+    serving: DeviceAssignment
+    say: Say
+    start_server: bool
+
+    def of_named_profile(self, profile: Profile) -> NamedModel:
+        on_gpu = self.serving.reaches("onnxruntime")
+        if isinstance(profile.model, StoredModel):  # all others are ONNX
+            on_gpu = self.serving.stored_on_gpu(profile.model.repository, profile.model.name)
+        return self._of_profile(profile.for_hardware(gpu=on_gpu))
+
+    def of_model_analyzer(self, file: Path) -> NamedModel:
+        from optimizer.model.model_analyzer.reader import build_profile, read_model_analyzer
+
+        mapped, repository = read_model_analyzer(file, self.options.model), Path(self.options.model_repository or ".")
+        on_gpu = self.serving.stored_on_gpu(repository, mapped.model)
+        profile = build_profile(mapped, repository, gpu=on_gpu).for_hardware(gpu=on_gpu)
+        return replace(self._of_profile(profile), notes=tuple(map(str, mapped.notes)))
+
+    def of_repository(self, repository: Path, name: str) -> NamedModel:
+        batch = self._batch()
+        source = read_source(
+            partial(self._stored, repository, largest_batch=max(DEFAULT_LARGEST_BATCH, batch.largest)),
+            name,
+            composing=self.options.bls_composing_models,
+            variants=self.options.variants,
+            concurrent=self.options.concurrent_models,
         )
-    return NamedModel(_bare(path, max(DEFAULT_LARGEST_BATCH, batch.largest), serving), batch, file=path)
+        return NamedModel(source, batch)
+
+    def of_onnx_file(self, path: Path) -> NamedModel:
+        _refuse_others(self.options)
+        batch = self._batch()
+        if (model := _model_of_version(path)) is not None:
+            self.say(
+                f"{one_line(str(model / 'config.pbtxt'))} is ignored, because {one_line(path.name)} is tuned as a "
+                f"file of its own; to use it: tune {shlex.quote(one_line(str(model)))}"
+            )
+        return NamedModel(self._bare(path, max(DEFAULT_LARGEST_BATCH, batch.largest)), batch, file=path)
+
+    def _of_profile(self, profile: Profile) -> NamedModel:
+        options, model, batch = self.options, profile.model, self._batch(profile.request.batch_size)
+        section = profile.space or SpaceSection()
+        _check(section, profile, self.serving.gpu_count)
+        if section.max_batch_size and 0 < max(section.max_batch_size) < batch.largest:
+            listed = ", ".join(map(str, section.max_batch_size))
+            above = f"{batch.largest} is above every max_batch_size of {profile.path} ({listed})"
+            raise size_fault(options, profile, f"{above}; lower it, or add a larger one to the space")
+        if isinstance(model, StoredModel):
+            source = read_source(
+                partial(self._stored, model.repository),
+                model.name,
+                composing=options.bls_composing_models or model.bls_composing_models or (),
+                variants=options.variants or model.variants or (),
+                concurrent=options.concurrent_models or model.concurrent_models or (),
+                batcher=model.batcher,
+            )
+        else:
+            _refuse_others(options)
+            largest = max(*(section.max_batch_size or (DEFAULT_LARGEST_BATCH,)), batch.largest)
+            source = self._bare(model.onnx, largest) if isinstance(model, OnnxModel) else self._built(model, largest)
+        if section.model_json:
+            _check_model_json(source, profile, is_remote=options.target == "remote")
+            source = replace(source, varies_model_json=True)
+        for name in section.models:
+            if name not in source.models or name == source.tuned_model:
+                others = ", ".join(other for other in source.models if other != source.tuned_model) or "none"
+                problem = f"not a model served with it, which are: {others}"
+                raise profile.fault("space", "models", name, problem=problem)
+        return NamedModel(source, batch, profile)
+
+    def _batch(self, default: int | str = 1) -> SizeDistribution:
+        """Return the samples of a request; ``default`` are those without an option or a trace that has them."""
+        if (recorded := trace_sizes(self.options)) is not None:
+            if self.options.request_batch_size is not None:
+                raise sizes_given_twice(self.options.request_batch_size, self.options)
+            return recorded
+        return parse_size_distribution(str(self.options.request_batch_size or default))
+
+    def _bare(self, file: Path, largest_batch: int) -> ModelSource:
+        on_gpu = self.serving.reaches("onnxruntime")
+        return read_bare_onnx(file, gpu=on_gpu, largest_batch=largest_batch, cache=cache_folder())
+
+    def _built(self, model: BuiltModel, largest_batch: int) -> ModelSource:
+        from optimizer.model.builders import build
+
+        built = build(
+            model.builder,
+            model.settings,
+            cache=cache_folder(),
+            max_batch_size=largest_batch,
+            kind="KIND_GPU" if self.serving.reaches("onnxruntime") else "KIND_CPU",
+            say=self.say,
+        )
+        return read_source(
+            lambda name: built if name == built.name else self._stored(built.repository, name), built.name
+        )
+
+    def _stored(self, repository: Path, name: str, largest_batch: int = DEFAULT_LARGEST_BATCH) -> ModelSource:
+        """Return the model with its configuration completed from the model's own metadata; see ``find_model``."""
+        options, config = self.options, repository / name / "config.pbtxt"
+        source = self.serving.read(repository, name, largest_batch)
+        counts, on_gpu = [instance_count(source.config)], self.serving.on_gpu(source.config)
+        if problem := too_many_instances(counts, source, options, on_gpu=on_gpu):
+            raise BadInputError(f"{one_line(str(config))}: instance_group: {problem}")
+        if options.target in ON_THIS_MACHINE:
+            missing = gpu_placement.missing_device(source.config, self.serving.gpu_count)
+            # the nodes of a cluster have their own GPUs, and a GPU may work although NVML does not
+            if missing and options.cluster is None and not nvml.survey().fault:
+                raise BadInputError(f"{one_line(str(config))}: {missing}")
+            if self.start_server:
+                find = partial(self._find_installation, config)
+                source = complete_config(source, find, load_limit_seconds(options.budget_seconds))
+        elif not (source.config.input and source.config.output):
+            raise BadInputError(
+                f"{config}: has no inputs or outputs; add those that the server reports "
+                f"(GET /v2/models/{name}/config)"
+            )
+        refuse_unmeasurable(source.config, config)
+        return source
+
+    def _find_installation(self, config: Path) -> Installation:
+        self.say(f"{one_line(str(config))} declares no inputs or outputs: starting a server, which knows them")
+        return find_installation(self.options, self.say)
 
 
 def undeclared_models(source: ModelSource) -> list[str]:
@@ -135,19 +254,6 @@ def _is_model_folder(model: str) -> bool:
     return is_folder(path) and not model.endswith(PROFILE_ENDINGS) and not _is_profile_too(path)
 
 
-def _bare(file: Path, largest_batch: int, serving: DeviceAssignment) -> ModelSource:
-    on_gpu = serving.reaches("onnxruntime")
-    return read_bare_onnx(file, gpu=on_gpu, largest_batch=largest_batch, cache=cache_folder())
-
-
-def _batch(options: RunOptions, default: int | str = 1) -> SizeDistribution:
-    if (recorded := trace_sizes(options)) is not None:
-        if options.request_batch_size is not None:
-            raise sizes_given_twice(options.request_batch_size, options)
-        return recorded
-    return parse_size_distribution(str(options.request_batch_size or default))
-
-
 def _refuse_others(options: RunOptions) -> None:
     """Raise BadInputError for options that name other models of the repository, because there is no repository."""
     for flag, names in (
@@ -164,55 +270,10 @@ def _refuse_others(options: RunOptions) -> None:
             )
 
 
-def _on_gpu(profile: Profile, serving: DeviceAssignment) -> bool:
-    """Return whether a GPU serves the model of a profile."""
-    if not isinstance(profile.model, StoredModel):  # all are ONNX
-        return serving.reaches("onnxruntime")
-    return serving.stored_on_gpu(profile.model.repository, profile.model.name)
-
-
 def _is_profile_too(folder: Path) -> bool:
     """Return whether ``folder`` is not a model but has the name of a profile, as a folder of results does."""
     named = str(folder) == folder.name and folder.name in list_profiles()
     return named and not is_file(folder / "config.pbtxt")
-
-
-def _of_profile(
-    profile: Profile, options: RunOptions, serving: DeviceAssignment, say: Say, *, start_server: bool
-) -> NamedModel:
-    batch = _batch(options, profile.request.batch_size)
-    section = profile.space or SpaceSection()
-    _check(section, profile, serving.gpu_count)
-    if section.max_batch_size and 0 < max(section.max_batch_size) < batch.largest:
-        listed = ", ".join(map(str, section.max_batch_size))
-        above = f"{batch.largest} is above every max_batch_size of {profile.path} ({listed})"
-        raise size_fault(options, profile, f"{above}; lower it, or add a larger one to the space")
-    if isinstance(profile.model, BuiltModel):
-        _refuse_others(options)
-        source = _built(profile.model, _largest_batch(section, batch), options, serving, say)
-    elif isinstance(profile.model, OnnxModel):
-        _refuse_others(options)
-        source = _bare(profile.model.onnx, _largest_batch(section, batch), serving)
-    else:
-        stored = profile.model.repository
-        source = read_source(
-            lambda name: _stored(
-                stored, name, options, serving, DEFAULT_LARGEST_BATCH, say, start_server=start_server
-            ),
-            profile.model.name,
-            composing=options.bls_composing_models or profile.model.bls_composing_models or (),
-            variants=options.variants or profile.model.variants or (),
-            concurrent=options.concurrent_models or profile.model.concurrent_models or (),
-            batcher=profile.model.batcher,
-        )
-    if section.model_json:
-        _check_model_json(source, profile, is_remote=options.target == "remote")
-        source = replace(source, varies_model_json=True)
-    for name in section.models:
-        if name not in source.models or name == source.tuned_model:
-            others = ", ".join(other for other in source.models if other != source.tuned_model) or "none"
-            raise profile.fault("space", "models", name, problem=f"not a model served with it, which are: {others}")
-    return NamedModel(source, batch, profile)
 
 
 def _check(section: SpaceSection, profile: Profile, gpu_count: int) -> None:
@@ -245,93 +306,3 @@ def _check_model_json(source: ModelSource, profile: Profile, *, is_remote: bool)
             model_json.parse(version / model_json.FILE)
         if is_remote:
             model_json.check_override_size(folder)
-
-
-def _largest_batch(section: SpaceSection, batch: SizeDistribution) -> int:
-    """Return the max_batch_size of a model whose configuration is derived."""
-    return max(*(section.max_batch_size or (DEFAULT_LARGEST_BATCH,)), batch.largest)
-
-
-def _built(
-    model: BuiltModel, largest_batch: int, options: RunOptions, serving: DeviceAssignment, say: Say
-) -> ModelSource:
-    from optimizer.model.builders import build
-
-    built = build(
-        model.builder,
-        model.settings,
-        cache=cache_folder(),
-        max_batch_size=largest_batch,
-        kind="KIND_GPU" if serving.reaches("onnxruntime") else "KIND_CPU",
-        say=say,
-    )
-
-    def read(name: str) -> ModelSource:
-        if name == built.name:
-            return built
-        return _stored(built.repository, name, options, serving, DEFAULT_LARGEST_BATCH, say)
-
-    return read_source(read, built.name)
-
-
-def _of_model_analyzer(
-    file: Path, options: RunOptions, serving: DeviceAssignment, say: Say, *, start_server: bool
-) -> NamedModel:
-    from optimizer.model.model_analyzer.reader import build_profile, read_model_analyzer
-
-    mapped, repository = read_model_analyzer(file, options.model), Path(options.model_repository or ".")
-    on_gpu = serving.stored_on_gpu(repository, mapped.model)
-    profile = build_profile(mapped, repository, gpu=on_gpu).for_hardware(gpu=on_gpu)
-    named = _of_profile(profile, options, serving, say, start_server=start_server)
-    return replace(named, notes=tuple(map(str, mapped.notes)))
-
-
-def _of_repository(
-    repository: Path, name: str, options: RunOptions, serving: DeviceAssignment, say: Say, *, start_server: bool
-) -> NamedModel:
-    batch = _batch(options)
-    largest = max(DEFAULT_LARGEST_BATCH, batch.largest)
-    source = read_source(
-        lambda model: _stored(repository, model, options, serving, largest, say, start_server=start_server),
-        name,
-        composing=options.bls_composing_models,
-        variants=options.variants,
-        concurrent=options.concurrent_models,
-    )
-    return NamedModel(source, batch)
-
-
-def _stored(
-    repository: Path,
-    name: str,
-    options: RunOptions,
-    serving: DeviceAssignment,
-    largest_batch: int,
-    say: Say,
-    *,
-    start_server: bool = True,
-) -> ModelSource:
-    """Return the model with its configuration completed from the model's own metadata; see ``find_model``."""
-    config = repository / name / "config.pbtxt"
-    source = serving.read(repository, name, largest_batch)
-    counts, on_gpu = [instance_count(source.config)], serving.on_gpu(source.config)
-    if problem := too_many_instances(counts, source, options, on_gpu=on_gpu):
-        raise BadInputError(f"{one_line(str(config))}: instance_group: {problem}")
-    if options.target in ON_THIS_MACHINE:
-        missing = gpu_placement.missing_device(source.config, serving.gpu_count)
-        # the nodes of a cluster have their own GPUs, and a GPU may work although NVML does not
-        if missing and options.cluster is None and not nvml.survey().fault:
-            raise BadInputError(f"{one_line(str(config))}: {missing}")
-        if start_server:
-
-            def find() -> Installation:
-                say(f"{one_line(str(config))} declares no inputs or outputs: starting a server, which knows them")
-                return find_installation(options, say)
-
-            source = complete_config(source, find, load_limit_seconds(options.budget_seconds))
-    elif not (source.config.input and source.config.output):
-        raise BadInputError(
-            f"{config}: has no inputs or outputs; add those that the server reports (GET /v2/models/{name}/config)"
-        )
-    refuse_unmeasurable(source.config, config)
-    return source
