@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from objectives.confidence import Verdict
@@ -65,6 +65,8 @@ class Confirmer:
     _disturbances: DisturbanceCorrection = field(default_factory=DisturbanceCorrection, init=False)
     _lost_servers: dict[int, int] = field(default_factory=dict, init=False)  # by trial; the next one has its number
     _start_seconds: list[float] = field(default_factory=list, init=False)  # of the fresh servers so far
+    _points: Sequence[Point] = field(default=(), init=False)  # of the search, as in the usual state of the machine
+    _plan: ConfirmationPlan = field(init=False)  # with the loads that were predicted so far
 
     def run(self, comparisons: Sequence[Candidate]) -> list[Trial]:
         """Return the trials with their confirmations.
@@ -85,23 +87,23 @@ class Confirmer:
         self._lost_servers = {number: end.server for number, end in ends.items() if end.is_lost}
         self.trials = [without_lost_end(trial) for trial in self.trials]
         with self.measurer.stopwatch.count("search"):
-            points, self._disturbances = usual_points(self.trials, self.problem, self.fit)
-        plan = plan_tests(self.plan, self.trials, points, self.problem, self._disturbances)
-        self.measurer.disturbance_limit = plan.disturbance_limit
-        best = self.best = plan.best_points(points, self.problem)
+            self._points, self._disturbances = usual_points(self.trials, self.problem, self.fit)
+        self._plan = plan_tests(self.plan, self.trials, self._points, self.problem, self._disturbances)
+        self.measurer.disturbance_limit = self._plan.disturbance_limit
+        best = self.best = self._plan.best_points(self._points, self.problem)
         if not best:
             return self.trials
-        compared = compared_points(best, comparisons, points, self.problem)
-        plan = self._predict_loads(plan, [best[0], *compared], points)
+        compared = compared_points(best, comparisons, self._points, self.problem)
+        self._predict_loads([best[0], *compared])
         if was_search_disturbed(self.trials):
-            plan = self._test(plan, points, until_pass=True)
-        if (tests := self._tests(plan, best[0])) is not None:
+            self._test(until_pass=True)
+        if (tests := self._tests(best[0])) is not None:
             untested = [other for other in compared if not errors_by_load(self.trial(other.trial))]
-            loads = [self._compared_load(plan, other) for other in untested]
+            loads = [self._compared_load(other) for other in untested]
             self._measure_in_turn(tests, list(map(self._planned, untested, loads)))
-        plan = self._test(plan, points)
-        self._begin_test(plan, best[0])
-        self._continue_comparisons(plan, compared)
+        self._test()
+        self._begin_test(best[0])
+        self._continue_comparisons(compared)
         return self.trials
 
     def verify(self, recommended: Point, planned: Sequence[ServerPlan]) -> None:
@@ -111,8 +113,8 @@ class Confirmer:
         """
         only = LoadPredictions((recommended.load,), (-math.inf,), (recommended.throughput_infer_per_sec,))
         limit = self.measurer.disturbance_limit = disturbance_limit(self.trials)
-        plan = ConfirmationPlan(1 - self.problem.confidence, limit, (recommended.trial,))
-        tests = self._tests_at(plan, recommended, only, (1.0,))
+        self._plan = ConfirmationPlan(1 - self.problem.confidence, limit, (recommended.trial,))
+        tests = self._tests_at(recommended, only, (1.0,))
         self._measure_in_turn(tests, planned[1:])
         while (load := tests.next_load()) is not None and self.measure(tests.server_plan(load)):
             pass
@@ -170,23 +172,23 @@ class Confirmer:
         """Return the trial with this number, with its confirmations so far."""
         return self.trials[self._place(number)]
 
-    def _test(self, plan: ConfirmationPlan, points: Sequence[Point], *, until_pass: bool = False) -> ConfirmationPlan:
-        """Measure one server after another of the candidate that is tested next. Return the plan at the end."""
-        while (test := self._next_test(plan)) is not None and not (until_pass and self._has_passed()):
-            fixed = self._correct_loads(self._predict_loads(plan, [test.point], points), test.point)
-            if fixed != plan:  # the next load may be another one
-                plan = fixed
+    def _test(self, *, until_pass: bool = False) -> None:
+        """Measure one server after another of the candidate that is tested next."""
+        while (test := self._next_test()) is not None and not (until_pass and self._has_passed()):
+            plan = self._plan
+            self._predict_loads([test.point])
+            self._correct_loads(test.point)
+            if self._plan != plan:  # the next load may be another one
                 continue
             before = self.trial(test.point.trial)
             self.measure(test.server)
             if self.trial(test.point.trial) == before:
                 break
-        return plan
 
-    def _next_test(self, plan: ConfirmationPlan) -> NextTest | None:
+    def _next_test(self) -> NextTest | None:
         """Return which finalist is tested next; None if no server that the time allows can change a verdict."""
         return next_test(
-            plan,
+            self._plan,
             self.trials,
             self.best,
             self.problem,
@@ -212,17 +214,15 @@ class Confirmer:
         """Return how the candidate of ``point`` is measured at ``load`` for comparison."""
         return plan_server(point, load, self.problem.request_times, start_seconds=self._expected_start_seconds())
 
-    def _tests(self, plan: ConfirmationPlan, point: Point) -> CandidateTests | None:
+    def _tests(self, point: Point) -> CandidateTests | None:
         """Return the tests of the candidate of ``point``; None if other candidates use all of the error."""
-        shares = error_shares(plan, self.trials, point.trial)
-        return None if shares is None else self._tests_at(plan, point, _predictions(plan, point), shares)
+        shares = error_shares(self._plan, self.trials, point.trial)
+        return None if shares is None else self._tests_at(point, self._predictions(point), shares)
 
-    def _tests_at(
-        self, plan: ConfirmationPlan, point: Point, predictions: LoadPredictions, shares: tuple[float, ...]
-    ) -> CandidateTests:
+    def _tests_at(self, point: Point, predictions: LoadPredictions, shares: tuple[float, ...]) -> CandidateTests:
         return CandidateTests(
             self.problem,
-            plan,
+            self._plan,
             self.trials,
             point,
             predictions,
@@ -235,34 +235,37 @@ class Confirmer:
     def _place(self, number: int) -> int:
         return next(place for place, trial in enumerate(self.trials) if trial.number == number)
 
-    def _compared_load(self, plan: ConfirmationPlan, point: Point) -> LoadPoint:
+    def _predictions(self, point: Point) -> LoadPredictions:
+        predictions = self._plan.predictions_of(point)
+        assert predictions is not None
+        return predictions
+
+    def _compared_load(self, point: Point) -> LoadPoint:
         """Return the first load at which the candidate of ``point`` was compared, or is."""
         measured = [again.load for again in self.trial(point.trial).confirmations]
-        return measured[0] if measured else _predictions(plan, point).first_compared_load
+        return measured[0] if measured else self._predictions(point).first_compared_load
 
-    def _predict_loads(
-        self, plan: ConfirmationPlan, candidates: Sequence[Point], points: Sequence[Point]
-    ) -> ConfirmationPlan:
-        """Return ``plan`` with the loads of ``candidates``, after recording it if it is new.
+    def _predict_loads(self, candidates: Sequence[Point]) -> None:
+        """Add the loads of ``candidates`` to the plan, and record it if it is new.
 
         The search knows the first of them well, so its loads are near its best one; all loads of the others are
         possible.
         """
-        new = [point for point in candidates if point.trial not in plan.predictions]
+        new = [point for point in candidates if point.trial not in self._plan.predictions]
+        added: dict[int, LoadPredictions] = {}
         if new:
             with self.measurer.stopwatch.count("search"):
-                model = self.fit(points)
-                predictions = {
+                model = self.fit(self._points)
+                added = {
                     point.trial: predict_loads(
-                        point, points, self.problem, model, every_load=point.trial != candidates[0].trial
+                        point, self._points, self.problem, model, every_load=point.trial != candidates[0].trial
                     ).slower(self._disturbances.expected_slowdown)
                     for point in new
                 }
             first = candidates[0]
             if first in new and self._begins_lower(first):
-                predictions[first.trial] = predictions[first.trial].for_single_load()
-            plan = replace(plan, predictions={**plan.predictions, **predictions})
-        return self._recorded(plan)
+                added[first.trial] = added[first.trial].for_single_load()
+        self._record(added)
 
     def _begins_lower(self, point: Point) -> bool:
         """Return whether the first load is one that is likelier to pass, because no time is left for a second one.
@@ -279,19 +282,18 @@ class Confirmer:
         planned = replace(planned, is_cross_checked=self._is_cross_checked)
         return self.budget.left_seconds() < planned.reserved_seconds(LOOKS[0])
 
-    def _correct_loads(self, plan: ConfirmationPlan, point: Point) -> ConfirmationPlan:
-        """Return ``plan`` with the loads of an untested candidate as its comparisons corrected them."""
-        corrected = corrected_predictions(plan, self.trial(point.trial), self.problem)
-        if corrected is None:
-            return plan
-        return self._recorded(replace(plan, predictions={**plan.predictions, point.trial: corrected}))
+    def _correct_loads(self, point: Point) -> None:
+        """Correct the loads of an untested candidate in the plan by its comparisons."""
+        corrected = corrected_predictions(self._plan, self.trial(point.trial), self.problem)
+        if corrected is not None:
+            self._record({point.trial: corrected})
 
-    def _recorded(self, plan: ConfirmationPlan) -> ConfirmationPlan:
-        """Return ``plan`` after recording it, if it is new."""
-        if plan != self.plan and plan.finalists:
-            self.plan = plan
-            self.record(plan)
-        return plan
+    def _record(self, predictions: Mapping[int, LoadPredictions]) -> None:
+        """Add ``predictions`` to the plan, and record it if it is new."""
+        self._plan = replace(self._plan, predictions={**self._plan.predictions, **predictions})
+        if self._plan != self.plan and self._plan.finalists:
+            self.plan = self._plan
+            self.record(self._plan)
 
     def _measure_in_turn(self, tests: CandidateTests, others: Sequence[ServerPlan]) -> None:
         """Measure the first servers of all candidates in turn, so that a drift of the machine affects all alike.
@@ -307,9 +309,9 @@ class Confirmer:
                 self.measure(tests.server_plan(load))
             self._add_servers(missing, server)
 
-    def _begin_test(self, plan: ConfirmationPlan, point: Point) -> None:
+    def _begin_test(self, point: Point) -> None:
         """Measure those of the first servers of the next load that the time allows, unless a candidate has passed."""
-        tests = self._tests(plan, point)
+        tests = self._tests(point)
         if tests is None or self._has_passed():
             return
         tests.next_load()
@@ -330,7 +332,7 @@ class Confirmer:
         ends = itertools.accumulate(missing[place] * others[place].server_seconds for place in lacking)
         return [others[place] for place, end in zip(lacking, ends, strict=True) if end <= seconds]
 
-    def _continue_comparisons(self, plan: ConfirmationPlan, compared: Sequence[Point]) -> None:
+    def _continue_comparisons(self, compared: Sequence[Point]) -> None:
         """Measure comparisons at better loads, in turn, while there are such loads and time is left."""
         for _ in range(COMPARED_LOADS):
             judged = judge_confirmations(self.trials, self.problem)
@@ -339,7 +341,7 @@ class Confirmer:
                 own = [entry for entry in judged if entry.point.trial == point.trial]
                 if any(entry.error for entry in own) or self.trial(point.trial).status == "failed":
                     continue
-                if (load := _predictions(plan, point).next_compared_load(own, self.problem)) is not None:
+                if (load := self._predictions(point).next_compared_load(own, self.problem)) is not None:
                     planned.append(self._planned(point, load))
             self._compare_in_turn(planned)
 
@@ -357,12 +359,6 @@ class Confirmer:
 
     def _servers(self, planned: ServerPlan) -> int:
         return len(server_windows(self.trial(planned.trial), planned.load))
-
-
-def _predictions(plan: ConfirmationPlan, point: Point) -> LoadPredictions:
-    predictions = plan.predictions_of(point)
-    assert predictions is not None
-    return predictions
 
 
 def model_fitter(problem: Problem, options: RunOptions) -> Callable[[Sequence[Point]], PerformanceModel | None]:
