@@ -87,43 +87,39 @@ def _similar(word: str, known: Collection[str]) -> str:
     return f"did you mean {nearest[0]}?" if nearest else ""
 
 
+_PROBLEMS: Final = {  # by pydantic's type of error; ``shown`` is the value
+    "missing": "missing",
+    "kind_of_model": "{msg}",
+    "percentile": "{msg}",
+    "value_error": "{error}",
+    "greater_than_equal": "{shown} is not at least {ge}",
+    "greater_than": "{shown} is not greater than {gt}",
+    "less_than_equal": "{shown} is not at most {le}",
+    "literal_error": "{shown} is not {expected}",
+    "bool_type": "{shown} is not true or false",
+    "bool_parsing": "{shown} is not true or false",
+    "string_type": "{shown} is not text; write it in quotes",
+    "string_too_long": "is longer than {max_length} characters",
+}
+
+
 def _problem(detail: ErrorDetails, keys: Sequence[str]) -> str:
-    kind, value, bounds = detail["type"], detail["input"], detail.get("ctx", {})
-    shown = format_value(value)
-    match kind:
-        case "missing":
-            return "missing"
-        case "kind_of_model" | "percentile":
-            return detail["msg"]
-        case "value_error":
-            return str(bounds["error"])
+    value, shown = detail["input"], format_value(detail["input"])
+    match detail["type"]:
         case "int_type" | "int_from_float":
             quoted = isinstance(value, str) and value.isdecimal()
             return f"{shown} is not a whole number{f'; write {value} without quotes' if quoted else ''}"
-        case "greater_than_equal":
-            return f"{shown} is not at least {bounds['ge']}"
-        case "greater_than":
-            return f"{shown} is not greater than {bounds['gt']}"
-        case "less_than_equal":
-            return f"{shown} is not at most {bounds['le']}"
-        case "literal_error":
-            return f"{shown} is not {bounds['expected']}"
         case "tuple_type":
             single = value is not None and not isinstance(value, dict)
             return f"{shown} is not a list{f'; write [{shown}]' if single else ''}"
-        case "bool_type" | "bool_parsing":
-            return f"{shown} is not true or false"
-        case "string_type":
-            return f"{shown} is not text; write it in quotes"
-        case "string_too_long":
-            return f"is longer than {bounds['max_length']} characters"
         case "model_type" | "dict_type":
             if value is None:
                 return f"{shown} is not a mapping; leave the key out or fill it"
             example = EXAMPLES.get(keys[-1]) if keys else None
             return f"{shown} is not a mapping of keys to values{f', such as {example}' if example else ''}"
-        case _:
-            return f"{shown}: {detail['msg']}"
+        case kind:
+            template = _PROBLEMS.get(kind, "{shown}: {msg}")
+            return template.format(shown=shown, msg=detail["msg"], **detail.get("ctx", {}))
 
 
 T = TypeVar("T")
