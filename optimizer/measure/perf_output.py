@@ -137,12 +137,8 @@ def mean_batch_size(before: ModelStatistics, after: ModelStatistics) -> float | 
     return round(inferences / executions, 3)
 
 
-def executions_by_size(
-    before: ModelStatistics | None, after: ModelStatistics | None
-) -> list[batch_stats.BatchStatistic]:
-    """Return the executions between two readings by batch size; an empty list if a reading is missing."""
-    if before is None or after is None:
-        return []
+def executions_by_size(before: ModelStatistics, after: ModelStatistics) -> list[batch_stats.BatchStatistic]:
+    """Return the executions between two readings by batch size."""
     earlier = {batch.batch_size: batch for batch in before.batch_stats}
     entries = []
     for batch in after.batch_stats:

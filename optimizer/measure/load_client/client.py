@@ -20,9 +20,10 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from optimizer.measure.load_client.http2 import Http2Connection, TlsSocket, connect
 from optimizer.measure.load_client.plan import ALL_ANSWERED, HEADERS, NEVER, SendPlan, read_places, write_record
@@ -139,8 +140,14 @@ class LoadClient:
     _warm_ups = WARM_UPS
     _drain_seconds = MAX_DRAIN_SECONDS
 
-    def __init__(self, plan: SendPlan, messages: list[bytes], headers: Mapping[str, str] | None = None) -> None:
-        self._plan, self._messages = plan, messages
+    def __init__(
+        self,
+        plan: SendPlan,
+        messages: list[bytes],
+        planned_ns: Sequence[int] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._plan, self._messages, self._planned_ns = plan, messages, list(planned_ns)
         self._warm_ups *= len(plan.addresses)
         self._channels = [Channel(address, self._make_connection(address, headers)) for address in plan.addresses]
         self._sockets: dict[socket.socket | TlsSocket, Channel] = {}
@@ -345,16 +352,7 @@ class LoadClient:
 class OpenLoopClient(LoadClient):
     """Sends requests at ``planned_ns`` after the start, even while earlier ones are unanswered."""
 
-    def __init__(
-        self,
-        plan: SendPlan,
-        messages: list[bytes],
-        planned_ns: list[int],
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(plan, messages, headers)
-        self._planned_ns = planned_ns
-        self._oldest = 0  # the oldest unanswered request
+    _oldest = 0  # the oldest unanswered request
 
     def _planned(self) -> list[int]:
         return self._planned_ns
@@ -388,9 +386,9 @@ class OpenLoopClient(LoadClient):
 class ClosedLoopClient(LoadClient):
     """Keeps ``concurrency`` requests in flight for the plan's ``seconds``, then waits for the last answers."""
 
-    def __init__(self, plan: SendPlan, messages: list[bytes], headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(plan, messages, headers)
-        self._end_ns = int(1e9 * plan.seconds)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._end_ns = int(1e9 * self._plan.seconds)
         self._counted, self._answered_at_ns = 0, 0  # answers at the last check, and when they had increased
 
     @property
@@ -440,9 +438,7 @@ def main(
     # otherwise the kernel wakes a sleeping process up to 50 µs late, to wake several at once
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
     plan, messages, planned_ns = SendPlan.read(folder)
-    client = (
-        closed_loop(plan, messages, headers) if plan.concurrency else open_loop(plan, messages, planned_ns, headers)
-    )
+    client = (closed_loop if plan.concurrency else open_loop)(plan, messages, planned_ns, headers)
     client.free_places = read_places(folder)
     client.run(folder)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from objectives.arrays import IntArray
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
@@ -28,10 +27,10 @@ from optimizer.measure.load_client.closed_loop import (
     NoAnswersError,
     judge_closed_loop,
 )
-from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS, PlannedLoad
+from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS
 from optimizer.measure.load_client.launcher import WARM_UP_SECONDS, LoadClientGenerator, RequestKinds, Schedule
 from optimizer.measure.load_client.open_loop import judge_open_loop
-from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS, SendRecord
+from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
 from optimizer.model.input_data import count_entries
 
 MAX_PLANNED = 2_000_000  # requests of one measurement
@@ -80,22 +79,6 @@ class OpenLoopGenerator(LoadClientGenerator):
         else:
             seconds += lead_in_seconds
 
-        def judge(record: SendRecord, sizes: IntArray, priorities: IntArray) -> list[Measurement]:
-            return judge_open_loop(
-                record,
-                PlannedLoad(
-                    load,
-                    seconds,
-                    sizes,
-                    token_output=self.token_output,
-                    lead_in_seconds=lead_in_seconds,
-                    priorities=priorities,
-                ),
-                self.sla,
-                spread_limit,
-                parts,
-            )
-
         planned_ns = self._plan(load, seconds, int(seeds[0]))
         numbers = np.empty(0, dtype=np.int64)
         if self._recorded_kinds:
@@ -103,12 +86,14 @@ class OpenLoopGenerator(LoadClientGenerator):
             numbers = self.arrivals.kinds_of(len(planned_ns), int(seeds[0]))
         schedule = Schedule(
             seconds=seconds,
+            lead_in_seconds=lead_in_seconds,
             planned_ns=lead_in_ns + planned_ns,
             lead_in_requests=len(lead_in_ns),
+            parts=parts,
             period_seconds=period_seconds,
             kinds=numbers,
         )
-        return self._launch(endpoint, load, judge, schedule)
+        return self._launch(endpoint, load, schedule, judge_open_loop, spread_limit)
 
     @property
     def _recorded_kinds(self) -> RecordedKinds | None:
@@ -151,23 +136,15 @@ class ClosedLoopGenerator(LoadClientGenerator):
     def _measure(
         self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float, parts: int = 1
     ) -> list[Measurement]:
-        def judge(record: SendRecord, sizes: IntArray, priorities: IntArray) -> list[Measurement]:
-            return judge_closed_loop(
-                record,
-                PlannedLoad(load, seconds, sizes, token_output=self.token_output, priorities=priorities),
-                self.sla,
-                spread_limit,
-                parts,
-            )
-
         while True:
+            schedule = Schedule(
+                seconds=seconds,
+                warm_up_seconds=0.0 if self.streams else CLOSED_LOOP_LEAD_IN_SECONDS,
+                concurrency=round(load.concurrency),
+                parts=parts,
+            )
             try:
-                schedule = Schedule(
-                    seconds=seconds if self.streams else seconds + CLOSED_LOOP_LEAD_IN_SECONDS,
-                    concurrency=round(load.concurrency),
-                    parts=parts,
-                )
-                return self._launch(endpoint, load, judge, schedule)
+                return self._launch(endpoint, load, schedule, judge_closed_loop, spread_limit)
             except NoAnswersError as error:
                 if self.streams:  # it has waited as long as it may, and a server that sends no responses hangs
                     raise MeasurementError(

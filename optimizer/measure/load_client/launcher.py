@@ -31,7 +31,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import server_calls
 from optimizer.measure.failure_causes import lacks_gpu_memory, model_died, without_traceback
-from optimizer.measure.load_client.judgement import ALIKE, FEWEST_STREAMED
+from optimizer.measure.load_client.judgement import ALIKE, FEWEST_STREAMED, PlannedLoad
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.load_client.plan import (
     ALL_ANSWERED,
@@ -61,7 +61,7 @@ STREAMING_CLIENT = "optimizer.measure.load_client.streaming_client"
 PACKAGES = Path(__file__).parents[3]
 
 IN_TURN: IntArray = np.empty(0, dtype=np.int64)
-Judge: TypeAlias = "Callable[[SendRecord, IntArray, IntArray], list[Measurement]]"
+Judge: TypeAlias = "Callable[[SendRecord, PlannedLoad, Sla, float, int], list[Measurement]]"
 DRAWN_PRIORITIES = 4096  # then they start over
 
 
@@ -105,7 +105,9 @@ class Schedule:
     """When the client sends requests: at planned times, or as long as fewer than ``concurrency`` are in flight.
 
     Attributes:
-        seconds: Duration of the load.
+        seconds: Duration of the load, or of the time that is judged if the model streams.
+        warm_up_seconds: Time of a closed loop before ``seconds``.
+        lead_in_seconds: The first part of ``seconds`` of an open loop, which is not judged.
         planned_ns: The planned times of an open loop, those of the lead-in of a model that streams first.
         concurrency: Requests in flight in a closed loop; 0 in an open loop.
         lead_in_requests: Number of planned times that belong to the lead-in of a model that streams.
@@ -115,6 +117,8 @@ class Schedule:
     """
 
     seconds: float
+    warm_up_seconds: float = 0.0
+    lead_in_seconds: float = 0.0
     planned_ns: Sequence[int] = ()
     concurrency: int = 0
     lead_in_requests: int = 0
@@ -221,13 +225,9 @@ class LoadClientGenerator:
         raise NotImplementedError
 
     def _launch(
-        self,
-        endpoint: Endpoint,
-        load: LoadPoint,
-        judge: Judge,
-        schedule: Schedule,
+        self, endpoint: Endpoint, load: LoadPoint, schedule: Schedule, judge: Judge, spread_limit: float
     ) -> list[Measurement]:
-        """Apply a load by ``schedule`` and return what ``judge`` makes of the record, samples and priorities."""
+        """Apply a load by ``schedule`` and return what ``judge`` makes of the record."""
         kinds, concurrency = schedule.kinds, schedule.concurrency
         messages = self._messages_for(endpoint, load)
         if self.priorities is not None and not len(kinds):
@@ -245,7 +245,7 @@ class LoadClientGenerator:
             endpoint.connection.address,
             self.sla.latency_bound_ms(default=0.0),
             concurrency=concurrency,
-            seconds=schedule.seconds,
+            seconds=schedule.warm_up_seconds + schedule.seconds,
             period_seconds=schedule.period_seconds,
             stream=stream if self.streams else None,
             sequence_lengths=self._sequence_lengths(),
@@ -264,7 +264,9 @@ class LoadClientGenerator:
         sizes, priorities = messages.sizes, messages.priorities
         if len(order):
             sizes, priorities = sizes[order], priorities[order] if len(priorities) else ALIKE
-        measurements = judge(record, sizes, priorities)
+        seconds, lead_in_seconds = schedule.seconds, schedule.lead_in_seconds
+        planned = PlannedLoad(load, seconds, sizes, self.token_output, priorities, lead_in_seconds)
+        measurements = judge(record, planned, self.sla, spread_limit, schedule.parts)
         after = self._statistics(endpoint)
         measure_seconds = round(client_seconds / len(measurements), 3)
         return [

@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 from optimizer.measure.load_client.client import WARM_UPS, WATCH_SECONDS, ClosedLoopClient, OverloadDetector, main
-from optimizer.measure.load_client.plan import SendPlan
 
 LARGEST_ID = 2**31 - 1  # the control input CORRID may be TYPE_INT32
 NANOSECONDS_AN_ID = 10_000  # no client starts 100,000 sequences a second
@@ -71,10 +71,10 @@ class SequenceClient(ClosedLoopClient):
     load each open sequence gets one more step, which ends it; it is answered too late to count.
     """
 
-    def __init__(self, plan: SendPlan, messages: list[bytes], headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(plan, messages, headers)
-        self._ids, self._lengths = fresh_ids(), cycle(plan.sequence_lengths)
-        self._slots = [Slot() for _ in range(plan.concurrency)]
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._ids, self._lengths = fresh_ids(), cycle(self._plan.sequence_lengths)
+        self._slots = [Slot() for _ in range(self._plan.concurrency)]
         self._idle = deque(self._slots)
         self._slot_of: list[Slot] = []  # of each request that was sent
         self._next_entry = 0

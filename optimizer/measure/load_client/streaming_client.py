@@ -33,7 +33,6 @@ from optimizer.measure.load_client.plan import (
     MAX_LEAD_IN_SECONDS,
     MIN_LEAD_IN_SECONDS,
     NEVER,
-    SendPlan,
     open_responses,
     write_response_times,
 )
@@ -158,16 +157,11 @@ class StreamingOpenLoopClient(StreamingClient, OpenLoopClient):
     may take much longer with others than alone.
     """
 
-    def __init__(
-        self,
-        plan: SendPlan,
-        messages: list[bytes],
-        planned_ns: list[int],
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(plan, messages, planned_ns, headers)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         lead_in_requests = self._stream.lead_in_requests
-        self._planned_ns, self._measured_ns = planned_ns[:lead_in_requests], planned_ns[lead_in_requests:]
+        self._measured_ns = self._planned_ns[lead_in_requests:]
+        del self._planned_ns[lead_in_requests:]
         self._generations, self._awaited = 2, min(OPEN_LOOP_AWAITED, lead_in_requests)
 
     def _is_over(self, now_ns: int, detector: OverloadDetector) -> bool:
@@ -207,10 +201,10 @@ class StreamingClosedLoopClient(StreamingClient, ClosedLoopClient):
     those that have not ended.
     """
 
-    def __init__(self, plan: SendPlan, messages: list[bytes], headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(plan, messages, headers)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._end_ns = sys.maxsize
-        self._awaited, self._ended_before = plan.concurrency, 0
+        self._awaited, self._ended_before = self._plan.concurrency, 0
 
     @property
     def _progress(self) -> int:

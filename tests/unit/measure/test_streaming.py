@@ -22,8 +22,8 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_client.client import OverloadDetector
 from optimizer.measure.load_client.closed_loop import judge_closed_loop
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
-from optimizer.measure.load_client.judgement import ALIKE, FEWEST_STREAMED, PlannedLoad
-from optimizer.measure.load_client.launcher import Judge, Messages
+from optimizer.measure.load_client.judgement import FEWEST_STREAMED, PlannedLoad
+from optimizer.measure.load_client.launcher import Judge, Messages, Schedule
 from optimizer.measure.load_client.open_loop import judge_open_loop
 from optimizer.measure.load_client.plan import (
     MAX_LEAD_IN_SECONDS,
@@ -189,9 +189,11 @@ def test_a_closed_loop_without_an_ended_request_is_not_repeated(tmp_path: Path) 
     launches = []
 
     class Launched(ClosedLoopGenerator):
-        def _launch(self, endpoint: Endpoint, load: LoadPoint, judge: Judge, *_: Any, **__: Any) -> list[Measurement]:
+        def _launch(
+            self, endpoint: Endpoint, load: LoadPoint, schedule: Schedule, judge: Judge, spread_limit: float
+        ) -> list[Measurement]:
             launches.append(load)
-            return judge(happened, np.ones(1, np.int64), ALIKE)
+            return judge(happened, PlannedLoad(load, schedule.seconds), SLA, spread_limit, schedule.parts)
 
     with pytest.raises(MeasurementError, match=r"^no request ended within 45 s at .*--output-tokens") as raised:
         Launched(log=tmp_path / "log", streams=True)._measure(cast("Endpoint", None), CLOSED, 1.0, math.inf)
