@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 BUILDERS: dict[str, str] = {
     "accumulator": "optimizer.model.builders.stateful:ACCUMULATOR_BUILDER",
-    "bert": "optimizer.model.builders.bert:BUILDER",
-    "dlrm": "optimizer.model.builders.dlrm:BUILDER",
+    "bert": "optimizer.model.builders.encoders:BERT_BUILDER",
+    "dlrm": "optimizer.model.builders.dense:DLRM_BUILDER",
     "gru": "optimizer.model.builders.stateful:GRU_BUILDER",
-    "minilm": "optimizer.model.builders.minilm:BUILDER",
-    "minilm_model": "optimizer.model.builders.minilm:CLASSIFIER_BUILDER",
-    "mlp": "optimizer.model.builders.mlp:BUILDER",
+    "minilm": "optimizer.model.builders.encoders:MINILM_BUILDER",
+    "minilm_model": "optimizer.model.builders.encoders:CLASSIFIER_BUILDER",
+    "mlp": "optimizer.model.builders.dense:MLP_BUILDER",
     "resnext": "optimizer.model.builders.convolutional:RESNEXT_BUILDER",
     "text_recognition": "optimizer.model.builders.convolutional:TEXT_RECOGNITION_BUILDER",
     "tinygpt": "optimizer.model.builders.tinygpt:BUILDER",

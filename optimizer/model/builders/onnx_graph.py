@@ -86,38 +86,6 @@ class Graph:
         path.write_bytes(model.SerializeToString())
 
 
-class Layers:
-    """Fully connected layers with seeded random weights.
-
-    He initialization (He et al. 2015) keeps the second moment of the activations from layer to layer, so outputs
-    neither vanish nor overflow with many layers or in half precision.
-    """
-
-    def __init__(self, graph: Graph, dtype: npt.DTypeLike, rng: np.random.Generator) -> None:
-        self._graph = graph
-        self._dtype = dtype
-        self._rng = rng
-
-    def dense(self, x: str, fan_in: int, width: int, *, name: str, relu: bool, to: str) -> str:
-        """Add a layer ``x`` [batch, fan_in] -> ``to`` [batch, width] with ``<name>.weight`` and ``<name>.bias``."""
-        std = np.sqrt((2.0 if relu else 1.0) / fan_in)
-        values = std * self._rng.standard_normal((fan_in, width))
-        weight = self._graph.weight(f"{name}.weight", values.astype(self._dtype))
-        values = 0.1 * self._rng.standard_normal(width)
-        bias = self._graph.weight(f"{name}.bias", values.astype(self._dtype))
-        product = self._graph.op("Gemm", x, weight, bias, to=f"{name}.gemm" if relu else to)
-        return self._graph.op("Relu", product, to=to) if relu else product
-
-    def mlp(self, x: str, fan_in: int, widths: Sequence[int], *, name: str, relu_at_end: bool, to: str) -> str:
-        """Add layers ``<name>.0``, ``<name>.1``, … with ReLU between them; ``to`` is [batch, last width]."""
-        for i, width in enumerate(widths):
-            last = i == len(widths) - 1
-            out = to if last else f"{name}.{i}"
-            x = self.dense(x, fan_in, width, name=f"{name}.{i}", relu=relu_at_end or not last, to=out)
-            fan_in = width
-        return x
-
-
 class WeightFile:
     """Weights of a large model, written to ``path`` one tensor after another, never all in memory.
 

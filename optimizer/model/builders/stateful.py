@@ -17,7 +17,6 @@ import numpy as np
 from pydantic import Field
 
 from optimizer.config.model_config_proto import TYPE_UINT64, ModelConfig, ModelSequenceBatching
-from optimizer.model.builders import builder as triton
 from optimizer.model.builders.builder import (
     Builder,
     BuilderSettings,
@@ -27,6 +26,8 @@ from optimizer.model.builders.builder import (
     ModelFacts,
     Samples,
     TensorSpec,
+    with_instance,
+    with_tensors,
 )
 from optimizer.model.builders.onnx_graph import Graph
 from optimizer.model.builders.request_data import write_input_data
@@ -115,7 +116,7 @@ def _sequence_config(name: str, interface: Interface, max_batch_size: int) -> Mo
         )
         flag.int32_false_true.extend([0, 1])
     batching.control_input.add(name="CORRID").control.add(kind=control.CONTROL_SEQUENCE_CORRID, data_type=TYPE_UINT64)
-    return triton.with_instance(triton.with_tensors(config, interface), "KIND_CPU")
+    return with_instance(with_tensors(config, interface), "KIND_CPU")
 
 
 def accumulator_configs(max_batch_size: int, kind: InstanceKind) -> Sequence[ModelConfig]:

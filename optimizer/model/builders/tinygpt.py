@@ -30,7 +30,6 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.model.builders import builder as triton
 from optimizer.model.builders.builder import (
     Builder,
     BuilderSettings,
@@ -40,6 +39,8 @@ from optimizer.model.builders.builder import (
     ModelFacts,
     Samples,
     TensorSpec,
+    with_instance,
+    with_tensors,
 )
 from optimizer.model.builders.onnx_graph import Graph, WeightFile
 from optimizer.model.input_data import to_json
@@ -269,7 +270,7 @@ def interface(_: TinyGptSettings) -> Interface:
 def _configs(max_batch_size: int, _: InstanceKind) -> Sequence[ModelConfig]:
     """Return the configuration; the instances run on the CPU, because the cache is in the memory of the process."""
     config = ModelConfig(name=NAME, backend="python", max_batch_size=max_batch_size)
-    triton.with_instance(triton.with_tensors(config, interface(TinyGptSettings())), "KIND_CPU")
+    with_instance(with_tensors(config, interface(TinyGptSettings())), "KIND_CPU")
     config.input[0].allow_ragged_batch = True  # prompts of different lengths share a batch
     config.model_transaction_policy.decoupled = True
     return [config]

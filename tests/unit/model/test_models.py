@@ -26,10 +26,17 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.model.builders import BUILDERS, build, describe, mlp
+from optimizer.model.builders import BUILDERS, build, describe
 from optimizer.model.builders.builder import Draft, ModelFacts
-from optimizer.model.builders.dlrm import CARDINALITIES, SAMPLES, DlrmSettings, table_indices, table_rows
-from optimizer.model.builders.mlp import MlpSettings
+from optimizer.model.builders.dense import (
+    CARDINALITIES,
+    MLP_BUILDER,
+    SAMPLES,
+    DlrmSettings,
+    MlpSettings,
+    table_indices,
+    table_rows,
+)
 
 Array = npt.NDArray[Any]
 SMALL_DLRM: dict[str, object] = {"max_rows_per_table": 100, "samples": 64}
@@ -351,7 +358,7 @@ def test_a_failing_build_leaves_nothing_and_says_why(tmp_path: Path, monkeypatch
         (draft.version / "model.onnx").write_bytes(b"half")
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("optimizer.model.builders.mlp.BUILDER", replace(mlp.BUILDER, write=write))
+    monkeypatch.setattr("optimizer.model.builders.dense.MLP_BUILDER", replace(MLP_BUILDER, write=write))
     with pytest.raises(EnvironmentFault, match=r"cannot build mlp in .*: No space left on device") as caught:
         obtain(tmp_path)
     assert "\n" not in str(caught.value)

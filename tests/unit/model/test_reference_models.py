@@ -20,15 +20,22 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInsta
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
 from optimizer.model import input_data as request_data
-from optimizer.model.builders import bert, build, minilm, minilm_tokenize
-from optimizer.model.builders.bert import EPSILON, BertSettings
+from optimizer.model.builders import build, minilm_tokenize
 from optimizer.model.builders.convolutional import (
     ResnextSettings,
     TextRecognitionSettings,
     draw_resnext,
     draw_text_recognition,
 )
-from optimizer.model.builders.minilm import make_tokenizer
+from optimizer.model.builders.encoders import (
+    EPSILON,
+    MINILM_SHAPE,
+    TOKENS,
+    BertSettings,
+    draw_bert,
+    draw_minilm,
+    make_tokenizer,
+)
 from optimizer.model.builders.request_data import vocabulary
 from optimizer.model.builders.stateful import draw_gru
 
@@ -60,9 +67,9 @@ def test_as_many_parameters_as_published(tmp_path: Path) -> None:
     """BERT's as Hugging Face counts BertForQuestionAnswering, MiniLM's those of its 22.7 M and two labels,
     ResNeXt's as timm counts resnext101_32x4d, the text recognizer's 44.3 M (Baek et al. 2019, table 2)."""
     file = tmp_path / "weights.bin"
-    assert bert.draw(BertSettings(size="base"), file, None).parameters == 108_893_186
-    assert bert.draw(BertSettings(size="large"), file, None).parameters == 334_094_338
-    assert minilm.draw(file, None).parameters == 22_713_216 + 2 * 384 + 2
+    assert draw_bert(BertSettings(size="base"), file, None).parameters == 108_893_186
+    assert draw_bert(BertSettings(size="large"), file, None).parameters == 334_094_338
+    assert draw_minilm(file, None).parameters == 22_713_216 + 2 * 384 + 2
     assert draw_resnext(ResnextSettings(), file, None).parameters == 44_177_704
     recogniser = draw_text_recognition(TextRecognitionSettings(), file, None).parameters
     assert round(recogniser / 1e6, 1) == 44.3
@@ -217,7 +224,7 @@ def test_texts_become_word_pieces_as_in_bert(ensemble: ModelSource) -> None:
     assert (first[0], first[-1], second[1], second[-1]) == (101, 102, 100, 0), "BERT's numbers"
     assert tokens["attention_mask"].tolist() == [[1] * 12, [1] * 3 + [0] * 9]
     assert not tokens["token_type_ids"].any()
-    assert max(vocabulary().values()) < minilm.SHAPE.vocabulary
+    assert max(vocabulary().values()) < MINILM_SHAPE.vocabulary
 
 
 def test_a_text_is_cut_off_at_128_tokens_and_padded_to_a_multiple(tmp_path: Path, ensemble: ModelSource) -> None:
@@ -251,7 +258,7 @@ def test_padding_does_not_change_the_output(ensemble: ModelSource) -> None:
 
 def test_requests_without_the_tokenizer_say_their_shape(bare_minilm: ModelSource) -> None:
     assert bare_minilm.input_data is not None
-    inputs = [request_data.InputTensor(item.name, item.dtype, item.dims, True) for item in minilm.TOKENS]
+    inputs = [request_data.InputTensor(item.name, item.dtype, item.dims, True) for item in TOKENS]
     for entry in request_data.read(bare_minilm.input_data, inputs):
         assert {array.shape for array in entry.values()} == {(7,)}
 

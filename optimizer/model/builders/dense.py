@@ -1,10 +1,11 @@
-"""DLRM for the Criteo data set (Naumov et al. 2019) in ONNX, and requests that resemble click logs.
+"""Models of fully connected layers: a small multi-layer perceptron for first tries and tests, and DLRM.
 
-The cost of a sample depends on whether its embedding rows are in a CPU cache, so requests must not repeat a few
-rows as a single random tensor would. 8191 samples make 212,966 look-ups. With the skew below these touch 77,000
-distinct rows of the uncapped tables and 73,000 of tables capped at 100,000 rows: 37 MB to 39 MB in FP32, in addition
-to 9.5 MB of MLP weights. That exceeds the cache of a typical server, while the hottest rows stay cached, as in
-production. For a larger cache, increase ``samples``; each thousand delays perf_analyzer's start by about 0.02 s.
+DLRM for the Criteo data set (Naumov et al. 2019) has requests that resemble click logs. The cost of a sample depends
+on whether its embedding rows are in a CPU cache, so requests must not repeat a few rows as a single random tensor
+would. 8191 samples make 212,966 look-ups. With the skew below these touch 77,000 distinct rows of the uncapped tables
+and 73,000 of tables capped at 100,000 rows: 37 MB to 39 MB in FP32, in addition to 9.5 MB of MLP weights. That
+exceeds the cache of a typical server, while the hottest rows stay cached, as in production. For a larger cache,
+increase ``samples``; each thousand delays perf_analyzer's start by about 0.02 s.
 
 The number of samples is prime, so that batches begin at other samples each time perf_analyzer starts over.
 """
@@ -13,12 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from optimizer.model.builders.builder import (
     Builder,
@@ -29,8 +31,99 @@ from optimizer.model.builders.builder import (
     Samples,
     TensorSpec,
 )
-from optimizer.model.builders.onnx_graph import Graph, Layers
+from optimizer.model.builders.onnx_graph import Graph
 from optimizer.model.builders.request_data import write_input_data
+
+
+class Layers:
+    """Fully connected layers with seeded random weights.
+
+    He initialization (He et al. 2015) keeps the second moment of the activations from layer to layer, so outputs
+    neither vanish nor overflow with many layers or in half precision.
+    """
+
+    def __init__(self, graph: Graph, dtype: npt.DTypeLike, rng: np.random.Generator) -> None:
+        self._graph = graph
+        self._dtype = dtype
+        self._rng = rng
+
+    def dense(self, x: str, fan_in: int, width: int, *, name: str, relu: bool, to: str) -> str:
+        """Add a layer ``x`` [batch, fan_in] -> ``to`` [batch, width] with ``<name>.weight`` and ``<name>.bias``."""
+        std = np.sqrt((2.0 if relu else 1.0) / fan_in)
+        values = std * self._rng.standard_normal((fan_in, width))
+        weight = self._graph.weight(f"{name}.weight", values.astype(self._dtype))
+        values = 0.1 * self._rng.standard_normal(width)
+        bias = self._graph.weight(f"{name}.bias", values.astype(self._dtype))
+        product = self._graph.op("Gemm", x, weight, bias, to=f"{name}.gemm" if relu else to)
+        return self._graph.op("Relu", product, to=to) if relu else product
+
+    def mlp(self, x: str, fan_in: int, widths: Sequence[int], *, name: str, relu_at_end: bool, to: str) -> str:
+        """Add layers ``<name>.0``, ``<name>.1``, … with ReLU between them; ``to`` is [batch, last width]."""
+        for i, width in enumerate(widths):
+            last = i == len(widths) - 1
+            out = to if last else f"{name}.{i}"
+            x = self.dense(x, fan_in, width, name=f"{name}.{i}", relu=relu_at_end or not last, to=out)
+            fan_in = width
+        return x
+
+
+MAX_WIDTH, MAX_LAYERS = 65_536, 1000
+MAX_PARAMETERS = 1 << 27  # 512 MiB of weights, which are in memory several times while the model is built
+MAX_VALUES = 1 << 24  # in the requests: about 300 MB of JSON
+
+
+class MlpSettings(BuilderSettings):
+    """FP32 ``input`` [input_width] -> ``layers`` hidden layers, ReLU -> FP32 ``output`` [output_width]."""
+
+    input_width: int = Field(default=64, ge=1, le=MAX_WIDTH)
+    hidden_width: int = Field(default=256, ge=1, le=MAX_WIDTH)
+    layers: int = Field(default=2, ge=0, le=MAX_LAYERS)
+    output_width: int = Field(default=8, ge=1, le=MAX_WIDTH)
+    samples: Samples = 256
+
+    @property
+    def widths(self) -> list[int]:
+        """The width of each layer behind the input."""
+        return [self.hidden_width] * self.layers + [self.output_width]
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        parameters = sum((before + 1) * width for before, width in pairwise([self.input_width, *self.widths]))
+        if parameters > MAX_PARAMETERS:
+            raise ValueError(f"{parameters:,} parameters are more than {MAX_PARAMETERS:,}; write smaller sizes")
+        values = self.samples * self.input_width
+        if values > MAX_VALUES:
+            raise ValueError(f"{values:,} values of requests are more than {MAX_VALUES:,}; write fewer samples")
+        return self
+
+
+def mlp_interface(settings: MlpSettings) -> Interface:
+    """Return the inputs and outputs of the MLP."""
+    return Interface(
+        inputs=(TensorSpec("input", "FP32", (settings.input_width,)),),
+        outputs=(TensorSpec("output", "FP32", (settings.output_width,)),),
+    )
+
+
+def write_mlp(settings: MlpSettings, draft: Draft) -> ModelFacts:
+    """Write the MLP and its request data."""
+    draft.say(f"building mlp: {settings.layers} hidden layers of {settings.hidden_width}")
+    weights, requests = settings.generators(2)
+    graph = Graph("mlp")
+    x = graph.input("input", np.float32, [settings.input_width])
+    layers = Layers(graph, np.float32, weights)
+    layers.mlp(x, settings.input_width, settings.widths, name="layer", relu_at_end=False, to="output")
+    graph.output("output", np.float32, [settings.output_width])
+    graph.save(draft.version / "model.onnx")
+
+    samples = requests.standard_normal((settings.samples, settings.input_width), dtype=np.float32)
+    write_input_data(draft.input_data, {"input": samples})
+    return {"precision": "fp32", "parameters": graph.parameters}
+
+
+MLP_BUILDER = Builder(
+    name="mlp", version=1, source="tritune's own", settings=MlpSettings, interface=mlp_interface, write=write_mlp
+)
 
 SAMPLES = 8191
 SKEW = 0.9
@@ -105,8 +198,8 @@ def table_rows(max_rows_per_table: int | None) -> tuple[int, ...]:
     return tuple(min(n, max_rows_per_table or n) for n in CARDINALITIES)
 
 
-def interface(settings: DlrmSettings) -> Interface:
-    """Return the model's inputs and outputs."""
+def dlrm_interface(settings: DlrmSettings) -> Interface:
+    """Return the inputs and outputs of DLRM."""
     floats = settings.precision.upper()
     return Interface(
         inputs=(
@@ -117,8 +210,8 @@ def interface(settings: DlrmSettings) -> Interface:
     )
 
 
-def write(settings: DlrmSettings, draft: Draft) -> ModelFacts:
-    """Write the model and its request data."""
+def write_dlrm(settings: DlrmSettings, draft: Draft) -> ModelFacts:
+    """Write DLRM and its request data."""
     rows = table_rows(settings.max_rows_per_table)
     dtype = np.dtype(np.float16 if settings.precision == "fp16" else np.float32)
     table_bytes = sum(rows) * EMBEDDING_DIM * dtype.itemsize
@@ -127,7 +220,7 @@ def write(settings: DlrmSettings, draft: Draft) -> ModelFacts:
 
     table_file = draft.version / "embedding.bin"
     _write_table(table_file, sum(rows), dtype, table, draft.say)
-    graph = _graph(rows, dtype, table_file, mlps)
+    graph = _draw_dlrm(rows, dtype, table_file, mlps)
     graph.save(draft.version / "model.onnx")
     features = dense_features(settings.samples, DENSE_FEATURES, requests).astype(dtype)
     indices = table_indices(settings.samples, CARDINALITIES, requests)
@@ -158,7 +251,7 @@ def _write_table(path: Path, rows: int, dtype: DType, rng: np.random.Generator, 
                 say(f"building dlrm: {done * 100 // rows} % of the embedding table")
 
 
-def _graph(rows: tuple[int, ...], dtype: DType, table_file: Path, rng: np.random.Generator) -> Graph:
+def _draw_dlrm(rows: tuple[int, ...], dtype: DType, table_file: Path, rng: np.random.Generator) -> Graph:
     graph = Graph("dlrm")
     features = graph.input("input__0", dtype, [DENSE_FEATURES])
     indices = graph.input("input__1", np.int64, [len(rows)])
@@ -196,11 +289,11 @@ def _lower_triangle() -> npt.NDArray[np.int64]:
     return (i * VECTORS + j).astype(np.int64)
 
 
-BUILDER = Builder(
+DLRM_BUILDER = Builder(
     name="dlrm",
     version=1,
     source="NVIDIA DeepLearningExamples, PyTorch/Recommendation/DLRM",
     settings=DlrmSettings,
-    interface=interface,
-    write=write,
+    interface=dlrm_interface,
+    write=write_dlrm,
 )
