@@ -409,7 +409,7 @@ class QueuePolicySection(ProfileSection):
 
 
 class SpaceSection(ProfileSection):
-    """The choices of each parameter; None is not given. ``Space`` decides which combinations are valid."""
+    """The choices of each parameter; None is not given. ``SearchSpace`` decides which combinations are valid."""
 
     max_batch_size: Choices[NonNegativeInt] = _optional(
         "Largest batch in samples; [0] for a model without batch dimension "
@@ -472,7 +472,7 @@ class SpaceSection(ProfileSection):
     )
 
     def fields(self) -> dict[str, tuple[FieldValue, ...]]:
-        """Return the choices of all but the four main parameters, by the keys that ``Space`` uses."""
+        """Return the choices of all but the four main parameters, by the keys that ``SearchSpace`` uses."""
         others = {
             f"{name}/{path}": choices
             for name, section in self.models.items()

@@ -177,10 +177,8 @@ class Parser(argparse.ArgumentParser):
         known = self._option_string_actions
         if "--sla" not in known:
             return [*words]
-        if "--" in words:
-            end = words.index("--")
-            return [*self._join_percentile_flags(words[:end]), *words[end:]]
-        joined, bounds, rest = list[str](), list[tuple[str, str, str]](), iter(words)
+        end = words.index("--") if "--" in words else len(words)
+        joined, bounds, rest = list[str](), list[tuple[str, str, str]](), iter(words[:end])
         for word in rest:
             flag, sign, bound = word.partition("=")
             match = _PERCENTILE_FLAG.fullmatch(flag)
@@ -195,7 +193,7 @@ class Parser(argparse.ArgumentParser):
             bounds.append((flag, match[1], bound))
         for flag, metric, bound in bounds:
             parse_value(flag, bound, functools.partial(_check_bound, metric))
-        return joined
+        return [*joined, *words[end:]]
 
     def _advice(self) -> str:
         flag = "--help-all" if "--help-all" in self._option_string_actions else "--help"

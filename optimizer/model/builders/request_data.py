@@ -68,7 +68,7 @@ bad boring awful terrible disappointing confusing expensive noisy predictable fo
 unbearable careless ordinary"""
 DEGREES = "very really quite rather truly almost never always surprisingly incredibly"
 LINKS = "and but although because while whenever unless"
-RESPECIAL_TOKENS = """
+REMARKS = """
 i would go again
 i will not come back
 we laughed a lot
@@ -100,7 +100,7 @@ def sentences(count: int, rng: np.random.Generator) -> list[str]:
 
 def vocabulary() -> dict[str, int]:
     """Return the word pieces and their ids; they can spell every ASCII text."""
-    text = " ".join([THINGS, QUALITIES, DEGREES, LINKS, RESPECIAL_TOKENS, COMMON, "was"])
+    text = " ".join([THINGS, QUALITIES, DEGREES, LINKS, REMARKS, COMMON, "was"])
     pieces = [SPECIAL_TOKENS.get(number, f"[unused{number}]") for number in range(FIRST_WORD)]
     pieces += string.punctuation + string.digits + string.ascii_lowercase
     pieces += [f"##{character}" for character in string.digits + string.ascii_lowercase]
@@ -119,7 +119,7 @@ def _sentence(rng: np.random.Generator) -> str:
 
 def _clause(rng: np.random.Generator) -> str:
     if rng.random() < REMARK_SHARE:
-        return _pick(RESPECIAL_TOKENS.strip().split("\n"), rng)
+        return _pick(REMARKS.strip().split("\n"), rng)
     thing, degree, quality = (_pick(words.split(), rng) for words in (THINGS, DEGREES, QUALITIES))
     return f"the {thing} was {degree} {quality}"
 

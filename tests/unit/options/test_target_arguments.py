@@ -144,7 +144,7 @@ def test_over_http_the_load_is_sent_so_too() -> None:
         (SECRET, False),
     ],
 )
-def test_a_literal_value_is_redact_header(header: str, kept: bool) -> None:
+def test_a_literal_value_is_redacted(header: str, kept: bool) -> None:
     assert (redact_header(header) == header) is kept
     assert SECRET not in redact_header(header)
     for words in (["--header", header, "m"], [f"--header={header}", "m"]):
