@@ -50,7 +50,7 @@ from fuzz_sections import SECTIONS, Case, CommandCase, ReaderCase
 from optimizer.core.files import cache_folder, write_atomically
 from optimizer.core.process import SUPERVISOR
 from optimizer.machine.hardware import detect
-from optimizer.model.profile_json_schema import COPY_NAME
+from optimizer.model.profile_files import COPY_NAME
 from optimizer.simulator.simulate import compile_simulator
 from tests.command_fixtures import TUNE, Ended, Playground, call_tune
 

@@ -70,7 +70,7 @@ def main(words: list[str]) -> int:
 
 def _write(path: Path, text: str, *, force: bool) -> None:
     """Write the profile and, next to it, the JSON Schema of profiles."""
-    from optimizer.model.profile_json_schema import COPY_NAME, SCHEMA_FILE
+    from optimizer.model.profile_files import COPY_NAME, SCHEMA_FILE
 
     if exists(path) and not force:
         raise BadInputError(f"{one_line(str(path))} exists; give another --out, or --force")

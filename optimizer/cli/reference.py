@@ -25,9 +25,8 @@ from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.machine.hardware import Fingerprint, Hardware
 from optimizer.model.profile import GPU_DESCRIPTION, SECTIONS, Profile
-from optimizer.model.profile_json_schema import SCHEMA_FILE, schema_text
+from optimizer.model.profile_files import SCHEMA_FILE, flow, schema_text
 from optimizer.model.profile_schema import BUILT, ONNX, STORED, ModelSpaceSection, OnnxRuntimeSection
-from optimizer.model.profile_text import flow
 from optimizer.options.command_line import Parser
 from optimizer.options.option import Option
 from optimizer.options.table import GROUPS, OPTIONS

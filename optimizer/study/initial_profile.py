@@ -16,10 +16,9 @@ from optimizer.machine.hardware import Hardware
 from optimizer.model.builders.builder import TensorSpec, inputs_of_config
 from optimizer.model.default_space import space_keys
 from optimizer.model.profile import Profile, inputs_and_source, load_profile, parse_profile
-from optimizer.model.profile_json_schema import MODELINE
+from optimizer.model.profile_files import MODELINE, flow, profile_text
 from optimizer.model.profile_lookup import PROFILE_ENDINGS, find_profile
 from optimizer.model.profile_schema import LoadSection, RequestSection
-from optimizer.model.profile_text import flow, profile_text
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import format_number
 from optimizer.study.environment import Environment

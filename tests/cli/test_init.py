@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from optimizer.model.profile import load_profile
-from optimizer.model.profile_json_schema import COPY_NAME, MODELINE, SCHEMA_FILE
+from optimizer.model.profile_files import COPY_NAME, MODELINE, SCHEMA_FILE
 from tests.command_fixtures import Playground, Tune
 from tests.repositories import doubler, serialized, write_python_model
 

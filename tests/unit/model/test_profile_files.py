@@ -17,9 +17,8 @@ from pydantic.fields import FieldInfo
 
 from optimizer.core import yaml_lines
 from optimizer.model.profile import SECTIONS, Profile, load_profile, parse_profile
-from optimizer.model.profile_json_schema import MODELINE, SCHEMA_FILE
+from optimizer.model.profile_files import MODELINE, SCHEMA_FILE, flow, profile_text
 from optimizer.model.profile_schema import ModelSpaceSection
-from optimizer.model.profile_text import flow, profile_text
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
 SECTION_TYPES: tuple[type[BaseModel], ...] = (Profile, *SECTIONS.values(), ModelSpaceSection)
