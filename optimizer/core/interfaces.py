@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 from objectives.metrics import Forecast, Measurement
@@ -155,6 +155,12 @@ class ResourceUsage:
     kv_cache_utilization: float | None = None
     engine_tokens_per_sec: float | None = None
     engine_preemptions: float | None = None
+
+    def fill_in(self, other: ResourceUsage) -> None:
+        """Set the values that are unknown to those of ``other``."""
+        for field in fields(self):
+            if getattr(self, field.name) in (None, ""):
+                setattr(self, field.name, getattr(other, field.name))
 
 
 class Telemetry(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,24 +126,22 @@ def resolve_inside(folder: Path, text: str) -> Path:
 
 def is_file(path: Path) -> bool:
     """Return whether ``path`` is a file. False also for an impossible path: a name too long, or a NUL byte."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
+    return _is_true(path.is_file)
 
 
 def is_folder(path: Path) -> bool:
     """Return whether ``path`` is a folder. False also for an impossible path."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
+    return _is_true(path.is_dir)
 
 
 def exists(path: Path) -> bool:
     """Return whether ``path`` exists, also as a device or a pipe. False also for an impossible path."""
+    return _is_true(path.exists)
+
+
+def _is_true(check: Callable[[], bool]) -> bool:
     try:
-        return path.exists()
+        return check()
     except (OSError, ValueError):
         return False
 

@@ -6,8 +6,9 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 WorkKind: TypeAlias = Literal["server", "load_generator", "set_up", "search", "cluster"]
 OwnWork: TypeAlias = Literal["probes", "rows", "display"]
@@ -26,38 +27,23 @@ class Stopwatch:
         self._started = time.monotonic()
         self._spent: dict[WorkKind, float] = {"server": 0.0, "load_generator": 0.0, "set_up": 0.0, "search": 0.0}
         self._own: dict[OwnWork, float] = {"probes": 0.0, "rows": 0.0, "display": 0.0}
-        self._confirm_seconds = 0.0
+        self._confirming = {"confirm": 0.0}
 
     def wall_seconds(self) -> float:
         """Return the wall time since the stopwatch was created."""
         return time.monotonic() - self._started
 
-    @contextlib.contextmanager
-    def confirming(self) -> Iterator[None]:
+    def confirming(self) -> AbstractContextManager[None]:
         """Count the context as confirmation; its server and load generator times are counted there as well."""
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self._confirm_seconds += time.monotonic() - started
+        return _added_to(self._confirming, "confirm")
 
-    @contextlib.contextmanager
-    def count(self, kind: WorkKind) -> Iterator[None]:
+    def count(self, kind: WorkKind) -> AbstractContextManager[None]:
         """Count the time in the context as work of this kind."""
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self._spent[kind] = self._spent.get(kind, 0.0) + time.monotonic() - started
+        return _added_to(self._spent, kind)
 
-    @contextlib.contextmanager
-    def count_own(self, kind: OwnWork) -> Iterator[None]:
+    def count_own(self, kind: OwnWork) -> AbstractContextManager[None]:
         """Count the time in the context as this part of the own time."""
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self._own[kind] += time.monotonic() - started
+        return _added_to(self._own, kind)
 
     def report(self) -> dict[str, float | None]:
         """Return the seconds by kind of work, and the CPU seconds and peak resident bytes of this process."""
@@ -65,12 +51,24 @@ class Stopwatch:
         return {
             "wall_seconds": round(wall, 3),
             **{f"{name}_seconds": round(seconds, 3) for name, seconds in self._spent.items()},
-            "confirm_seconds": round(self._confirm_seconds, 3),
+            "confirm_seconds": round(self._confirming["confirm"], 3),
             "own_seconds": round(wall - sum(self._spent.values()), 3),
             **{f"own_{name}_seconds": round(seconds, 3) for name, seconds in self._own.items()},
             "own_cpu_seconds": round(time.process_time(), 3),
             "peak_memory_bytes": _peak_memory_bytes(),
         }
+
+
+Kind = TypeVar("Kind", bound=str)
+
+
+@contextlib.contextmanager
+def _added_to(seconds: dict[Kind, float], kind: Kind) -> Iterator[None]:
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[kind] = seconds.get(kind, 0.0) + time.monotonic() - started
 
 
 def with_earlier_times(times: Mapping[str, float | None], earlier: object) -> dict[str, float | None]:

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,8 @@ from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.process import FinishedProcess, log_command, this_process, wait_and_stop
 from optimizer.core.safe_text import one_line
-from optimizer.deploy import server_process
 from optimizer.deploy.docker_engine import OWNER, connect, remove, sdk_errors, translated_errors
+from optimizer.deploy.server_process import temporary_folder
 from optimizer.measure.perf_analyzer import PerfAnalyzerCommand
 from optimizer.options.values import format_cpus
 
@@ -282,7 +282,7 @@ class PerfAnalyzerContainer:
 
     def __call__(self, launch: PerfAnalyzerCommand) -> FinishedProcess:
         program, *rest = launch.command
-        with contextlib.closing(connect(self.base_url)) as client, _new_folder() as scratch:
+        with contextlib.closing(connect(self.base_url)) as client, temporary_folder() as scratch:
             with translated_errors():
                 rootless = any("rootless" in option for option in client.info().get("SecurityOptions") or ())
             settings = ContainerSettings(
@@ -299,12 +299,3 @@ class PerfAnalyzerContainer:
             for file in scratch.iterdir():
                 shutil.move(file, launch.log.parent / file.name)
             return done
-
-
-@contextlib.contextmanager
-def _new_folder() -> Iterator[Path]:
-    folder = server_process.new_folder()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

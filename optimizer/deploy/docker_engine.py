@@ -137,9 +137,9 @@ def remove_named(client: DockerClient, prefix: str) -> None:
                 remove(client, container.id)
 
 
-def image_id(image: str, base_url: str | None = None) -> str:
+def image_id(image: str) -> str:
     """Return the short id of an image. Raises EnvironmentFault if the engine does not answer or lacks the image."""
-    with contextlib.closing(connect(base_url)) as client, translated_errors(image):
+    with contextlib.closing(connect()) as client, translated_errors(image):
         return str(client.images.get(image).short_id)
 
 

@@ -334,12 +334,14 @@ def server_identity(options: RunOptions, say: Callable[[str], None]) -> str:
 
 def make_target(source: ModelSource, options: RunOptions, settings: TargetSettings) -> EmbeddedTarget:
     """Return the target on the pinned server."""
-    return EmbeddedTarget(
-        source,
-        log=settings.log,
-        say=settings.say,
+    return EmbeddedTarget(source, log=settings.log, say=settings.say, **server_settings(options, settings))
+
+
+def server_settings(options: RunOptions, settings: TargetSettings) -> ServerSettings:
+    """Return the settings of an installed server in a run."""
+    return ServerSettings(
         stopwatch=settings.stopwatch,
-        ports=settings.first_ports,
+        ports=settings.ports[0] if settings.ports else None,
         cpus=settings.cpus,
         gpus=settings.gpus,
         load_timeout_seconds=load_limit_seconds(options.budget_seconds),

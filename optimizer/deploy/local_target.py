@@ -17,7 +17,6 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core import process
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import is_shell_path, one_line, shorten
-from optimizer.deploy import server_process
 from optimizer.deploy.embedded_target import (
     INSTALL_STUB_SHELL,
     NO_STUB_SHELL,
@@ -26,8 +25,9 @@ from optimizer.deploy.embedded_target import (
     Installation,
     InstalledTarget,
     ServerSettings,
+    server_settings,
 )
-from optimizer.deploy.managed_target import load_limit_seconds
+from optimizer.deploy.server_process import temporary_folder
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.options.run_options import RunOptions
 
@@ -86,16 +86,7 @@ def make_target(source: ModelSource, options: RunOptions, settings: TargetSettin
             f"--protocol http: {installation.tritonserver} is too old to keep web pages from loading models over "
             "HTTP; leave it out, or name a newer server"
         )
-    return LocalTarget(
-        source,
-        installation,
-        log=settings.log,
-        stopwatch=settings.stopwatch,
-        ports=settings.first_ports,
-        cpus=settings.cpus,
-        gpus=settings.gpus,
-        load_timeout_seconds=load_limit_seconds(options.budget_seconds),
-    )
+    return LocalTarget(source, installation, log=settings.log, **server_settings(options, settings))
 
 
 def _chosen_installation(options: RunOptions) -> Installation:
@@ -110,14 +101,10 @@ def known_options(program: Path, environment: Mapping[str, str]) -> frozenset[st
 @lru_cache
 def _known_options(program: Path, _: int, environment: tuple[tuple[str, str], ...]) -> frozenset[str]:
     # Cached per modification time of the program, because a run needs the options several times.
-    folder = server_process.new_folder()
-    try:
-        log = folder / "help.log"
+    with temporary_folder() as folder:
         result = process.run_command(
-            [program, "--help"], timeout_seconds=HELP_SECONDS, log=log, env=dict(environment)
+            [program, "--help"], timeout_seconds=HELP_SECONDS, log=folder / "help.log", env=dict(environment)
         )
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     options = frozenset(re.findall(r"^ {1,8}--([a-z][a-z0-9-]*)", result.output, re.MULTILINE))
     if {"model-repository", "model-control-mode"} <= options:
         return options

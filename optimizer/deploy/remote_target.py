@@ -25,6 +25,8 @@ from optimizer.deploy.target_settings import TargetSettings
 from optimizer.options.addresses import expand_headers, server_address
 from optimizer.options.run_options import RunOptions
 
+LOAD_SECONDS = 120.0  # limit of a load
+
 
 class RemoteTarget:
     """Serves candidates on the server at ``connection``, from its own model repository.
@@ -48,7 +50,6 @@ class RemoteTarget:
         metrics: str = "",
         say: Callable[[str], None] = lambda _: None,
         stopwatch: Stopwatch | None = None,
-        load_timeout_seconds: float = 120.0,
     ) -> None:
         self.connection, self.source = connection, source
         self._metrics = metrics
@@ -58,7 +59,7 @@ class RemoteTarget:
         self._before: ServerState | None = None  # the state to restore, once something is changed
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._state_file.lock_server())
-            self._server = RemoteServer(connection, load_timeout_seconds)
+            self._server = RemoteServer(connection, LOAD_SECONDS)
             undo.callback(self._server.close)
             self._open = undo.pop_all()
         try:

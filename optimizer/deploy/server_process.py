@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 
 from optimizer.core.endpoint import Connection
@@ -38,6 +39,16 @@ def temporary_parent() -> Path:
 def new_folder() -> Path:
     """Create a temporary folder that only this user can read. Raises OSError."""
     return Path(tempfile.mkdtemp(prefix=f"tritune-{this_process()}-", dir=temporary_parent()))
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yield a folder of ``new_folder`` and remove it at the end."""
+    folder = new_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def shared_memory_prefix(folder: Path) -> str:

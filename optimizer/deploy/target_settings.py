@@ -95,8 +95,3 @@ class TargetSettings:
     stopwatch: Stopwatch
     say: Callable[[str], None]
     ports: tuple[ServerPorts, ...] = ()
-
-    @property
-    def first_ports(self) -> ServerPorts | None:
-        """The ports of the first server; None for any free ones."""
-        return self.ports[0] if self.ports else None

@@ -163,7 +163,4 @@ class EngineTelemetry:
                 return
             with sampled(lambda: _read_engines(endpoint), INTERVAL_SECONDS) as readings:
                 yield usage
-            engine = summarize(readings)
-            usage.kv_cache_utilization = engine.kv_cache_utilization
-            usage.engine_tokens_per_sec = engine.engine_tokens_per_sec
-            usage.engine_preemptions = engine.engine_preemptions
+            usage.fill_in(summarize(readings))

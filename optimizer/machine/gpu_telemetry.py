@@ -12,7 +12,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from http.client import HTTPException
 from typing import Any, TypeVar
 
@@ -101,9 +100,7 @@ class GpuTelemetry:
             yield samples
             sampling.close()
             for recording in recordings:
-                for name, value in asdict(summarize(recording)).items():
-                    if getattr(samples, name) in (None, ""):
-                        setattr(samples, name, value)
+                samples.fill_in(summarize(recording))
 
     def _sources(self, endpoint: Endpoint) -> list[Callable[[], GpuSample]]:
         sources: list[Callable[[], GpuSample]] = []

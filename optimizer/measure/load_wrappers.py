@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -65,15 +66,19 @@ def combine(measurements: Sequence[Measurement]) -> Measurement:
 
     throughputs, requests, seconds = known("throughput_infer_per_sec"), known("requests"), known("measure_seconds")
     worst: dict[str, Any] = {name: max(values) for name in LATENCIES if (values := known(name)) is not None}
-    reasons = [measurement.reason for measurement in measurements if measurement.reason]
     return Measurement(
         throughput_infer_per_sec=None if throughputs is None else sum(throughputs),
         requests=None if requests is None else int(min(requests)),
         measure_seconds=None if seconds is None else max(seconds),
-        stable=all(measurement.stable for measurement in measurements),
-        reason="; ".join(dict.fromkeys(reasons)),
+        **_stability(measurements),
         **worst,
     )
+
+
+def _stability(measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """Return the fields of a Measurement that say whether all of ``measurements`` are stable, and why not."""
+    reasons = dict.fromkeys(measurement.reason for measurement in measurements if measurement.reason)
+    return {"stable": all(measurement.stable for measurement in measurements), "reason": "; ".join(reasons)}
 
 
 LONGEST_OVERLAP = 1.5  # ratio of the whole time to the common one that still counts as measuring at the same time
@@ -138,43 +143,48 @@ def combine_servers(measurements: Sequence[Measurement]) -> Measurement:
         values = [getattr(one, name) for one in measurements]
         if None not in values:
             means[name] = sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
-    reasons = [one.reason for one in measurements if one.reason]
     return Measurement(
         throughput_infer_per_sec=sum(throughputs),
         requests=sum(weights),
         measure_seconds=max(one.measure_seconds or 0.0 for one in measurements),
-        stable=all(one.stable for one in measurements),
-        reason="; ".join(dict.fromkeys(reasons)),
+        **_stability(measurements),
         **means,
     )
+
+
+@dataclass
+class ExplainingLoadGenerator(ABC):
+    """Wraps ``load_generator`` and explains its failures. Each method raises BadInputError too."""
+
+    load_generator: LoadGenerator
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        return self._explain(endpoint, lambda: self.load_generator.measure(endpoint, load, seconds))
+
+    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
+        return self._explain(endpoint, lambda: self.load_generator.measure_windows(endpoint, load, seconds, count))
+
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
+        return self._explain(endpoint, lambda: self.load_generator.warm_up(endpoint, load))
+
+    @abstractmethod
+    def _explain(self, endpoint: Endpoint, measure: Callable[[], T]) -> T:
+        """Return the result of ``measure``, which sends requests to ``endpoint``. Raises BadInputError too."""
 
 
 _TOO_SMALL = "shared memory size specified with the request for output"
 
 
 @dataclass
-class SharedMemoryLoadGenerator:
+class SharedMemoryLoadGenerator(ExplainingLoadGenerator):
     """Wraps ``load_generator``, whose requests use shared memory, and explains failures that this causes.
 
     Before the first load it checks whether the server maps ``system`` shared memory of this machine. Raises
     BadInputError if it does not, or if an output is larger than its shared memory: all measurements would fail.
     """
 
-    load_generator: LoadGenerator
     shared_memory: SharedMemory
     _is_checked: bool = field(default=False, init=False)
-
-    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
-        """Measure with ``load_generator``. Raises BadInputError too."""
-        return self._explain(endpoint, lambda: self.load_generator.measure(endpoint, load, seconds))
-
-    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
-        """Measure with ``load_generator``. Raises BadInputError too."""
-        return self._explain(endpoint, lambda: self.load_generator.measure_windows(endpoint, load, seconds, count))
-
-    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
-        """Warm up with ``load_generator``. Raises BadInputError too."""
-        return self._explain(endpoint, lambda: self.load_generator.warm_up(endpoint, load))
 
     def _explain(self, endpoint: Endpoint, measure: Callable[[], T]) -> T:
         if self.shared_memory.kind == "system" and not self._is_checked:
@@ -220,7 +230,7 @@ def index_hint(message: str, unbounded: tuple[str, ...]) -> str:
 
 
 @dataclass
-class IndexHintLoadGenerator:
+class IndexHintLoadGenerator(ExplainingLoadGenerator):
     """Wraps ``load_generator`` and explains failures that random indexes cause.
 
     If a request fails because an index is out of bounds and an input in ``unbounded`` has random integers, the error
@@ -228,22 +238,13 @@ class IndexHintLoadGenerator:
     run, since every configuration would fail in the same way.
     """
 
-    load_generator: LoadGenerator
     unbounded: tuple[str, ...]
     _measured: bool = field(default=False, init=False)
-
-    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
-        """Measure with ``load_generator``. Raises BadInputError too."""
-        return self._explain(lambda: self.load_generator.measure(endpoint, load, seconds))
-
-    def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
-        """Measure with ``load_generator``. Raises BadInputError too."""
-        return self._explain(lambda: self.load_generator.measure_windows(endpoint, load, seconds, count))
 
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
         return self.load_generator.warm_up(endpoint, load)
 
-    def _explain(self, measure: Callable[[], T]) -> T:
+    def _explain(self, endpoint: Endpoint, measure: Callable[[], T]) -> T:
         try:
             result = measure()
         except MeasurementError as error:
