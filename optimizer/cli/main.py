@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from optimizer.cli import output
 from optimizer.cli.commands import COMMANDS, overview, refuse_misspelt_command, version_line
-from optimizer.cli.memory_limit import is_out_of_memory
 from optimizer.core import interrupts
 from optimizer.core.errors import EnvironmentFault, TuneError
 from optimizer.core.files import DISK_FAULTS, write_error
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 LONGEST_MESSAGE = 900  # characters; a longer one loses its middle
+NEAR_LIMIT_BYTES = 64 << 20  # of `ulimit -v`: libraries allocate and map blocks of this size
+# errors of the dynamic loader, of Python and of protobuf
+OUT_OF_MEMORY = (
+    *("Cannot allocate memory", "failed to map segment", "can't start new thread"),
+    "Couldn't build proto file into descriptor pool: out of memory",
+)
 EXIT_CODES = {"PASS": 0, "FAIL": 1, "UNDECIDED": 4}  # by the value of a Verdict, whose module takes long to import
 
 
@@ -123,6 +129,33 @@ def _report_unexpected(error: Exception) -> int:
     # a bug in tune; exit code 1 would mean that no configuration meets the SLA
     print(redact("".join(traceback.format_exception(error))), file=sys.stderr, end="")
     return fail("this is a bug in tune; please report the traceback above", EnvironmentFault.exit_code)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether ``error`` or an error that led to it is a lack of memory, even if a library calls it otherwise.
+
+    Close to the limit of ``ulimit -v`` every error counts as one, because native libraries lose a MemoryError or
+    replace it, and Python's parser calls it an error of syntax.
+    """
+    if _is_near_limit():
+        return True
+    while error is not None:
+        if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _is_near_limit() -> bool:
+    """Return whether the address space of this process has come close to the limit of ``ulimit -v``."""
+    limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return limit_bytes != resource.RLIM_INFINITY and limit_bytes - address_space_peak_bytes() < NEAR_LIMIT_BYTES
+
+
+def address_space_peak_bytes() -> int:
+    """Return the largest address space that this process has had: VmPeak of proc(5)."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["VmPeak"].split()[0]) * 1024
 
 
 def _dispatch(words: list[str]) -> int:

@@ -12,7 +12,7 @@ from typing import IO
 
 import pytest
 
-from optimizer.cli.memory_limit import NEAR_LIMIT_BYTES, address_space_peak_bytes, is_out_of_memory
+from optimizer.cli.main import NEAR_LIMIT_BYTES, address_space_peak_bytes, is_out_of_memory
 from tests.command_fixtures import TUNE, Tune
 
 SAMPLE = Path("tests/data/dlrm/sample").resolve()
