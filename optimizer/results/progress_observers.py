@@ -1,24 +1,30 @@
-"""Observers of the progress of a run: none, one line per trial, or a live display."""
+"""Observers of the progress of a run: none, one line per trial, or a live display with a scatter plot."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
+from objectives import pareto
+from objectives.metrics import METRICS, Measurement
+from objectives.pooled_windows import pool_measurements
+from optimizer.config.search_space import Problem
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import Point
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.results import configuration_text, formatting
-from optimizer.results.live_display import LiveObserver
-from optimizer.results.recommendation import best_load, front_metrics, newest_confirmation
+from optimizer.results.recommendation import best_load, front_metrics
 
 if TYPE_CHECKING:
-    from objectives.metrics import Measurement
-    from optimizer.config.search_space import Problem
     from optimizer.core.budget import Budget
-    from optimizer.core.trial import Candidate, LoadPoint, Trial
 
 
 class QuietObserver:
@@ -76,7 +82,7 @@ class PlainObserver(QuietObserver):
             if server is None or server == self._servers.get(trial.number):  # the newest server was lost
                 return "no figures"
             self._servers[trial.number] = server
-            return self._point_figures(newest_confirmation(trial))
+            return self._point_figures(_newest_confirmation(trial))
         shown, met = best_load(trial, self._problem)
         if shown is None:
             return "no figures"
@@ -101,10 +107,304 @@ class PlainObserver(QuietObserver):
         self._console.print(Text(one_line(f"{elapsed}  {line}")), soft_wrap=True)
 
 
+XY = tuple[float, float]
+
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of a braille character, [row][column]
+BLANK = 0x2800
+FRONT, BOUND = "●", "┊"
+LEAST_COLUMNS, LEAST_HEIGHT = 20, 4
+MARGIN = 1.1  # ratio of the axis to the bound or the largest latency
+FAR = 3.0  # a bound this many times beyond all points is not shown, because it would squeeze them
+
+
+@dataclass(frozen=True, slots=True)
+class PlotFrame:
+    """The visible part of the plane, in ``columns`` x ``rows`` characters.
+
+    Latencies go from 0 to ``right``, throughputs from ``bottom`` to ``top``.
+    """
+
+    right: float
+    bottom: float
+    top: float
+    columns: int
+    rows: int
+
+    def dot(self, point: XY) -> tuple[int, int] | None:
+        """Return (column, row from the top) in braille dots; None outside of the frame."""
+        x, y = point
+        if not (0 <= x <= self.right and self.bottom <= y <= self.top):
+            return None
+        across, up = x / self.right, (y - self.bottom) / (self.top - self.bottom)
+        columns, rows = 2 * self.columns, 4 * self.rows
+        return min(int(across * columns), columns - 1), rows - 1 - min(int(up * rows), rows - 1)
+
+
+def scatter(
+    points: Sequence[XY],
+    front: Sequence[XY],
+    bound: float | None,
+    label: str,
+    width: int,
+    height: int,
+    unit: str = "infer/s",
+) -> list[Text]:
+    """Return a plot with axes, as ``height`` lines of at most ``width`` characters.
+
+    Points are (latency in ms, throughput in ``unit``). The result is empty if there is no room or nothing to draw.
+    ``label`` names the latency metric. Points beyond twice the bound are not shown.
+    """
+    drawable = [point for point in (*points, *front) if all(map(math.isfinite, point)) and min(point) > 0]
+    if not drawable:
+        return []
+    right = MARGIN * max(x for x, _ in drawable)
+    bound = None if bound is None or bound > FAR * right else bound
+    if bound is not None:
+        right = max(min(right, 2 * bound), MARGIN * bound)
+    visible = [y for x, y in drawable if x <= right] or [y for _, y in drawable]
+    bottom, top = 0.9 * min(visible), 1.02 * max(visible)
+    label_width = max(map(len, (unit, formatting.number(bottom), formatting.number(top))))
+    frame = PlotFrame(right, bottom, top, width - label_width - 2, height - 2)
+    if frame.columns < LEAST_COLUMNS or height < LEAST_HEIGHT:
+        return []
+    lines = [*_canvas(frame, points, front, bound), *_axis(frame, bound, label)]
+    labels = {0: formatting.number(top), frame.rows: formatting.number(bottom), frame.rows + 1: unit}
+    return [Text(f"{labels.get(i, ''):>{label_width}} ", "dim").append_text(line) for i, line in enumerate(lines)]
+
+
+def _canvas(frame: PlotFrame, points: Sequence[XY], front: Sequence[XY], bound: float | None) -> list[Text]:
+    dots: dict[tuple[int, int], int] = {}
+    for point in points:
+        if place := frame.dot(point):
+            column, row = place
+            cell = (column // 2, row // 4)
+            dots[cell] = dots.get(cell, 0) | DOTS[row % 4][column % 2]
+    discs = {(place[0] // 2, place[1] // 4) for point in front if (place := frame.dot(point))}
+    edge = int(bound / frame.right * frame.columns) if bound is not None else -1
+    lines = []
+    for row in range(frame.rows):
+        cells = [chr(BLANK + dots[x, row]) if (x, row) in dots else " " for x in range(frame.columns)]
+        if edge >= 0 and cells[edge] == " ":
+            cells[edge] = BOUND
+        own = [x for x, y in discs if y == row]
+        for x in own:
+            cells[x] = FRONT
+        line = Text.assemble(("│", "dim"), "".join(cells))
+        if edge >= 0 and cells[edge] == BOUND:
+            line.stylize("yellow", edge + 1, edge + 2)
+        for x in own:
+            line.stylize("bold green", x + 1, x + 2)
+        lines.append(line)
+    return lines
+
+
+def _axis(frame: PlotFrame, bound: float | None, label: str) -> list[Text]:
+    edge = int(bound / frame.right * frame.columns) if bound is not None else -1
+    rule = "".join("┴" if column == edge else "─" for column in range(frame.columns))
+    ends = Text(f" 0{'':{max(0, edge - 1)}}", "dim")
+    if bound is not None:
+        ends.append(f"{formatting.exact(bound)} ms", "yellow")
+    right = f"{label} {formatting.number(frame.right)} ms"
+    room = 1 + frame.columns - len(ends.plain) - len(right)
+    if room > 0:
+        ends.append(" " * room + right, "dim")
+    ends.truncate(1 + frame.columns)
+    return [Text(f"└{rule}", "dim"), ends]
+
+
+LEAST_COLUMNS_FOR_LOADS = 70
+MOST_ROWS = 12
+OTHER_LINES = 11  # lines of the display without finished trials and plot
+ECHO_COLUMNS = 4  # at the end of the last line: if "^C^C" wrapped there, the display could not be erased as a whole
+LEAST_ROWS, MOST_PLOT = 4, 16  # minimum of finished trials next to a plot; maximum of lines of the plot
+
+
+class LiveObserver:
+    """A display that disappears when it ends.
+
+    A thread redraws it only once a second, because drawing takes CPU time from the measurements.
+    """
+
+    def __init__(self, console: Console, problem: Problem, budget: Budget, hardware: str = "") -> None:
+        self._console, self._problem, self._budget = console, problem, budget
+        self._started = time.monotonic()
+        self._hardware = hardware
+        self._latency = problem.sla.judged_latency
+        self._throughput = front_metrics(problem)[0]
+        self._finished: tuple[tuple[str, Trial], ...] = ()
+        self._running: tuple[tuple[str, Trial], ...] = ()  # several on a cluster; the last one changed last
+        self._best: Point | None = None
+        self._drawn: tuple[list[Point], list[Point]] = ([], [])  # points of the finished trials, and their front
+        # stdout may be a pipe for the result, so it is not redirected
+        self._live = Live(
+            console=console,
+            get_renderable=self._view,
+            refresh_per_second=1,
+            transient=True,
+            redirect_stdout=False,
+        )
+
+    def __enter__(self) -> LiveObserver:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
+        self._running = (*_others(self._running, number), (role, Trial(number, candidate)))
+        self._live.refresh()
+
+    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
+        for role, trial in self._running:
+            if trial.number == number:
+                known = Trial(number, trial.candidate, (*trial.measurements, (load, measurement)))
+                self._running = (*_others(self._running, number), (role, known))
+                break
+        self._live.refresh()
+
+    def trial_finished(self, trial: Trial, best: Point | None) -> None:
+        role = next((role for role, running in self._running if running.number == trial.number), "")
+        self._finished = (*_others(self._finished, trial.number), (role, trial))
+        known = self._known([finished for _, finished in self._finished])
+        self._drawn = known, self._front(known)
+        self._running, self._best = _others(self._running, trial.number), best
+        self._live.refresh()
+
+    # -- drawing: runs in the redrawing thread, so each attribute above is replaced as a whole ----------------
+
+    def _view(self) -> RenderableType:
+        goal = formatting.bounds(self._problem.sla) or "no bound"
+        header = Text.assemble((self._problem.model, "bold"), f"  {goal}")
+        lines: list[RenderableType] = [header]
+        if self._hardware:
+            lines.append(Text(self._hardware, "dim"))
+        plot = self._plot()
+        lines += [Text(""), self._table(len(plot)), Text(""), *plot, self._now(), *self._best_lines()]
+        lines += [Text(""), self._time_left()]
+        for line in lines:
+            if isinstance(line, Text):
+                line.no_wrap, line.overflow = True, "ellipsis"
+        return Group(*lines)
+
+    def _plot(self) -> list[Text]:
+        """Return the plot of all points measured so far; empty if there is no room."""
+        (finished, front), current = self._drawn, self._known([trial for _, trial in self._running])
+        bound_ms = self._problem.sla.latency_bound_ms(self._latency)
+        return scatter(
+            self._places([*finished, *current]),
+            self._places(self._front([*front, *current])),
+            bound_ms,
+            formatting.short_metric(self._latency),
+            self._console.width,
+            min(MOST_PLOT, self._console.height - OTHER_LINES - LEAST_ROWS),
+            self._throughput.unit,
+        )
+
+    def _known(self, trials: Sequence[Trial]) -> list[Point]:
+        latency = METRICS[self._latency]
+        measured = latest_points(trials)
+        return [p for p in measured if self._throughput.value(p.measurement) and latency.value(p.measurement)]
+
+    def _front(self, known: Sequence[Point]) -> list[Point]:
+        return pareto.pareto_front(known, (self._throughput, METRICS[self._latency]))
+
+    def _places(self, known: Sequence[Point]) -> list[tuple[float, float]]:
+        latency = METRICS[self._latency]
+        return [
+            (latency.value(point.measurement) or 0.0, self._throughput.value(point.measurement) or 0.0)
+            for point in known
+        ]
+
+    def _table(self, plot_lines: int) -> Table:
+        roomy = self._console.width >= LEAST_COLUMNS_FOR_LOADS
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True, header_style="dim")
+        table.add_column("trial", justify="right", no_wrap=True)
+        table.add_column("configuration", no_wrap=True, overflow="ellipsis", ratio=1)
+        table.add_column(self._throughput.unit, justify="right", no_wrap=True, min_width=7)
+        table.add_column(f"{formatting.short_metric(self._latency)} ms", justify="right", no_wrap=True, min_width=6)
+        if roomy:
+            table.add_column("loads", justify="right", no_wrap=True)
+        room = max(1, min(MOST_ROWS, self._console.height - OTHER_LINES - plot_lines))
+        for role, trial in self._finished[-max(1, room - len(self._running[1:])) :]:
+            cells = self._row(role, trial)
+            table.add_row(*cells if roomy else cells[:4])
+        for role, trial in self._running[-room:]:
+            cells = self._row(role, trial)
+            table.add_row(*cells if roomy else cells[:4], style="cyan")
+        return table
+
+    def _row(self, role: str, trial: Trial) -> tuple[RenderableType, ...]:
+        name = Text(configuration_text.configuration(trial.candidate))
+        if role not in ("", "search"):
+            name = Text.assemble((f"{role.replace('_', ' ')}: ", "bold"), name)
+        loads = str(len({load for load, _ in trial.measurements}))
+        if trial.status == "failed":
+            name = Text.assemble(("failed: ", "red"), " ".join(trial.reason.split()))
+            return str(trial.number), name, "–", "–", loads
+        shown, met = best_load(trial, self._problem)
+        if role == "confirm" and trial.confirmations:
+            shown = _newest_confirmation(trial)
+            met = self._problem.sla.is_met(shown.measurement)
+        if shown is None:
+            return str(trial.number), name, "–", "–", loads
+        figures = [metric.value(shown.measurement) for metric in (self._throughput, METRICS[self._latency])]
+        style = "" if met else "red"
+        return str(trial.number), name, *(Text(formatting.number(figure), style) for figure in figures), loads
+
+    def _now(self) -> RenderableType:
+        if not self._running:
+            return Text("")
+        trial = self._running[-1][1]
+        state = "deploying and warming up"
+        if trial.measurements:
+            load, measurement = trial.measurements[-1]
+            point = Point(trial.number, trial.candidate, load, measurement)
+            state = measurement.reason or formatting.performance(point, self._latency)
+        return Text.assemble(("now          ", "bold"), f"trial {trial.number}: {state}")
+
+    def _best_lines(self) -> list[RenderableType]:
+        if self._best is None:
+            within = formatting.bounds(self._problem.sla)
+            nothing = f"nothing within {within} yet" if self._finished and within else "nothing measured yet"
+            return [Text.assemble(("best so far  ", "bold"), nothing), Text("")]
+        figures = formatting.performance(self._best, self._latency)
+        configuration = configuration_text.configuration(self._best.candidate)
+        return [
+            Text.assemble(("best so far  ", "bold"), (figures, "bold green")),
+            Text(f"trial {self._best.trial}: {configuration}"),
+        ]
+
+    def _time_left(self) -> RenderableType:
+        total = max(self._budget.seconds, 1e-9)
+        left = min(max(0.0, self._budget.left_seconds()), total)
+        elapsed = formatting.clock(time.monotonic() - self._started)
+        most = f" of at most {self._budget.max_trials}" if self._budget.max_trials else ""
+        done = formatting.count(max((trial.number + 1 for _, trial in self._finished), default=0), "trial") + most
+        row = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        row.width = max(1, self._console.width - ECHO_COLUMNS)
+        row.add_column(ratio=1)
+        row.add_column(no_wrap=True, overflow="ellipsis")
+        bar = ProgressBar(total=total, completed=total - left)
+        row.add_row(bar, f"{formatting.clock(left)} left · {elapsed} elapsed · {done}")
+        return row
+
+
+def _others(pairs: tuple[tuple[str, Trial], ...], number: int) -> tuple[tuple[str, Trial], ...]:
+    return tuple(pair for pair in pairs if pair[1].number != number)
+
+
+def _newest_confirmation(trial: Trial) -> Point:
+    """Return all windows of the newest fresh server of ``trial``, which has confirmations, as one point."""
+    last = trial.confirmations[-1]
+    windows = [window.measurement for window in trial.confirmations if window.server == last.server]
+    return Point(trial.number, trial.candidate, last.load, pool_measurements(windows))
+
+
 def make_observer(
     log: str, terminal: Console, problem: Problem, budget: Budget, hardware: str
 ) -> LiveObserver | QuietObserver:
     """Return the observer for ``log``, one of ``run_options.LOGS``."""
     if log == "plain":
         return PlainObserver(terminal, problem, budget)
-    return LiveObserver(terminal, problem, budget, hardware=hardware) if log == "live" else QuietObserver()
+    return LiveObserver(terminal, problem, budget, hardware) if log == "live" else QuietObserver()

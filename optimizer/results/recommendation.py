@@ -11,7 +11,6 @@ from objectives import pareto
 from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import LATENCY, METRICS, Measurement, Metric
-from objectives.pooled_windows import pool_measurements
 from objectives.sla import Constraint, Sla
 from objectives.verdict import is_disturbed
 from optimizer.config.search_space import Problem
@@ -435,10 +434,3 @@ def best_load(trial: Trial, problem: Problem) -> tuple[Point | None, bool]:
     measured = latest_points([trial])
     best = SpeedCorrection().best_point(measured, problem.best_point)
     return best or problem.sla.closest_point(measured), best is not None
-
-
-def newest_confirmation(trial: Trial) -> Point:
-    """Return all windows of the newest fresh server of ``trial``, which has confirmations, as one point."""
-    last = trial.confirmations[-1]
-    windows = [window.measurement for window in trial.confirmations if window.server == last.server]
-    return Point(trial.number, trial.candidate, last.load, pool_measurements(windows))

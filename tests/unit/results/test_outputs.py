@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +26,7 @@ from optimizer.measure.measurer import ProgressObserver
 from optimizer.options.run_options import RunOptions
 from optimizer.results import outcome_tables, result_document, summary
 from optimizer.results.finished_run import FinishedRun
-from optimizer.results.live_display import LiveObserver
-from optimizer.results.progress_observers import QuietObserver
+from optimizer.results.progress_observers import LiveObserver, QuietObserver
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.results.report import tables
 from optimizer.results.report.write import write
@@ -692,18 +690,14 @@ class TestProgressObservers:
     def test_a_whole_study(self, width: int, height: int) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=width, height=height)
-        with LiveObserver(
-            console, problem(), Budget(240.0, 30, clock=lambda: 0.0), time.monotonic(), "some CPU"
-        ) as observer:
+        with LiveObserver(console, problem(), Budget(240.0, 30, clock=lambda: 0.0), "some CPU") as observer:
             replay(observer, example_trials())
         assert text.getvalue().rstrip("\n").count("\x1b[?25l") == text.getvalue().count("\x1b[?25h") == 1
 
     def test_the_current_trial_is_shown(self) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
-        with LiveObserver(
-            console, problem(), Budget(240.0, 30, clock=lambda: 0.0), time.monotonic(), "some CPU"
-        ) as observer:
+        with LiveObserver(console, problem(), Budget(240.0, 30, clock=lambda: 0.0), "some CPU") as observer:
             replay(observer, example_trials())
         last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
         lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines()
@@ -717,7 +711,7 @@ class TestProgressObservers:
     def test_the_echo_of_ctrl_c_does_not_wrap(self) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
-        with LiveObserver(console, problem(), Budget(240.0), time.monotonic()):
+        with LiveObserver(console, problem(), Budget(240.0)):
             pass
         *_, last = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", text.getvalue()).strip().splitlines()
         assert "elapsed" in last
@@ -727,7 +721,7 @@ class TestProgressObservers:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
         first, second, third, *_ = example_trials()
-        with LiveObserver(console, problem(), Budget(240.0), time.monotonic()) as observer:
+        with LiveObserver(console, problem(), Budget(240.0)) as observer:
             observer.trial_started(0, first.candidate, "baseline")
             observer.trial_started(1, second.candidate, "dynamic_batching")
             observer.trial_started(2, third.candidate, "search")
@@ -744,7 +738,7 @@ class TestProgressObservers:
     def test_an_interruption_restores_the_cursor(self) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=24)
-        observer = LiveObserver(console, problem(), Budget(240.0), time.monotonic())
+        observer = LiveObserver(console, problem(), Budget(240.0))
         with pytest.raises(KeyboardInterrupt), observer:
             raise KeyboardInterrupt
         assert text.getvalue().rfind("\x1b[?25h") > text.getvalue().rfind("\x1b[?25l")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +18,15 @@ from optimizer.core.trial import Confirmation, latest_points
 from optimizer.machine import hardware
 from optimizer.options.command_line import Parser
 from optimizer.results.finished_run import FinishedRun, read_run
-from optimizer.results.live_display import BLANK, BOUND, FRONT, LiveObserver, scatter
-from optimizer.results.progress_observers import PlainObserver, QuietObserver
+from optimizer.results.progress_observers import (
+    BLANK,
+    BOUND,
+    FRONT,
+    LiveObserver,
+    PlainObserver,
+    QuietObserver,
+    scatter,
+)
 from optimizer.results.recommendation import assess
 from optimizer.results.terminal_summary import RunDetails, print_outcome
 from optimizer.simulator.speed_correction import SpeedCorrection
@@ -85,9 +91,7 @@ class TestLive:
     def test_the_front_is_drawn_and_nothing_overflows(self, run: FinishedRun, width: int, height: int) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=width, height=height, color_system=None)
-        observe_run(
-            LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0), time.monotonic(), "some CPU"), run
-        )
+        observe_run(LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0), "some CPU"), run)
         last = text.getvalue().rpartition("dlrm  p95 <= 20 ms")[2]
         lines = re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", last).splitlines()
         assert len([line for line in lines if line.strip()]) < len(lines) <= height
@@ -99,7 +103,7 @@ class TestLive:
     def test_a_low_terminal_shows_the_table_without_the_plot(self, run: FinishedRun) -> None:
         text = io.StringIO()
         console = Console(file=text, force_terminal=True, width=80, height=12, color_system=None)
-        observe_run(LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0), time.monotonic()), run)
+        observe_run(LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0)), run)
         assert FRONT not in text.getvalue()
         assert "delay 5,000" in text.getvalue()
 
@@ -177,7 +181,7 @@ class TestPlain:
 
         display = io.StringIO()
         console = Console(file=display, force_terminal=True, width=80, height=24, color_system=None)
-        with LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0), time.monotonic()) as live:
+        with LiveObserver(console, run.problem, Budget(240.0, clock=lambda: 0.0)) as live:
             live.trial_started(0, trial.candidate, "confirm")
             live.trial_finished(confirmed, None)
         assert re.search(r"confirm: batch 256 .* 2,100 ", display.getvalue())
