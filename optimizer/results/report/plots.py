@@ -100,7 +100,7 @@ def pareto(run: FinishedRun) -> Drawing | None:
 def load(run: FinishedRun) -> Drawing | None:
     """Draw throughput and judged latency over the load, of the compared candidates and the runners-up.
 
-    For a model that streams it is the latency of a request; ``streaming_plots`` draws its other times.
+    For a model that streams it is the latency of a request; ``server_plots`` draws its other times.
     """
     assert run.outcome is not None, "the run has measurements"
     throughput = run.outcome.front.metrics[0]

@@ -17,8 +17,7 @@ from optimizer.core.files import output_error, replace_file, write_error
 from optimizer.core.safe_text import one_line
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.report.content import ReportSection, report_section
-from optimizer.results.report.figure_style import PALETTE, Drawing, drawing, inline, png, svg
-from optimizer.results.report.narrow_figure import make_narrow
+from optimizer.results.report.figure_style import PALETTE, Drawing, drawing, inline, make_narrow, png, svg
 
 
 def environment(folder: Path, *, html: bool) -> jinja2.Environment:
@@ -34,13 +33,13 @@ def environment(folder: Path, *, html: bool) -> jinja2.Environment:
 
 def drawings(run: FinishedRun, section: ReportSection) -> Iterator[Drawing]:
     """Yield the plots of ``run`` one at a time, because a figure takes memory; empty plots are left out."""
-    from optimizer.results.report import plots, server_plots, streaming_plots
+    from optimizer.results.report import plots, server_plots
 
     makers: list[Callable[[], Drawing | None]] = [
         lambda: plots.pareto(run),
         lambda: plots.load(run),
-        lambda: streaming_plots.response_times(run),
-        lambda: streaming_plots.timeline(run),
+        lambda: server_plots.response_times(run),
+        lambda: server_plots.timeline(run),
         lambda: server_plots.stages(run),
         lambda: server_plots.batches(run),
         lambda: plots.progress(run),

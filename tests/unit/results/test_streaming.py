@@ -21,7 +21,7 @@ from optimizer.core.trial import LoadPoint
 from optimizer.results import data_frames, formatting, result_document, summary
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import front_metrics
-from optimizer.results.report import streaming_plots, tables, write
+from optimizer.results.report import server_plots, tables, write
 from optimizer.results.report.figure_style import drawing
 from optimizer.study.batch.entry_state import describe_entry
 from optimizer.study.batch.record import EntryRecord
@@ -133,7 +133,7 @@ def test_the_timeline_is_that_of_the_median_window_on_fresh_servers(folder: Path
     texts = {window.measurement.response_times_ms for trial in run.trials for window in trial.confirmations}
     assert " ".join(f"{ms:.3f}".rstrip("0").rstrip(".") for ms in times_ms) in texts
     with drawing():
-        drawn = streaming_plots.timeline(run)
+        drawn = server_plots.timeline(run)
     assert drawn is not None
     assert len(drawn.labels["responses"]) == len(times_ms) == len(drawn.labels["gaps"]) + 1
 
@@ -142,8 +142,8 @@ def test_models_that_do_not_stream_have_no_such_plots(tmp_path: Path) -> None:
     from tests.run_folders import write_run
 
     run = read_run(write_run(tmp_path))
-    assert streaming_plots.response_times(run) is None
-    assert streaming_plots.timeline(run) is None
+    assert server_plots.response_times(run) is None
+    assert server_plots.timeline(run) is None
     assert tables.streaming(run).rows == []
 
 
