@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from optimizer.api.keywords import RunKeywords
 from optimizer.core.safe_text import read_bytes
-from optimizer.results import configuration_text, point_values, result_document, summary
+from optimizer.results import configuration_text, outcome_values, result_document, summary
 from optimizer.results.finished_run import FinishedRun, read_run
 
 if TYPE_CHECKING:
@@ -222,5 +222,5 @@ class Run:
 
     def _metrics(self, point: Point) -> list[tuple[str, str]]:
         assert self.outcome is not None, "there is a point"
-        rows = point_values.figures(self.outcome, point, self.finished.problem)
+        rows = outcome_values.figures(self.outcome, point, self.finished.problem)
         return [*rows, *summary.verdict_lines(self.outcome)]

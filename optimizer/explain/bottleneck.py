@@ -12,7 +12,7 @@ from objectives.sla import Constraint, Sla
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.explain.forecaster import Gain
 from optimizer.machine.conditions import describe_disturbance
-from optimizer.results import formatting, point_values
+from optimizer.results import formatting, outcome_values
 from optimizer.simulator.calibration import observe_point
 
 
@@ -136,7 +136,7 @@ def stage_breakdown(point: Point, trials: Sequence[Trial]) -> StageBreakdown:
     """Return the stages of ``point``, with server statistics of all windows of its confirmation or search."""
     if point.measurement.is_streamed:
         return _streamed_breakdown(point, trials)
-    known = point_values.stage_times_ms(point.measurement)
+    known = outcome_values.stage_times_ms(point.measurement)
     stages_ms = {name: known[field] for name, field in STAGES.items() if field in known}
     return StageBreakdown(point, stages_ms, _busy_share(_windows(point, trials)))
 

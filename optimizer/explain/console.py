@@ -14,7 +14,7 @@ from optimizer.core.trial import Candidate, Point
 from optimizer.explain.bottleneck import BottleneckKind
 from optimizer.explain.explanation import Explanation, PredictedLatency, RunnerUp, Simulation
 from optimizer.explain.forecaster import SLIGHT, Forecast, Gain, OtherSla, Remedy
-from optimizer.results import configuration_text, formatting, outcome_tables, point_values, summary
+from optimizer.results import configuration_text, formatting, outcome_values, summary
 from optimizer.results.formatting import plain_table, print_table
 from optimizer.results.line_breaks import wrap
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
@@ -68,7 +68,7 @@ def _print_subject(console: Console, explanation: Explanation) -> None:
     latencies = problem.sla.bounded_latencies
     role = "recommended" if explanation.recommended else "closest"
     _sentences(console, f"{role}, trial {point.trial}: {configuration_text.configuration(point.candidate)}")
-    _sentences(console, f"measured: {point_values.measured_performance(outcome, point, *latencies)}")
+    _sentences(console, f"measured: {outcome_values.measured_performance(outcome, point, *latencies)}")
     if explanation.unfinished:
         _sentences(console, explanation.unfinished)
 
@@ -145,7 +145,7 @@ def _more_within(explanation: Explanation) -> Iterator[str]:
     most = max(within, key=lambda point: point.throughput_infer_per_sec, default=subject)
     if most.throughput_infer_per_sec <= subject.throughput_infer_per_sec:
         return
-    why = outcome_tables.why_not_recommended(outcome, most)
+    why = outcome_values.why_not_recommended(outcome, most)
     yield f"Another measurement within the bounds had more throughput: {_measured(explanation, most)}."
     yield f"It is not recommended, because {why}."
 
@@ -157,7 +157,7 @@ def _measured(explanation: Explanation, point: Point) -> str:
     origin = f"trial {point.trial}"
     if outcome.confirmation_of(point) is None:
         origin += ", one measurement of the search" + ("" if point.measurement.stable else ", unstable")
-    return f"{point_values.measured_performance(outcome, point, *latencies)}; {origin}"
+    return f"{outcome_values.measured_performance(outcome, point, *latencies)}; {origin}"
 
 
 def _next_load(forecast: Forecast, measured: Point | None, explanation: Explanation) -> str:
@@ -366,7 +366,7 @@ def _runner_up(explanation: Explanation, runner_up: RunnerUp | None) -> Iterator
     if runner_up.missed:
         yield f"{verdict}: {runner_up.missed}."
     elif runner_up.interval.high < 0 and explanation.run.outcome is not None:
-        why = outcome_tables.why_not_recommended(explanation.run.outcome, runner_up.point)
+        why = outcome_values.why_not_recommended(explanation.run.outcome, runner_up.point)
         yield f"{verdict}. It is not recommended, because {why}."
     elif runner_up.interval.low <= 0 <= runner_up.interval.high:
         yield f"{verdict}. The difference is within the uncertainty of the measurements."

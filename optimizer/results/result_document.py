@@ -14,7 +14,7 @@ from objectives.metrics import LATENCY, METRICS, QUANTILES, STATISTICS, Measurem
 from objectives.verdict import estimand
 from optimizer.core.files import write_csv
 from optimizer.core.trial import SETTING_COLUMNS
-from optimizer.results.point_values import STREAMED_TIMINGS
+from optimizer.results.outcome_values import STREAMED_TIMINGS
 from optimizer.results.summary import undecided_cause
 from optimizer.store.trials_reader import ENERGY, LOAD
 

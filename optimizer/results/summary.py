@@ -16,7 +16,7 @@ from objectives.verdict import estimand, needed_requests
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.machine.conditions import DISTURBANCE_LIMIT, describe_disturbance, lost_cpu_time
-from optimizer.results import formatting, point_values
+from optimizer.results import formatting, outcome_values
 
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
@@ -42,13 +42,13 @@ def _answer(outcome: Outcome, problem: Problem) -> str:
         return f"UNDECIDED, {measured} " + (f"meets {goal}" if goal else "was made")
     if best is None:
         return "FAIL, no configuration " + (f"meets {goal}" if goal else "could be measured")
-    throughput = point_values.estimate(outcome, best, "throughput")
+    throughput = outcome_values.estimate(outcome, best, "throughput")
     if best.measurement.output_tokens_per_sec is not None:
-        throughput += f", {point_values.estimate(outcome, best, formatting.OUTPUT_THROUGHPUT)}"
+        throughput += f", {outcome_values.estimate(outcome, best, formatting.OUTPUT_THROUGHPUT)}"
     if not goal:
         return throughput
     latencies = (
-        f", {formatting.short_metric(bound.metric)} {point_values.estimate(outcome, best, bound.metric)}"
+        f", {formatting.short_metric(bound.metric)} {outcome_values.estimate(outcome, best, bound.metric)}"
         for bound in problem.sla.latencies
     )
     return f"{outcome.verdict.value} at {throughput}{''.join(latencies)} (SLA: {goal})"

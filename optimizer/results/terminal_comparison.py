@@ -12,7 +12,7 @@ from rich.text import Text
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point, short_path
 from optimizer.results import comparison as words
-from optimizer.results import formatting, point_values
+from optimizer.results import formatting, outcome_values
 from optimizer.results.comparison import Aspect, ComparedRun, Comparison
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.line_breaks import wrap
@@ -93,8 +93,8 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
     yield "model", side.run.problem.model
     yield "bound", formatting.bounds(outcome.sla) or NONE
     searched = "" if confirmed else ", in the search"
-    yield "throughput", point_values.estimate(outcome, point, "throughput") + searched
-    yield "output", point_values.estimate(outcome, point, formatting.OUTPUT_THROUGHPUT)
+    yield "throughput", outcome_values.estimate(outcome, point, "throughput") + searched
+    yield "output", outcome_values.estimate(outcome, point, formatting.OUTPUT_THROUGHPUT)
     bounded = outcome.sla.bounded_latencies
     yield "latency", _latency_text(outcome, point, latency)
     others = (_latency_text(outcome, point, name) for name in bounded if name != latency)
@@ -117,12 +117,12 @@ def _column(side: ComparedRun, fields: Sequence[str]) -> Iterator[tuple[str, str
         yield "baseline", "not measured"
     else:
         missed = "" if outcome.sla.is_met(baseline.measurement) else ", misses the bound"
-        yield "baseline", point_values.estimate(outcome, baseline, "throughput") + missed
+        yield "baseline", outcome_values.estimate(outcome, baseline, "throughput") + missed
     yield "gain over it", "the same" if baseline is point else formatting.gain(outcome.baseline.gain)
 
 
 def _latency_text(outcome: Outcome, point: Point, metric: str) -> str:
-    return f"{formatting.short_metric(metric)} {point_values.estimate(outcome, point, metric)}"
+    return f"{formatting.short_metric(metric)} {outcome_values.estimate(outcome, point, metric)}"
 
 
 def _aspect_text(aspect: Aspect) -> str:

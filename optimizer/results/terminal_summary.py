@@ -13,10 +13,10 @@ from rich.text import Text
 
 from optimizer.core.notes import DETAILS, ConfirmationComplete, Note
 from optimizer.core.safe_text import one_line
-from optimizer.results import configuration_text, formatting, outcome_tables, summary
+from optimizer.results import configuration_text, formatting, outcome_values, summary
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.line_breaks import wrap
-from optimizer.results.point_values import figures, priority_lines
+from optimizer.results.outcome_values import figures, priority_lines
 
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
@@ -153,7 +153,7 @@ def _print_change(console: Console, outcome: Outcome, baseline: Candidate, recom
 
 
 def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> None:
-    headers, rows = outcome_tables.comparison_headers(outcome, problem), outcome_tables.comparisons(outcome, problem)
+    headers, rows = outcome_values.comparison_headers(outcome, problem), outcome_values.comparisons(outcome, problem)
     *unbroken, _ = zip(headers, *rows, strict=True)
     width = sum(max(map(len, column)) + 2 for column in unbroken) + LEAST_GAIN_WIDTH
     if len(headers) > MOST_COLUMNS or width > console.width:  # more metrics than fit side by side: one row for each
@@ -187,16 +187,16 @@ def _print_details(console: Console, outcome: Outcome, problem: Problem, run: Ru
 def _print_front(console: Console, outcome: Outcome) -> None:
     if not outcome.front.points:
         return
-    title = outcome_tables.front_title(outcome)
+    title = outcome_values.front_title(outcome)
     print_line(console, f"Pareto front: {title[0].lower()}{title[1:]}", "bold")
-    table = plain_table(*outcome_tables.front_headers(outcome))
-    shown = outcome_tables.shown_front(outcome, MOST_FRONT_ROWS)
-    for *values, configuration in outcome_tables.front_rows(outcome, shown):
+    table = plain_table(*outcome_values.front_headers(outcome))
+    shown = outcome_values.shown_front(outcome, MOST_FRONT_ROWS)
+    for *values, configuration in outcome_values.front_rows(outcome, shown):
         table.add_row(*values, Text(configuration, overflow="fold"))
     print_table(console, table)
     if len(outcome.front.points) > MOST_FRONT_ROWS:
         print_line(console, f"{len(outcome.front.points) - MOST_FRONT_ROWS:,} more in pareto.csv", "dim")
-    if remark := outcome_tables.front_remark(outcome):
+    if remark := outcome_values.front_remark(outcome):
         print_line(console, "\n".join(wrap(remark, console.width)))
     print_line(console)
 

@@ -14,7 +14,7 @@ from optimizer.core.safe_text import check_file_name, is_folder, one_line, read_
 from optimizer.deploy.target_factory import ON_THIS_MACHINE
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.options.command_line import command_with_larger_budget
-from optimizer.results import configuration_text, formatting, outcome_tables, point_values, summary
+from optimizer.results import configuration_text, formatting, outcome_values, summary
 from optimizer.results.finished_run import FinishedRun, remark, resume_command
 from optimizer.results.forecast_accuracy import ForecastChecks, check_forecasts
 from optimizer.results.recommendation import Outcome
@@ -135,7 +135,7 @@ def report_section(run: FinishedRun) -> ReportSection:
     samples = parameter_samples(run, best_loads)
     neighbours = one_step_off(run, samples)
     chosen_load = "highest load that met the SLA" if problem.sla else "best load"
-    figures = point_values.figures(outcome, shown, problem) if shown else []
+    figures = outcome_values.figures(outcome, shown, problem) if shown else []
     return ReportSection(
         name=tables.name(run),
         answer=summary.answer(outcome, problem),
@@ -150,8 +150,8 @@ def report_section(run: FinishedRun) -> ReportSection:
         configuration="\n".join(configuration_text.triton_lines(shown.candidate)) if shown else "",
         figures=[*figures, *summary.verdict_lines(outcome)],
         comparisons=ReportTable(
-            outcome_tables.comparison_headers(outcome, problem),
-            outcome_tables.comparisons(outcome, problem) if recommends else [],
+            outcome_values.comparison_headers(outcome, problem),
+            outcome_values.comparisons(outcome, problem) if recommends else [],
             f"Each at its {chosen_load}. {summary.evidence(outcome)}",
             best=0,
         ),
@@ -159,8 +159,8 @@ def report_section(run: FinishedRun) -> ReportSection:
         no_change=summary.no_change(outcome),
         configs=recommended_configs(run),
         front=tables.front(outcome),
-        front_remark=outcome_tables.front_remark(outcome),
-        front_title=outcome_tables.front_title(outcome),
+        front_remark=outcome_values.front_remark(outcome),
+        front_title=outcome_values.front_title(outcome),
         streaming=tables.streaming(run),
         stages=tables.stages(run),
         forecasts=check_forecasts(run.trials),
@@ -181,7 +181,7 @@ def report_section(run: FinishedRun) -> ReportSection:
 def _throughput(outcome: Outcome) -> str:
     """Return the recommended throughput, or that there is none."""
     if outcome.recommended is not None:
-        return point_values.estimate(outcome, outcome.recommended, "throughput")
+        return outcome_values.estimate(outcome, outcome.recommended, "throughput")
     return "none met the SLA yet" if outcome.doubt else "none meets the SLA"
 
 

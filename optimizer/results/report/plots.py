@@ -11,7 +11,7 @@ import numpy as np
 from objectives.metrics import LATENCY, METRICS, Metric
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point, latest_points
-from optimizer.results import configuration_text, formatting, outcome_tables
+from optimizer.results import configuration_text, formatting, outcome_values
 from optimizer.results.forecast_accuracy import CheckedForecast, ForecastChecks
 from optimizer.results.recommendation import FRONT_METRICS
 from optimizer.results.report import tables
@@ -93,7 +93,7 @@ def pareto(run: FinishedRun) -> Drawing | None:
     description += "throughput at less latency."
     if outcome.recommended is not None:
         description += f" Recommended: {formatting.performance(outcome.recommended, latency.name)}."
-    title = f"{outcome_tables.front_title(outcome)} of all measured points"
+    title = f"{outcome_values.front_title(outcome)} of all measured points"
     return Drawing("pareto", title, description, figure, labels)
 
 

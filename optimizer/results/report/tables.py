@@ -12,7 +12,7 @@ from objectives.metrics import METRICS, Metric
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
-from optimizer.results import configuration_text, formatting, outcome_tables, point_values
+from optimizer.results import configuration_text, formatting, outcome_values
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome, best_load
 from optimizer.results.report.parameter_effects import Neighbour, label
@@ -77,7 +77,7 @@ def at_loads(run: FinishedRun, candidate: Candidate) -> list[Point]:
     assert run.outcome is not None, "the run has measurements"
     points = {point.load: point for point in run.outcome.points if point.candidate == candidate}
     measured = [p for _, p in sorted(points.items()) if p.measurement.throughput_infer_per_sec is not None]
-    return list(outcome_tables.evenly_spread(measured, MOST_LOADS))
+    return list(outcome_values.evenly_spread(measured, MOST_LOADS))
 
 
 def stages_ms(point: Point) -> list[float] | None:
@@ -88,7 +88,7 @@ def stages_ms(point: Point) -> list[float] | None:
     """
     if point.measurement.is_streamed:
         return None
-    known = point_values.stage_times_ms(point.measurement)
+    known = outcome_values.stage_times_ms(point.measurement)
     return [max(known.get(name, 0.0), 0.0) for name in STAGES] if known else None
 
 
@@ -189,13 +189,13 @@ class ReportTable:
 
 def front(outcome: Outcome) -> ReportTable:
     """Return the Pareto front."""
-    kept = outcome_tables.shown_front(outcome, MOST_FRONT)
+    kept = outcome_values.shown_front(outcome, MOST_FRONT)
     caption = "No other point has more throughput at less latency; measured on fresh servers, or in the search only"
     if len(kept) < len(outcome.front.points):
         caption += f"; {len(kept)} of {len(outcome.front.points):,}"
     best = next((i for i, point in enumerate(kept) if point is outcome.recommended), None)
-    headers = outcome_tables.front_headers(outcome)
-    rows = outcome_tables.front_rows(outcome, kept)
+    headers = outcome_values.front_headers(outcome)
+    rows = outcome_values.front_rows(outcome, kept)
     reasons = [_why_not_taken(point, outcome) for point in kept]
     if any(reasons):
         headers = (*headers, "why not recommended")
@@ -208,7 +208,7 @@ def _why_not_taken(point: Point, outcome: Outcome) -> str:
     best = outcome.recommended
     if best is None or point.throughput_infer_per_sec <= best.throughput_infer_per_sec:
         return ""
-    return outcome_tables.why_not_recommended(outcome, point)
+    return outcome_values.why_not_recommended(outcome, point)
 
 
 def stages(run: FinishedRun) -> ReportTable:
@@ -232,7 +232,7 @@ def streaming(run: FinishedRun) -> ReportTable:
             if point.measurement.is_streamed:
                 values = (METRICS[metric].value(point.measurement) for metric in STREAMED)
                 rows.append((role, formatting.load(point.load), *map(formatting.number, values)))
-    headers = ("configuration", ">load", *(f">{point_values.header(metric)}" for metric in STREAMED))
+    headers = ("configuration", ">load", *(f">{outcome_values.header(metric)}" for metric in STREAMED))
     return ReportTable(headers, rows, "Output, and times of the requests whose responses are streamed")
 
 
@@ -340,7 +340,7 @@ def trials(run: FinishedRun, outcome: Outcome) -> ReportTable:
         ">trial",
         "configuration (batch: max_batch_size)",
         ">infer/s",
-        *(f">{point_values.header(metric)}" for metric in (*counted, *bounded)),
+        *(f">{outcome_values.header(metric)}" for metric in (*counted, *bounded)),
         ">load",
         ">loads",
     )

@@ -18,7 +18,7 @@ from optimizer.confirmation.load_predictions import COMPARED_LOADS, predict_load
 from optimizer.confirmation.server_plan import WINDOWS, plan_server
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point
-from optimizer.results import outcome_tables
+from optimizer.results import outcome_values
 from optimizer.results.recommendation import assess
 from tests.curve_model import CurveModel
 from tests.drawn_server import (
@@ -101,7 +101,7 @@ def test_a_comparison_that_misses_the_sla_on_fresh_servers_has_no_gain(problem: 
     assert outcome.baseline.gain is None
     assert outcome.baseline.point is not None
     assert outcome.baseline.point.load.concurrency == 6
-    rows = {name: cells for name, *cells in outcome_tables.comparisons(outcome, problem)}
+    rows = {name: cells for name, *cells in outcome_values.comparisons(outcome, problem)}
     assert rows["current (baseline)"][-1] == f"not confirmed, misses p95 <= {BOUND_MS:g} ms on fresh servers"
 
 

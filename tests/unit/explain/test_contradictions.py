@@ -25,7 +25,7 @@ from optimizer.explain.explanation import Explanation, document, explain
 from optimizer.explain.forecaster import OtherSla, Remedy
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import DiscardingRecord, recorded_problem
-from optimizer.results import point_values
+from optimizer.results import outcome_values
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
@@ -141,7 +141,7 @@ def check_effect(
     assert outcome is not None
     assert (effect.measured is not None) == bool(met), "a measurement within the bound replaces the forecast"
     if effect.measured is not None:
-        assert point_values.measured_performance(outcome, effect.measured, "latency-p95") in shown
+        assert outcome_values.measured_performance(outcome, effect.measured, "latency-p95") in shown
         gain = effect.measured.throughput_infer_per_sec / subject.throughput_infer_per_sec - 1
         has_gain = explanation.recommended or isinstance(effect, Remedy)
         assert entry["gain"] == (pytest.approx(gain) if has_gain else None), "not that of the forecast"

@@ -24,7 +24,7 @@ from optimizer.core.notes import ConfirmationComplete, OutputsNotCompared
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.measure.measurer import ProgressObserver
 from optimizer.options.run_options import RunOptions
-from optimizer.results import outcome_tables, result_document, summary
+from optimizer.results import outcome_values, result_document, summary
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.progress_observers import LiveObserver, QuietObserver
 from optimizer.results.recommendation import Outcome, assess
@@ -241,7 +241,7 @@ class TestText:
         (narrow, wide) = (printed_outcome(result, width=width) for width in (60, 80))
         assert "\ngain " in narrow
         assert "…" not in narrow
-        for row in outcome_tables.comparisons(result, problem()):
+        for row in outcome_values.comparisons(result, problem()):
             assert row[-1] in wide
             assert set(row[-1].split()) <= set(narrow.split())
 
@@ -345,7 +345,7 @@ class TestText:
             "The recommendation is not on the front: trial 6 had 12,500 infer/s, p95 14.0 ms, concurrency 9, but "
             "it was measured in the search only" in text
         )
-        assert outcome_tables.front_remark(outcome(trials_with_comparisons())) == ""
+        assert outcome_values.front_remark(outcome(trials_with_comparisons())) == ""
         document = result_document.document(result, wall_seconds=1, results_dir="r")
         assert document["dominated_by"]["trial"] == 6  # type: ignore[index]
 

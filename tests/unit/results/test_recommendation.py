@@ -14,7 +14,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.confirmation.verdicts import judge_confirmations, meets_sla
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial, latest_points
-from optimizer.results import outcome_tables
+from optimizer.results import outcome_values
 from optimizer.results.recommendation import FRONT_METRICS, assess
 
 CANDIDATES = [Candidate(64, True, delay, instance_count=count) for delay in (0, 500, 2000) for count in (1, 2)]
@@ -75,7 +75,7 @@ def test_front_comparisons_and_recommendation_are_of_one_set_of_points(seed: int
     if best is None:
         assert outcome.holds_back
     else:
-        assert any(point is best for point in outcome.front.points) is (outcome_tables.front_remark(outcome) == "")
+        assert any(point is best for point in outcome.front.points) is (outcome_values.front_remark(outcome) == "")
         assert outcome.front.dominating is None or dominates(outcome.front.dominating, best, FRONT_METRICS)
 
 
@@ -118,7 +118,7 @@ def test_a_recommendation_off_the_front_has_a_reason(error: float | None, served
     outcome = assess([passed, other], PROBLEM, BASELINE, PLAIN)
     assert outcome.recommended is not None
     assert outcome.recommended.trial == 0
-    remark = outcome_tables.front_remark(outcome)
+    remark = outcome_values.front_remark(outcome)
     assert part in remark
     assert (outcome.recommended in outcome.front.points) is (remark == "")
 
@@ -128,7 +128,7 @@ def test_a_recommendation_that_is_off_the_front_as_unstable_says_so() -> None:
     outcome = assess([Trial(0, PLAIN, ((LoadPoint(1, 16), measured),))], PROBLEM, BASELINE, PLAIN)
     assert outcome.recommended is not None
     remark = "The recommendation is not on the front: its measurement was unstable or disturbed."
-    assert outcome_tables.front_remark(outcome) == remark
+    assert outcome_values.front_remark(outcome) == remark
 
 
 def test_a_pass_is_off_the_front_if_the_search_saw_a_better_load() -> None:
@@ -141,7 +141,7 @@ def test_a_pass_is_off_the_front_if_the_search_saw_a_better_load() -> None:
     assert outcome.confirmed.judged.verdict is Verdict.PASS
     searched = [point.load.concurrency for point in outcome.front.points]
     assert searched == [15], "the confirmation replaces the search at 16"
-    remark = outcome_tables.front_remark(outcome)
+    remark = outcome_values.front_remark(outcome)
     assert "it was measured in the search only; fresh servers of this configuration were measured" in remark
 
 

@@ -21,7 +21,7 @@ from optimizer.cli.run import exit_code
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
-from optimizer.results import outcome_tables, result_document, summary
+from optimizer.results import outcome_values, result_document, summary
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import Outcome, assess
 from tests.conftest import known_problem, measurement
@@ -252,7 +252,7 @@ def test_a_model_without_a_batch_dimension_is_not_compared_with_dynamic_batching
     alone = Candidate(0)
     trials = [Trial(0, alone, ((LOAD, measurement(1000.0, 10.0)),))]
     result = assess(trials, known_problem(), alone, alone)
-    assert [row[0] for row in outcome_tables.comparisons(result, known_problem())] == [
+    assert [row[0] for row in outcome_values.comparisons(result, known_problem())] == [
         "recommended",
         "current (baseline)",
     ]
@@ -339,7 +339,7 @@ def test_a_recommendation_that_missed_the_bound_on_a_slow_machine_says_so() -> N
         "it was not tested on fresh servers; it measured p95 22.5 ms while the machine was slow, and is expected to "
         "meet p95 <= 20 ms at its usual speed"
     )
-    (recommended, *_) = outcome_tables.comparisons(result, known_problem())
+    (recommended, *_) = outcome_values.comparisons(result, known_problem())
     assert recommended[-1] == "misses p95 <= 20 ms"
 
 
@@ -370,7 +370,7 @@ def test_several_latency_bounds_are_all_shown_with_their_intervals() -> None:
     assert p99 is not None
     assert p99.low < 1.3 * 16 < p99.high
     assert [text.split()[0] for text in summary.confirmed_intervals(confirmed)][1:] == ["p95", "p99"]
-    assert outcome_tables.comparison_headers(result, both)[1:4] == (">infer/s", ">p95 ms", ">p99 ms")
+    assert outcome_values.comparison_headers(result, both)[1:4] == (">infer/s", ">p95 ms", ">p99 ms")
     document = result_document.document(result, wall_seconds=1, results_dir="r")
     confirmation = document["confirmation"]
     assert isinstance(confirmation, dict)
