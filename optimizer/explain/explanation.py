@@ -13,7 +13,6 @@ from google.protobuf import text_format
 from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import METRICS
-from objectives.sla import Sla
 from optimizer.config.backends import backend_of, is_ensemble
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.search_space import Problem
@@ -30,7 +29,7 @@ from optimizer.explain.bottleneck import (
     bottleneck,
     stage_breakdown,
 )
-from optimizer.explain.forecaster import Forecast, Forecaster, Gain, OtherSla, Remedy, by_gain, other_slas
+from optimizer.explain.forecaster import Forecast, Forecaster, Gain, OtherSla, Remedy, measured_at, other_slas
 from optimizer.explain.predicted_changes import SurrogateForecaster, predicted_remedies, single_changes
 from optimizer.explain.simulated_changes import FP16_FACTOR, NEAR_CLIENT, NO_COPYING, SimulatedForecaster, remedies
 from optimizer.results import configuration_text, result_document
@@ -42,7 +41,6 @@ from optimizer.results.forecast_accuracy import (
     count_inside,
     median_error,
 )
-from optimizer.results.measured_throughput import measured_at, measured_within, quickest_measured
 from optimizer.results.recommendation import Outcome
 from optimizer.results.report.content import stored_configs
 from optimizer.results.shared_memory_effect import SharedMemoryEffect, effect_of_trial
@@ -258,15 +256,16 @@ def _simulation(run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp1
         _predicted_latency(outcome, metric, sla.latency_bound_ms(metric), own_error, quickest_ms.get(metric))
         for metric, own_error in zip(forecaster.latencies, errors, strict=True)
     ]
+    effects = [change.measured_in(outcome, subject.point, sla) for change in changes]
     return Simulation(
         forecaster.model_name,
         problem.is_simulated,
         tuple(latencies),
         error,
         forecaster.points,
-        by_gain([_with_measured_change(change, outcome, subject.point, sla) for change in changes]),
+        tuple(sorted(effects, key=lambda effect: -(effect.gain.estimate if effect.gain else -1.0))),
         best,
-        tuple(_with_measured_sla(other, outcome) for other in other_slas(forecaster, tried, sla, best)),
+        tuple(other.measured_in(outcome) for other in other_slas(forecaster, tried, sla, best)),
         next_load,
         measured_at(outcome, own, next_load.concurrency) if next_load else None,
     )
@@ -275,43 +274,10 @@ def _simulation(run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp1
 def _predicted_latency(
     outcome: Outcome, metric: str, bound_ms: float, error: float, expected_ms: float | None
 ) -> PredictedLatency:
-    quickest = quickest_measured(outcome, metric)
-    measured_ms = METRICS[metric].value(quickest.measurement) if quickest else None
+    times_ms = [(own_ms, point) for point in outcome.points if (own_ms := METRICS[metric].value(point.measurement))]
+    measured_ms, quickest = min(times_ms, key=lambda pair: pair[0], default=(None, None))
     lowest_ms = min(value for value in (expected_ms, measured_ms) if value is not None)
     return PredictedLatency(metric, bound_ms, error, lowest_ms, quickest)
-
-
-def _with_measured_change(remedy: Remedy, outcome: Outcome, subject: Point, sla: Sla) -> Remedy:
-    """Return ``remedy`` with the measurements of the changed configuration, which replace the forecast gain.
-
-    A change outside the configuration, such as FP16, has none.
-    """
-    if remedy.forecast is None or remedy.forecast.candidate == subject.candidate:
-        return remedy
-    measured = measured_within(outcome, sla, [remedy.forecast.candidate])
-    gain = (measured and _measured_gain(measured, subject)) or remedy.gain
-    return replace(remedy, measured=measured, refuted_by=_refutation(remedy.forecast, outcome, sla), gain=gain)
-
-
-def _with_measured_sla(other: OtherSla, outcome: Outcome) -> OtherSla:
-    """Return ``other`` with the measurements within its bounds, which replace the forecast gain."""
-    measured, recommended = measured_within(outcome, other.sla), outcome.recommended
-    expected = None if measured else other.forecast_gain
-    gain = _measured_gain(measured, recommended) if measured and recommended else expected
-    return replace(other, measured=measured, refuted_by=_refutation(other.forecast, outcome, other.sla), gain=gain)
-
-
-def _measured_gain(measured: Point, subject: Point) -> Gain | None:
-    """Return the gain of a measurement over that of ``subject``; None if that served nothing."""
-    if not subject.throughput_infer_per_sec:
-        return None
-    return Gain(measured.throughput_infer_per_sec / subject.throughput_infer_per_sec - 1)
-
-
-def _refutation(forecast: Forecast | None, outcome: Outcome, sla: Sla) -> Point | None:
-    """Return the measurement at the load of ``forecast`` if it misses ``sla``, else None."""
-    point = measured_at(outcome, forecast.candidate, forecast.concurrency) if forecast else None
-    return None if point is None or sla.is_met(point.measurement) else point
 
 
 def _next_load(forecaster: SurrogateForecaster, point: Point, problem: Problem) -> Forecast | None:

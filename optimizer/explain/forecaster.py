@@ -1,11 +1,11 @@
-"""Forecasts of the best load of a configuration within bounds, and the gains that follow from them."""
+"""Forecasts of the best load of a configuration within bounds, and the gains by them and by measurements."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from objectives.arrays import FloatArray
 from objectives.intervals import ConfidenceInterval
 from objectives.sla import Constraint, Sla
 from optimizer.core.trial import Candidate, Point
+from optimizer.results.recommendation import Outcome
 
 SLA_FACTORS = (0.5, 1.5, 2.0)
 LEVELS = (0.025, 0.5, 0.975)  # the median of a gain and the ends of its 95 % interval
@@ -132,10 +133,16 @@ class Remedy:
     measured: Point | None = None
     refuted_by: Point | None = None
 
+    def measured_in(self, outcome: Outcome, subject: Point, sla: Sla) -> Remedy:
+        """Return this with the measurements of the changed configuration, whose gain replaces the forecast one.
 
-def by_gain(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
-    """Return the remedies with the largest gain first."""
-    return tuple(sorted(remedies, key=lambda remedy: -(remedy.gain.estimate if remedy.gain else -1.0)))
+        A change outside the configuration, such as FP16, has none.
+        """
+        if self.forecast is None or self.forecast.candidate == subject.candidate:
+            return self
+        measured = outcome.best_within(sla, [self.forecast.candidate])
+        gain = (measured and _measured_gain(measured, subject)) or self.gain
+        return replace(self, measured=measured, refuted_by=_refutation(self.forecast, outcome, sla), gain=gain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +165,13 @@ class OtherSla:
     measured: Point | None = None
     refuted_by: Point | None = None
 
+    def measured_in(self, outcome: Outcome) -> OtherSla:
+        """Return this with the measurements within its bounds, whose gain replaces the forecast one."""
+        measured, recommended = outcome.best_within(self.sla), outcome.recommended
+        expected = None if measured else self.forecast_gain
+        gain = _measured_gain(measured, recommended) if measured and recommended else expected
+        return replace(self, measured=measured, refuted_by=_refutation(self.forecast, outcome, self.sla), gain=gain)
+
 
 def other_slas(
     forecaster: Forecaster, tried: Sequence[Candidate], sla: Sla, best: Forecast | None
@@ -172,3 +186,22 @@ def other_slas(
         expected = gain(forecast, best)
         others.append(OtherSla(metric, factor, bound_ms, other, forecast, expected, expected))
     return tuple(others)
+
+
+def measured_at(outcome: Outcome, candidate: Candidate, concurrency: int) -> Point | None:
+    """Return the measurement of ``candidate`` with ``concurrency`` requests in flight; None if there is none."""
+    own = (point for point in outcome.points if point.candidate == candidate)
+    return next((point for point in own if point.load.concurrency == concurrency), None)
+
+
+def _measured_gain(measured: Point, subject: Point) -> Gain | None:
+    """Return the gain of a measurement over that of ``subject``; None if that served nothing."""
+    if not subject.throughput_infer_per_sec:
+        return None
+    return Gain(measured.throughput_infer_per_sec / subject.throughput_infer_per_sec - 1)
+
+
+def _refutation(forecast: Forecast | None, outcome: Outcome, sla: Sla) -> Point | None:
+    """Return the measurement at the load of ``forecast`` if it misses ``sla``, else None."""
+    point = measured_at(outcome, forecast.candidate, forecast.concurrency) if forecast else None
+    return None if point is None or sla.is_met(point.measurement) else point

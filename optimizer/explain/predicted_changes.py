@@ -14,7 +14,7 @@ from objectives.sla import Sla
 from optimizer.config.batching import parse_policy, preferred_text, resolve_policy
 from optimizer.config.search_space import OFF, Problem, SearchSpace
 from optimizer.core.trial import Candidate, Trial
-from optimizer.explain.forecaster import Forecast, Remedy, by_gain, gain, median_errors
+from optimizer.explain.forecaster import Forecast, Remedy, gain, median_errors
 from optimizer.results.report.parameter_effects import label
 from optimizer.search.candidate_selector import fit_surrogate
 from optimizer.simulator.metrics import log_measured
@@ -110,8 +110,8 @@ def predicted_remedies(
     fp16_factor: float | None,
     *,
     on_gpu: bool,
-) -> tuple[Remedy, ...]:
-    """Return the effect of each of the ``changes`` and of faster computing on its own, the largest gain first.
+) -> list[Remedy]:
+    """Return the effect of each of the ``changes`` and of faster computing on its own.
 
     ``fp16_factor`` is None if the model has no conversion to FP16.
     """
@@ -121,7 +121,7 @@ def predicted_remedies(
         assumed = f"assuming that everything takes {fp16_factor:g} of its time"
         faster = forecaster.best([own], sla, time_share=fp16_factor)
         effects.insert(0, ("FP16", assumed if on_gpu else f"{assumed} (CPUs often gain nothing)", faster))
-    return by_gain([Remedy(name, change, forecast, gain(forecast, usual)) for name, change, forecast in effects])
+    return [Remedy(name, change, forecast, gain(forecast, usual)) for name, change, forecast in effects]
 
 
 def single_changes(space: SearchSpace, own: Candidate) -> dict[Candidate, tuple[str, str]]:

@@ -14,7 +14,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point
 from optimizer.explain.bottleneck import StageBreakdown
-from optimizer.explain.forecaster import Forecast, Remedy, by_gain, gain, median_errors
+from optimizer.explain.forecaster import Forecast, Remedy, gain, median_errors
 from optimizer.results import configuration_text
 from optimizer.simulator.fitted_parameters import SMALLEST_S, ExecutionSettings
 from optimizer.simulator.metrics import (
@@ -155,8 +155,8 @@ MOST_INSTANCES = 64  # limits the service times that are kept for each number of
 
 def remedies(
     forecaster: SimulatedForecaster, stages: StageBreakdown, sla: Sla, fp16_factor: float | None, *, on_gpu: bool
-) -> tuple[Remedy, ...]:
-    """Return the effect of each remedy on its own, the largest gain first.
+) -> list[Remedy]:
+    """Return the effect of each remedy on its own.
 
     ``fp16_factor`` is None if the model has no conversion to FP16.
     """
@@ -179,7 +179,7 @@ def remedies(
     if copied:
         kept = forecaster.best([own], sla, time_share=1 - copied)
         effects.append((NO_COPYING, "shared memory, without copies; --measure measures it", kept))
-    return by_gain([Remedy(name, change, forecast, gain(forecast, usual)) for name, change, forecast in effects])
+    return [Remedy(name, change, forecast, gain(forecast, usual)) for name, change, forecast in effects]
 
 
 def _more_instances(own: Candidate) -> Iterator[Candidate]:

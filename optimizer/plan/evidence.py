@@ -25,7 +25,6 @@ from optimizer.measure.load_client import arrivals
 from optimizer.measure.load_client.arrivals import Arrivals
 from optimizer.results import summary
 from optimizer.results.finished_run import FinishedRun, resume_command
-from optimizer.results.measured_throughput import measured_within
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.simulator.fitted_parameters import execution_settings
 
@@ -314,7 +313,7 @@ def _planned_for_hardware(hardware: str, runs: Sequence[FinishedRun], latencies:
             summary.undecided_cause(outcome),
             resume_command(newest) or summary.next_command(outcome, newest.folder.path),
             *_durations(next(trial for trial in newest.trials if trial.number == point.trial)),
-            measured := measured_within(outcome, latencies, [point.candidate]),
+            measured := outcome.best_within(latencies, [point.candidate]),
             confirmed.throughput if (confirmed := outcome.confirmation_of(measured)) else None,
         )
         for point in _points(newest, latencies)

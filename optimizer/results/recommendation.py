@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -143,6 +143,23 @@ class Outcome:
     def confirmation_of(self, point: Point | None) -> ConfirmedLoad | None:
         """Return the confirmation of ``point``; None if only the search measured it."""
         return _confirmation_of(point, self.confirmed_loads)
+
+    def best_within(self, sla: Sla, candidates: Collection[Candidate] | None = None) -> Point | None:
+        """Return the measurement with the most throughput of ``candidates`` within ``sla``; None if none meets it.
+
+        Without ``candidates``, all configurations count. Values from fresh servers replace those of the search.
+        Within the latency bounds of the run, its recommendation comes first, because only its verdict was tested.
+        """
+        met = [
+            point
+            for point in self.points
+            if (candidates is None or point.candidate in candidates)
+            and (point.measurement.stable or self.confirmation_of(point))
+            and sla.is_met(point.measurement)
+        ]
+        if self.recommended in met and set(sla.latencies) == set(self.sla.latencies):
+            return self.recommended
+        return max(met, key=lambda point: point.throughput_infer_per_sec, default=None)
 
 
 def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynamic_batching: Candidate) -> Outcome:
