@@ -233,7 +233,7 @@ def next_command(outcome: Outcome, folder: str | Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """The step after a run: ``advice`` is a clause without a full stop, ``command`` carries it out.
+    """The next step: ``advice`` is a clause without a full stop, ``command`` carries it out (may be empty).
 
     ``alternative`` is another step that may follow instead.
     """

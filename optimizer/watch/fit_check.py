@@ -22,7 +22,7 @@ from objectives.sla import Constraint
 from objectives.verdict import needed_requests
 from optimizer.results import formatting
 from optimizer.watch.expectation import Expectation, ExpectedAtRate, Range
-from optimizer.watch.server_metrics import ServedLoad, sum_failures, sum_first_responses
+from optimizer.watch.server_metrics import ServedLoad, sum_by_key
 
 Status: TypeAlias = Literal["fits", "near", "undecided", "differs", "unknown"]
 CHECKS = 8  # at most, which share the error probability
@@ -145,7 +145,7 @@ def judge(expected: Expectation, loads: Sequence[ServedLoad], servers: int, lost
     """
     confidence, replicas = expected.run.problem.confidence, servers // expected.server_processes
     error = (1 - confidence) / CHECKS
-    failures = sum_failures(loads)
+    failures = sum_by_key([load.failures for load in loads])
     checks: list[Check] = []
     if loads:
         rate = _ratio(loads, lambda load: load.requests / replicas, lambda load: load.seconds, error)
@@ -236,7 +236,7 @@ def _check_failures(expected: Expectation, requests: float, failures: Mapping[st
     reasons = ", ".join(f"{count:,.0f} {reason}" for reason, count in failures.items())
     fewer = f"{expected.failed:,}" if expected.failed else "none"
     meaning = f"requests fail ({reasons}), and {fewer} of {counted:,} did in the run"
-    return _compared("failed requests", "%", _scaled(measured, 100), Range(0.0, 100 * most), meaning)
+    return _compared("failed requests", "%", _percent(measured), Range(0.0, 100 * most), meaning)
 
 
 def share_interval(hits: float, count: float, error: float) -> tuple[float, float]:
@@ -422,14 +422,14 @@ def _check_first_response(bound: Constraint, level: float, loads: Sequence[Serve
 
     The server counts them by a few limits. The smallest limit that is not below the bound gives the least share.
     """
-    counts = sum_first_responses(loads)
+    counts = sum_by_key([load.first_responses for load in loads])
     total = counts.get(math.inf, 0.0)
     limits = [limit for limit in counts if bound.bound <= limit < math.inf]
     if not total or not limits:
         return None
     late = total - counts[min(limits)]
     low, high = share_interval(late, total, error)
-    measured = _scaled(Estimate(late / total, low, high), 100)
+    measured = _percent(Estimate(late / total, low, high))
     meaning = f"the first responses miss {formatting.bound(bound)}"
     return _time_at_most("late first responses", "%", measured, Range(0.0, 100 * (1 - level)), meaning)
 
@@ -479,5 +479,5 @@ def _known(measured: Estimate) -> Estimate | None:
     return None if math.isnan(measured.value) else measured
 
 
-def _scaled(estimate: Estimate, factor: float) -> Estimate:
-    return Estimate(factor * estimate.value, factor * estimate.low, factor * estimate.high)
+def _percent(share: Estimate) -> Estimate:
+    return Estimate(100 * share.value, 100 * share.low, 100 * share.high)

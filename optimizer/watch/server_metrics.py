@@ -186,43 +186,23 @@ def served_between(before: ModelCounters, after: ModelCounters, stalled_seconds:
 
 def together(loads: Sequence[ServedLoad]) -> ServedLoad:
     """Return the load of several servers within the same time."""
-    levels = {level for load in loads for level in load.latencies_ms}
+    summed = ("requests", "samples", "executions", "request_ms", "queue_ms", "compute_ms", "pending")
+    ranges: dict[float, tuple[float, float]] = {}
+    for level, (low, high) in (item for load in loads for item in load.latencies_ms.items()):
+        lowest, highest = ranges.get(level, (low, high))
+        ranges[level] = min(lowest, low), max(highest, high)
     return ServedLoad(
-        sum(load.seconds for load in loads) / len(loads),
-        sum(load.requests for load in loads),
-        _sums([load.failures for load in loads]),
-        sum(load.samples for load in loads),
-        sum(load.executions for load in loads),
-        sum(load.request_ms for load in loads),
-        sum(load.queue_ms for load in loads),
-        sum(load.compute_ms for load in loads),
-        sum(load.pending for load in loads),
-        {
-            level: _extremes([load.latencies_ms[level] for load in loads if level in load.latencies_ms])
-            for level in levels
-        },
-        _sums([load.first_responses for load in loads]),
-        max(load.stalled_seconds for load in loads),
+        seconds=sum(load.seconds for load in loads) / len(loads),
+        failures=sum_by_key([load.failures for load in loads]),
+        latencies_ms=ranges,
+        first_responses=sum_by_key([load.first_responses for load in loads]),
+        stalled_seconds=max(load.stalled_seconds for load in loads),
+        **{name: sum(getattr(load, name) for load in loads) for name in summed},
     )
 
 
-def _extremes(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the smallest and the largest value of ``ranges``."""
-    return min(low for low, _ in ranges), max(high for _, high in ranges)
-
-
-def sum_failures(loads: Sequence[ServedLoad]) -> dict[str, float]:
-    """Return the failed requests of ``loads`` by reason."""
-    return _sums([load.failures for load in loads])
-
-
-def sum_first_responses(loads: Sequence[ServedLoad]) -> dict[float, float]:
-    """Return the requests of ``loads`` whose first response came within a time, by that time in ms."""
-    return _sums([load.first_responses for load in loads])
-
-
-def _sums(counts: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
-    """Return the sums by key."""
+def sum_by_key(counts: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
+    """Return the sum of the ``counts`` of each key."""
     keys = dict.fromkeys(key for own in counts for key in own)
     return {key: sum(own.get(key, 0.0) for own in counts) for key in keys}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +21,7 @@ from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.line_breaks import wrap
+from optimizer.results.summary import NextStep
 from optimizer.results.terminal_summary import print_unwrapped, print_wrapped
 from optimizer.study.model_finder import trace_sizes
 from optimizer.watch.cause import find_cause
@@ -35,35 +36,19 @@ MODEL = ("execution time", "samples per execution")  # checks after which the de
 FAILURES, STALLS = "failed requests", "time without success"  # checks of faults that no configuration repairs
 
 
-@dataclass(frozen=True, slots=True)
-class SearchCost:
-    """The cost of the earlier search: its trials, and its wall time with the confirmation (None if unknown)."""
-
-    trials: int
-    seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class NextStep:
-    """A step for people: ``advice`` is a clause, ``command`` carries it out (may be empty)."""
-
-    advice: str
-    command: str
-
-
-def search_cost(run: FinishedRun) -> SearchCost:
-    """Return the cost of the earlier search."""
+def search_seconds(run: FinishedRun) -> float | None:
+    """Return the wall time of the earlier search with its confirmation; None if it is unknown."""
     result = run.info.get("result")
     seconds = result.get("wall_seconds") if isinstance(result, dict) else None
-    is_known = isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 < seconds < math.inf
-    return SearchCost(len(run.trials), float(seconds) if is_known and seconds is not None else None)
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        return None
+    return float(seconds)
 
 
 def search_step(expected: Expectation, advice: str, command: str, remark: str = "") -> NextStep:
     """Return a search as a step, with the cost of the earlier one, and ``remark`` as a further clause."""
-    cost = search_cost(expected.run)
-    took = "" if cost.seconds is None else f" in {formatting.clock(cost.seconds)}"
-    trials = formatting.count(cost.trials, "trial")
+    seconds, trials = search_seconds(expected.run), formatting.count(len(expected.run.trials), "trial")
+    took = "" if seconds is None else f" in {formatting.clock(seconds)}"
     clauses = [f"{advice}: the earlier search took {trials}{took}, with its confirmation", *filter(None, [remark])]
     return NextStep("; ".join(clauses), command)
 
@@ -335,7 +320,7 @@ def _unit(unit: str) -> str:
 def document(judgement: Judgement, urls: Sequence[str]) -> dict[str, Any]:
     """Return the document of `--json`. Values that are unknown or unbounded are null."""
     expected = judgement.expected
-    cost, search = search_cost(expected.run), present_search(judgement)
+    search = present_search(judgement)
     return {
         "verdict": judgement.verdict.value,
         "answer": headline(judgement),
@@ -360,8 +345,8 @@ def document(judgement: Judgement, urls: Sequence[str]) -> dict[str, Any]:
         "unchecked_bounds": list(map(str, judgement.unchecked_bounds)),
         "next_steps": [{"advice": step.advice, "command": step.command or None} for step in next_steps(judgement)],
         "search": {
-            "earlier_trials": cost.trials,
-            "earlier_seconds": cost.seconds,
+            "earlier_trials": len(expected.run.trials),
+            "earlier_seconds": search_seconds(expected.run),
             "command": search.command or None,
         },
     }

@@ -26,6 +26,7 @@ from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.options.option_reader import run_options
 from optimizer.results.finished_run import read_run
+from optimizer.results.summary import NextStep
 from optimizer.study.model_finder import trace_sizes
 from optimizer.study.searcher_factory import read_warm_start
 from optimizer.watch.expectation import (
@@ -38,7 +39,6 @@ from optimizer.watch.expectation import (
 from optimizer.watch.fit_check import Check, Judgement, judge, share_interval
 from optimizer.watch.server_metrics import ServedLoad
 from optimizer.watch.watch_report import (
-    NextStep,
     document,
     extent,
     headline,
