@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 
 from optimizer.cli.main import fail
 from optimizer.core.errors import BadInputError
@@ -32,33 +31,6 @@ exit codes: 0 done, 1 no row meets the SLA, 2 bad input, 130 interrupted
 example:
   tune replay --sla-p95 20ms --seeds 20 results/dlrm/RUN/trials.csv
 """
-
-
-@dataclass(frozen=True)
-class ReplayArguments:
-    """The command line of ``tune replay``; ``latency_bounds_ms`` has upper bounds by metric, such as ``p95``."""
-
-    table: str
-    latency_bounds_ms: dict[str, float]
-    seeds: int
-    max_trials: int
-    methods: tuple[str, ...]
-    as_json: bool
-    warm_start: str | None
-
-
-def read_replay_arguments(words: list[str]) -> ReplayArguments:
-    """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
-    arguments = build_parser().read(words)
-    return ReplayArguments(
-        arguments.table,
-        latency_bounds_ms({name: value for name, value in values_of(arguments).items() if name in SLA_OPTIONS}),
-        parse_value("--seeds", arguments.seeds, whole_number(1, LARGEST_SEED)),
-        parse_value("--max-trials", arguments.max_trials, whole_number(1)),
-        _methods(arguments.search, arguments.warm_start),
-        arguments.json,
-        arguments.warm_start,
-    )
 
 
 def build_parser() -> Parser:
@@ -106,7 +78,12 @@ def _methods(text: str | None, warm_start: str | None) -> tuple[str, ...]:
 
 def main(words: list[str]) -> int:
     """Run ``tune replay`` and return its exit code. Raises TuneError."""
-    arguments = read_replay_arguments(words)
+    arguments = build_parser().read(words)
+    sla = {name: value for name, value in values_of(arguments).items() if name in SLA_OPTIONS}
+    bounds_ms = latency_bounds_ms(sla)
+    seeds = parse_value("--seeds", arguments.seeds, whole_number(1, LARGEST_SEED))
+    max_trials = parse_value("--max-trials", arguments.max_trials, whole_number(1))
+    methods = _methods(arguments.search, arguments.warm_start)
     from pathlib import Path
 
     from rich.console import Console
@@ -120,7 +97,7 @@ def main(words: list[str]) -> int:
         several = f"measured on {len(recordings)} devices or servers, which are searched separately"
         print(f"{one_line(arguments.table)}: {several}", file=sys.stderr)
     for recording in recordings:
-        problem = recorded_problem(recording, arguments.latency_bounds_ms)
+        problem = recorded_problem(recording, bounds_ms)
         best = recording.best(problem)
         if best is None:
             fail(closest(recording, problem), 1)
@@ -133,13 +110,13 @@ def main(words: list[str]) -> int:
                 recording,
                 problem,
                 best,
-                arguments.methods,
-                seeds=range(arguments.seeds),
-                max_trials=arguments.max_trials,
+                methods,
+                seeds=range(seeds),
+                max_trials=max_trials,
                 transferred=transferred,
                 say=status.update,
             )
-    if arguments.as_json and comparisons:
+    if arguments.json and comparisons:
         import json
 
         documents = {fingerprint: document(comparison) for fingerprint, comparison in comparisons.items()}
