@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 import os
 from collections.abc import Mapping
 from functools import cached_property
@@ -200,17 +199,14 @@ class Run:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        text = io.StringIO()
-        text.write(f"<p><strong>{html.escape(self._headline())}</strong></p>")
+        text = f"<p><strong>{html.escape(self._headline())}</strong></p>"
         point = self._point_to_show()
         if point is not None:
             configuration = "\n".join(configuration_text.triton_lines(point.candidate))
-            text.write(f"<pre>{html.escape(configuration)}</pre><table>")
-            for label, value in self._metrics(point):
-                text.write(f"<tr><th scope='row'>{html.escape(label)}</th><td>{html.escape(value)}</td></tr>")
-            text.write("</table>")
-        text.write(f"<p><code>{html.escape(str(self.folder))}</code></p>")
-        return text.getvalue()
+            cells = ((html.escape(label), html.escape(value)) for label, value in self._metrics(point))
+            rows = "".join(f"<tr><th scope='row'>{label}</th><td>{value}</td></tr>" for label, value in cells)
+            text += f"<pre>{html.escape(configuration)}</pre><table>{rows}</table>"
+        return f"{text}<p><code>{html.escape(str(self.folder))}</code></p>"
 
     def _headline(self) -> str:
         if self.outcome is None:

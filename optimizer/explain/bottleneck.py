@@ -64,15 +64,6 @@ BottleneckKind = Literal[
     "compute", "instances", "copying", "queue", "client", "waiting", "first response", "generation", "unknown"
 ]
 
-STAGES = {  # stages of a request in their order
-    "client send": "client_send_ms",
-    "network": "network_ms",
-    "queue": "queue_ms",
-    "compute input": "compute_input_ms",
-    "compute infer": "compute_infer_ms",
-    "compute output": "compute_output_ms",
-    "client receive": "client_recv_ms",
-}
 PARTS: dict[BottleneckKind, tuple[str, ...]] = {
     "client": ("client send", "network", "client receive"),
     "queue": ("queue",),
@@ -137,7 +128,9 @@ def stage_breakdown(point: Point, trials: Sequence[Trial]) -> StageBreakdown:
     if point.measurement.is_streamed:
         return _streamed_breakdown(point, trials)
     known = outcome_values.stage_times_ms(point.measurement)
-    stages_ms = {name: known[field] for name, field in STAGES.items() if field in known}
+    stages_ms = {
+        name.removeprefix("server "): known[field] for field, name in outcome_values.STAGES.items() if field in known
+    }
     return StageBreakdown(point, stages_ms, _busy_share(_windows(point, trials)))
 
 

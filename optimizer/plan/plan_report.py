@@ -114,7 +114,7 @@ def _answer(answer: FleetPlan) -> dict[str, Any]:
         "gpus": gpus or None,
         "gpus_per_replica": source.gpus,
         "count": None if answer.count is None else asdict(answer.count),
-        **_rates("rate", answer.rate, size),
+        **_rates(answer.rate, size),
         "carries_requests_per_sec": None if answer.carries is None else asdict(answer.carries),
         "at_rate": _load(answer.at_rate, size),
         "tightest_bound_ms": None if answer.tightest_ms is None else _finite(answer.tightest_ms[0]),
@@ -138,7 +138,7 @@ def _load(load: LoadForecast | None, size: float) -> dict[str, Any] | None:
     if load is None:
         return None
     return {
-        **_rates("rate", load.rate, size),
+        **_rates(load.rate, size),
         "latency_ms": _finite(load.latency_ms),
         "utilization": round(load.utilization, 4),
         "busy": round(load.busy, 4),
@@ -148,8 +148,8 @@ def _load(load: LoadForecast | None, size: float) -> dict[str, Any] | None:
     }
 
 
-def _rates(name: str, rate: float, size: float) -> dict[str, float]:
-    return {f"{name}_requests_per_sec": round(rate, 3), f"{name}_infer_per_sec": round(rate * size, 3)}
+def _rates(rate: float, size: float) -> dict[str, float]:
+    return {"rate_requests_per_sec": round(rate, 3), "rate_infer_per_sec": round(rate * size, 3)}
 
 
 def _finite(value: float) -> float | None:

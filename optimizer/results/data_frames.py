@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -28,22 +28,14 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("requests", "confirmation", "servers", "windows"), "Int64"),
     **dict.fromkeys(("dynamic_batching", "stable", "overloaded", "confirmed"), "boolean"),
     **dict.fromkeys(
-        (
-            "status",
-            "reason",
-            "verdict",
-            *TEXTS,
-            "load_generator",
-            "latency",
-            "forecast_latency",
-        ),
-        "string",
+        ("status", "reason", "verdict", *TEXTS, "load_generator", "latency", "forecast_latency"), "string"
     ),
 }
 _FIGURES = {
     *("deploy_seconds", "request_batch_size", "request_rate", "confidence", "confirmation_error"),
     *(set(_INTERVALS) | set(_MEASURED)) - set(_TYPES),
 }
+_OF_TRIALS = (*ON_FRESH_SERVER, *LOAD, *_MEASURED, "deploy_seconds", "status")
 Row = Mapping[str, object]
 
 
@@ -54,8 +46,7 @@ def of_trials(trials: Sequence[Trial]) -> pd.DataFrame:
     ``perf_analyzer`` for a measurement that checks tune's own client, NA for all others. ``preferred_batch_sizes``
     are tuples. Unknown values are NA.
     """
-    rows = (row for trial in trials for row in _rows(trial))
-    return _frame(rows, (*ON_FRESH_SERVER, *LOAD, *_MEASURED, "deploy_seconds", "status"))
+    return _frame((row for trial in trials for row, _ in _rows(trial)), _OF_TRIALS)
 
 
 def of_front(outcome: Outcome | None) -> pd.DataFrame:
@@ -97,17 +88,18 @@ def _confirmed_row(confirmed: ConfirmedLoad) -> Row:
     }
 
 
-def _rows(trial: Trial) -> Iterable[Row]:
+def _rows(trial: Trial) -> Iterator[tuple[Row, Measurement | None]]:
+    """Yield a row for each measurement with the measurement; one without for a trial that was not measured."""
     settings = {**_settings(trial), "deploy_seconds": trial.deploy_seconds, "status": trial.status}
     for load, measurement in trial.measurements:
-        yield {**settings, **load.cells(), **_values(measurement), "confirmation": None}
+        yield {**settings, **load.cells(), **_values(measurement), "confirmation": None}, measurement
     for load_generator, windows in ((None, trial.confirmations), (CROSS_CHECKING, trial.cross_checks)):
         for window in windows:
             own = (window.server, window.error or None, load_generator)
             row = dict(zip(ON_FRESH_SERVER, own, strict=True))
-            yield {**settings, **window.load.cells(), **_values(window.measurement), **row}
+            yield {**settings, **window.load.cells(), **_values(window.measurement), **row}, window.measurement
     if not trial.measurements and not trial.confirmations:
-        yield {**settings, "reason": trial.reason}
+        yield {**settings, "reason": trial.reason}, None
 
 
 def _values(measurement: Measurement) -> dict[str, object]:
@@ -157,26 +149,14 @@ def measurements(runs: Sequence[FinishedRun]) -> pd.DataFrame:
 
 
 def _run_frame(run: FinishedRun) -> pd.DataFrame:
-    frame = of_trials(run.trials)
+    rows = [pair for trial in run.trials for pair in _rows(trial)]
+    frame = _frame((row for row, _ in rows), _OF_TRIALS)
     sizes = frame["preferred_batch_sizes"].map(lambda sizes: " ".join(map(str, sizes)))
-    meets = [_meets(run, measurement) for trial in run.trials for measurement in _measured(trial)]
+    meets = [m is not None and m.stable and run.problem.sla.is_met(m) for _, m in rows]
     frame = frame.assign(preferred_batch_sizes=sizes, meets=pd.array(meets, dtype="boolean"))
     for place, (name, value) in enumerate({"run": tables.name(run), "model": run.problem.model}.items()):
         frame.insert(place, name, value)
     return frame
-
-
-def _measured(trial: Trial) -> list[Measurement | None]:
-    """Return the measurements in the order of ``_rows``; None stands for a trial without any."""
-    searched = [measurement for _, measurement in trial.measurements]
-    again = (*trial.confirmations, *trial.cross_checks)
-    return [*searched, *(window.measurement for window in again)] or [None]
-
-
-def _meets(run: FinishedRun, measurement: Measurement | None) -> bool:
-    if measurement is None or not measurement.stable:
-        return False
-    return run.problem.sla.is_met(measurement)
 
 
 def csv(frame: pd.DataFrame) -> bytes:

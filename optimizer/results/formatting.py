@@ -43,11 +43,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{min(max(0, digits - 1 - magnitude), MOST_DECIMALS)}f}"
 
 
-def approximate(value: float | None, digits: int = 3) -> str:
-    """Return ``value`` rounded to ``digits`` significant digits: 12,300, 771, 18.2 or 0.523."""
+def approximate(value: float | None) -> str:
+    """Return ``value`` rounded to three significant digits: 12,300, 771, 18.2 or 0.523."""
     if not value or not math.isfinite(value):
-        return number(value, digits)
-    return _rounded(value, min(digits - 1 - math.floor(math.log10(abs(value))), MOST_DECIMALS))
+        return number(value)
+    return _rounded(value, min(2 - math.floor(math.log10(abs(value))), MOST_DECIMALS))
 
 
 def estimate(value: float | None, bounds: ConfidenceInterval | None, unit: str = "") -> str:

@@ -16,10 +16,16 @@ if TYPE_CHECKING:
     from optimizer.core.trial import Point
     from optimizer.results.recommendation import BaselineResult, Outcome
 
-_STAGES = (
-    *("client_send_ms", "network_ms", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms"),
-    "client_recv_ms",
-)
+# stages of a request in their order, with the names of perf_analyzer
+STAGES = {
+    "client_send_ms": "client send",
+    "network_ms": "network",
+    "queue_ms": "server queue",
+    "compute_input_ms": "compute input",
+    "compute_infer_ms": "compute infer",
+    "compute_output_ms": "compute output",
+    "client_recv_ms": "client receive",
+}
 STREAMED_TIMINGS = tuple(timing for timing in TIMINGS if timing.needs_streaming)
 _SHOWN_TIMES = {timing: [timing.metric(name) for name in QUANTILES] for timing in TIMINGS}
 _ALWAYS_SHOWN = {"throughput", *_SHOWN_TIMES[LATENCY]}
@@ -35,7 +41,7 @@ def stage_times_ms(measurement: Measurement) -> dict[str, float]:
     tune's own client does not measure its stages. What remains of the latency, in the network and in the client, is
     then ``network_ms``.
     """
-    times = {name: getattr(measurement, name) for name in _STAGES}
+    times = {name: getattr(measurement, name) for name in STAGES}
     known: dict[str, float] = {name: value for name, value in times.items() if value is not None}
     if known and "network_ms" not in known and measurement.latency_avg_ms is not None:
         known["network_ms"] = max(0.0, measurement.latency_avg_ms - sum(known.values()))

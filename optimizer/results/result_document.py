@@ -25,14 +25,8 @@ if TYPE_CHECKING:
     from optimizer.results.recommendation import Outcome
 
 _MEASURED = (
-    *(
-        "throughput_infer_per_sec",
-        "goodput_infer_per_sec",
-        "latency_avg_ms",
-        "latency_p50_ms",
-        "latency_p90_ms",
-        "latency_p95_ms",
-    ),
+    *("throughput_infer_per_sec", "goodput_infer_per_sec"),
+    *("latency_avg_ms", "latency_p50_ms", "latency_p90_ms", "latency_p95_ms"),
     *("latency_p99_ms", "mean_batch_size", "stable", "gpu_utilization", "gpu_memory_bytes", "gpu_power_watts"),
     *("gpu_sm_clock_mhz", "gpu_memory_clock_mhz", "gpu_throttling", "server_memory_bytes", "other_cpu_share"),
     *("kv_cache_utilization", "engine_tokens_per_sec", "engine_preemptions"),

@@ -22,7 +22,7 @@ from optimizer.machine.conditions import lost_cpu_time
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.results import configuration_text, formatting, result_document
 from optimizer.results.formatting import plain_table, print_line, print_table
-from optimizer.results.report.tables import STAGES
+from optimizer.results.outcome_values import STAGES
 from optimizer.store.run_folder import SWEEP_FILE, RunFolder
 from optimizer.store.trials_reader import FAILED
 from optimizer.study.sweep_plan import GivenOptions, SweepCell, SweepPlan

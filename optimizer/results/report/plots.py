@@ -104,7 +104,7 @@ def load(run: FinishedRun) -> Drawing | None:
     """
     assert run.outcome is not None, "the run has measurements"
     throughput = run.outcome.front.metrics[0]
-    judged = tables.latency(run)
+    judged = run.problem.sla.judged_latency
     metric = METRICS[judged if METRICS[judged].timing is LATENCY else FRONT_METRICS[1].name]
     lines = load_lines(run, metric)
     if not lines:
@@ -134,7 +134,7 @@ def draw_lines(
 ) -> dict[str, list[str]]:
     """Draw ``metric`` of each of ``load_lines`` over the load with its bounds; return the tooltips by gid."""
     spare, labels = iter(RUNNER_UP_COLOURS), dict[str, list[str]]()
-    latency = metric.name if metric.timing else tables.latency(run)
+    latency = metric.name if metric.timing else run.problem.sla.judged_latency
     for place, (role, line) in enumerate(lines.items()):
         colour = ROLE_COLOURS.get(role) or next(spare)
         marker = MARKERS[place % len(MARKERS)]

@@ -15,6 +15,7 @@ from objectives.metrics import ITL, METRICS, TTFT, Metric, Timing
 from objectives.response_times import MOST_RESPONSES
 from optimizer.core.trial import Point
 from optimizer.results import formatting
+from optimizer.results.outcome_values import STAGES
 from optimizer.results.report import tables
 from optimizer.results.report.figure_style import (
     LIGHT,
@@ -88,7 +89,7 @@ def _stack(axes: Axes, points: Sequence[Point], panel: int) -> dict[str, list[st
     labels: dict[str, list[str]] = {}
     bottoms = np.zeros(len(points))
     for (name, colour), values in zip(
-        zip(tables.STAGES.values(), STAGE_COLOURS, strict=True),
+        zip(STAGES.values(), STAGE_COLOURS, strict=True),
         np.array([tables.stages_ms(point) for point in points]).T,
         strict=True,
     ):
@@ -223,7 +224,7 @@ def noise(run: FinishedRun) -> Drawing | None:
 
 def _longest_stages(point: Point) -> str:
     values = tables.stages_ms(point) or []
-    longest = sorted(zip(values, tables.STAGES.values(), strict=True), reverse=True)[:2]
+    longest = sorted(zip(values, STAGES.values(), strict=True), reverse=True)[:2]
     stages = " and ".join(f"{formatting.number(ms)} ms {name}" for ms, name in longest)
     return f"({formatting.load(point.load)}) {stages}"
 

@@ -14,20 +14,11 @@ from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.results import configuration_text, formatting, outcome_values
 from optimizer.results.finished_run import FinishedRun
+from optimizer.results.outcome_values import STAGES
 from optimizer.results.recommendation import Outcome, best_load
 from optimizer.results.report.parameter_effects import Neighbour, label
 from optimizer.simulator.speed_correction import SpeedCorrection
 
-# stages of a request in their order, with the names of perf_analyzer
-STAGES = {
-    "client_send_ms": "client send",
-    "network_ms": "network",
-    "queue_ms": "server queue",
-    "compute_input_ms": "compute input",
-    "compute_infer_ms": "compute infer",
-    "compute_output_ms": "compute output",
-    "client_recv_ms": "client receive",
-}
 MOST_LOADS = 16  # points of a curve, or bars
 STREAMED = (
     "throughput",
@@ -158,11 +149,6 @@ def axis_of_loads(run: FinishedRun) -> str:
 def load_value(point: Point) -> float:
     """Return the position of ``point`` on a load axis."""
     return point.load.request_rate or float(point.load.concurrency)
-
-
-def latency(run: FinishedRun) -> str:
-    """Return the latency metric of the first latency bound; p95 if there is none."""
-    return run.problem.sla.judged_latency
 
 
 def drawable(point: Point, metric: Metric) -> float | None:

@@ -28,7 +28,6 @@ from optimizer.results import outcome_values, result_document, summary
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.progress_observers import LiveObserver, QuietObserver
 from optimizer.results.recommendation import Outcome, assess
-from optimizer.results.report import tables
 from optimizer.results.report.write import write
 from optimizer.results.terminal_summary import print_best_so_far
 from optimizer.store.run_folder import RunFolder
@@ -503,7 +502,7 @@ class TestHtml:
         assert "on fresh servers; 12,500 infer/s in the search, but less on fresh servers" in page
 
     def test_the_table_of_the_stages_is_collapsed(self, tmp_path: Path) -> None:
-        stages = dict.fromkeys(tables.STAGES, 1.0)
+        stages = dict.fromkeys(outcome_values.STAGES, 1.0)
         trials = [trial(0, BASELINE, (2, measured(2000, 10.0, **stages)), (4, measured(3000, 19.0, **stages)))]
         page = self.page(tmp_path, outcome(trials), trials)
         collapsed = page[page.index("<details>") : page.index("</details>")]
@@ -524,14 +523,14 @@ class TestHtml:
             assert wide == narrow
             return wide
 
-        more = {**dict.fromkeys(tables.STAGES, 1.0), "batch_stats": "16:30:1000 32:10:1000"}
+        more = {**dict.fromkeys(outcome_values.STAGES, 1.0), "batch_stats": "16:30:1000 32:10:1000"}
         points = (2, measured(2000, 10.0, **more)), (4, measured(3000, 19.0, **more))
         shown = titles([trial(0, BASELINE, *points), trial(1, PLAIN, (4, measured(2500, 18.0, **more)))])
         figures = "3,000 infer/s, p95 19.0 ms, concurrency 4"
         assert len(shown["pareto"]) == len(set(shown["pareto"])) == len(shown["progress"]) == 3
         assert any(text.startswith(f"trial 0: {figures} · batch 64 ·") for text in shown["pareto"])
         assert shown["load"].count(f"recommended: {figures}") == 2  # latency and throughput
-        assert len(shown["stages"]) == 3 * len(tables.STAGES)
+        assert len(shown["stages"]) == 3 * len(outcome_values.STAGES)
         assert "server queue at 4: 1.00 ms" in shown["stages"]
         assert shown["batches"][:2] == [
             "16 samples: 75.0 % of the executions",

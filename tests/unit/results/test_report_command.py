@@ -17,6 +17,7 @@ import pytest
 from optimizer.cli import explain, plan
 from optimizer.cli.report import main
 from optimizer.core.errors import BadInputError, EnvironmentFault
+from optimizer.results import outcome_values
 from optimizer.results.finished_run import read_run
 from optimizer.results.report import parameter_effects, tables
 from optimizer.results.report.content import config_diff, report_section
@@ -209,7 +210,7 @@ class TestRuns:
     def test_unknown_stages_are_left_out(self, run: Path) -> None:
         table = pd.read_csv(run / "trials.csv", dtype=str)
         lacking = ["latency_p50_ms", "latency_p95_ms", "batch_stats", "measure_seconds", "deploy_seconds"]
-        lacking += [column for column in table if column in tables.STAGES]
+        lacking += [column for column in table if column in outcome_values.STAGES]
         table[lacking] = None
         bare = changed(run, "bare")
         table.to_csv(bare / "trials.csv", index=False)
