@@ -23,7 +23,7 @@ from optimizer.options.run_options import STEADY_DISTRIBUTIONS
 from optimizer.options.table import OUTPUT, SLA_OPTIONS
 from optimizer.options.values import number_where, parse_optional, parse_value, quote, whole_number
 from optimizer.plan.autoscaler import COOL_DOWN_SECONDS, METRIC_DELAY_SECONDS, Autoscaler
-from optimizer.plan.capacity_plan import CapacityPlan, CapacityQuestion
+from optimizer.plan.capacity_plan import CapacityPlan, CapacityQuestion, plan, plan_by_measurements
 from optimizer.plan.fleet import MOST_REPLICAS
 from optimizer.plan.traffic import BALANCERS, SPLIT, STEADY, ConstantTraffic, Day, PoissonTraffic, read_trace
 from optimizer.results.autoscaling import DEFAULT_MAX_REPLICAS, DEFAULT_MIN_REPLICAS
@@ -316,10 +316,7 @@ def _refuse_shapes(runs: Sequence[FinishedRun]) -> None:
 
 def _plan(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPlan:
     if not all(run.problem.is_simulated for run in runs):
-        from optimizer.plan.measured_plan import plan_by_measurements
-
         return plan_by_measurements(question, runs)
-    from optimizer.plan.capacity_plan import plan
     from optimizer.simulator.simulate import compile_simulator
 
     compile_simulator(_say)

@@ -1,4 +1,8 @@
-"""Answers a capacity question: replicas for a rate, rate of replicas, or the tightest bound; with cost and power."""
+"""Answers a capacity question: replicas for a rate, rate of replicas, or the tightest bound; with cost and power.
+
+``plan`` simulates the replicas. ``plan_by_measurements`` is for models that stream or keep state, which the simulator
+does not describe.
+"""
 
 from __future__ import annotations
 
@@ -18,64 +22,28 @@ from optimizer.plan.evidence import (
     Slowdown,
     planned_configurations,
 )
-from optimizer.plan.fleet import Fleet, RateEstimate, ReplicaCount, replicas_needed, sustainable_rate
-from optimizer.plan.measured_capacity import MeasuredCapacity
+from optimizer.plan.fleet import (
+    MOST_REPLICAS,
+    Cost,
+    Fleet,
+    Power,
+    RateEstimate,
+    ReplicaCount,
+    costs,
+    power,
+    replicas_needed,
+    sustainable_rate,
+)
+from optimizer.plan.measured_capacity import MeasuredCapacity, measured_capacity
 from optimizer.plan.replica import replica
 from optimizer.plan.traffic import HOURS, STEADY, Balancer, Day, PoissonTraffic, RecordedTraffic, Traffic
+from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
-
-HOURS_A_MONTH = 730.0  # a twelfth of a year
-SECONDS_AN_HOUR = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Cost in the currency of the given price per hour.
-
-    ``per_million`` inferences is None if the replicas cannot serve the rate. ``scaled_per_hour`` and
-    ``scaled_per_million`` are the cost if the number of replicas follows the hours of a day.
-    """
-
-    per_hour: float
-    per_month: float
-    per_million: float | None
-    scaled_per_hour: float | None = None
-    scaled_per_million: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Power:
-    """Power of all GPUs at the measured load, an upper estimate for lower loads; None if unknown."""
-
-    watts: float | None
-    joules_per_1000: float | None
-
-
-def costs(replica_hour: float, replicas: int, inferences_per_s: float | None, by_hour: Sequence[int]) -> Cost:
-    """Return the cost of ``replicas``.
-
-    ``inferences_per_s`` is the average over a day; None if the replicas cannot serve it. ``by_hour`` holds the
-    replicas in each hour; empty if constant.
-    """
-    hour = replica_hour * replicas
-    if inferences_per_s is None:
-        return Cost(hour, HOURS_A_MONTH * hour, None)
-    millions = inferences_per_s * SECONDS_AN_HOUR / 1e6
-    scaled = replica_hour * sum(by_hour) / len(by_hour) if by_hour else None
-    return Cost(hour, HOURS_A_MONTH * hour, hour / millions, scaled, None if scaled is None else scaled / millions)
-
-
-def power(replica_watts: float | None, replicas: int, inferences_per_s: float | None) -> Power:
-    """Return the power of ``replicas`` and their energy per 1,000 inferences; None if they cannot serve the rate."""
-    if replica_watts is None:
-        return Power(None, None)
-    watts = replica_watts * replicas
-    return Power(watts, None if inferences_per_s is None else 1000 * watts / inferences_per_s)
-
 
 HEADROOM = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # shares of the planned rate
 BURST = 2.0  # factor on the planned rate
 FURTHER_SECONDS = 600.0  # of measuring, whose benefit is computed
+KIND = "a model that streams or keeps state"  # which is planned by measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +324,98 @@ class _Planner:
             return 1
         count = self._fleet.fewest_replicas_with(rate, SAFE)
         return most if count is None else min(count, most)
+
+
+def plan_by_measurements(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPlan:
+    """Return an answer for each of ``runs``, whose hardware differs.
+
+    Raises BadInputError if the runs do not fit together, or if the question needs the simulator.
+    """
+    simulated = [run for run in runs if run.problem.is_simulated]
+    if simulated:
+        raise BadInputError(
+            f"{simulated[0].folder.path}: is no run of {KIND}, but another run is, and these are planned in "
+            "different ways; give runs of one kind"
+        )
+    _check_measured(question, runs)
+    sources = [alternatives[0] for alternatives in planned_configurations(runs, question.sla)]
+    several = next((source for source in sources if len(source.runs) > 1), None)
+    if several is not None:
+        raise BadInputError(
+            f"{' and '.join(several.runs)}: have the same hardware, and runs of {KIND} are not combined; give "
+            "one of them"
+        )
+    answers = (
+        _measured_answer(question, source, measured_capacity(run)) for source, run in zip(sources, runs, strict=True)
+    )
+    return CapacityPlan(question, tuple(answers))
+
+
+def _check_measured(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> None:
+    """Raise BadInputError if the answer to ``question`` does not follow from the measurements of ``runs``."""
+    if question.autoscaler is not None or not isinstance(question.traffic, PoissonTraffic):
+        raise BadInputError(
+            f"--trace, --traffic constant and --traffic diurnal need the simulator, which does not describe {KIND}; "
+            "give the rate of the busiest time with --rate instead"
+        )
+    sizes = (question.replicas, question.devices, question.most_cost)
+    if question.rate is not None and sizes != (None, None, None):
+        raise BadInputError(
+            f"--rate: the tightest bound of a number of replicas needs the simulator, which does not describe "
+            f"{KIND}; give only one of --rate, --replicas, --gpus and --max-cost"
+        )
+    for run in runs:
+        own = run.problem.sla.latencies
+        if question.sla and set(map(str, question.sla)) != set(map(str, own)):
+            raise BadInputError(
+                f"{run.folder.path}: was confirmed within {formatting.bounds(own)}, and other bounds need the "
+                f"simulator, which does not describe {KIND}; leave --sla-… out, or run `tune` with these bounds"
+            )
+
+
+def _measured_answer(
+    question: CapacityQuestion, source: PlannedConfiguration, capacity: MeasuredCapacity
+) -> FleetPlan:
+    price = hour_cost_of(question.hour_costs, source.hardware)
+    size = source.evidence.problem.request_batch_size
+    rate, replicas = requested_rate(question, size), requested_replicas(question, source, price)
+    count: ReplicaCount | None = None
+    carries: RateEstimate | None = None
+    if replicas is None:
+        assert rate is not None, "the question has a rate or replicas"
+        if not capacity.safe:
+            return FleetPlan(source, 0, rate, capacity=capacity)
+        count = replicas_for(rate, capacity)
+        replicas = count.safe
+    else:
+        carries = RateEstimate(*(replicas * own for own in (capacity.safe, capacity.likely, capacity.high)))
+        rate = carries.safe
+        if not rate:
+            return FleetPlan(source, replicas, 0.0, carries=carries if replicas else None, capacity=capacity)
+    return FleetPlan(
+        source,
+        replicas,
+        rate,
+        count,
+        carries,
+        spare=None if count is None else replicas + 1,
+        cost=None if price is None else costs(price * source.devices, replicas, rate * size, ()),
+        power=power(source.watts, replicas, rate * size),
+        capacity=capacity,
+    )
+
+
+def replicas_for(rate: float, capacity: MeasuredCapacity) -> ReplicaCount:
+    """Return the replicas for ``rate`` requests per second, if a replica serves some rate safely.
+
+    Raises BadInputError if more than MOST_REPLICAS are needed.
+    """
+    if rate > MOST_REPLICAS * capacity.safe:
+        raise BadInputError(
+            f"--rate: {rate:,.6g} requests/s need more than {MOST_REPLICAS:,} replicas; check the unit"
+        )
+    low, likely, safe = (math.ceil(rate / own) for own in (capacity.high, capacity.likely, capacity.safe))
+    return ReplicaCount(low, likely, safe)
 
 
 def requested_rate(question: CapacityQuestion, request_batch_size: float) -> float | None:

@@ -1,9 +1,9 @@
-"""A fleet of equal replicas behind a load balancer: latency at a rate, replicas for a rate, and highest rate."""
+"""A fleet of equal replicas behind a load balancer: latency at a rate, number of replicas, highest rate, and cost."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from optimizer.core.errors import BadInputError
@@ -18,6 +18,8 @@ BOUNDS_LONG = 50  # a simulation lasts at least this many times the bound, becau
 MOST_TIMES = 8.0  # factor on the replicas that the throughput needs; if these miss the bound, more miss it too
 STEP = 1.08  # growth of the number of replicas while the bounds are missed
 RATE_STEP, LEAST_SHARE, PRECISION = 0.9, 0.02, 0.002  # steps and limits of a rate, as shares of the capacity
+HOURS_A_MONTH = 730.0  # a twelfth of a year
+SECONDS_AN_HOUR = 3600.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,3 +169,48 @@ def sustainable_rate(fleet: Fleet, replicas: int) -> RateEstimate:
     """Return the highest rate of ``replicas``."""
     safe, likely, high = (fleet.highest_rate_with(replicas, p) for p in (SAFE, EXPECTED, TOO_LOW))
     return RateEstimate(safe, likely, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Cost in the currency of the given price per hour.
+
+    ``per_million`` inferences is None if the replicas cannot serve the rate. ``scaled_per_hour`` and
+    ``scaled_per_million`` are the cost if the number of replicas follows the hours of a day.
+    """
+
+    per_hour: float
+    per_month: float
+    per_million: float | None
+    scaled_per_hour: float | None = None
+    scaled_per_million: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """Power of all GPUs at the measured load, an upper estimate for lower loads; None if unknown."""
+
+    watts: float | None
+    joules_per_1000: float | None
+
+
+def costs(replica_hour: float, replicas: int, inferences_per_s: float | None, by_hour: Sequence[int]) -> Cost:
+    """Return the cost of ``replicas``.
+
+    ``inferences_per_s`` is the average over a day; None if the replicas cannot serve it. ``by_hour`` holds the
+    replicas in each hour; empty if constant.
+    """
+    hour = replica_hour * replicas
+    if inferences_per_s is None:
+        return Cost(hour, HOURS_A_MONTH * hour, None)
+    millions = inferences_per_s * SECONDS_AN_HOUR / 1e6
+    scaled = replica_hour * sum(by_hour) / len(by_hour) if by_hour else None
+    return Cost(hour, HOURS_A_MONTH * hour, hour / millions, scaled, None if scaled is None else scaled / millions)
+
+
+def power(replica_watts: float | None, replicas: int, inferences_per_s: float | None) -> Power:
+    """Return the power of ``replicas`` and their energy per 1,000 inferences; None if they cannot serve the rate."""
+    if replica_watts is None:
+        return Power(None, None)
+    watts = replica_watts * replicas
+    return Power(watts, None if inferences_per_s is None else 1000 * watts / inferences_per_s)

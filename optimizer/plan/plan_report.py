@@ -11,8 +11,9 @@ from rich.console import Console
 from objectives.confidence import Verdict
 from objectives.sla import Sla
 from optimizer.core.trial import Point
-from optimizer.plan.capacity_plan import FURTHER_SECONDS, HOURS_A_MONTH, CapacityPlan, FleetPlan, LoadForecast
+from optimizer.plan.capacity_plan import FURTHER_SECONDS, CapacityPlan, FleetPlan, LoadForecast
 from optimizer.plan.evidence import SAFE, PlannedConfiguration
+from optimizer.plan.fleet import HOURS_A_MONTH
 from optimizer.plan.measured_capacity import RequestLengths
 from optimizer.plan.traffic import SPLIT, RecordedTraffic
 from optimizer.results import configuration_text, formatting

@@ -17,8 +17,8 @@ import pytest
 from objectives.intervals import ConfidenceInterval
 from optimizer.cli.plan import main
 from optimizer.core.errors import BadInputError
+from optimizer.plan.capacity_plan import replicas_for
 from optimizer.plan.measured_capacity import MeasuredCapacity, ReplicaCurve, RequestLengths
-from optimizer.plan.measured_plan import replicas_for
 from tests import stateful_run, streaming_run
 
 Array: TypeAlias = npt.NDArray[Any]

@@ -12,7 +12,6 @@ import pytest
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import Candidate
-from optimizer.plan.capacity_plan import Cost, Power, costs, power
 from optimizer.plan.evidence import (
     EXPECTED,
     SAFE,
@@ -23,7 +22,7 @@ from optimizer.plan.evidence import (
     estimate_slowness,
     forecast_errors,
 )
-from optimizer.plan.fleet import Fleet, replicas_needed, sustainable_rate
+from optimizer.plan.fleet import Cost, Fleet, Power, costs, power, replicas_needed, sustainable_rate
 from optimizer.plan.replica import PlausibleTimes, Replica
 from optimizer.plan.traffic import BALANCERS, Balancer, ConstantTraffic, Day, PoissonTraffic, RecordedTraffic, Traffic
 from optimizer.simulator.fitted_parameters import FittedOverheads
