@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from optimizer.cli.explain import main
@@ -16,7 +17,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.explain.explanation import document, explain
 from optimizer.results.finished_run import read_run
 from optimizer.results.report.content import report_section
-from optimizer.results.shared_memory_effect import FILE, SharedMemoryEffect, read_effect, write_effect
+from optimizer.results.shared_memory_effect import FILE, SharedMemoryEffect, paired_ratio, read_effect, write_effect
 from optimizer.study.shared_memory_measurement import measure_shared_memory
 from tests.run_folders import OPEN, write_run
 
@@ -108,3 +109,25 @@ def test_runs_that_cannot_be_measured_here_are_refused(tmp_path: Path, folder: P
     (folder / "run.json").write_text(json.dumps(info))
     with pytest.raises(BadInputError, match=r"--measure: the server at triton\.example:8001 is on another machine"):
         measure_shared_memory(read_run(folder), print)
+
+
+def test_the_ratio_is_that_of_the_pairs() -> None:
+    ratio = paired_ratio([(100.0, 200.0), (50.0, 100.0), (10.0, 20.0)], 0.99)
+    assert ratio.estimate == pytest.approx(2)
+    assert ratio.bounds == pytest.approx((2, 2))
+
+
+def test_each_end_holds_at_its_confidence() -> None:
+    """The speed of the machine drifts by a factor of ten, which affects both of a pair."""
+    rng = np.random.default_rng(1)
+    above = below = 0
+    runs = 4000
+    for _ in range(runs):
+        speed = np.exp(np.linspace(0, np.log(10), 8))
+        first = speed * np.exp(0.1 * rng.standard_normal(8))
+        second = 1.3 * speed * np.exp(0.1 * rng.standard_normal(8))
+        ratio = paired_ratio(list(zip(first.tolist(), second.tolist(), strict=True)), 0.95)
+        above += ratio.interval.low > 1.3
+        below += ratio.interval.high < 1.3
+    for misses in (above, below):
+        assert misses / runs == pytest.approx(0.05, abs=0.012)
