@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -208,7 +209,7 @@ def _alone(answer: FleetPlan) -> str:
 
 
 def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> None:
-    source, question = answer.source, plan.question
+    source = answer.source
     is_undecided = source.verdict is Verdict.UNDECIDED
     style = formatting.VERDICT_STYLES[Verdict.UNDECIDED] if is_undecided else "bold"
     print_line(console, headline(plan, answer), style)
@@ -216,42 +217,50 @@ def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> No
         print_line(console, f"the run is UNDECIDED: {source.undecided_cause}")
         console.print(f"next  {source.next_command}", highlight=False, markup=False, soft_wrap=True)
     print_line(console)
-    if answer.count is not None:
-        count = answer.count
-        interval = f"{count.low:,} to {count.safe:,}, most likely {count.likely:,}; "
-        interval = "" if count.low == count.safe else interval
-        _line(console, "replicas", f"{interval}{count.safe:,} with {_certainty(answer)} certainty")
-    carries = answer.carries
-    if carries is not None and carries.likely:
-        low, likely, high = (_infer(answer, rate) for rate in (carries.safe, carries.likely, carries.high))
-        _line(console, "rate", f"{low} with {_certainty(answer)} certainty, most likely {likely}, at most {high}")
-    if answer.at_rate is not None:
-        latency = formatting.short_metric(source.sla.judged_latency)
-        expected = "" if answer.is_overloaded else f", {latency} {_latency(answer, answer.at_rate)} ms"
-        each = f"{answer.at_rate.utilization:.0%} used{expected}, {_infer(answer, answer.rate / answer.replicas)}"
-        _line(console, "each", each)
-        if answer.at_rate.refused is not None:
-            _line(console, "refused", f"{answer.at_rate.refused:.2%} of the requests, by the limited queue")
-    if answer.at_rate is not None and not answer.is_overloaded:
-        _line(console, "one lost", _one_lost(answer))
-        _line(console, "burst, 2x", _burst(answer))
-    for label, text in (*_measured(answer), *_money(answer), *_further(answer), *_autoscaling(answer)):
+    for label, text in (*_planned_lines(answer), *_source_lines(plan, answer)):
         _line(console, label, text)
-    _line(console, "traffic", f"{_traffic(plan)}; {question.balancer}: {SPLIT[question.balancer]}")
-    _line(console, "server", configuration_text.configuration(source.candidate))
-    runs = ", ".join(source.runs)
-    _line(console, "hardware", source.hardware)
-    _line(console, "from", f"{formatting.count(len(source.evidence.deployments), 'deployment')} of {runs}")
-    if answer.forecast is not None:
-        errors = f"throughput {answer.forecast.throughput:.1%}, latency {answer.forecast.latency:.1%}"
-        _line(console, "forecasts", f"typical error at the measured loads: {errors}")
-    if source.measured is not None:
-        _line(console, "measured", sentence(source, source.measured))
-        if answer.feasible and answer.replicas:
-            _line(console, "planned", _planned(answer, source.measured))
     if answer.headroom:
         print_line(console)
         _print_headroom(console, answer)
+
+
+def _planned_lines(answer: FleetPlan) -> Iterator[tuple[str, str]]:
+    """Yield (label, text) of what is planned: replicas or rate, their load, cost and autoscaler."""
+    count, carries, at_rate = answer.count, answer.carries, answer.at_rate
+    if count is not None:
+        interval = f"{count.low:,} to {count.safe:,}, most likely {count.likely:,}; "
+        interval = "" if count.low == count.safe else interval
+        yield "replicas", f"{interval}{count.safe:,} with {_certainty(answer)} certainty"
+    if carries is not None and carries.likely:
+        low, likely, high = (_infer(answer, rate) for rate in (carries.safe, carries.likely, carries.high))
+        yield "rate", f"{low} with {_certainty(answer)} certainty, most likely {likely}, at most {high}"
+    if at_rate is not None:
+        latency = formatting.short_metric(answer.source.sla.judged_latency)
+        expected = "" if answer.is_overloaded else f", {latency} {_latency(answer, at_rate)} ms"
+        yield "each", f"{at_rate.utilization:.0%} used{expected}, {_infer(answer, answer.rate / answer.replicas)}"
+        if at_rate.refused is not None:
+            yield "refused", f"{at_rate.refused:.2%} of the requests, by the limited queue"
+        if not answer.is_overloaded:
+            yield "one lost", _one_lost(answer)
+            yield "burst, 2x", _burst(answer)
+    yield from (*_measured(answer), *_money(answer), *_further(answer), *_autoscaling(answer))
+
+
+def _source_lines(plan: CapacityPlan, answer: FleetPlan) -> Iterator[tuple[str, str]]:
+    """Yield (label, text) of what the plan is based on: traffic, configuration, hardware and measurements."""
+    source, balancer = answer.source, plan.question.balancer
+    yield "traffic", f"{_traffic(plan)}; {balancer}: {SPLIT[balancer]}"
+    yield "server", configuration_text.configuration(source.candidate)
+    yield "hardware", source.hardware
+    deployments = formatting.count(len(source.evidence.deployments), "deployment")
+    yield "from", f"{deployments} of {', '.join(source.runs)}"
+    if answer.forecast is not None:
+        errors = f"throughput {answer.forecast.throughput:.1%}, latency {answer.forecast.latency:.1%}"
+        yield "forecasts", f"typical error at the measured loads: {errors}"
+    if source.measured is not None:
+        yield "measured", sentence(source, source.measured)
+        if answer.feasible and answer.replicas:
+            yield "planned", _planned(answer, source.measured)
 
 
 def _planned(answer: FleetPlan, measured: Point) -> str:

@@ -103,6 +103,7 @@ SLOWNESSES = np.geomspace(0.6, 1.7, 13)  # simulated values, between which that 
 FINE = np.geomspace(SLOWNESSES[0], SLOWNESSES[-1], 401)
 CLOSED_WINDOW = MeasurementInterval(warm_up_requests=400, requests=4000)
 RATE_REQUESTS = 20_000
+SEED = 0  # of the simulated jitter
 FEWEST_PERIODS = 6  # of a load shape: an overload is judged by the last third of the requests
 FITTED_POINTS = 12  # points of one configuration to which overheads are fitted; more change nothing
 FULLEST = 4  # batches in flight per instance; more do not raise the throughput
@@ -191,7 +192,7 @@ def as_samples(arrivals_s: FloatArray, each: float) -> FloatArray:
     return np.repeat(arrivals_s, np.diff(np.floor(each * np.arange(len(arrivals_s) + 1))).astype(int))
 
 
-def replica(evidence: Evidence, sla: Sla, seed: int = 0) -> Replica:
+def replica(evidence: Evidence, sla: Sla) -> Replica:
     """Return a replica fitted to ``evidence``, and to the latency metric of the first bound of ``sla``.
 
     Raises ValueError if no measurement determines service times.
@@ -214,7 +215,7 @@ def replica(evidence: Evidence, sla: Sla, seed: int = 0) -> Replica:
         known = [point for point in measured if METRICS[latency].value(point.measurement)]
         own_points = [point for point in known if point.candidate == candidate]
         chosen = sorted(known, key=lambda point: point.candidate == candidate)  # the fit uses the last ones
-        model, times = _fitted(known, chosen[-max(FITTED_POINTS, len(own_points)) :], problem, latency, seed)
+        model, times = _fitted(known, chosen[-max(FITTED_POINTS, len(own_points)) :], problem, latency)
         speeds = _Speeds(model, evidence, latency)
         log_slowness = [speeds.log_slowness(server) for server in evidence.deployments]
     tail, errors = speeds.tail_and_errors()
@@ -252,7 +253,7 @@ def _at_usual_speed(point: Point, slowness: float) -> Point:
 
 
 def _fitted(
-    measured: Sequence[Point], chosen: Sequence[Point], problem: Problem, latency: str, seed: int
+    measured: Sequence[Point], chosen: Sequence[Point], problem: Problem, latency: str
 ) -> tuple[ServerModel, PlausibleTimes | None]:
     """Return the server model fitted to one combination of instances and fields only, and its plausible times.
 
@@ -262,7 +263,7 @@ def _fitted(
     observed = [seen for point in measured if (seen := observe_point(point)) is not None]
     way = estimate_network_s(measured)
     if way is None or not observed:
-        return fit(chosen, problem, latency, seed), None
+        return fit(chosen, problem, latency, SEED), None
     size = problem.space.request_batch_size
     # no load fills a larger batch, and a table of its service times would exceed the memory
     largest = min(max(size, *(point.candidate.max_batch_size for point in measured)), size * MOST_CONCURRENCY)
@@ -270,7 +271,7 @@ def _fitted(
     plausible = plausible_times(service_times(observed, largest - largest % size, instances, step=size), observed)
     times = plausible.at(0.0)
     first = ServerModel(
-        lambda _: times, size, FittedOverheads(way), seed, fixed_shapes=problem.fixed_shapes, queue=problem.queue
+        lambda _: times, size, FittedOverheads(way), SEED, fixed_shapes=problem.fixed_shapes, queue=problem.queue
     )
     overheads = fit_overheads(
         lambda overheads, cells: replace(first, overheads=overheads).simulate(cells), first.overheads, chosen, latency

@@ -86,6 +86,12 @@ def _triton_fields(candidate: Candidate) -> dict[str, list[str]]:
     fields |= _by_name(_proto_lines(others))
     if accelerators := execution.accelerator_text(dict(candidate.proto_fields)):
         fields["accelerators"] = [accelerators]
+    return fields | _comments(candidate)
+
+
+def _comments(candidate: Candidate) -> dict[str, list[str]]:
+    """Return comments on the settings outside config.pbtxt: of other models, of model.json and of the server."""
+    fields = {}
     for path, value in candidate.fields:
         if path == VARIANT or model_of_field(path):
             fields[path] = [f"# {path.replace('/', ': ')} {_literal(value)}"]

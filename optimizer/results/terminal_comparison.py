@@ -39,7 +39,17 @@ def print_comparison(console: Console, comparison: Comparison, limit: float | No
     for side in comparison.runs:
         print_unwrapped(console, side.label, str(side.run.folder.path))
     print_line(console)
-    rows = list(_rows(comparison))
+    _print_values(console, list(_rows(comparison)))
+    print_line(console)
+    for aspect in comparison.aspects:
+        print_wrapped(console, aspect.name, _aspect_text(aspect))
+    if limit is not None:
+        print_line(console)
+        print_wrapped(console, "regression", words.regression(comparison, limit))
+
+
+def _print_values(console: Console, rows: Sequence[tuple[str, str, str]]) -> None:
+    """Print (name, value of A, value of B) as a table; below it those with a word that is too long for a column."""
     names = max((len(name) for name, *_ in rows if len(name) <= console.width // 2), default=0)
     room = console.width - names - 2 * GAP  # columns of both values
     is_short = [
@@ -55,12 +65,6 @@ def print_comparison(console: Console, comparison: Comparison, limit: float | No
     for name, a, b in itertools.compress(rows, map(operator.not_, is_short)):  # they can be copied
         print_unwrapped(console, f"{name}: A  ", a)
         print_unwrapped(console, f"{name}: B  ", b)
-    print_line(console)
-    for aspect in comparison.aspects:
-        print_wrapped(console, aspect.name, _aspect_text(aspect))
-    if limit is not None:
-        print_line(console)
-        print_wrapped(console, "regression", words.regression(comparison, limit))
 
 
 def _column_widths(rows: Sequence[Sequence[str]], room: int) -> tuple[int, int]:
