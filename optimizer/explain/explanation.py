@@ -362,14 +362,14 @@ def _simulation_document(simulation: Simulation) -> dict[str, Any]:
     return {
         "model": simulation.model,
         "latency": simulation.latency.metric,
-        "bound_ms": _finite(simulation.latency.bound_ms),
+        "bound_ms": result_document.known(simulation.latency.bound_ms),
         "median_error": simulation.error,
         "measurements": simulation.points,
         "quickest_ms": simulation.latency.quickest_ms,
         "latencies": [
             {
                 "metric": latency.metric,
-                "bound_ms": _finite(latency.bound_ms),
+                "bound_ms": result_document.known(latency.bound_ms),
                 "median_error": latency.error,
                 "quickest_ms": latency.quickest_ms,
                 "quickest_measured": result_document.entry(latency.quickest) if latency.quickest else None,
@@ -434,10 +434,6 @@ def _runner_up_document(runner_up: RunnerUp) -> dict[str, Any]:
         **result_document.entry(runner_up.point),
         "confirmation": result_document.confirmation(runner_up.confirmed) if runner_up.confirmed else None,
         "less_throughput": runner_up.less,
-        "less_throughput_interval": [_finite(runner_up.interval.low), _finite(runner_up.interval.high)],
+        "less_throughput_interval": result_document.ends(runner_up.interval),
         "missed": runner_up.missed or None,
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

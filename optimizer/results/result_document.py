@@ -127,8 +127,8 @@ def entry(point: Point) -> dict[str, object]:
         **dict(candidate.fields),
         "trial": point.trial,
         **{name: getattr(point.load, name) for name in LOAD},
-        **{name: _known(getattr(point.measurement, name)) for name in (*_MEASURED, *streamed)},
-        ENERGY: _known(METRICS["energy"].value(point.measurement)),
+        **{name: known(getattr(point.measurement, name)) for name in (*_MEASURED, *streamed)},
+        ENERGY: known(METRICS["energy"].value(point.measurement)),
         **({"priorities": _priorities(point.measurement)} if point.measurement.by_priority else {}),
     }
 
@@ -169,12 +169,12 @@ def confirmation(confirmed: ConfirmedLoad) -> dict[str, object]:
         "measurements": confirmed.windows,
         "effective_requests": round(judged.effective_requests),
         "estimand": estimand(confirmed.sla),
-        "slow_share": [_known(judged.slow_share.low), _known(judged.slow_share.high)],
+        "slow_share": ends(judged.slow_share),
         "disturbed_share": round(judged.disturbed_share, 4),
         "error": confirmed.error,
-        "throughput_infer_per_sec": [_known(confirmed.throughput.low), _known(confirmed.throughput.high)],
+        "throughput_infer_per_sec": ends(confirmed.throughput),
         "latency": confirmed.latency,
-        "latency_ms": [_known(confirmed.latency_ms.low), _known(confirmed.latency_ms.high)],
+        "latency_ms": ends(confirmed.latency_ms),
         "other_latencies_ms": _bounds_of(
             {name: own for name, own in confirmed.other_intervals.items() if METRICS[name].timing}
         ),
@@ -184,7 +184,7 @@ def confirmation(confirmed: ConfirmedLoad) -> dict[str, object]:
 
 
 def _bounds_of(intervals: Mapping[str, ConfidenceInterval]) -> dict[str, list[object]]:
-    return {metric: [_known(own.low), _known(own.high)] for metric, own in intervals.items()}
+    return {metric: ends(own) for metric, own in intervals.items()}
 
 
 def _agreement(agreement: Agreement) -> dict[str, object]:
@@ -197,7 +197,7 @@ def _agreement(agreement: Agreement) -> dict[str, object]:
             own.metric: {
                 "perf_analyzer": own.value,
                 "ratio": own.ratio,
-                "interval": [_known(own.interval.low), _known(own.interval.high)],
+                "interval": ends(own.interval),
             }
             for own in agreement.ratios
         },
@@ -207,7 +207,12 @@ def _agreement(agreement: Agreement) -> dict[str, object]:
     }
 
 
-def _known(value: object) -> object:
+def ends(interval: ConfidenceInterval) -> list[object]:
+    """Return [low, high] for JSON, with None for an end that is unknown."""
+    return [known(interval.low), known(interval.high)]
+
+
+def known(value: object) -> object:
     """Return None for NaN and infinity, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
