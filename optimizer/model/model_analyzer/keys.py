@@ -47,6 +47,14 @@ def _unsupported(advice: str, *names: str) -> KeyTable:
     return dict.fromkeys(names, unsupported(advice))
 
 
+# constraint or objective of Model Analyzer -> statistic of the latency; perf_latency is an older name
+LATENCIES = {
+    "perf_latency_avg": "avg",
+    "perf_latency_p90": "p90",
+    "perf_latency_p95": "p95",
+    "perf_latency_p99": "p99",
+    "perf_latency": "p99",
+}
 _TOKEN_TIMINGS = {"inter_token_latency": ITL, "time_to_first_token": TTFT}
 TOKEN_LATENCIES = {  # constraint or objective of Model Analyzer -> tune's metric
     f"{name}_{statistic}": METRICS[timing.metric(statistic)]
@@ -161,10 +169,7 @@ PARAMETERS: KeyTable = {name: FILE[name] for name in ("batch_sizes", "concurrenc
 
 CONSTRAINTS: KeyTable = {
     **_mapped("`--min-throughput`", "perf_throughput"),
-    **_mapped("the bound `sla.avg`", "perf_latency_avg"),
-    **_mapped("the bound `sla.p90`", "perf_latency_p90"),
-    **_mapped("the bound `sla.p95`", "perf_latency_p95"),
-    **_mapped("the bound `sla.p99`", "perf_latency_p99", "perf_latency"),
+    **{name: KeySupport("mapped to", f"the bound `sla.{statistic}`") for name, statistic in LATENCIES.items()},
     **_mapped("`--max-memory`: of the GPU if there is one, else of the server", "gpu_used_memory"),
     **{
         name: KeySupport("mapped to", f"the bound `sla.{metric.name.replace('-', '_')}`")
@@ -176,10 +181,7 @@ CONSTRAINTS: KeyTable = {
 
 OBJECTIVES: KeyTable = {
     **_mapped("`--objective throughput`", "perf_throughput"),
-    **_mapped("`--objective latency-avg`", "perf_latency_avg"),
-    **_mapped("`--objective latency-p90`", "perf_latency_p90"),
-    **_mapped("`--objective latency-p95`", "perf_latency_p95"),
-    **_mapped("`--objective latency-p99`", "perf_latency_p99", "perf_latency"),
+    **{name: KeySupport("mapped to", f"`--objective latency-{statistic}`") for name, statistic in LATENCIES.items()},
     **_mapped(
         "`--objective memory`: of the GPU if there is one, else of the server", "gpu_used_memory", "cpu_used_ram"
     ),

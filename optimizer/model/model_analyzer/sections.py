@@ -15,6 +15,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.core.yaml_lines import LocatedValue
 from optimizer.model.model_analyzer.keys import (
     CONSTRAINTS,
+    LATENCIES,
     OBJECTIVES,
     PARAMETERS,
     PERF_ANALYZER_FLAGS,
@@ -33,18 +34,14 @@ from optimizer.model.model_analyzer.settings import (
 
 LocatedValues: TypeAlias = Mapping[str, LocatedValue]
 
-LATENCIES: Final = {  # constraint of Model Analyzer -> key of the profile's sla section
-    "perf_latency_avg": "avg",
-    "perf_latency_p90": "p90",
-    "perf_latency_p95": "p95",
-    "perf_latency_p99": "p99",
-    "perf_latency": "p99",
+SLA_KEYS: Final = {  # constraint of Model Analyzer -> key of the profile's sla section
+    **LATENCIES,
     **{name: metric.name.replace("-", "_") for name, metric in TOKEN_LATENCIES.items()},
 }
 METRICS: Final = {  # objective of Model Analyzer -> tune's
     "perf_throughput": "throughput",
     "output_token_throughput": "output-throughput",
-    **{name: metric_name(short.replace("_", "-")) for name, short in LATENCIES.items()},
+    **{name: metric_name(short.replace("_", "-")) for name, short in SLA_KEYS.items()},
     "gpu_used_memory": "memory",
     "cpu_used_ram": "memory",
 }
@@ -63,7 +60,7 @@ _MODEL_SETTINGS: Final = unsupported("choices of a composing model; write `space
 def import_goals(settings: ModelSettings, result: ImportedSettings) -> None:
     """Import the constraints as SLA and options, the objectives as an option."""
     bounds = _bounds(settings)
-    for name, short in reversed(LATENCIES.items()):  # perf_latency_p99 overrides its older name perf_latency
+    for name, short in reversed(SLA_KEYS.items()):  # perf_latency_p99 overrides its older name perf_latency
         if name in bounds:
             number, where = bounds[name]
             result.sections["sla", short] = replace(where, value=f"{_plain(number)}ms")
