@@ -16,7 +16,7 @@ from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
 WINDOWS, FEWER_WINDOWS = 8, 3  # per server; fewer if time is short
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.5, 10.0  # length of a window
 WINDOW_REQUESTS = 40  # requests in a window of a slow model
-START_SECONDS = 2.5  # least estimate: start of a server and of the load generator, and its lead-in
+START_SECONDS = 1.5  # least estimate: start of a server and of the load generator, and its lead-in
 STREAM_GENERATIONS = 2  # of requests of a model that streams: those before the first window, and the last ones
 CROSS_CHECK_WINDOWS = 2  # length of perf_analyzer's measurement on each server of a test, in windows
 CROSS_CHECK_START_SECONDS = 0.5  # estimated: start and end of perf_analyzer

@@ -628,7 +628,7 @@ def confirmed_in_time(server: Timed, problem: Problem, path: Path, seconds: floa
 def test_a_short_budget_tests_a_lower_load_before_the_baseline(problem: Problem, tmp_path: Path) -> None:
     """The first load is given up after one server, so that four with fewer windows can decide about a second one."""
     server = Timed(slow={FASTER: (1.5,)})
-    trials = confirmed_in_time(server, problem, tmp_path, seconds=30)
+    trials = confirmed_in_time(server, problem, tmp_path, seconds=5 * START_SECONDS + 17.5)
     assert set(server.deployed) == {FASTER}, "no other configuration takes the time"
     first, second = judged_loads(trials, problem).values()
     assert (first.servers, first.windows) == (1, WINDOWS)
@@ -685,7 +685,7 @@ def test_a_budget_for_one_load_begins_at_a_load_that_is_likelier_to_pass(
 
 def test_the_test_of_a_lower_load_begins_even_if_the_time_is_too_short(problem: Problem, tmp_path: Path) -> None:
     server = Timed(slow={FASTER: (1.5,)})
-    trials = confirmed_in_time(server, problem, tmp_path, seconds=18)
+    trials = confirmed_in_time(server, problem, tmp_path, seconds=4 * START_SECONDS + 8)
     assert set(server.deployed) == {FASTER}
     first, second = judged_loads(trials, problem).values()
     assert second.point.load < first.point.load
