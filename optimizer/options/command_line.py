@@ -18,7 +18,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.options.option import DEFAULTS, Option, ValueType
 from optimizer.options.option_reader import flag_advice, written_values
 from optimizer.options.run_options import RunOptions
-from optimizer.options.table import GROUPS, OPTIONS, SLA
+from optimizer.options.table import OPTIONS, SLA
 from optimizer.options.values import QUOTE_LENGTH, parse_latency_bound, parse_optional, parse_path, parse_value, quote
 
 _PERCENTILE_FLAG = re.compile(r"--sla-((?:ttft-|itl-)?p(?:-?[0-9.]+)?)", re.ASCII)
@@ -102,17 +102,14 @@ class Parser(argparse.ArgumentParser):
         ``defaults`` replaces defaults in the help. The options in ``hidden`` are not shown in the help.
         """
         groups = {str(group.title): group for group in self._action_groups}
-        for title in GROUPS:
-            for option in OPTIONS:
-                if option.group != title or option.name not in {*names, *hidden}:
-                    continue
-                if option.name in hidden:
-                    _add_option(self, option, argparse.SUPPRESS)
-                    continue
-                if title not in groups:
-                    groups[title] = self.add_argument_group(title)
+        for option in OPTIONS:
+            if option.name in hidden:
+                _add_option(self, option, argparse.SUPPRESS)
+            elif option.name in names:
+                if option.group not in groups:
+                    groups[option.group] = self.add_argument_group(option.group)
                 text = option.help_text((defaults or {}).get(option.name, ""))
-                _add_option(groups[title], option, text.replace("%", "%%"))
+                _add_option(groups[option.group], option, text.replace("%", "%%"))
         return groups
 
     def shown_arguments(self) -> dict[str, list[argparse.Action]]:

@@ -39,7 +39,7 @@ from optimizer.options.run_options import (
 )
 
 SLA, MODEL, LOAD, SERVER, SEARCH, OUTPUT = "SLA and objective", "Model", "Load", "Server", "Search", "Output"
-GROUPS: Final = (SLA, MODEL, LOAD, SERVER, SEARCH, OUTPUT)
+GROUPS: Final = (SLA, MODEL, LOAD, SERVER, SEARCH, OUTPUT)  # in the order of OPTIONS
 
 
 def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
