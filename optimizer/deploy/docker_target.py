@@ -30,14 +30,7 @@ from optimizer.deploy.docker_container import (
     read_ulimits,
 )
 from optimizer.deploy.docker_engine import connect, remove_named, remove_orphaned_containers
-from optimizer.deploy.managed_target import (
-    LOAD_SECONDS,
-    ManagedTarget,
-    RepositoryCopy,
-    exports_metrics,
-    load_limit_seconds,
-    server_options,
-)
+from optimizer.deploy.managed_target import ManagedTarget, RepositoryCopy, exports_metrics, server_options
 from optimizer.deploy.server_process import (
     LOG_BYTES,
     Server,
@@ -45,7 +38,14 @@ from optimizer.deploy.server_process import (
     remove_shared_memory,
     shared_memory_prefix,
 )
-from optimizer.deploy.target_settings import GRPC_PORT, HTTP_PORT, METRICS_PORT, TargetSettings
+from optimizer.deploy.target_settings import (
+    GRPC_PORT,
+    HTTP_PORT,
+    LOAD_SECONDS,
+    METRICS_PORT,
+    TargetSettings,
+    load_limit_seconds,
+)
 from optimizer.machine.conditions import total_of
 from optimizer.options.run_options import RunOptions
 

@@ -20,18 +20,17 @@ from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFau
 from optimizer.core.process import SupervisedProcess
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import runtime
-from optimizer.deploy.managed_target import (
-    LOAD_SECONDS,
-    ManagedTarget,
-    RepositoryCopy,
-    exports_metrics,
-    load_limit_seconds,
-    load_model,
-    server_options,
-)
+from optimizer.deploy.managed_target import ManagedTarget, RepositoryCopy, exports_metrics, load_model, server_options
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import Server, remove_leftovers, shared_memory_prefix
-from optimizer.deploy.target_settings import LOOPBACK, ServerPorts, TargetSettings, free_port
+from optimizer.deploy.target_settings import (
+    LOAD_SECONDS,
+    LOOPBACK,
+    ServerPorts,
+    TargetSettings,
+    free_port,
+    load_limit_seconds,
+)
 from optimizer.machine.nvml import VISIBLE_DEVICES, mps_share
 from optimizer.measure.failure_causes import missing_module, without_traceback
 from optimizer.measure.server_client import CallError

@@ -23,6 +23,7 @@ from optimizer.core.process import RunningProcess
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
+from optimizer.deploy.target_settings import LOAD_SECONDS
 from optimizer.measure.failure_causes import (
     hides_cause,
     lacks_gpu_memory,
@@ -308,15 +309,6 @@ def _in_background(call: Callable[[], None]) -> Future[None]:
     future = pool.submit(call)
     pool.shutdown(wait=False)
     return future
-
-
-LOAD_SECONDS = 120.0  # the default limit of a load
-LEAST_LOAD_SECONDS = 5.0  # with a shorter budget the baseline is measured nevertheless
-
-
-def load_limit_seconds(budget_seconds: float) -> float:
-    """Return the limit of the start of the server, and of a load, in a run with this budget."""
-    return min(LOAD_SECONDS, max(LEAST_LOAD_SECONDS, budget_seconds))
 
 
 class ManagedTarget:

@@ -21,11 +21,9 @@ from optimizer.core.files import cache_folder
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import VARIANT, Candidate
 from optimizer.deploy.remote_server import FOLDER, RemoteServer, ServerState, ServerStateFile, listener_pid
-from optimizer.deploy.target_settings import TargetSettings
+from optimizer.deploy.target_settings import LOAD_SECONDS, TargetSettings
 from optimizer.options.addresses import expand_headers, server_address
 from optimizer.options.run_options import RunOptions
-
-LOAD_SECONDS = 120.0  # limit of a load
 
 
 class RemoteTarget:

@@ -1,4 +1,4 @@
-"""The settings that a run passes to a target, and the ports of its servers."""
+"""The settings that a run passes to a target: the ports of its servers, and the limit of a load."""
 
 from __future__ import annotations
 
@@ -95,3 +95,12 @@ class TargetSettings:
     stopwatch: Stopwatch
     say: Callable[[str], None]
     ports: tuple[ServerPorts, ...] = ()
+
+
+LOAD_SECONDS = 120.0  # the default limit of a load
+LEAST_LOAD_SECONDS = 5.0  # with a shorter budget the baseline is measured nevertheless
+
+
+def load_limit_seconds(budget_seconds: float) -> float:
+    """Return the limit of the start of the server, and of a load, in a run with this budget."""
+    return min(LOAD_SECONDS, max(LEAST_LOAD_SECONDS, budget_seconds))

@@ -16,8 +16,8 @@ from optimizer.core.request_sizes import SizeDistribution, parse_size_distributi
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.core.trial import INSTANCE_GPUS
 from optimizer.deploy.embedded_target import Installation, complete_config
-from optimizer.deploy.managed_target import load_limit_seconds
 from optimizer.deploy.target_factory import ON_THIS_MACHINE, find_installation
+from optimizer.deploy.target_settings import load_limit_seconds
 from optimizer.machine import nvml
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import SIZE, RecordedArrivals

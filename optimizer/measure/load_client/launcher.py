@@ -254,13 +254,7 @@ class LoadClientGenerator:
         )
         with self._sending(endpoint, messages, concurrency) as sent:
             record, client_seconds = self._run_client(endpoint, plan, sent, schedule.planned_ns, order.tolist())
-        if (record.overload or record.error) and (silent := silent_server(endpoint)):
-            reason = f"{without_traceback(record.error) or record.overload}; {silent} no longer answers"
-            raise ServerCrashed(reason, lacks_gpu_memory=lacks_gpu_memory(reason))
-        fatal = next(filter(model_died, (record.error, *(record.failures or ()))), "")
-        if record.hangs or fatal:
-            reason = without_traceback(fatal or record.error)
-            raise ServerCrashed(reason, lacks_gpu_memory=lacks_gpu_memory(reason))
+        _check_server(endpoint, record)
         sizes, priorities = messages.sizes, messages.priorities
         if len(order):
             sizes, priorities = sizes[order], priorities[order] if len(priorities) else ALIKE
@@ -389,6 +383,18 @@ class LoadClientGenerator:
             priorities = kinds.priorities if kinds.priorities.any() else ALIKE
             self._messages[key] = Messages(serialized, kinds.sizes, metadata, kinds.numbers, priorities)
         return self._messages[key]
+
+
+def _check_server(endpoint: Endpoint, record: SendRecord) -> None:
+    """Raise ServerCrashed if a server or a model has died or hangs according to ``record``."""
+    fatal = next(filter(model_died, (record.error, *(record.failures or ()))), "")
+    if (record.overload or record.error) and (silent := silent_server(endpoint)):
+        reason = f"{without_traceback(record.error) or record.overload}; {silent} no longer answers"
+    elif record.hangs or fatal:
+        reason = without_traceback(fatal or record.error)
+    else:
+        return
+    raise ServerCrashed(reason, lacks_gpu_memory=lacks_gpu_memory(reason))
 
 
 def _client_module(plan: SendPlan) -> str:

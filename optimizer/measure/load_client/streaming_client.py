@@ -37,7 +37,7 @@ from optimizer.measure.load_client.plan import (
     write_response_times,
 )
 
-METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 ERROR_TAG = b"\x0a"  # field 1 of ModelStreamInferResponse, error_message
 OPEN_LOOP_AWAITED = 10  # requests that have to end before the last ones of the lead-in are sent
 LAST_ANSWERS_FACTOR, LAST_ANSWERS_SECONDS = 2, 30.0  # wait for the last answers: share of the longest request, limit
@@ -69,7 +69,7 @@ class StreamingClient(LoadClient):
         self._begin_ns = NEVER
 
     def _make_connection(self, address: str, headers: Mapping[str, str] | None) -> StreamingConnection:
-        return StreamingConnection(address, METHOD, headers, encrypted=self._plan.tls is not None)
+        return StreamingConnection(address, STREAM_METHOD, headers, encrypted=self._plan.tls is not None)
 
     def run(self, folder: Path) -> None:
         """Apply the load, write each response to ``folder`` as it arrives, and then the record."""

@@ -17,9 +17,9 @@ from optimizer.core.trial import SERVER_PROCESSES, Candidate
 from optimizer.deploy.docker_target import ContainerServer
 from optimizer.deploy.embedded_target import Installation, TritonServer
 from optimizer.deploy.local_target import LocalTarget, find_installation
-from optimizer.deploy.managed_target import load_limit_seconds
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import OLDEST, is_older, last_output, startup_failure
+from optimizer.deploy.target_settings import load_limit_seconds
 from optimizer.measure.failure_causes import missing_module
 
 HELP = """\

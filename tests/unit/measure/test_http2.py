@@ -1,19 +1,37 @@
-"""Test the open-loop client's HTTP/2 connection against gRPC's own server."""
+"""Test the load client's HTTP/2 connections against gRPC's own server, and how they assemble streamed responses."""
 
 from __future__ import annotations
 
 import select
 import socket
+import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
 
 import grpc
 import hpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
 from optimizer.measure.load_client.client import METHOD
-from optimizer.measure.load_client.http2 import NO_STATUS, Http2Connection, call_error, connect
+from optimizer.measure.load_client.http2 import (
+    DATA,
+    NO_STATUS,
+    PADDED,
+    Http2Connection,
+    StreamingConnection,
+    call_error,
+    connect,
+    split_messages,
+)
+from optimizer.measure.load_client.plan import RESPONSES, SendPlan, SendRecord, StreamPlan, open_responses
+from optimizer.measure.load_client.streaming_client import STREAM_METHOD, StreamingClosedLoopClient, error_text
 
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 UNLIMITED = (("grpc.max_receive_message_length", -1),)
@@ -141,3 +159,115 @@ def test_the_status_of_a_call_is_read_from_its_trailers() -> None:
     for invalid in (status[:5], b"\xff\xff\xff"):
         with pytest.raises(ConnectionError, match="headers that cannot be read"):
             call_error(invalid)
+
+
+MESSAGES = st.lists(st.binary(max_size=300), max_size=12)
+
+
+def prefixed(messages: Sequence[bytes]) -> bytes:
+    return b"".join(struct.pack(">BI", 0, len(message)) + message for message in messages)
+
+
+def pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    return [data[begin:end] for begin, end in pairwise(edges)]
+
+
+def frame(payload: bytes, call: int, flags: int = 0) -> bytes:
+    return struct.pack(">IBI", len(payload) << 8 | DATA, flags, 2 * call + 1) + payload
+
+
+@given(MESSAGES, st.binary(max_size=4))
+def test_the_rest_is_what_follows_the_last_message(messages: list[bytes], rest: bytes) -> None:
+    assert split_messages(prefixed(messages) + rest) == (messages, rest)
+
+
+@given(MESSAGES, MESSAGES, st.lists(st.integers(0), max_size=8), st.lists(st.integers(0), max_size=8))
+def test_any_split_into_frames_and_reads_gives_the_same_messages(
+    first: list[bytes], second: list[bytes], frame_cuts: list[int], read_cuts: list[int]
+) -> None:
+    """The frames of two calls alternate, and the reads end anywhere, even in the header of a frame."""
+    connection = StreamingConnection("server:8001", STREAM_METHOD)
+    own, other = (pieces(prefixed(messages), frame_cuts) for messages in (first, second))
+    sent = b"".join(frame(a, 0) + frame(b, 1) for a, b in zip(own, other, strict=True))
+    for read in pieces(sent, read_cuts):
+        assert connection.receive(read) == []
+    for call, messages in enumerate((first, second)):
+        assert [message for number, message in connection.messages if number == call] == messages
+
+
+def test_compressed_messages_and_padded_frames_are_refused() -> None:
+    with pytest.raises(ConnectionError, match="compresses"):
+        split_messages(b"\x01\0\0\0\x01x")
+    with pytest.raises(ConnectionError, match="not those of a tritonserver"):
+        StreamingConnection("server:8001", STREAM_METHOD).receive(frame(b"\0", 0, PADDED))
+
+
+@pytest.mark.parametrize("text", ["no memory", "größer als 3 %", "x" * 127, "x" * 128, "x" * 70_000])
+def test_the_error_of_a_response_is_read(text: str) -> None:
+    response = ModelStreamInferResponse(error_message=text)
+    response.infer_response.id = "7"
+    assert error_text(response.SerializeToString()) == text
+
+
+def test_the_client_writes_each_response_to_a_file_and_keeps_none_in_memory(tmp_path: Path) -> None:
+    plan = SendPlan("server:8001", 0.0, concurrency=1, seconds=1.0, stream=StreamPlan())
+    client = StreamingClosedLoopClient(plan, [b""])
+    (channel,) = client._channels
+    client._request(b"")  # the request that is sent alone
+    client._send(0)
+    message = bytes(2**16)
+    with open_responses(tmp_path) as client._responses:
+        tracemalloc.start()
+        for number in range(400):
+            client._receive(channel, frame(prefixed([message]), 1), number)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak_bytes < 20 * len(message)
+        assert (tmp_path / RESPONSES).stat().st_size > 0.95 * 400 * len(message)
+        client._write_record(tmp_path)
+        client._receive(channel, frame(prefixed([b"late"]), 1), 400)
+    responses = SendRecord.read(tmp_path).responses
+    assert responses is not None
+    assert responses.messages == (message,) * 400, "a later response is not read"
+    assert responses.arrived_ns.tolist() == list(range(400))
+
+
+class StreamingService(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers a request ``n`` with the numbers 0 to n - 1, each as many bytes as it says."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        return grpc.stream_stream_rpc_method_handler(self._respond) if details.method == STREAM_METHOD else None
+
+    def _respond(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        for request in requests:
+            for number in range(int(request)):
+                yield b"%d " % number + b"x" * 1000 * number
+            if int(request) == 3:
+                context.abort(grpc.StatusCode.INTERNAL, "three")
+
+
+def test_the_responses_of_calls_at_the_same_time_arrive_whole_and_in_order() -> None:
+    server = grpc.server(ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((StreamingService(),))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    connection = StreamingConnection(address, STREAM_METHOD)
+    counts, ended = [5, 0, 40, 1, 3], dict[int, str]()
+    deadline = time.monotonic() + 60
+    with connect(address) as connected:
+        for count in counts:
+            connection.request(b"%d" % count)
+        while len(ended) < len(counts) and time.monotonic() < deadline:
+            readable, writable, _ = select.select([connected], [connected] if connection.outbox else [], [], 1)
+            if writable:
+                del connection.outbox[: connected.send(connection.outbox)]
+            if readable:
+                data = connected.recv(1000)
+                assert data
+                ended.update(connection.receive(data))
+    server.stop(None).wait()
+    assert ended == {0: "", 1: "", 2: "", 3: "", 4: "three"}
+    for call, count in enumerate(counts):
+        own = [message for number, message in connection.messages if number == call]
+        assert own == [b"%d " % number + b"x" * 1000 * number for number in range(count)]
