@@ -179,7 +179,7 @@ def _finish(
 
 def _line_printer(terminal: Console) -> Callable[[str], None]:
     """Return a printer of lines: wrapped above the live display on a terminal, with the time otherwise."""
-    from optimizer.results.line_breaks import wrap
+    from optimizer.results.terminal_output import wrap
 
     def say(line: str) -> None:
         for part in map(one_line, line.splitlines()):

@@ -104,14 +104,14 @@ def _show(folder: Path, cached: Sequence[CachedFiles], *, as_json: bool) -> None
     from rich.console import Console
     from rich.text import Text
 
-    from optimizer.results import formatting
+    from optimizer.results.terminal_output import plain_table, print_table
 
-    table = formatting.plain_table("kind", ">size", "in the folder", "what it is")
+    table = plain_table("kind", ">size", "in the folder", "what it is")
     for files in cached:
         names = "\n".join(one_line(path.name) for path in files.paths)
         table.add_row(*map(Text, (files.kind.name, _size([files]), names, files.kind.description)))
     print(f"{_size(cached)} in {one_line(str(folder))}")
-    formatting.print_table(Console(), table)
+    print_table(Console(), table)
 
 
 def _document(folder: Path, cached: Sequence[CachedFiles]) -> dict[str, object]:

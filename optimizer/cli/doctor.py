@@ -26,7 +26,7 @@ from optimizer.deploy.embedded_target import (
 from optimizer.machine import hardware, nvml
 from optimizer.machine.nvml import VISIBLE_DEVICES, filter_visible
 from optimizer.options.command_line import Parser
-from optimizer.results.line_breaks import wrap
+from optimizer.results.terminal_output import wrap
 
 GIB = 2**30
 WIDTH = 80

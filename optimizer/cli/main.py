@@ -62,8 +62,8 @@ def progress_on(console: Console, log: str | None = None) -> tuple[Callable[[str
 
     ``log`` is one of ``LOGS``; None selects the live display on a terminal, and a line for each trial otherwise.
     """
-    from optimizer.results.line_breaks import wrap
     from optimizer.results.progress_observers import make_observer
+    from optimizer.results.terminal_output import wrap
 
     kind = log or ("live" if console.is_terminal else "plain")
 

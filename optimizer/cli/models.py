@@ -62,7 +62,7 @@ def print_models(*, as_json: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from optimizer.results.formatting import plain_table, print_table
+    from optimizer.results.terminal_output import plain_table, print_table
 
     table = plain_table("model, SLA", "description, inputs and source")
     for model in models:

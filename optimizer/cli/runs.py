@@ -95,8 +95,9 @@ def _print(console: Console, runs: Sequence[ListedRun]) -> None:
     from rich.text import Text
 
     from optimizer.results import formatting
+    from optimizer.results.terminal_output import plain_table, print_table
 
-    table = formatting.plain_table("model", "run", "result", ">infer/s", "bound", ">size")
+    table = plain_table("model", "run", "result", ">infer/s", "bound", ">size")
     for column in table.columns:
         column.no_wrap = True  # names can be copied
     for run in runs:
@@ -110,7 +111,7 @@ def _print(console: Console, runs: Sequence[ListedRun]) -> None:
             formatting.size(run.size_bytes),
         )
         table.add_row(*map(Text, cells))
-    formatting.print_table(console, table)
+    print_table(console, table)
     for run in runs:
         if run.fault:
             print(run.fault)

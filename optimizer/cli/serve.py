@@ -186,7 +186,7 @@ def print_server(console: Console, run: FinishedRun, server: RecommendedServer) 
     """Print the same for people."""
     from optimizer.results import summary
     from optimizer.results.configuration_text import configuration
-    from optimizer.results.terminal_summary import print_unwrapped, print_wrapped
+    from optimizer.results.terminal_output import print_unwrapped, print_wrapped
 
     assert run.outcome is not None, "only a run with a recommendation is served"
     print_wrapped(console, "recommended", summary.headline(run.outcome, run.problem))

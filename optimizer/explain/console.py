@@ -15,9 +15,8 @@ from optimizer.explain.bottleneck import BottleneckKind
 from optimizer.explain.explanation import Explanation, PredictedLatency, RunnerUp, Simulation
 from optimizer.explain.forecaster import SLIGHT, Forecast, Gain, OtherSla, Remedy
 from optimizer.results import configuration_text, formatting, outcome_values, summary
-from optimizer.results.formatting import plain_table, print_table
-from optimizer.results.line_breaks import wrap
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
+from optimizer.results.terminal_output import plain_table, print_table, wrap
 
 WIDTH = 80
 LARGE_ERROR = 0.25  # median relative error in throughput of a model whose forecasts are only hints

@@ -19,7 +19,7 @@ from optimizer.plan.measured_capacity import RequestLengths
 from optimizer.plan.traffic import SPLIT, RecordedTraffic
 from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import candidate_document
-from optimizer.results.formatting import plain_table, print_line, print_table
+from optimizer.results.terminal_output import plain_table, print_line, print_table
 
 CERTAINTY = f"{100 * SAFE:g} %"
 

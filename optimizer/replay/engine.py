@@ -23,8 +23,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial, latest_points
 from optimizer.measure.measurer import Measurer
 from optimizer.results import configuration_text, formatting, result_document
-from optimizer.results.formatting import print_line, print_table
-from optimizer.results.line_breaks import wrap
+from optimizer.results.terminal_output import print_indented, print_line, print_table, wrap
 from optimizer.search import make_searcher
 from optimizer.search.transfer import TransferredStudy
 from optimizer.store.recorded_rows import RecordedRow
@@ -362,7 +361,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         described(comparison.best, comparison.problem),
         configuration_text.configuration(comparison.best.candidate),
     ):
-        formatting.print_indented(console, text, first_indent="  ", indent="    ")
+        print_indented(console, text, first_indent="  ", indent="    ")
 
 
 def closest(recording: Recording, problem: Problem) -> str:

@@ -1,14 +1,9 @@
-"""Formats numbers, loads and tables as text: significant digits, thousands separators, units."""
+"""Formats numbers, bounds and loads as text: significant digits, thousands separators, units."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
+from collections.abc import Callable, Mapping
 
 from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval, ThroughputRatio
@@ -18,7 +13,6 @@ from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.load_shapes import RequestTimes, is_shape, parse_shape
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import LoadPoint, Point
-from optimizer.results.line_breaks import wrap
 
 UNKNOWN = "unknown"
 OUTPUT_THROUGHPUT = "output-throughput"
@@ -30,7 +24,6 @@ COARSEST = 0.05  # share by which rounding may change the lower end of a wide in
 ONE_DIGIT_FROM = 3.55  # first digits of an uncertainty that is written with one digit; smaller ones have two
 NEGLIGIBLE = 1e-5  # a narrower relative width of an interval comes from rounding errors
 MOST_SKEW = 4.0  # largest ratio of the distances to the ends of an interval that ± stands for
-LONGEST_WORD = 16  # characters of a word, such as a path, that a column of a table keeps in one piece
 _SHA_DIGITS = 12
 _HIDDEN_FACTS = {"builder", "seed", "sha256"}
 
@@ -273,96 +266,3 @@ def _fact(name: str, value: object) -> str:
             return size(value)
         return f"{value:,}" if isinstance(value, int) else number(value)
     return str(value)[:_SHA_DIGITS] if name == "sha256" else str(value)
-
-
-def plain_table(*headers: str) -> Table:
-    """Return a table without borders. Columns whose header begins with ``>`` hold numbers and are right-aligned."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for header in headers:
-        number = header.startswith(">")
-        table.add_column(header.removeprefix(">"), justify="right" if number else "left", no_wrap=number)
-    return table
-
-
-def print_line(console: Console, text: str = "", style: str = "") -> None:
-    """Print ``text`` without interpreting rich markup, which names of models and files could contain.
-
-    No line ends with the blank at which rich has broken it.
-    """
-    for line in Text(text, style).wrap(console, console.width):
-        line.rstrip()
-        console.print(line)
-
-
-def print_indented(console: Console, text: str, *, first_indent: str = "", indent: str = "  ") -> None:
-    """Print ``text`` with line breaks between words; ``indent`` precedes all lines but the first."""
-    for line in wrap(text, console.width, first_indent=first_indent, indent=indent):
-        print_line(console, line)
-
-
-def print_table(console: Console, table: Table) -> None:
-    """Print ``table`` without trailing blanks, so that it can be copied into documents.
-
-    On a terminal that is too narrow for the words of its columns, each cell has a line with the header of its column.
-    """
-    _, right, _, left = table.padding
-    gaps = (left + right) * (len(table.columns) - 1)
-    room = console.width - gaps
-    if table.show_header and sum(map(_least_width, table.columns)) > room:
-        table = _one_line_for_each_cell(table)
-    elif table.show_header:
-        _set_widths(table.columns, room)
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        console.out(line.rstrip(), highlight=False)
-
-
-def _least_width(column: Column) -> int:
-    """Return the width that ``column`` needs so that no word is broken, except for long ones in columns that wrap."""
-    return _widest_line(column) if column.no_wrap else max(min(width, LONGEST_WORD) for width in _word_widths(column))
-
-
-def _longest_word(column: Column) -> int:
-    return _widest_line(column) if column.no_wrap else max(_word_widths(column))
-
-
-def _word_widths(column: Column) -> list[int]:
-    texts = (str(column.header), *map(str, column.cells))
-    return [cell_len(word) for text in texts for word in text.split() or [""]]
-
-
-def _widest_line(column: Column) -> int:
-    texts = (str(column.header), *map(str, column.cells))
-    return max(cell_len(line) for text in texts for line in text.split("\n"))
-
-
-def _set_widths(columns: Sequence[Column], room: int) -> None:
-    """Set the widths of ``columns`` if these need more than ``room``, because rich would break words.
-
-    Each column gets its least width. The rest goes to long words, then to the columns that need the least more.
-    """
-    if sum(map(_widest_line, columns)) <= room:
-        return
-    widths = list(map(_least_width, columns))
-    for wanted in (list(map(_longest_word, columns)), list(map(_widest_line, columns))):
-        missing = [width - own for width, own in zip(wanted, widths, strict=True)]
-        for place in sorted(range(len(columns)), key=lambda place: missing[place]):
-            widths[place] += min(missing[place], room - sum(widths))
-    for column, width in zip(columns, widths, strict=True):
-        column.width = width
-
-
-def _one_line_for_each_cell(table: Table) -> Table:
-    """Return ``table`` with the rows below each other, divided by empty lines."""
-    lines = plain_table("", "")
-    lines.show_header = False
-    lines.columns[0].no_wrap = True
-    lines.columns[1].overflow = "fold"
-    headers = [Text(" ".join(str(column.header).split()), "dim") for column in table.columns]
-    for i, cells in enumerate(zip(*(column.cells for column in table.columns), strict=True)):
-        if i:
-            lines.add_row()
-        for header, cell in zip(headers, cells, strict=True):
-            lines.add_row(header, cell)
-    return lines

@@ -14,10 +14,15 @@ from optimizer.core.trial import Point, short_path
 from optimizer.results import comparison as words
 from optimizer.results import formatting, outcome_values
 from optimizer.results.comparison import Aspect, ComparedRun, Comparison
-from optimizer.results.formatting import plain_table, print_line, print_table
-from optimizer.results.line_breaks import wrap
 from optimizer.results.recommendation import Outcome
-from optimizer.results.terminal_summary import print_unwrapped, print_wrapped
+from optimizer.results.terminal_output import (
+    plain_table,
+    print_line,
+    print_table,
+    print_unwrapped,
+    print_wrapped,
+    wrap,
+)
 
 NONE = "none"
 GAP = 2  # columns between two columns of the table

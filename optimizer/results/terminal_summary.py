@@ -12,11 +12,16 @@ from rich.console import Console
 from rich.text import Text
 
 from optimizer.core.notes import DETAILS, ConfirmationComplete, Note
-from optimizer.core.safe_text import one_line
 from optimizer.results import configuration_text, formatting, outcome_values, summary
-from optimizer.results.formatting import plain_table, print_line, print_table
-from optimizer.results.line_breaks import wrap
 from optimizer.results.outcome_values import figures, priority_lines
+from optimizer.results.terminal_output import (
+    plain_table,
+    print_line,
+    print_table,
+    print_unwrapped,
+    print_wrapped,
+    wrap,
+)
 
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
@@ -26,7 +31,6 @@ if TYPE_CHECKING:
 MOST_FRONT_ROWS = 10
 MOST_COLUMNS = 5  # of the comparisons: more are one row each
 LEAST_GAIN_WIDTH = 12  # of the last column of the comparisons, whose texts are broken into lines
-_LABEL_WIDTH = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,15 +203,3 @@ def _print_front(console: Console, outcome: Outcome) -> None:
     if remark := outcome_values.front_remark(outcome):
         print_line(console, "\n".join(wrap(remark, console.width)))
     print_line(console)
-
-
-def print_wrapped(console: Console, label: str, text: str) -> None:
-    """Print ``text`` after ``label``, wrapped and indented."""
-    room = max(_LABEL_WIDTH, console.width - _LABEL_WIDTH)
-    for i, line in enumerate(wrap(one_line(" ".join(text.split())), room) or [""]):
-        console.print(Text.assemble(((label if i == 0 else "").ljust(_LABEL_WIDTH), "dim"), line))
-
-
-def print_unwrapped(console: Console, label: str, text: str) -> None:
-    """Print ``text`` after ``label`` without line breaks, so that a path or command can be copied."""
-    console.print(Text.assemble((label.ljust(_LABEL_WIDTH), "dim"), one_line(text)), soft_wrap=True)

@@ -22,6 +22,7 @@ from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions, is_distribution
 from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import candidate_document
+from optimizer.results.terminal_output import plain_table, print_indented, print_line, print_table
 from optimizer.search import SMALLEST_GAIN, make_searcher
 from optimizer.search.transfer import TransferredStudy
 from optimizer.simulator.performance_model import model_type
@@ -186,7 +187,7 @@ def first_proposals(
 def print_preview(console: Console, shown: RunPreview) -> None:
     """Print ``shown`` for people."""
     problem = shown.task.problem
-    table = formatting.plain_table("", "")
+    table = plain_table("", "")
     table.show_header = False
     facts = formatting.facts_line(shown.task.source.facts)
     for name, text in (
@@ -197,10 +198,10 @@ def print_preview(console: Console, shown: RunPreview) -> None:
         ("time", _time(shown)),
     ):
         table.add_row(Text(name), Text(one_line(text)))
-    formatting.print_table(console, table)
-    formatting.print_line(console)
-    formatting.print_line(console, f"space: {formatting.count(len(problem.space), 'configuration')}")
-    choices = formatting.plain_table("parameter", "choices")
+    print_table(console, table)
+    print_line(console)
+    print_line(console, f"space: {formatting.count(len(problem.space), 'configuration')}")
+    choices = plain_table("parameter", "choices")
     hidden = DYNAMIC_BATCHING if problem.space.is_stateful else ()
     shown_choices = {
         one_line(name): one_line(", ".join(map(_choice, values)))
@@ -213,17 +214,17 @@ def print_preview(console: Console, shown: RunPreview) -> None:
     names.width = min(max(map(len, shown_choices)), max(console.width - CHOICES_WIDTH, 1))
     for name, values in shown_choices.items():
         choices.add_row(Text(name), Text(values))
-    formatting.print_table(console, choices)
-    formatting.print_line(console)
-    formatting.print_line(console, "tried first:")
+    print_table(console, choices)
+    print_line(console)
+    print_line(console, "tried first:")
     for number, trial in enumerate(shown.first, 1):
         configuration = configuration_text.configuration(trial.candidate)
-        formatting.print_indented(console, f"{number}. {configuration}", indent="   ")
-        formatting.print_indented(console, trial.reason, first_indent="   ", indent="   ")
+        print_indented(console, f"{number}. {configuration}", indent="   ")
+        print_indented(console, trial.reason, first_indent="   ", indent="   ")
     for label, text in (("then", _search(shown)), *(("note", one_line(note)) for note in shown.notes)):
-        formatting.print_indented(console, f"{label}: {text}", indent="      ")
+        print_indented(console, f"{label}: {text}", indent="      ")
     started = "A server was started to read the inputs" if shown.started_server else "No server was started"
-    formatting.print_line(console, f"{started}, and nothing was measured.")
+    print_line(console, f"{started}, and nothing was measured.")
 
 
 def _load(shown: RunPreview) -> str:

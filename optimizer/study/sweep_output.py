@@ -21,8 +21,8 @@ from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.machine.conditions import lost_cpu_time
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.results import configuration_text, formatting, result_document
-from optimizer.results.formatting import plain_table, print_line, print_table
 from optimizer.results.outcome_values import STAGES
+from optimizer.results.terminal_output import plain_table, print_line, print_table
 from optimizer.store.run_folder import SWEEP_FILE, RunFolder
 from optimizer.store.trials_reader import FAILED
 from optimizer.study.sweep_plan import GivenOptions, SweepCell, SweepPlan

@@ -19,10 +19,15 @@ from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions, is_trace
 from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
-from optimizer.results.formatting import plain_table, print_line, print_table
-from optimizer.results.line_breaks import wrap
 from optimizer.results.summary import NextStep
-from optimizer.results.terminal_summary import print_unwrapped, print_wrapped
+from optimizer.results.terminal_output import (
+    plain_table,
+    print_line,
+    print_table,
+    print_unwrapped,
+    print_wrapped,
+    wrap,
+)
 from optimizer.study.model_finder import trace_sizes
 from optimizer.watch.cause import find_cause
 from optimizer.watch.expectation import Expectation, Range, WhyNotSimulated, is_shaped

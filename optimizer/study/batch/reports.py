@@ -13,9 +13,8 @@ from objectives.metrics import METRICS
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import is_file, one_line
 from optimizer.results import formatting, summary
-from optimizer.results.formatting import plain_table, print_table
-from optimizer.results.line_breaks import wrap
 from optimizer.results.report.write import environment
+from optimizer.results.terminal_output import plain_table, print_table, wrap
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.batch.entry_state import percent
 from optimizer.study.batch.record import BatchFolder, BatchRecord, EntryRecord

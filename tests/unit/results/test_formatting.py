@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 from google.protobuf import text_format
-from rich.console import Console
-from rich.table import Table
 
 from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import METRICS
@@ -176,94 +174,3 @@ class TestWords:
             "- }",
             "+ dynamic_batching { max_queue_delay_microseconds: 500 }",
         ]
-
-
-def printed_table(width: int) -> list[str]:
-    """Return the lines of a table with a long name on a terminal of ``width`` columns."""
-    table = formatting.plain_table("model", ">infer/s", "bound")
-    table.columns[0].no_wrap = True
-    table.add_row("text_recognition-small", "540 ± 110", "p95 <= 20 ms")
-    table.add_row("mlp", "", "p99 <= 5 ms")
-    console = Console(width=width)
-    with console.capture() as captured:
-        formatting.print_table(console, table)
-    return captured.get().splitlines()
-
-
-def test_a_table_is_printed_without_trailing_blanks() -> None:
-    assert printed_table(60) == [
-        "model                     infer/s  bound",
-        "text_recognition-small  540 ± 110  p95 <= 20 ms",
-        "mlp                                p99 <= 5 ms",
-    ]
-
-
-def test_a_table_that_does_not_fit_has_a_line_for_each_cell() -> None:
-    assert printed_table(38) == [
-        "model    text_recognition-small",
-        "infer/s  540 ± 110",
-        "bound    p95 <= 20 ms",
-        "",
-        "model    mlp",
-        "infer/s",
-        "bound    p99 <= 5 ms",
-    ]
-
-
-def test_a_broken_line_is_printed_without_trailing_blanks() -> None:
-    console = Console(width=24)
-    with console.capture() as captured:
-        formatting.print_line(console, "note: the names [b]model[/b] and the bounds stay\n\nsecond")
-        formatting.print_line(console)
-    assert captured.get().splitlines() == [
-        "note: the names",
-        "[b]model[/b] and the",
-        "bounds stay",
-        "",
-        "second",
-        "",
-    ]
-
-
-def test_the_gaps_of_a_table_count_with_their_own_width() -> None:
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for header in ("\nsearch", "within 5 %\ndeployed", "\nmeasured"):
-        table.add_column(header)
-    table.add_row("tpe", "10", "21")
-    console = Console(width=24)
-    with console.capture() as captured:
-        formatting.print_table(console, table)
-    assert captured.get().splitlines() == [
-        "       within 5",
-        "       %",
-        "search deployed measured",
-        "tpe    10       21",
-    ]
-
-
-def test_the_columns_of_a_table_break_no_word() -> None:
-    table = formatting.plain_table("model", "verdict", "bound")
-    table.add_row("./models/scaler", "none found", "p95 <= 20 ms and p99 <= 40 ms")
-    console = Console(width=40)
-    with console.capture() as captured:
-        formatting.print_table(console, table)
-    assert captured.get().splitlines() == [
-        "model            verdict     bound",
-        "./models/scaler  none found  p95 <= 20",
-        "                             ms and p99",
-        "                             <= 40 ms",
-    ]
-
-
-def test_a_long_word_of_a_table_is_broken_only_without_room() -> None:
-    table = formatting.plain_table("setting", "choices")
-    table.add_row("parameters.intra_op_threads", "one, two, three")
-    console = Console(width=36)
-    with console.capture() as captured:
-        formatting.print_table(console, table)
-    assert captured.get().splitlines() == [
-        "setting                      choices",
-        "parameters.intra_op_threads  one,",
-        "                             two,",
-        "                             three",
-    ]
