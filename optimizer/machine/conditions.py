@@ -163,9 +163,9 @@ def server_pids(endpoint: Endpoint) -> list[int]:
 
 
 def total_of(values: Sequence[float | None]) -> float | None:
-    """Return the sum of ``values``; None if one is unknown."""
+    """Return the sum of ``values``; None if one is unknown, or if there are none."""
     known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    return sum(known) if known and len(known) == len(values) else None
 
 
 def tree_memory_bytes(pid: int | None) -> float | None:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage, Telemetry
 from optimizer.core.notes import ClocksLowered
-from optimizer.machine.conditions import process_tree, server_pids
+from optimizer.machine.conditions import process_tree, server_pids, total_of
 from optimizer.machine.nvml import Gpu, GpuReading, gpus_used_by
 
 CALL_SECONDS = 2.0
@@ -169,14 +169,14 @@ def summarize(samples: Sequence[GpuSample]) -> ResourceUsage:
     busy = _by_gpu(busy_samples(samples))
 
     def mean(value: Callable[[GpuReading], float | None]) -> float | None:
-        known = _all_known([_over_time(map(value, readings)) for readings in busy])
-        return statistics.fmean(known) if known else None
+        total = total_of([_over_time(map(value, readings)) for readings in busy])
+        return None if total is None else total / len(busy)
 
-    in_use = [_sum(reading.memory_bytes for reading in sample.values()) for sample in samples]
+    in_use = [total_of([reading.memory_bytes for reading in sample.values()]) for sample in samples]
     return ResourceUsage(
         gpu_utilization=mean(lambda reading: reading.utilization),
         gpu_memory_bytes=max((value for value in in_use if value is not None), default=None),
-        gpu_power_watts=_sum(map(_power_watts, busy)),
+        gpu_power_watts=total_of(list(map(_power_watts, busy))),
         gpu_sm_clock_mhz=mean(lambda reading: reading.sm_clock_mhz),
         gpu_memory_clock_mhz=mean(lambda reading: reading.memory_clock_mhz),
         gpu_throttling=describe_throttling(reading.throttling or 0 for readings in busy for reading in readings),
@@ -232,14 +232,3 @@ def _by_gpu(samples: Sequence[GpuSample]) -> list[list[GpuReading]]:
 def _over_time(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = _all_known(list(values))
-    return sum(known) if known else None
-
-
-def _all_known(values: Sequence[float | None]) -> list[float]:
-    """Return the values; an empty list if one is unknown."""
-    known = [value for value in values if value is not None]
-    return known if len(known) == len(values) else []
