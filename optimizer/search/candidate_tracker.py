@@ -8,15 +8,16 @@ import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import optuna
 import psutil
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from objectives.metrics import Forecast
 from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, Trial
+from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.search.feasibility import beyond_gpu_memory
 from optimizer.search.optuna_encoding import (
     CANDIDATE,
@@ -42,30 +43,24 @@ MAX_DEPLOYMENTS = 3  # of a candidate by the search
 MAX_ABANDONED = 3  # attempts at a candidate, which may be what its workers died of
 
 
-class WorkerRegistry(Protocol):
-    """The workers of a study. ``are_many``: others may join and leave while the study is open."""
+class StudyWorkers:
+    """The workers of a study. In this class there is one: trials that still run belong to processes that were killed.
+
+    ``are_many``: others may join and leave while the study is open.
+    """
+
+    are_many = False
 
     @property
     def name(self) -> str:
         """The name of this process."""
-
-    @property
-    def are_many(self) -> bool: ...
+        return f"{socket.gethostname()}:{os.getpid()}"
 
     def is_alive(self, trial: FrozenTrial) -> bool:
-        """Return whether the worker of a running trial is alive, as far as is known."""
+        """Return whether the worker of a running trial is alive, as far as is known.
 
-
-class SingleWorker:
-    """The only worker of a study: trials that are still running belong to processes that were killed."""
-
-    are_many = False
-
-    def __init__(self) -> None:
-        self.name = f"{socket.gethostname()}:{os.getpid()}"
-
-    def is_alive(self, trial: FrozenTrial) -> bool:
-        """Return whether the process exists, or on another host whether the trial began less than 1 h ago."""
+        Its process exists, or on another host the trial began less than 1 h ago.
+        """
         host, _, pid = trial.user_attrs.get(WORKER, "").rpartition(":")
         if host == socket.gethostname():
             return psutil.pid_exists(int(pid))
@@ -80,11 +75,11 @@ class CandidateTracker:
     processes are marked as failed when the tracker is created. All candidates that it returns are canonical.
     """
 
-    def __init__(self, problem: Problem, study: optuna.Study, workers: WorkerRegistry | None = None) -> None:
+    def __init__(self, problem: Problem, study: optuna.Study, workers: StudyWorkers | None = None) -> None:
         self.study = study
         self._problem = problem
         self._space = problem.space
-        self._workers = workers or SingleWorker()
+        self._workers = workers or StudyWorkers()
         self._encoding = Encoding(problem.space)
         self._recorded: dict[int, Candidate] = {}
         self._started: dict[Candidate, optuna.Trial] = {}
@@ -323,6 +318,24 @@ class CandidateTracker:
             if abandoned:
                 set_trial_attribute(self.study, trial, ABANDONED, True)
             self.study.tell(trial.number, state=TrialState.FAIL)
+
+
+class TrackedSearcher:
+    """The part of a Searcher that all methods share: it records the trials of a study. It predicts nothing."""
+
+    is_exhaustive = False
+
+    def __init__(self, tracker: CandidateTracker) -> None:
+        self._tracker = tracker
+
+    def expected_load(self, candidate: Candidate) -> int | None:
+        return None
+
+    def forecast(self, candidate: Candidate, load: LoadPoint, speed_probe_ms: float | None) -> Forecast | None:
+        return None
+
+    def observe(self, trial: Trial) -> None:
+        self._tracker.record(trial)
 
 
 def _tell(

@@ -6,14 +6,13 @@ import random
 from collections import Counter
 from itertools import combinations
 
-from objectives.metrics import Forecast
 from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.search.candidate_tracker import CandidateTracker
+from optimizer.core.trial import Candidate
+from optimizer.search.candidate_tracker import CandidateTracker, TrackedSearcher
 from optimizer.search.transfer import TransferredStudy
 
 
-class GridSearcher:
+class GridSearcher(TrackedSearcher):
     """A Searcher that suggests the candidate whose pairs of settings have been tried least.
 
     So each pair of values is tried early, as in a covering array. Ties are broken in an order that ``seed``
@@ -22,8 +21,8 @@ class GridSearcher:
 
     is_exhaustive = True
 
-    def __init__(self, problem: Problem, tracker: CandidateTracker, seed: int = 0) -> None:
-        self._tracker = tracker
+    def __init__(self, problem: Problem, tracker: CandidateTracker, seed: int) -> None:
+        super().__init__(tracker)
         self._order = list(problem.space.candidates())
         random.Random(seed).shuffle(self._order)
 
@@ -38,18 +37,6 @@ class GridSearcher:
             chosen = min(left, key=lambda candidate: sum(seen[pair] for pair in _pairs(candidate)))
             if self._tracker.start(chosen) is not None:
                 return chosen
-
-    def expected_load(self, candidate: Candidate) -> int | None:
-        """Return None: no load is predicted."""
-        return None
-
-    def forecast(self, candidate: Candidate, load: LoadPoint, speed_probe_ms: float | None) -> Forecast | None:
-        """Return None: no measurement is forecast."""
-        return None
-
-    def observe(self, trial: Trial) -> None:
-        """Record a finished trial."""
-        self._tracker.record(trial)
 
 
 def new_searcher(

@@ -8,11 +8,10 @@ from importlib.util import find_spec
 
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
-from objectives.metrics import Forecast
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.search.candidate_tracker import CandidateTracker
+from optimizer.core.trial import Candidate
+from optimizer.search.candidate_tracker import CandidateTracker, TrackedSearcher
 from optimizer.search.transfer import TransferredStudy
 
 MAX_PROPOSALS = 10  # invalid or repeated proposals of a sampler before a candidate is drawn at random
@@ -47,23 +46,17 @@ def sampler_for(name: str, seed: int) -> BaseSampler:
     return SAMPLERS.get(name, SAMPLERS["random"])(seed)
 
 
-class OptunaSearcher:
+class OptunaSearcher(TrackedSearcher):
     """A Searcher that suggests the proposals of its study's sampler.
 
     If the sampler repeats itself, a candidate is drawn at random. A new study begins with the best candidates of
     ``transferred``.
     """
 
-    is_exhaustive = False
-
     def __init__(
-        self,
-        problem: Problem,
-        tracker: CandidateTracker,
-        seed: int = 0,
-        transferred: TransferredStudy | None = None,
+        self, problem: Problem, tracker: CandidateTracker, seed: int, transferred: TransferredStudy | None
     ) -> None:
-        self._tracker = tracker
+        super().__init__(tracker)
         self._space = problem.space
         self._random = random.Random(seed)
         self._shuffled: list[Candidate] | None = None
@@ -84,18 +77,6 @@ class OptunaSearcher:
             drawn = self._tracker.start(self._draw(tried))
             if drawn is not None:
                 return drawn
-
-    def expected_load(self, candidate: Candidate) -> int | None:
-        """Return None: no load is predicted."""
-        return None
-
-    def forecast(self, candidate: Candidate, load: LoadPoint, speed_probe_ms: float | None) -> Forecast | None:
-        """Return None: no measurement is forecast."""
-        return None
-
-    def observe(self, trial: Trial) -> None:
-        """Record a finished trial."""
-        self._tracker.record(trial)
 
     def _draw(self, tried: set[Candidate]) -> Candidate:
         if self._shuffled is None:

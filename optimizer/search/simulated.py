@@ -10,7 +10,7 @@ from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.search import SMALLEST_GAIN
 from optimizer.search.candidate_selector import CandidateSelector, Decision
-from optimizer.search.candidate_tracker import CandidateTracker
+from optimizer.search.candidate_tracker import CandidateTracker, TrackedSearcher
 from optimizer.search.optuna_encoding import finished_trials
 from optimizer.search.transfer import TransferredStudy
 
@@ -22,7 +22,7 @@ CONFIRMED_SERVERS = 6  # of a usual confirmation
 IMPATIENCE = 2
 
 
-class SimulatedSearcher:
+class SimulatedSearcher(TrackedSearcher):
     """A Searcher that knows Triton's batcher.
 
     A simulation of the batcher, fitted to the measurements so far, predicts throughput and latency of each
@@ -30,8 +30,6 @@ class SimulatedSearcher:
     uncertainty. The candidate with the largest expected improvement under the latency bound is suggested next. The
     search ends when this is below ``smallest_gain`` (a share of the throughput).
     """
-
-    is_exhaustive = False
 
     def __init__(
         self,
@@ -41,7 +39,7 @@ class SimulatedSearcher:
         seed: int = 0,
         transferred: TransferredStudy | None = None,
     ) -> None:
-        self._tracker = tracker
+        super().__init__(tracker)
         self._selector = CandidateSelector(problem, seed, transferred)
         self._untransferred = None if transferred is None else CandidateSelector(problem, seed)
         self._smallest_gain = smallest_gain
@@ -92,10 +90,6 @@ class SimulatedSearcher:
         if not self._selector.is_fitted:  # a comparison, or the trial with which a resumed run continues
             self._selector.fit(finished_trials(self._tracker.study))
         return self._selector.forecast(candidate, load.concurrency, speed_probe_ms)
-
-    def observe(self, trial: Trial) -> None:
-        """Record a finished trial."""
-        self._tracker.record(trial)
 
 
 def new_searcher(

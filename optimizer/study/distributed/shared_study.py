@@ -25,7 +25,7 @@ from optimizer.core.trial import Candidate, Trial
 from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.measurer import TrialStore
 from optimizer.options.run_options import RunOptions
-from optimizer.search.candidate_tracker import WORKER, CandidateTracker
+from optimizer.search.candidate_tracker import WORKER, CandidateTracker, StudyWorkers
 from optimizer.search.optuna_encoding import finished_trials
 from optimizer.search.optuna_samplers import sampler_for
 from optimizer.store.optuna_storage import (
@@ -90,7 +90,7 @@ HOST, PID, FOLDER, ROLE, SEEN, LIVES = "host", "pid", "folder", "role", "seen", 
 SEARCH, CONFIRM = "search", "confirm"
 
 
-class SharedWorkers:
+class SharedWorkers(StudyWorkers):
     """The workers of ``study``, including this process. Each is a trial of a second study, with a heartbeat.
 
     Optuna has no heartbeats in a file. Its workers are all on one host, so dead ones are recognized by their process.

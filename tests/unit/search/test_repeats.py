@@ -14,7 +14,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.search import make_searcher
 from optimizer.search.candidate_selector import CandidateSelector
-from optimizer.search.candidate_tracker import MAX_DEPLOYMENTS, CandidateTracker, SingleWorker
+from optimizer.search.candidate_tracker import MAX_DEPLOYMENTS, CandidateTracker, StudyWorkers
 from optimizer.search.optuna_samplers import sampler_for
 from optimizer.store.optuna_study import open_study
 from optimizer.study.scheduler import Scheduler
@@ -69,7 +69,7 @@ def test_nothing_is_repeated_while_nothing_is_feasible() -> None:
 
 
 def tracker(problem: Problem = PROBLEM, *, are_many: bool = False) -> CandidateTracker:
-    workers = SingleWorker()
+    workers = StudyWorkers()
     workers.are_many = are_many
     return CandidateTracker(problem, open_study(None, "tritune", problem, sampler_for("random", 0)), workers)
 
