@@ -51,9 +51,9 @@ AT_END = f"""{LOADED}
 import sys, time
 from pathlib import Path
 from optimizer.results.finished_run import read_run
-from optimizer.search.candidate_selector import forecast
+from optimizer.search.candidate_selector import fit_surrogate
 run = read_run(sys.argv[1])
-forecast(run.problem, run.trials[:4], [(run.baseline, 4)])
+fit_surrogate(run.problem, run.trials[:4]).forecast([(run.baseline, 4)])
 began = time.perf_counter()
 from optimizer.results.report.write import write
 write([run], ["html"], Path(sys.argv[2]))

@@ -284,18 +284,8 @@ def _best_loads(cells: Sequence[ConfigurationLoad], gains: FloatArray) -> dict[C
     return loads
 
 
-def forecast(
-    problem: Problem, trials: Sequence[Trial], cells: Sequence[ConfigurationLoad]
-) -> tuple[FloatArray, FloatArray]:
-    """Return throughput (infer/s) and binding latency (s), each [cells], as predicted after ``trials``.
-
-    They are those at the median speed of the machine during the trials. Raises ValueError as ``fit_surrogate``.
-    """
-    return fit_surrogate(problem, trials).forecast(cells)
-
-
 def fit_surrogate(problem: Problem, trials: Sequence[Trial], seed: int = 0) -> Surrogate:
-    """Return the surrogate after ``trials``, without a warm start.
+    """Return the surrogate after ``trials``, without a warm start, at the median speed of the machine during them.
 
     Raises:
         ValueError: No measurement has both throughput and latency.

@@ -157,7 +157,7 @@ def _expected_costs(
     The forecast is that of the simulation-guided search after the best trials. The result is empty if no load of the
     recommendation is expected to meet the bound, or the simulator does not apply to the model.
     """
-    from optimizer.search.candidate_selector import forecast
+    from optimizer.search.candidate_selector import fit_surrogate
 
     best = run.outcome.recommended if run.outcome else None
     if best is None or not others or not run.problem.is_simulated:
@@ -172,7 +172,8 @@ def _expected_costs(
     loads = sorted({round(load) for load in np.geomspace(1, most, LOADS).tolist()})
     candidates = [problem.space.canonical(best.candidate), *others]
     try:
-        figures = np.log(forecast(problem, trials, [(candidate, load) for candidate in candidates for load in loads]))
+        cells = [(candidate, load) for candidate in candidates for load in loads]
+        figures = np.log(fit_surrogate(problem, trials).forecast(cells))
     except ValueError:  # the bounded latency was not measured
         return {}
     bound_s = problem.sla.latency_bound_ms() / 1e3

@@ -15,7 +15,7 @@ from objectives.metrics import Forecast, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
-from optimizer.search.candidate_selector import SHORTLIST, CandidateSelector, Decision, forecast
+from optimizer.search.candidate_selector import SHORTLIST, CandidateSelector, Decision, fit_surrogate
 from optimizer.search.candidate_tracker import CandidateTracker
 from optimizer.search.correction import SPEED_ERROR, Correction, Residuals, features, relative_noise
 from optimizer.search.optuna_encoding import finished_trials, trial_from_attributes
@@ -322,7 +322,7 @@ def test_a_change_of_speed_that_the_probe_shows_changes_no_prediction() -> None:
     def predicted(factor: float, *, probed: bool = True) -> float:
         factors = [1.0] * len(fast) + [factor] * len(slow)
         own = [slowed(one, by, probed=probed) for one, by in zip(trials, factors, strict=True)]
-        return float(forecast(on_cpus, own, [(candidate, 16)])[0][0])
+        return float(fit_surrogate(on_cpus, own).forecast([(candidate, 16)])[0][0])
 
     assert predicted(1.5) == pytest.approx(predicted(1.0), rel=0.12)
     assert predicted(1.5, probed=False) < 0.82 * predicted(1.0)
