@@ -22,7 +22,7 @@ from optimizer.model.profile_schema import LoadSection, RequestSection
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import format_number
 from optimizer.study.environment import Environment
-from optimizer.study.model_finder import NamedModel, Say, find_model, names_profile, undeclared_models
+from optimizer.study.model_finder import NamedModel, Say, find_model, names_profile, other_models, undeclared_models
 from optimizer.study.task import search_space, serving_hardware
 
 _EXAMPLE_SIZE = 128  # of a variable dim
@@ -77,7 +77,7 @@ def initial_profile(options: RunOptions, output: Path | None, say: Say, *, with_
 
 def _from_profile(profile: Profile, options: RunOptions, output: Path | None, *, with_schema: bool) -> InitialProfile:
     """Return a profile with the keys of ``profile`` and the latency bounds of ``options``, if there are any."""
-    for flag, names in _other_models(options).items():
+    for flag, names in other_models(options).items():
         if names:
             problem = f"{one_line(options.model)} is a profile; write them into its model section"
             raise BadInputError(f"--{flag.replace('_', '-')} {one_line(','.join(names))}: {problem}")
@@ -120,19 +120,10 @@ def _latency_bounds(options: RunOptions) -> dict[str, Any]:
     return {metric.replace("-", "_"): f"{format_number(ms)}ms" for metric, ms in options.sla_ms.items()}
 
 
-def _other_models(options: RunOptions) -> dict[str, tuple[str, ...]]:
-    """Return the options that name other models of the repository, by their keys in a profile."""
-    return {
-        "bls_composing_models": options.bls_composing_models,
-        "concurrent_models": options.concurrent_models,
-        "variants": options.variants,
-    }
-
-
 def _model_keys(named: NamedModel, options: RunOptions, path: Path) -> dict[str, Any]:
     if named.file is not None:
         return {"onnx": _relative(named.file, path)}
-    others = {key: [*names] for key, names in _other_models(options).items() if names}
+    others = {key: [*names] for key, names in other_models(options).items() if names}
     return {"repository": _relative(named.source.repository, path), "name": named.source.name, **others}
 
 

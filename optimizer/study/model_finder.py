@@ -254,13 +254,19 @@ def _is_model_folder(model: str) -> bool:
     return is_folder(path) and not model.endswith(PROFILE_ENDINGS) and not _is_profile_too(path)
 
 
+def other_models(options: RunOptions) -> dict[str, tuple[str, ...]]:
+    """Return the other models of the repository that ``options`` name, by their keys in a profile."""
+    return {
+        "bls_composing_models": options.bls_composing_models,
+        "concurrent_models": options.concurrent_models,
+        "variants": options.variants,
+    }
+
+
 def _refuse_others(options: RunOptions) -> None:
     """Raise BadInputError for options that name other models of the repository, because there is no repository."""
-    for flag, names in (
-        ("--bls-composing-models", options.bls_composing_models),
-        ("--concurrent-models", options.concurrent_models),
-        ("--variants", options.variants),
-    ):
+    for key, names in other_models(options).items():
+        flag = f"--{key.replace('_', '-')}"
         if Path(options.model).stem in names:
             raise BadInputError(f"{flag} {','.join(names)}: {options.model} is the tuned model itself; leave it out")
         if names:
