@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -31,6 +32,15 @@ MODEL = "model"  # its key in GivenOptions
 GivenOptions: TypeAlias = Mapping[str, str | list[str] | bool]  # by the name of the option
 
 
+@contextlib.contextmanager
+def config_errors() -> Iterator[None]:
+    """Raise a ValueError of the context as a BadInputError about ``--config``."""
+    try:
+        yield
+    except ValueError as error:
+        raise BadInputError(f"--config {error}") from None
+
+
 @dataclass(frozen=True)
 class SweepChoices:
     """The values listed for each setting. A setting without values keeps that of the model's own configuration.
@@ -47,13 +57,11 @@ class SweepChoices:
 
     def check(self) -> None:
         """Raise BadInputError for an unknown ModelConfig field or a value of the wrong type."""
-        try:
+        with config_errors():
             for path, values in self.fields.items():
                 for value in values if not is_server_field(path) and path != INSTANCE_GPUS else ():
                     field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)
             SearchSpace((1,), fields=self.fields)
-        except ValueError as error:
-            raise BadInputError(f"--config {error}") from None
 
 
 @dataclass(frozen=True)
@@ -74,15 +82,10 @@ class SweepRequest:
     @property
     def command(self) -> str:
         """The command that repeats the sweep."""
-        return sweep_command(self.given)
-
-
-def sweep_command(given: GivenOptions) -> str:
-    """Return the command that measures a sweep with the options ``given``."""
-    options = {name: value for name, value in given.items() if name != MODEL}
-    model = str(given[MODEL]) if MODEL in given else ""
-    end = ["--"] if model.startswith("-") else []
-    return shlex.join(["tune", "sweep", *option_words(options), *end, *filter(None, [model])])
+        options = {name: value for name, value in self.given.items() if name != MODEL}
+        model = str(self.given.get(MODEL, ""))
+        end = ["--"] if model.startswith("-") else []
+        return shlex.join(["tune", "sweep", *option_words(options), *end, *filter(None, [model])])
 
 
 @dataclass(frozen=True)

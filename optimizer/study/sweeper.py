@@ -15,7 +15,7 @@ from optimizer.config.queue_policy import check_queue_fields
 from optimizer.config.search_space import SearchSpace
 from optimizer.core import interrupts
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import BadInputError, ParameterError
+from optimizer.core.errors import BadInputError
 from optimizer.core.files import cache_folder
 from optimizer.core.interfaces import Target
 from optimizer.core.notes import CombinationsLeftOut, ServedOnCpu, present
@@ -38,7 +38,7 @@ from optimizer.study.environment import Environment
 from optimizer.study.model_finder import sizes_given_twice, trace_sizes
 from optimizer.study.option_check import check_server_settings
 from optimizer.study.run_messages import describe_server
-from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, configurations, sweep_cells
+from optimizer.study.sweep_plan import SweepCell, SweepPlan, SweepRequest, config_errors, configurations, sweep_cells
 from optimizer.study.task import Task, check_settings
 
 
@@ -242,10 +242,8 @@ def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count
     if task.source.variants:
         fields[VARIANT] = tuple(task.source.variants)
     problem = replace(task.problem, space=SearchSpace((largest,), fields=fields), request_mix=mix)
-    try:
+    with config_errors():
         check_server_settings(task.source, options, problem)
-    except ParameterError as error:
-        raise BadInputError(f"--config {error}") from None
     return plan, replace(task, problem=problem, input_data=requests.input_data, request_note=requests.note)
 
 
@@ -262,17 +260,12 @@ def _configurations(
     for path, value in dict.fromkeys(field for candidate in candidates for field in candidate.fields):
         if path in choices.fields and (missing := gpu_placement.missing_gpu(path, value, gpu_count)):
             raise BadInputError(f"--config {path}: {missing}")
-    for candidate in candidates:
-        try:
+    with config_errors():
+        for candidate in candidates:
             served_models(task.source, candidate)
-        except ValueError as error:
-            raise BadInputError(f"--config {error}") from None
-    try:
         check_sequence_fields(SpaceSection(), task.source.tuned_config, choices.fields)
         check_queue_fields(task.source.tuned_config, choices.fields)
         check_settings(choices.fields, task.source, options, on_gpu=task.on_gpu)
-    except ValueError as error:
-        raise BadInputError(f"--config {error}") from None
     return candidates, left_out
 
 
