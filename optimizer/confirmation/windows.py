@@ -69,7 +69,8 @@ def confirmed_spreads(
     It is that of the conditions of ``counted``, the windows of one candidate and load that count. A disturbance makes
     servers differ more, so disturbed windows of the others count only if one of these was disturbed as well.
     """
-    return server_spreads(confirmed_windows(trials, disturbed=has_disturbed(counted)), problem.sla)
+    has_disturbed = any(is_disturbed(window) for own in counted for window in own)
+    return server_spreads(confirmed_windows(trials, disturbed=has_disturbed), problem.sla)
 
 
 def tested_spreads(
@@ -94,11 +95,6 @@ def _until(trial: Trial, server: int) -> Trial:
 def last_server(trials: Sequence[Trial]) -> int:
     """Return the number of the last fresh server; 0 if there is none."""
     return max((again.server for trial in trials for again in trial.confirmations), default=0)
-
-
-def has_disturbed(counted: Sequence[Sequence[Measurement]]) -> bool:
-    """Return whether other processes or machines disturbed one of these windows."""
-    return any(is_disturbed(window) for own in counted for window in own)
 
 
 def confirmed_loads(trials: Sequence[Trial]) -> list[tuple[Trial, LoadPoint]]:
