@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from optimizer.simulator.metrics import (
 from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.speed_correction import SpeedCorrection, disturbance_noise
 
+THREADS = max(1, min(4, os.cpu_count() or 1))  # of simulations
 # Prior standard deviation of the simulation's relative error in the speed with several instances and other fields,
 # which the simulator cannot derive. The errors of the batching and of the tail ratios are those of the model.
 SPEED_ERROR = 0.25
@@ -249,8 +251,7 @@ def compute_residuals(
     points: Sequence[Point],
     problem: Problem,
     latencies: Sequence[str],
-    threads: int = 1,
-    speed: SpeedCorrection | None = None,
+    speed: SpeedCorrection,
 ) -> SimulationResiduals:
     """Return the errors of ``model`` at ``points``.
 
@@ -258,7 +259,7 @@ def compute_residuals(
     """
     space, batch = problem.space, problem.space.request_batch_size
     cells = [(space.canonical(point.candidate), point.load.concurrency) for point in points]
-    results = model.simulate(cells, threads)
+    results = model.simulate(cells, THREADS)
     simulated = with_tails(np.array([log_simulated(result, *latencies) for result in results]), cells, batch)
     errors = with_tails(np.array([log_measured(point, *latencies) for point in points]), cells, batch) - simulated
     longer_tail = np.zeros(1 + len(latencies))
@@ -269,6 +270,6 @@ def compute_residuals(
         errors - longer_tail,
         [point.trial for point in points],
         np.array([relative_noise(point) for point in points]),
-        np.array([speed.error_of(point.measurement) if speed else 0.0 for point in points]),
+        np.array([speed.error_of(point.measurement) for point in points]),
     )
     return SimulationResiduals(cells, simulated, residuals, longer_tail)

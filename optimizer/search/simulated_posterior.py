@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +18,7 @@ from optimizer.search.acquisition import (
     expected_improvement,
     probability_within_bounds,
 )
-from optimizer.search.correction import Correction, SourceResiduals, compute_residuals, features
+from optimizer.search.correction import THREADS, Correction, SourceResiduals, compute_residuals, features
 from optimizer.search.transfer import SourceMachine
 from optimizer.simulator.metrics import (
     ConfigurationLoad,
@@ -32,8 +31,6 @@ from optimizer.simulator.metrics import (
 )
 from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.speed_correction import SpeedCorrection, is_comparable
-
-THREADS = max(1, min(4, os.cpu_count() or 1))
 
 
 @dataclass(frozen=True)
@@ -103,20 +100,17 @@ class SimulatedPosterior:
         self._model = model
         self._cache: dict[ConfigurationLoad, tuple[Performance, list[float]]] = {}  # with the features
         self._inputs: list[tuple[Sequence[ConfigurationLoad], FloatArray]] = []
-        learned = compute_residuals(model, measured, self._problem, self._latencies, THREADS, state.speed)
+        learned = compute_residuals(model, measured, self._problem, self._latencies, state.speed)
         self._longer_tail = learned.longer_tail
         self._transfer_prior = state.source.prior(measured) if state.source else None
         source = None
         if state.source and self._transfer_prior:
-            expected = self._transfer_prior.expected(learned.cells, THREADS)
+            expected = self._transfer_prior(learned.cells)
             source = SourceResiduals(state.source.correction, expected)
         self.correction = Correction(learned.residuals, model.errors, source)
         feasible = [i for i, point in enumerate(measured) if is_feasible(point, self._problem)]
         places = list({learned.cells[i]: i for i in feasible}.values())
-        cells, loads = (
-            [learned.cells[i] for i in places],
-            log_loads(learned.cells, self._problem.space.request_batch_size),
-        )
+        cells, loads = [learned.cells[i] for i in places], self._log_loads(learned.cells)
         simulated = learned.simulated + self._longer_tail
         self._achieved = [
             Achieved.of(
@@ -179,11 +173,9 @@ class SimulatedPosterior:
 
     def posteriors(self, cells: Sequence[ConfigurationLoad]) -> list[Posterior]:
         """Return one posterior for each component of the correction."""
-        results, inputs = self._simulate(cells)
-        batch = self._problem.space.request_batch_size
-        simulated = with_tails(self._log_metrics(results), cells, batch) + self._longer_tail
-        loads = log_loads(cells, batch)
-        expected = self._transfer_prior.expected(cells, THREADS) if self._transfer_prior else None
+        simulated, inputs = self._simulate(cells)
+        loads = self._log_loads(cells)
+        expected = self._transfer_prior(cells) if self._transfer_prior else None
         return [
             Posterior(mean + simulated, deviation, loads, self._share)
             for mean, deviation in self.correction.predict(inputs, expected)
@@ -191,19 +183,20 @@ class SimulatedPosterior:
 
     def samples(self, cells: Sequence[ConfigurationLoad], count: int, rng: np.random.Generator) -> FloatArray:
         """Return ``count`` joint samples [count, cells, 1 + latencies] of log throughput and log latencies."""
-        results, inputs = self._simulate(cells)
-        batch = self._problem.space.request_batch_size
-        simulated = with_tails(self._log_metrics(results), cells, batch) + self._longer_tail
+        simulated, inputs = self._simulate(cells)
         sampled = simulated + self.correction.samples(inputs, count, rng)
-        sampled[..., 1:] += log_loads(cells, batch)[:, None] - sampled[..., :1]
+        sampled[..., 1:] += self._log_loads(cells)[:, None] - sampled[..., :1]
         return sampled
 
     def _average(self, values: Iterable[FloatArray]) -> FloatArray:
         """Return the mean over the components of the posterior."""
         return np.asarray(sum(p * value for p, value in zip(self.correction.probabilities, values, strict=True)))
 
-    def _simulate(self, cells: Sequence[ConfigurationLoad]) -> tuple[list[Performance], FloatArray]:
-        """Return the predictions of the model and features [cells, features].
+    def _log_loads(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
+        return log_loads(cells, self._problem.space.request_batch_size)
+
+    def _simulate(self, cells: Sequence[ConfigurationLoad]) -> tuple[FloatArray, FloatArray]:
+        """Return log throughput and log tail ratios [cells, 1 + latencies] by the model, and the features.
 
         Each cell is simulated once, and the same list of cells gives the same array, which predictions are cached by.
         """
@@ -215,7 +208,8 @@ class SimulatedPosterior:
         if inputs is None:
             inputs = np.array([row for _, row in cached])
             self._inputs.append((cells, inputs))
-        return [result for result, _ in cached], inputs
+        metrics = self._log_metrics([result for result, _ in cached])
+        return with_tails(metrics, cells, self._problem.space.request_batch_size) + self._longer_tail, inputs
 
     def _log_metrics(self, results: Sequence[Performance]) -> FloatArray:
         logs = [log_simulated(result, *self._latencies) for result in results]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -12,12 +13,14 @@ from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
-from optimizer.search.correction import Correction, compute_residuals
+from optimizer.search.correction import THREADS, Correction, compute_residuals
 from optimizer.search.optuna_encoding import TrialScore, score_trial
 from optimizer.simulator.metrics import ConfigurationLoad, as_closed_loop, is_complete, log_simulated, with_tails
 from optimizer.simulator.server_model import ServerModel, fit
-from optimizer.simulator.speed_correction import fit_speed_correction
+from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
+# Returns the residuals [cells, 1 + latencies] to expect on this machine if both machines are alike.
+TransferPrior: TypeAlias = Callable[[Sequence[ConfigurationLoad]], FloatArray]
 MAX_POINTS = 160  # limit for the source's points: the time of a decision grows with their square
 
 
@@ -62,49 +65,35 @@ class SourceMachine:
     def __init__(self, points: Sequence[Point], problem: Problem, latencies: tuple[str, ...], seed: int) -> None:
         self._problem, self._latencies, self._seed = problem, latencies, seed
         self._model = fit(points, problem, latencies[0], seed)
-        residuals = compute_residuals(self._model, points, problem, latencies).residuals
+        residuals = compute_residuals(self._model, points, problem, latencies, SpeedCorrection()).residuals
         self.correction = Correction(residuals, self._model.errors)
         self._cache: dict[ConfigurationLoad, FloatArray] = {}
 
     def prior(self, measured: Sequence[Point]) -> TransferPrior:
         """Return the prior after ``measured`` points on this machine.
 
-        It compares with a second model of the source, fitted to simulated measurements at the same points only.
+        It is the error of a second model of the source, fitted to simulated measurements at the same points only.
         """
         cells = [(self._problem.space.canonical(point.candidate), point.load.concurrency) for point in measured]
         measurements = self._model.measure(cells)
         points = [replace(point, measurement=own) for point, own in zip(measured, measurements, strict=True)]
         if not any(point.measurement.compute_infer_ms for point in measured):
             points = [replace(point, measurement=_without_server_statistics(point.measurement)) for point in points]
-        return TransferPrior(self, fit(points, self._problem, self._latencies[0], self._seed))
+        reduced = fit(points, self._problem, self._latencies[0], self._seed)
+        return lambda cells: self._simulate(cells) - self._simulate_with(reduced, cells)
 
-    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int) -> FloatArray:
+    def _simulate(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return log throughput and log tail ratios [cells, 1 + latencies]. Cached per cell."""
         missing = [cell for cell in dict.fromkeys(cells) if cell not in self._cache]
-        self._cache.update(zip(missing, self.simulate_with(self._model, missing, threads), strict=True))
+        self._cache.update(zip(missing, self._simulate_with(self._model, missing), strict=True))
         return np.array([self._cache[cell] for cell in cells]).reshape(-1, 1 + len(self._latencies))
 
-    def simulate_with(self, model: ServerModel, cells: Sequence[ConfigurationLoad], threads: int) -> FloatArray:
+    def _simulate_with(self, model: ServerModel, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return log throughput and log tail ratios [cells, 1 + latencies] according to ``model``."""
-        metrics = np.array([log_simulated(result, *self._latencies) for result in model.simulate(cells, threads)])
+        metrics = np.array([log_simulated(result, *self._latencies) for result in model.simulate(cells, THREADS)])
         return with_tails(
             metrics.reshape(-1, 1 + len(self._latencies)), cells, self._problem.space.request_batch_size
         )
-
-
-@dataclass(frozen=True)
-class TransferPrior:
-    """The errors of a model of ``machine`` that is fitted only to the points that are measured on this machine.
-
-    ``reduced`` is that model.
-    """
-
-    machine: SourceMachine
-    reduced: ServerModel
-
-    def expected(self, cells: Sequence[ConfigurationLoad], threads: int) -> FloatArray:
-        """Return the residuals [cells, 1 + latencies] to expect on this machine if both machines are alike."""
-        return self.machine.simulate(cells, threads) - self.machine.simulate_with(self.reduced, cells, threads)
 
 
 def _without_server_statistics(measurement: Measurement) -> Measurement:
