@@ -79,8 +79,8 @@ class CandidateTests:
     predictions: LoadPredictions
     shares: tuple[float, ...]
     start_seconds: float
-    left_seconds: Callable[[], float] = lambda: math.inf
-    is_cross_checked: bool = False
+    left_seconds: Callable[[], float]
+    is_cross_checked: bool
     sequence: LoadSequence = field(init=False)
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from objectives.agreement import Agreement, ServerPair, compare_load_generators
 from objectives.confidence import Verdict, next_look
@@ -63,10 +63,10 @@ class ConfirmedLoad:
     throughput: ConfidenceInterval
     latency: str
     latency_ms: ConfidenceInterval
-    error: float = 0.0
-    agreement: Agreement | None = None
-    other_intervals: Mapping[str, ConfidenceInterval] = field(default_factory=dict)
-    sla: Sla = field(default_factory=Sla)
+    error: float
+    agreement: Agreement | None
+    other_intervals: Mapping[str, ConfidenceInterval]
+    sla: Sla
 
     def interval(self, metric: str) -> ConfidenceInterval | None:
         """Return the confidence interval of ``metric``; None if it was not estimated."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class SearchState:
     latencies: tuple[str, ...]
     seed: int
     source: SourceMachine | None
-    speed: SpeedCorrection = field(default_factory=SpeedCorrection)
+    speed: SpeedCorrection
 
 
 @dataclass(frozen=True, eq=False)

@@ -302,7 +302,7 @@ def opening_errors(storage: str, flag: str = "") -> Iterator[None]:
         ) from error
 
 
-def translate_storage_errors(storage: BaseStorage, url: str, kept_in: str = "") -> None:
+def translate_storage_errors(storage: BaseStorage, url: str, kept_in: str) -> None:
     """Make the methods of ``storage`` raise an EnvironmentFault if it is locked, unreachable, damaged or full.
 
     ``kept_in`` names the file that has all measurements meanwhile.

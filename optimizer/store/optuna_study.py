@@ -18,7 +18,6 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.study import StudyDirection
 
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
@@ -230,17 +229,13 @@ def open_study(
     problem, or measured with another ``fingerprint``. Later errors of the storage (a lock, a lost connection, a full
     disk) are raised by the study as EnvironmentFault. No message contains a password.
     """
-    directions = [
-        StudyDirection.MAXIMIZE if metric.better == "higher" else StudyDirection.MINIMIZE
-        for metric in problem.objectives
-    ]
     shown = redact(storage or "memory")
     with opening_errors(storage or "memory"):
         study = optuna.create_study(
             storage=None if storage is None else make_storage(storage, shared),
             study_name=name,
             sampler=sampler,
-            directions=directions,
+            directions=["maximize" if metric.better == "higher" else "minimize" for metric in problem.objectives],
             load_if_exists=True,
         )
         _check_problem(study, problem, shown)
@@ -250,9 +245,7 @@ def open_study(
     return study
 
 
-def check_study(
-    storage: str, name: str, problem: Problem, sampler: BaseSampler, fingerprint: Fingerprint | None = None
-) -> None:
+def check_study(storage: str, name: str, problem: Problem, sampler: BaseSampler, fingerprint: Fingerprint) -> None:
     """Raise BadInputError if the stored study ``name`` is one that ``open_study`` would refuse.
 
     A study that does not exist is not created, and an existing one is not changed.

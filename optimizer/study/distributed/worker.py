@@ -74,8 +74,8 @@ class WorkerInfo:
     hardware: Hardware
     gpus_fault: str
     placement: CpuPlacement
-    cpu_quota: float | None = None
-    note: Note | None = None
+    cpu_quota: float | None
+    note: Note | None
 
 
 class Worker:
