@@ -8,14 +8,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
 
-from objectives.sla import Sla
-from optimizer.core.endpoint import SharedMemory
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.measurement_windows import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS
-from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import docker_engine, runtime
 from optimizer.deploy.docker_container import SDK_COMMAND, PerfAnalyzerContainer
@@ -72,29 +68,6 @@ class LoadGenerators:
     cross_checking: LoadGenerator | None = None
 
 
-class _Settings(TypedDict):
-    """The settings that perf_analyzer and the project's own client share."""
-
-    input_data: str
-    shapes: tuple[str, ...]
-    cpus: frozenset[int]
-    stopwatch: Stopwatch
-    window_ms: int
-    shared_memory: SharedMemory | None
-
-
-class _ClientSettings(_Settings):
-    """The settings of every load generator of the project's own client."""
-
-    log: Path
-    sla: Sla
-    seed: int
-    streams: bool
-    token_output: str
-    priorities: SizeDistribution | None
-    counts_failures: bool
-
-
 def make_load_generators(
     options: RunOptions,
     task: Task,
@@ -104,27 +77,6 @@ def make_load_generators(
     say: Callable[[str], None],
 ) -> LoadGenerators:
     """Return the load generators of ``task``, which run on ``cpus``; their logs are in ``folder``."""
-    default_ms = RATE_WINDOW_MS if task.problem.open_loop else FIRST_WINDOW_MS
-    if task.source.is_streaming:
-        default_ms = STREAM_WINDOW_MS
-    common: _Settings = {
-        "input_data": task.input_data,
-        "shapes": task.shapes,
-        "cpus": cpus,
-        "stopwatch": stopwatch,
-        "window_ms": round(options.measurement_interval_ms or default_ms),
-        "shared_memory": options.requested_shared_memory(),
-    }
-    own: _ClientSettings = {
-        **common,
-        "log": folder.perf_analyzer_log.with_name("open_loop.log" if task.problem.open_loop else "closed_loop.log"),
-        "sla": task.problem.sla.latencies,
-        "seed": options.seed,
-        "streams": task.source.is_streaming,
-        "token_output": task.token_output,
-        "priorities": task.problem.priorities,
-        "counts_failures": any(bound.metric == "error-rate" for bound in task.problem.sla),
-    }
     for scratch in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # of a run that was killed
         shutil.rmtree(scratch, ignore_errors=True)
     if task.problem.why_own_client and not task.problem.open_loop and is_too_large(task):
@@ -132,24 +84,25 @@ def make_load_generators(
             f"--input-data {quote(task.input_data)}: has more than {MAX_SENT_ENTRIES:,} entries, but "
             f"{task.problem.why_own_client}; that client keeps them in memory, so give fewer"
         )
+    own = _make_own_client(options, task, folder, cpus, stopwatch)
     if own_client_searches(task):
-        generator = IndexHintLoadGenerator(_sharing(_make_own_client(options, task, own)), task.unbounded)
+        generator = IndexHintLoadGenerator(_sharing(own), task.unbounded)
         if not perf_analyzer_checks(options, task):
             return LoadGenerators(generator, generator)
-        checker = _make_perf_analyzer(options, folder, say, common)
+        checker = _make_perf_analyzer(options, folder, say, own)
         if task.sequence_length is not None:
             checker = replace(checker, sequence_length=task.sequence_length.fixed)
         if task.problem.space.most_server_processes > 1:
             of_processes = ServerProcessesLoadGenerator(partial(_for_process, checker))
             return LoadGenerators(generator, generator, cross_checking=of_processes)
         return LoadGenerators(generator, generator, cross_checking=checker)
-    perf_analyzer = _make_perf_analyzer(options, folder, say, common)
+    perf_analyzer = _make_perf_analyzer(options, folder, say, own)
     search = IndexHintLoadGenerator(
         _make_concurrent(perf_analyzer, task) if task.source.concurrent else _sharing(perf_analyzer), task.unbounded
     )
     if why_perf_analyzer(options, task):
         return LoadGenerators(search, search)
-    return LoadGenerators(search, _sharing(ClosedLoopGenerator(**own)), cross_checking=search)
+    return LoadGenerators(search, _sharing(own), cross_checking=search)
 
 
 def _sharing(generator: LoadClientGenerator | PerfAnalyzer) -> LoadGenerator:
@@ -192,29 +145,54 @@ def perf_analyzer_checks(options: RunOptions, task: Task) -> bool:
     return not (task.problem.open_loop or task.source.is_streaming or has_mix or would_collide)
 
 
-def _make_own_client(options: RunOptions, task: Task, own: _ClientSettings) -> LoadClientGenerator:
+def _make_own_client(
+    options: RunOptions, task: Task, folder: RunFolder, cpus: frozenset[int], stopwatch: Stopwatch
+) -> LoadClientGenerator:
+    default_ms = RATE_WINDOW_MS if task.problem.open_loop else FIRST_WINDOW_MS
+    if task.source.is_streaming:
+        default_ms = STREAM_WINDOW_MS
+    make: Callable[..., LoadClientGenerator] = ClosedLoopGenerator
     if task.problem.open_loop:
-        return OpenLoopGenerator(
-            arrivals=parse_arrivals(options.arrivals), request_mix=task.problem.request_mix, **own
-        )
-    if task.sequence_length is not None:
-        return SequenceGenerator(sequence_length=task.sequence_length, **own)
-    return ClosedLoopGenerator(**own)
+        arrivals, mix = parse_arrivals(options.arrivals), task.problem.request_mix
+        make = partial(OpenLoopGenerator, arrivals=arrivals, request_mix=mix)
+    elif task.sequence_length is not None:
+        make = partial(SequenceGenerator, sequence_length=task.sequence_length)
+    return make(
+        log=folder.perf_analyzer_log.with_name("open_loop.log" if task.problem.open_loop else "closed_loop.log"),
+        input_data=task.input_data,
+        shapes=task.shapes,
+        priorities=task.problem.priorities,
+        sla=task.problem.sla.latencies,
+        seed=options.seed,
+        window_ms=round(options.measurement_interval_ms or default_ms),
+        cpus=cpus,
+        stopwatch=stopwatch,
+        streams=task.source.is_streaming,
+        token_output=task.token_output,
+        shared_memory=options.requested_shared_memory(),
+        counts_failures=any(bound.metric == "error-rate" for bound in task.problem.sla),
+    )
 
 
 def _make_perf_analyzer(
-    options: RunOptions, folder: RunFolder, say: Callable[[str], None], common: _Settings
+    options: RunOptions, folder: RunFolder, say: Callable[[str], None], own: LoadClientGenerator
 ) -> PerfAnalyzer:
+    """Return perf_analyzer with the settings that the project's own client, ``own``, has too."""
     installed, image = runtime.ensure(say), options.perf_analyzer_image
     return PerfAnalyzer(
         installed.perf_analyzer if image is None else Path(SDK_COMMAND),
         installed.perf_analyzer_libraries,
         folder.perf_analyzer_log,
         protocol=options.protocol,
+        input_data=own.input_data,
+        shapes=own.shapes,
+        stopwatch=own.stopwatch,
+        window_ms=own.window_ms,
+        cpus=own.cpus,
         runner=FallbackRunner(installed.perf_analyzer_libraries, partial(ensure_older, say))
         if image is None
         else PerfAnalyzerContainer(image),
-        **common,
+        shared_memory=own.shared_memory,
     )
 
 
