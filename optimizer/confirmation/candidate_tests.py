@@ -212,7 +212,7 @@ def next_test(
     tests, states = list[NextTest | None](), list[CandidateState]()
     for point in (*deployable[:1], *_rival(deployable[1:], by_number, compared)):
         shares = error_shares(plan, trials, point.trial)
-        predictions = compared.get(point.trial) or plan.predictions_of(point)
+        predictions = compared.get(point.trial) or plan.predictions.get(point.trial)
         if shares is None:
             continue
         if predictions is None:
@@ -259,7 +259,7 @@ def corrected_predictions(plan: ConfirmationPlan, trial: Trial, problem: Problem
         return None
     load = list(dict.fromkeys(again.load for again in trial.confirmations))[-1]
     measured = pooled_point(trial, load)
-    predictions = plan.predictions_of(measured)
+    predictions = plan.predictions.get(trial.number)
     if predictions is None or len(server_windows(trial, load)) < COMPARED_SERVERS:
         return None
     return predictions.for_rival(measured, problem)

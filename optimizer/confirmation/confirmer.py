@@ -217,7 +217,7 @@ class Confirmer:
     def _tests(self, point: Point) -> CandidateTests | None:
         """Return the tests of the candidate of ``point``; None if other candidates use all of the error."""
         shares = error_shares(self._plan, self.trials, point.trial)
-        return None if shares is None else self._tests_at(point, self._predictions(point), shares)
+        return None if shares is None else self._tests_at(point, self._plan.predictions[point.trial], shares)
 
     def _tests_at(self, point: Point, predictions: LoadPredictions, shares: tuple[float, ...]) -> CandidateTests:
         return CandidateTests(
@@ -235,15 +235,10 @@ class Confirmer:
     def _place(self, number: int) -> int:
         return next(place for place, trial in enumerate(self.trials) if trial.number == number)
 
-    def _predictions(self, point: Point) -> LoadPredictions:
-        predictions = self._plan.predictions_of(point)
-        assert predictions is not None
-        return predictions
-
     def _compared_load(self, point: Point) -> LoadPoint:
         """Return the first load at which the candidate of ``point`` was compared, or is."""
         measured = [again.load for again in self.trial(point.trial).confirmations]
-        return measured[0] if measured else self._predictions(point).first_compared_load
+        return measured[0] if measured else self._plan.predictions[point.trial].first_compared_load
 
     def _predict_loads(self, candidates: Sequence[Point]) -> None:
         """Add the loads of ``candidates`` to the plan, and record it if it is new.
@@ -341,7 +336,7 @@ class Confirmer:
                 own = [entry for entry in judged if entry.point.trial == point.trial]
                 if any(entry.error for entry in own) or self.trial(point.trial).status == "failed":
                     continue
-                if (load := self._predictions(point).next_compared_load(own, self.problem)) is not None:
+                if (load := self._plan.predictions[point.trial].next_compared_load(own, self.problem)) is not None:
                     planned.append(self._planned(point, load))
             self._compare_in_turn(planned)
 

@@ -13,7 +13,7 @@ from optimizer.config.search_space import Problem
 from optimizer.confirmation.disturbances import DisturbanceCorrection, disturbance_limit, fit_disturbance_correction
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.windows import begun_error, errors_by_load
-from optimizer.core.trial import Candidate, Point, Trial, latest_points
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
@@ -39,15 +39,6 @@ class ConfirmationPlan:
     disturbance_limit: float
     finalists: tuple[int, ...]
     predictions: Mapping[int, LoadPredictions] = field(default_factory=dict)
-
-    def predictions_of(self, point: Point) -> LoadPredictions | None:
-        """Return the loads of the candidate of ``point``; None if they were not predicted yet."""
-        predictions = self.predictions.get(point.trial)
-        if predictions is None:
-            return None
-        size = point.load.request_batch_size  # JSON does not keep whether it is a whole number
-        loads = tuple(replace(load, request_batch_size=size) for load in predictions.loads)
-        return replace(predictions, loads=loads)
 
     def best_points(self, points: Sequence[Point], problem: Problem) -> list[Point]:
         """Return the best of ``points`` for each finalist that can be deployed, in the order of testing."""
@@ -156,7 +147,16 @@ def read_plan_document(document: object) -> ConfirmationPlan:
             raise ValueError(f"{key}: highest_first is not one of the loads")
     if not 0 < plan.error < 1:
         raise ValueError(f"confirmation_plan.error: {plan.error:g} is not between 0 and 1")
-    return plan
+    predictions = plan.predictions.items()
+    return replace(plan, predictions={number: replace(own, loads=_whole(own.loads)) for number, own in predictions})
+
+
+def _whole(loads: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:
+    """Return the loads with whole request batch sizes as integers, which JSON does not distinguish."""
+    return tuple(
+        replace(load, request_batch_size=int(size)) if (size := load.request_batch_size) % 1 == 0 else load
+        for load in loads
+    )
 
 
 def finalists(points: Sequence[Point], problem: Problem, most: int) -> list[Point]:
