@@ -85,7 +85,6 @@ class Worker:
         self._options, self._own_cpus, self._own_gpus, self._node_cpus = options, own_cpus, own_gpus, node_cpus
         self._outbox = Outbox()
         self._deadline = 0.0
-        self._environment: Environment | None = None
         self._opened = contextlib.ExitStack()  # the server and the folder of the worker
         self._has_shared_references = self._closed = False
 
@@ -96,8 +95,7 @@ class Worker:
         if not self._own_gpus:
             os.environ[VISIBLE_DEVICES] = ""
         note = self._reserve_cpus()
-        environment = Environment.detect(self._options, Stopwatch(), self._outbox.say)
-        self._environment = environment
+        environment = self._environment = Environment.detect(self._options, Stopwatch(), self._outbox.say)
         self._folder = server_process.new_folder()
         self._opened.callback(shutil.rmtree, self._folder, ignore_errors=True)
         return WorkerInfo(
@@ -112,7 +110,6 @@ class Worker:
 
     def prepare(self, bundle: TaskBundle) -> Fingerprint:
         """Unpack the task and start its server. Return the fingerprint. Raises TuneError."""
-        assert self._environment is not None
         self._task, arrivals = unpack(bundle, self._folder)
         self._environment = replace(self._environment, options=replace(self._options, arrivals=arrivals))
         self._run = RunFolder(self._folder / "run")
@@ -187,7 +184,6 @@ class Worker:
         """Use the outputs of another worker's baseline if this worker has none."""
         if not references or not self._runner.measurer.output_check.needs_reference:
             return
-        assert self._environment is not None
         for name, content in references.items():
             (self._run.path / name).write_bytes(content)
         self._has_shared_references = True
