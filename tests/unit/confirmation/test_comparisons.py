@@ -1,4 +1,4 @@
-"""Tests of the loads of comparisons, on a server with random latencies, and of predicted latencies."""
+"""Tests of the loads and windows of a confirmation, and of comparisons on a server with random latencies."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 
 from objectives.load_sequence import MARGIN
-from objectives.metrics import Measurement
+from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
+from objectives.verdict import needed_requests
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, predict_loads
-from optimizer.confirmation.server_plan import WINDOWS, plan_server
+from optimizer.confirmation.server_plan import LONGEST_SECONDS, WINDOWS, plan_server
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point
 from optimizer.results import outcome_values
 from optimizer.results.recommendation import assess
+from tests.conftest import known_problem, measurement
 from tests.curve_model import CurveModel
 from tests.drawn_server import (
     BASELINE,
@@ -35,6 +37,9 @@ from tests.drawn_server import (
 
 # a server whose latency rises steeply above 16 requests in flight
 STEEP = CurveModel(lambda load: 50.0 * min(load, 16), lambda load: 0.01 * (1 + max(0, load - 16) / 2))
+POINT = Point(0, Candidate(16, True), LoadPoint(1, 8), measurement(800.0, 10.0))
+GOODPUT = replace(known_problem(), objectives=(METRICS["goodput"],))
+ERRORS = replace(known_problem(), sla=Sla.from_bounds({"p95": 20.0, "error-rate": 0.1}))
 
 
 class Counted(Drawing):
@@ -197,3 +202,23 @@ def test_the_test_of_a_model_that_streams_begins_further_inside_the_bound(proble
     streamed = replace(batched, measurement=replace(stable, ttft_p50_ms=1.0))
     first = [predict_loads(own, [own], problem, None).first_compared_load for own in (batched, streamed)]
     assert first[1].concurrency < first[0].concurrency
+
+
+@pytest.mark.parametrize(("problem", "is_capped"), [(known_problem(), False), (GOODPUT, True), (ERRORS, True)])
+def test_no_load_above_the_best_one_is_tested_if_only_measurements_show_its_limit(
+    problem: Problem, is_capped: bool
+) -> None:
+    predictions = predict_loads(POINT, [POINT], problem, None)
+    assert (predictions.loads[-1] == POINT.load) is is_capped
+    assert predictions.loads[0].concurrency < POINT.load.concurrency
+
+
+def test_windows_are_long_enough_for_a_high_percentile() -> None:
+    usual = plan_server(POINT, POINT.load, None, sla=Sla.from_bounds({"p95": 20.0}))
+    assert usual.window_seconds == plan_server(POINT, POINT.load, None).window_seconds == 0.5
+    slow = replace(POINT, measurement=measurement(100.0, 10.0))
+    (bound,) = high = Sla.from_bounds({"p99.9": 20.0})
+    requests = LOOKS[0] * WINDOWS * 100.0 * plan_server(slow, POINT.load, None, sla=high).window_seconds
+    assert requests == pytest.approx(needed_requests(bound))
+    longest = plan_server(slow, POINT.load, None, sla=Sla.from_bounds({"p99.99": 20.0}))
+    assert longest.window_seconds == LONGEST_SECONDS
