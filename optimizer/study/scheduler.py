@@ -16,6 +16,7 @@ from optimizer.core.interfaces import Searcher
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.measure.load_search import LoadSearchRules, doubling_loads
+from optimizer.measure.measurer import TrialStore
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
 
@@ -40,6 +41,20 @@ class OtherWorkers:
 
     def wait(self, seconds: float) -> None:
         """Wait until a trial has changed since ``abandoned`` was called, at most ``seconds``."""
+
+    def leave_search(self) -> str:
+        """End the search of this worker.
+
+        Return a text about the worker that confirms instead; empty if this worker confirms.
+        """
+        return ""
+
+    def collect_trials(self, own: list[Trial], table: TrialStore) -> list[Trial]:
+        """Return ``own`` trials and those of all other workers, which are appended to ``table``.
+
+        The others' times are left out: they are not part of this run's budget.
+        """
+        return own
 
 
 SearchEnd = Literal["converged", "budget", "exhausted", "interrupted"]

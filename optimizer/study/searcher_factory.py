@@ -25,11 +25,11 @@ from optimizer.search import make_searcher, make_searcher_on
 from optimizer.store.recording import baselines, read_recording
 from optimizer.store.run_folder import MAX_INFO_BYTES, RunFolder
 from optimizer.store.trials_table import RunTable, read_run_table
+from optimizer.study.scheduler import OtherWorkers
 from optimizer.study.task import Task
 
 if TYPE_CHECKING:
     from optimizer.search.transfer import TransferredStudy
-    from optimizer.study.distributed.shared_study import SharedStudy
 
 
 FLAG = "--warm-start"
@@ -195,8 +195,8 @@ def open_searcher(
     transfer: TransferredStudy | None,
     spent_seconds: float,
     say: Callable[[str], None],
-) -> Iterator[tuple[Searcher, SharedStudy | None]]:
-    """Yield the searcher, and the study if other workers share it. Raises TuneError."""
+) -> Iterator[tuple[Searcher, OtherWorkers]]:
+    """Yield the searcher, and the other workers of its study. Raises TuneError."""
     if options.join is not None:
         from optimizer.store.optuna_storage import RetryPolicy
         from optimizer.store.optuna_study import StudySharing
@@ -215,4 +215,4 @@ def open_searcher(
         fingerprint=fingerprint,
         transferred=transfer,
     )
-    yield searcher, None
+    yield searcher, OtherWorkers()

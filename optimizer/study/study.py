@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from optimizer.confirmation.confirmer import Confirmer, model_fitter
 from optimizer.confirmation.plan import ConfirmationPlan
@@ -23,9 +23,6 @@ from optimizer.study.run_record import RunRecord
 from optimizer.study.scheduler import OtherWorkers, Scheduler, SearchEnd
 from optimizer.study.task import Task
 from optimizer.study.trial_runner import run_trials
-
-if TYPE_CHECKING:
-    from optimizer.study.distributed.shared_study import SharedStudy
 
 # The start of Python and the report took 2 s each on 2 cores (benchmarks/real_verdicts.md).
 START_AND_REPORT_SECONDS = 4.0
@@ -85,7 +82,7 @@ class LocalExecutor:
 class StudySetup:
     """The task of a study and the places where it is stored.
 
-    ``open_searcher`` yields the searcher, and the shared study if there are other workers. Earlier sessions used
+    ``open_searcher`` yields the searcher and the other workers of the study. Earlier sessions used
     ``spent_seconds`` of the budget. ``confirm_seconds`` replaces the budget of a session that only continues the
     confirmation; None for the budget of the options. ``notes`` gets the notes on the measurements, also if the study
     is interrupted or fails.
@@ -94,7 +91,7 @@ class StudySetup:
     task: Task
     record: RunRecord
     table: TrialsTable
-    open_searcher: Callable[[], AbstractContextManager[tuple[Searcher, SharedStudy | None]]]
+    open_searcher: Callable[[], AbstractContextManager[tuple[Searcher, OtherWorkers]]]
     open_observer: ObserverFactory
     spent_seconds: float
     mode: RunMode
@@ -142,7 +139,7 @@ def run_study(
     if environment.options.search == "simulated":  # workers and servers start meanwhile
         with stopwatch.count("set_up"):
             compile_model(task.problem, environment.say)
-    budget, continued_by = setup.budget(at_once), ""
+    budget = setup.budget(at_once)
     with (
         setup.open_observer(task.problem, budget, environment.hardware) as observer,
         contextlib.ExitStack() as searching,
@@ -150,13 +147,12 @@ def run_study(
         executor = make_executor(observer)
         searching.callback(lambda: setup.notes.extend(executor.notes))
         with stopwatch.count("search"):
-            searcher, shared = searching.enter_context(setup.open_searcher())
-        others = shared or OtherWorkers()
+            searcher, others = searching.enter_context(setup.open_searcher())
         scheduler = Scheduler(task.problem, searcher, budget, stopwatch, task.comparisons(), others)
         trials = executor.search(scheduler)
         search_ended = scheduler.search_ended
-        if shared and not (continued_by := shared.leave_search()):
-            trials = shared.collect_trials(trials, setup.table)
+        if not (continued_by := others.leave_search()):
+            trials = others.collect_trials(trials, setup.table)
         if setup.mode is not RunMode.SEARCH and not continued_by:
             with stopwatch.confirming():
                 trials = executor.confirm(trials, budget, record.confirmation_plan(), record.write_plan)

@@ -264,10 +264,6 @@ class SharedStudy(OtherWorkers):
                 return
 
     def leave_search(self) -> str:
-        """End the search of this worker.
-
-        Return a text about the worker that confirms instead; empty if this worker confirms.
-        """
         self._workers.leave()
         self._workers.refresh()
         rest = self._workers.others_searching()
@@ -279,10 +275,6 @@ class SharedStudy(OtherWorkers):
         return ""
 
     def collect_trials(self, own: list[Trial], table: TrialStore) -> list[Trial]:
-        """Return ``own`` trials and those of all other workers, which are appended to ``table``.
-
-        The others' times are left out: they are not part of this run's budget.
-        """
         candidates, trials = {trial.candidate for trial in own}, list(own)
         for trial in self.trials():
             if trial.candidate in candidates:

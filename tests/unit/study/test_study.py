@@ -19,7 +19,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.scheduler import Scheduler
+from optimizer.study.scheduler import OtherWorkers, Scheduler
 from optimizer.study.study import StudySetup, run_study
 
 ON_CPU = ServedOnCpu("the server sees no GPU")
@@ -59,7 +59,7 @@ def setup_of(problem: Problem, folder: Path, mode: RunMode, **fields: Any) -> St
         SimpleNamespace(problem=problem, comparisons=lambda: [("baseline", Candidate(1))]),  # type: ignore[arg-type]
         record,  # type: ignore[arg-type]
         TrialsTable(folder / "trials.csv", "known", {}),
-        lambda: contextlib.nullcontext((make_searcher("random", problem), None)),
+        lambda: contextlib.nullcontext((make_searcher("random", problem), OtherWorkers())),
         lambda *_: contextlib.nullcontext(QuietObserver()),
         spent_seconds=40.0,
         mode=mode,
