@@ -15,6 +15,7 @@ from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.search.acquisition import TrialCosts
 from optimizer.search.correction import setting_features
+from optimizer.search.gaussian_process import single_threaded
 from optimizer.search.simulated_posterior import SearchState, is_feasible
 from optimizer.search.surrogate import Surrogate
 from optimizer.search.transfer import SourceMachine, TransferredStudy
@@ -74,6 +75,7 @@ class CandidateSelector:
         self._surrogate: Surrogate | None = None
         self._sources: dict[str, SourceMachine | None] = {}  # keys are the binding latency metrics
 
+    @single_threaded
     def decide(
         self,
         trials: Sequence[Trial],
@@ -132,12 +134,14 @@ class CandidateSelector:
         """Whether there is a surrogate."""
         return self._surrogate is not None
 
+    @single_threaded
     def fit(self, trials: Sequence[Trial]) -> None:
         """Fit the surrogate to ``trials`` if something was measured."""
         state, measured = self._state(trials)
         if measured:
             self._fit(state, measured, 0)
 
+    @single_threaded
     def forecast(self, candidate: Candidate, concurrency: int, speed_probe_ms: float | None) -> Forecast | None:
         """Return the forecast of the surrogate as it was last fitted; None without one.
 
@@ -284,6 +288,7 @@ def _best_loads(cells: Sequence[ConfigurationLoad], gains: FloatArray) -> dict[C
     return loads
 
 
+@single_threaded
 def fit_surrogate(problem: Problem, trials: Sequence[Trial], seed: int = 0) -> Surrogate:
     """Return the surrogate after ``trials``, without a warm start, at the median speed of the machine during them.
 
