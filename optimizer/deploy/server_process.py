@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from optimizer.core.endpoint import Connection
@@ -103,6 +105,7 @@ OLDEST = (2, 30)  # the first version with the protocol, statistics and options 
 START_SECONDS = 60.0
 START_ATTEMPTS = 3  # a port may be taken between the probe and the bind
 ENDING_SECONDS = 1.0  # the longest wait for the exit code of a server that died
+HTTP_SECONDS, METADATA_BYTES = 0.5, 2**16  # limits of the server's metadata over HTTP
 
 
 class Server(ABC):
@@ -243,13 +246,19 @@ class Server(ABC):
         return self.running is not None and self.running.exit_code() is None
 
     def _comes_up(self, client: ServerClient, deadline: float) -> bool:
-        """Return whether the server gets ready, and not another server that has taken its port."""
+        """Return whether the server gets ready, and not another server that has taken one of its ports.
+
+        It opens the HTTP port after the gRPC port, and ends if it cannot.
+        """
         while time.monotonic() < deadline and self._is_running():
-            with contextlib.suppress(CallError):
+            with contextlib.suppress(CallError, HTTPException, OSError, ValueError):
                 client.check(timeout_seconds=2)
                 name, version = client.identity(timeout_seconds=2)
                 self.version = one_line(version, 30)
-                return name == self._name
+                if name != self._name:
+                    return False
+                if not self.http or _name_over_http(self.http) == name:
+                    return True
             time.sleep(0.02)
         return False
 
@@ -260,6 +269,15 @@ class Server(ABC):
                 f"{self._program}: this is Triton {self.version}, and tune needs {'.'.join(map(str, OLDEST))} or "
                 f"newer; name another with {self._flag}"
             )
+
+
+def _name_over_http(address: str) -> str:
+    """Return the name of the server at ``address``. Raises HTTPException, OSError or ValueError if there is none."""
+    connection = HTTPConnection(address, timeout=HTTP_SECONDS)
+    with contextlib.closing(connection):
+        connection.request("GET", "/v2")
+        metadata = json.loads(connection.getresponse().read(METADATA_BYTES))
+    return str(metadata.get("name")) if isinstance(metadata, dict) else ""
 
 
 def dead_model_processes(pid: int | None) -> frozenset[int]:
