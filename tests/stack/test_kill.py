@@ -179,9 +179,11 @@ def test_a_kill_of_everything_at_once(steady: Playground) -> None:
     """No process is left to remove the shared memory: the next run does."""
     process = steady.fork(*STUDY, *MORE_TRIALS, "steady.yaml")
     a_load_is_measured(steady, process)
+    tune = psutil.Process(process.pid)
+    tune.suspend()  # it stops no server and loads no model now
     regions = steady.shared_memory(process.pid)
     assert regions
-    everything = [psutil.Process(process.pid), *steady.processes()]
+    everything = [tune, *steady.processes()]
     for running in everything:
         with contextlib.suppress(psutil.NoSuchProcess):
             running.suspend()  # so that none can clean up after another
