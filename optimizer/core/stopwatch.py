@@ -74,7 +74,7 @@ def _added_to(seconds: dict[Kind, float], kind: Kind) -> Iterator[None]:
 def with_earlier_times(times: Mapping[str, float | None], earlier: object) -> dict[str, float | None]:
     """Return ``times``, a report of ``Stopwatch``, with those of earlier sessions of the run, and the largest memory.
 
-    ``earlier`` is ``times`` of the record in run.json; what is no number there is left out.
+    ``earlier`` is ``times`` of the record in run.json. Values other than numbers are left out.
     """
     before = earlier if isinstance(earlier, dict) else {}
     total = dict(times)

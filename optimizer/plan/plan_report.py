@@ -225,7 +225,7 @@ def _print_answer(console: Console, plan: CapacityPlan, answer: FleetPlan) -> No
 
 
 def _planned_lines(answer: FleetPlan) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) of what is planned: replicas or rate, their load, cost and autoscaler."""
+    """Yield (label, text) of the answer: replicas or rate, their load, cost and autoscaler."""
     count, carries, at_rate = answer.count, answer.carries, answer.at_rate
     if count is not None:
         interval = f"{count.low:,} to {count.safe:,}, most likely {count.likely:,}; "
@@ -247,7 +247,7 @@ def _planned_lines(answer: FleetPlan) -> Iterator[tuple[str, str]]:
 
 
 def _source_lines(plan: CapacityPlan, answer: FleetPlan) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) of what the plan is based on: traffic, configuration, hardware and measurements."""
+    """Yield (label, text) of the inputs of the plan: traffic, configuration, hardware and measurements."""
     source, balancer = answer.source, plan.question.balancer
     yield "traffic", f"{_traffic(plan)}; {balancer}: {SPLIT[balancer]}"
     yield "server", configuration_text.configuration(source.candidate)

@@ -40,16 +40,21 @@ def test_a_part_that_is_too_long_is_broken_at_a_blank() -> None:
     ]
 
 
+def printed(table: Table, width: int) -> list[str]:
+    """Return the lines of ``table`` on a terminal of ``width`` columns."""
+    console = Console(width=width)
+    with console.capture() as captured:
+        print_table(console, table)
+    return captured.get().splitlines()
+
+
 def printed_table(width: int) -> list[str]:
     """Return the lines of a table with a long name on a terminal of ``width`` columns."""
     table = plain_table("model", ">infer/s", "bound")
     table.columns[0].no_wrap = True
     table.add_row("text_recognition-small", "540 ± 110", "p95 <= 20 ms")
     table.add_row("mlp", "", "p99 <= 5 ms")
-    console = Console(width=width)
-    with console.capture() as captured:
-        print_table(console, table)
-    return captured.get().splitlines()
+    return printed(table, width)
 
 
 def test_a_table_is_printed_without_trailing_blanks() -> None:
@@ -92,10 +97,7 @@ def test_the_gaps_of_a_table_count_with_their_own_width() -> None:
     for header in ("\nsearch", "within 5 %\ndeployed", "\nmeasured"):
         table.add_column(header)
     table.add_row("tpe", "10", "21")
-    console = Console(width=24)
-    with console.capture() as captured:
-        print_table(console, table)
-    assert captured.get().splitlines() == [
+    assert printed(table, 24) == [
         "       within 5",
         "       %",
         "search deployed measured",
@@ -106,10 +108,7 @@ def test_the_gaps_of_a_table_count_with_their_own_width() -> None:
 def test_the_columns_of_a_table_break_no_word() -> None:
     table = plain_table("model", "verdict", "bound")
     table.add_row("./models/scaler", "none found", "p95 <= 20 ms and p99 <= 40 ms")
-    console = Console(width=40)
-    with console.capture() as captured:
-        print_table(console, table)
-    assert captured.get().splitlines() == [
+    assert printed(table, 40) == [
         "model            verdict     bound",
         "./models/scaler  none found  p95 <= 20",
         "                             ms and p99",
@@ -120,10 +119,7 @@ def test_the_columns_of_a_table_break_no_word() -> None:
 def test_a_long_word_of_a_table_is_broken_only_without_room() -> None:
     table = plain_table("setting", "choices")
     table.add_row("parameters.intra_op_threads", "one, two, three")
-    console = Console(width=36)
-    with console.capture() as captured:
-        print_table(console, table)
-    assert captured.get().splitlines() == [
+    assert printed(table, 36) == [
         "setting                      choices",
         "parameters.intra_op_threads  one,",
         "                             two,",
