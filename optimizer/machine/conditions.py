@@ -54,7 +54,7 @@ class CpuUsage:
         that of its parent.
         """
         names = {f"cpu{cpu}" for cpu in (os.sched_getaffinity(0) if cpus is None else cpus)}
-        words = [line.split() for line in read_text(Path("/proc/stat")).splitlines() if line.startswith("cpu")]
+        words = [line.split() for line in read_text("/proc/stat").splitlines() if line.startswith("cpu")]
         times = [[int(word) for word in line[1:]] for line in words if line[0] in names]
         own = process_tree(os.getpid(), *server_pids)
         return cls(
@@ -78,7 +78,7 @@ def process_tree(*pids: int) -> set[int]:
 
 
 def tree_by_children(pids: Iterable[int]) -> set[int]:
-    """Return the process tree from /proc/PID/task/TID/children. Takes 50 µs for each thread of the tree."""
+    """Return the process tree from /proc/PID/task/TID/children. Takes 13 µs for each thread of the tree."""
     tree: set[int] = set()
     new = set(pids)
     while new:
@@ -103,13 +103,12 @@ def _children(pid: int) -> set[int]:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  Path.iterdir takes three times as long
     except OSError:  # it has ended
         return set()
-    files = (Path(f"/proc/{pid}/task/{thread}/children") for thread in threads)
-    return {int(child) for file in files for child in read_text(file).split()}
+    return {int(child) for thread in threads for child in read_text(f"/proc/{pid}/task/{thread}/children").split()}
 
 
 def _process_ticks(pid: int) -> int:
     """Return the CPU ticks of a process, including its ended threads and the children that it waited for."""
-    after_name = read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    after_name = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return sum(int(word) for word in after_name[11:15])  # utime, stime, cutime, cstime
 
 
@@ -198,12 +197,12 @@ def machine_conditions(root: Path = Path("/")) -> dict[str, ConditionValue]:
     system = root / "sys/devices/system/cpu"
     folders = [system / f"cpu{cpu}" for cpu in usable[:: -(-len(usable) // MAX_CPUS_READ)]]
     frequency = [folder / "cpufreq" for folder in folders]
-    processor = _read_bounded(root / "proc/cpuinfo", limit=8192)
+    processor = read_text(root / "proc/cpuinfo", limit=8192)
     return {
-        "load_average": [float(word) for word in _read_bounded(root / "proc/loadavg").split()[:3]] or None,
+        "load_average": [float(word) for word in read_text(root / "proc/loadavg").split()[:3]] or None,
         "cpus": format_cpus(usable),
         "cpu_quota": quota(root),
-        "cpu_governor": " ".join(sorted({_read_bounded(folder / "scaling_governor") for folder in frequency} - {""}))
+        "cpu_governor": " ".join(sorted({read_text(folder / "scaling_governor") for folder in frequency} - {""}))
         or None,
         "cpu_mhz": _mean_mhz(folder / "scaling_cur_freq" for folder in frequency) or _nominal_mhz(processor),
         "cpu_max_mhz": _mean_mhz(folder / "cpuinfo_max_freq" for folder in frequency),
@@ -230,21 +229,7 @@ def _sum(paths: Iterable[Path]) -> int | None:
 
 
 def _numbers(paths: Iterable[Path]) -> list[float]:
-    return [float(text) for text in map(_read_bounded, paths) if text.isdecimal()]
-
-
-def _read_bounded(path: Path, limit: int = 4096) -> str:
-    """Return the first ``limit`` bytes; an empty string on an error. The kernel generates only that part."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return ""
-    try:
-        return os.read(descriptor, limit).decode(errors="replace").strip()
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
+    return [float(text) for text in map(read_text, paths) if text.isdecimal()]
 
 
 SPEED_VARIATION_LIMIT = 1.25  # slowest over fastest probe; beyond it, measurements are not comparable

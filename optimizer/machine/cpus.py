@@ -165,9 +165,14 @@ def _limit(group: Path) -> float | None:
     return microseconds / period if microseconds > 0 and period > 0 else None
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file of the kernel without spaces around it; empty if it cannot be read."""
+def read_text(path: Path | str, limit: int = -1) -> str:
+    """Return the text of a file of the kernel without spaces around it; empty if it cannot be read.
+
+    The kernel generates only the first ``limit`` bytes. Unbuffered reading takes a quarter of the time of
+    Path.read_text, and a process tree needs hundreds of files.
+    """
     try:
-        return path.read_text().strip()
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  many paths are text
+            return (file.read(limit) or b"").decode(errors="replace").strip()
     except OSError:
         return ""

@@ -105,7 +105,7 @@ class GpuTelemetry:
     def _sources(self, endpoint: Endpoint) -> list[Callable[[], GpuSample]]:
         sources: list[Callable[[], GpuSample]] = []
         uuids: set[str] = set()
-        if servers := server_pids(endpoint):
+        if self._gpus and (servers := server_pids(endpoint)):
             pids = process_tree(*servers)
             gpus = gpus_used_by(pids, self._gpus, endpoint.gpus)
             uuids = {gpu.uuid for gpu in gpus}

@@ -79,7 +79,7 @@ def torch_on_gpu() -> bool:
 
 
 def _cpu_name() -> str:
-    for line in read_text(Path("/proc/cpuinfo")).splitlines():
+    for line in read_text("/proc/cpuinfo").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
