@@ -16,6 +16,7 @@ from optimizer.core.errors import BadInputError, EnvironmentFault, TuneError
 from optimizer.core.safe_text import one_line
 
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # the place is right, but its disk takes nothing
+FREE_BYTES = 8 << 20  # more than most load generators write during a measurement
 _REMEDIES = {
     errno.ENOSPC: "free space there",
     errno.EDQUOT: "free space in your quota there",
@@ -99,6 +100,20 @@ def write_error(path: Path, error: OSError, then: str = "continue with `tune --r
     """
     remedy = _REMEDIES.get(error.errno or 0, "check that disk")
     return EnvironmentFault(f"cannot write {one_line(str(path))}: {error.strerror}; {remedy}, then {then}")
+
+
+def check_space(folder: Path) -> None:
+    """Raise EnvironmentFault if the disk of ``folder``, the folder of a run, does not take FREE_BYTES more."""
+    scratch = folder / ".space"
+    try:
+        scratch.unlink(missing_ok=True)  # of a killed process; in a folder from someone else it may be a link
+        with scratch.open("xb") as file:
+            file.write(bytes(FREE_BYTES))
+    except OSError as error:
+        raise write_error(folder, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
 
 
 def output_error(path: Path, error: OSError, flag: str) -> TuneError:

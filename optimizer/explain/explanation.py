@@ -29,7 +29,16 @@ from optimizer.explain.bottleneck import (
     bottleneck,
     stage_breakdown,
 )
-from optimizer.explain.forecaster import Forecast, Forecaster, Gain, OtherSla, Remedy, measured_at, other_slas
+from optimizer.explain.forecaster import (
+    Forecast,
+    Forecaster,
+    Gain,
+    OtherSla,
+    Remedy,
+    is_beyond_failures,
+    measured_at,
+    other_slas,
+)
 from optimizer.explain.predicted_changes import SurrogateForecaster, predicted_remedies, single_changes
 from optimizer.explain.simulated_changes import FP16_FACTOR, NEAR_CLIENT, NO_COPYING, SimulatedForecaster, remedies
 from optimizer.results import configuration_text, result_document
@@ -240,10 +249,11 @@ def _simulation(run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp1
     forecaster: Forecaster
     if problem.is_simulated:
         forecaster = simulated = SimulatedForecaster(measured, subject.point, problem, run.options.seed)
-        changes = remedies(simulated, subject, sla, factor, on_gpu=on_gpu)
+        changes = remedies(simulated, subject, sla, factor, run.trials, on_gpu=on_gpu)
         next_load = None
     else:
-        words = single_changes(problem.space, own)
+        changed = single_changes(problem.space, own)
+        words = {one: change for one, change in changed.items() if not is_beyond_failures(one, own, run.trials)}
         forecaster = predicted = SurrogateForecaster(run.trials, problem, [*tried, *words], run.options.seed)
         changes = predicted_remedies(predicted, own, words, sla, factor, on_gpu=on_gpu)
         next_load = _next_load(predicted, subject.point, problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Protocol
@@ -14,7 +14,7 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.intervals import ConfidenceInterval
 from objectives.sla import Constraint, Sla
-from optimizer.core.trial import Candidate, Point
+from optimizer.core.trial import Candidate, Point, Trial
 from optimizer.results.recommendation import Outcome
 
 SLA_FACTORS = (0.5, 1.5, 2.0)
@@ -74,6 +74,22 @@ class Forecaster(Protocol):
 
     def quickest_ms(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
         """Return the lowest value of each latency of any of ``candidates`` at any load."""
+
+
+def is_beyond_failures(candidate: Candidate, own: Candidate, trials: Sequence[Trial]) -> bool:
+    """Return whether ``candidate`` has larger batches or more instances than ``own`` that failed in ``trials``.
+
+    A number counts as failed if a trial with it or a lower one failed, and none with as many was measured. Only
+    trials with the same kind of batching count, because the server forms batches with one kind only.
+    """
+    alike = [trial for trial in trials if trial.candidate.dynamic_batching == candidate.dynamic_batching]
+
+    def has_failed(number: Callable[[Candidate], int]) -> bool:
+        served = max((number(trial.candidate) for trial in alike if trial.measurements), default=0)
+        failed = [number(trial.candidate) for trial in alike if trial.status == "failed"]
+        return any(max(number(own), served) < one <= number(candidate) for one in failed)
+
+    return has_failed(lambda one: one.max_batch_size) or has_failed(lambda one: one.instance_count)
 
 
 def median_errors(predicted: FloatArray, measured: FloatArray) -> tuple[float, ...]:

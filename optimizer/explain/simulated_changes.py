@@ -12,9 +12,9 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, Point
+from optimizer.core.trial import Candidate, Point, Trial
 from optimizer.explain.bottleneck import StageBreakdown
-from optimizer.explain.forecaster import Forecast, Remedy, gain, median_errors
+from optimizer.explain.forecaster import Forecast, Remedy, gain, is_beyond_failures, median_errors
 from optimizer.results import configuration_text
 from optimizer.simulator.fitted_parameters import SMALLEST_S, ExecutionSettings
 from optimizer.simulator.metrics import (
@@ -154,23 +154,31 @@ MOST_INSTANCES = 64  # limits the service times that are kept for each number of
 
 
 def remedies(
-    forecaster: SimulatedForecaster, stages: StageBreakdown, sla: Sla, fp16_factor: float | None, *, on_gpu: bool
+    forecaster: SimulatedForecaster,
+    stages: StageBreakdown,
+    sla: Sla,
+    fp16_factor: float | None,
+    trials: Sequence[Trial],
+    *,
+    on_gpu: bool,
 ) -> list[Remedy]:
     """Return the effect of each remedy on its own.
 
-    ``fp16_factor`` is None if the model has no conversion to FP16.
+    ``fp16_factor`` is None if the model has no conversion to FP16. Batch sizes and instance counts that failed in
+    ``trials`` are left out.
     """
     own = stages.point.candidate
     usual = forecaster.best([own], sla)
     copied = stages.copied_share
     effects: list[tuple[str, str, Forecast | None]] = []
-    more = forecaster.best(list(_more_instances(own)), sla)
-    effects.append(("more instances", _instances(more, own), more))
+    if counts := [one for one in _more_instances(own) if not is_beyond_failures(one, own, trials)]:
+        more = forecaster.best(counts, sla)
+        effects.append(("more instances", _instances(more, own), more))
     if fp16_factor is not None:
         assumed = f"assumption: inference takes {fp16_factor:g} of its time"
         faster = forecaster.best([own], sla, time_share=copied + fp16_factor * (1 - copied))
         effects.append(("FP16", assumed if on_gpu else f"{assumed}; CPUs often gain nothing", faster))
-    if larger := list(_larger_batches(own)):
+    if larger := [one for one in _larger_batches(own) if not is_beyond_failures(one, own, trials)]:
         batched = forecaster.best(larger, sla)
         change = configuration_text.configuration(batched.candidate if batched else larger[0])
         effects.append(("larger batches", change, batched))

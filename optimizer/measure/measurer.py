@@ -14,6 +14,7 @@ from typing import Protocol
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
+from optimizer.core.files import check_space
 from optimizer.core.interfaces import LoadGenerator, OutputCheck, Target, Telemetry
 from optimizer.core.notes import Note, ServedOnCpu, present
 from optimizer.core.stopwatch import Stopwatch
@@ -225,12 +226,18 @@ class Measurer:
     def _measure_with_telemetry(
         self, endpoint: Endpoint, measure: Callable[[], list[Measurement]]
     ) -> list[Measurement]:
+        """Return what ``measure`` returns, with the use of resources; one without values if it failed.
+
+        Raises EnvironmentFault if a full disk may be the cause, because then the candidate is not at fault.
+        """
         try:
             with self.telemetry.record(endpoint) as usage:
                 measurements = measure()
         except ServerCrashed:
             raise
         except MeasurementError as error:
+            if error.log is not None:
+                check_space(error.log.parent)
             return [Measurement(reason=str(error))]
         known = {name: value for name, value in asdict(usage).items() if value is not None}
         return [replace(measurement, **known) for measurement in measurements]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from objectives import priority_stats
 from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement
+from optimizer.core.safe_text import shorten
 from optimizer.results import configuration_text, formatting
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ STAGES = {
 }
 STREAMED_TIMINGS = tuple(timing for timing in TIMINGS if timing.needs_streaming)
 _SHOWN_TIMES = {timing: [timing.metric(name) for name in QUANTILES] for timing in TIMINGS}
+MAX_FAILURE = 80  # characters of the reason why a configuration failed, in a cell of a table
 _ALWAYS_SHOWN = {"throughput", *_SHOWN_TIMES[LATENCY]}
 _STREAMED_SHOWN = {
     formatting.OUTPUT_THROUGHPUT,
@@ -186,10 +188,9 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
     goal, metrics = formatting.bounds(problem.sla), _compared_metrics(outcome, problem)
     missed = f"no measured load meets {goal}" if goal else "not measured"
 
-    def row(name: str, point: Point | None, gain: str, *, is_tried: bool = True) -> tuple[str, ...]:
+    def row(name: str, point: Point | None, gain: str, missing: str = missed) -> tuple[str, ...]:
         if point is None:
-            why = missed if is_tried else "not reached before the run ended"
-            return name, *("–" for _ in metrics), "–", why
+            return name, *("–" for _ in metrics), "–", missing
         values = [
             formatting.estimate(METRICS[metric].value(point.measurement), interval(outcome, point, metric))
             for metric in metrics
@@ -201,7 +202,10 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
 
     def row_of(name: str, compared: BaselineResult) -> tuple[str, ...]:
         gain = "same" if compared.point is outcome.recommended else formatting.gain(compared.gain)
-        return row(name, compared.point, gain, is_tried=compared.is_tried)
+        missing = missed if compared.is_tried else "not reached before the run ended"
+        if compared.failure:
+            missing = f"failed: {shorten(compared.failure, MAX_FAILURE)}"
+        return row(name, compared.point, gain, missing)
 
     rows = [row("recommended", outcome.recommended, ""), row_of("current (baseline)", outcome.baseline)]
     return (

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from optimizer.core.budget import Budget
 
 
+NOTHING_MEASURED = "nothing was measured"
+
+
 class QuietObserver:
     """Prints nothing."""
 
@@ -80,12 +83,12 @@ class PlainObserver(QuietObserver):
         if self._roles.get(trial.number) == "confirm":
             server = trial.confirmations[-1].server if trial.confirmations else None
             if server is None or server == self._servers.get(trial.number):  # the newest server was lost
-                return "no figures"
+                return NOTHING_MEASURED
             self._servers[trial.number] = server
             return self._point_figures(_newest_confirmation(trial))
         shown, met = best_load(trial, self._problem)
         if shown is None:
-            return "no figures"
+            return f"failed: {_last_reason(trial)}"
         if met:  # a disturbed measurement has less weight, so another trial may be the best one
             return self._point_figures(shown) + ("" if shown.measurement.stable else ", disturbed")
         return f"{self._point_figures(shown)}, {self._missed(shown)}"
@@ -99,7 +102,7 @@ class PlainObserver(QuietObserver):
 
     def _point_figures(self, point: Point) -> str:
         if point.measurement.throughput_infer_per_sec is None:
-            return point.measurement.reason or "no figures"
+            return point.measurement.reason or NOTHING_MEASURED
         return formatting.performance(point, *self._problem.sla.bounded_latencies)
 
     def _print_line(self, line: str) -> None:
@@ -347,6 +350,8 @@ class LiveObserver:
             shown = _newest_confirmation(trial)
             met = self._problem.sla.is_met(shown.measurement)
         if shown is None:
+            if trial.measurements:
+                name = Text.assemble(("failed: ", "red"), _last_reason(trial))
             return str(trial.number), name, "–", "–", loads
         figures = [metric.value(shown.measurement) for metric in (self._throughput, METRICS[self._latency])]
         style = "" if met else "red"
@@ -392,6 +397,12 @@ class LiveObserver:
 
 def _others(pairs: tuple[tuple[str, Trial], ...], number: int) -> tuple[tuple[str, Trial], ...]:
     return tuple(pair for pair in pairs if pair[1].number != number)
+
+
+def _last_reason(trial: Trial) -> str:
+    """Return why the last measurement of the search has no values."""
+    reason = trial.measurements[-1][1].reason if trial.measurements else ""
+    return one_line(reason) or NOTHING_MEASURED
 
 
 def _newest_confirmation(trial: Trial) -> Point:

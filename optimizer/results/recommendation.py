@@ -56,11 +56,13 @@ class BaselineResult:
         gain: The throughput of the recommendation relative to its own; None unless both met the constraints on fresh
             servers.
         is_tried: Whether it was reached before the run ended.
+        failure: Why it could not be served or measured at all; empty if it was measured.
     """
 
     point: Point | None
     gain: ThroughputRatio | None
     is_tried: bool
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
             point: Point | None = recommended
         else:
             point = _comparison(candidate, points, confirmed, problem, speed)
-        return BaselineResult(point, gain_over(point), candidate in tried)
+        return BaselineResult(point, gain_over(point), candidate in tried, _failure(candidate, trials))
 
     return Outcome(
         recommended=recommended,
@@ -392,6 +394,15 @@ def may_meet_undisturbed(measurement: Measurement, sla: Sla) -> bool:
         return is_rate and value is not None and value >= free_share * bound.bound
 
     return all(may_meet(bound) for bound in sla)
+
+
+def _failure(candidate: Candidate, trials: Sequence[Trial]) -> str:
+    """Return why no measurement of ``candidate`` has values; empty if one has, or if there is none."""
+    own = [trial for trial in trials if trial.candidate == candidate]
+    if any(point.measurement.throughput_infer_per_sec is not None for point in all_points(own)):
+        return ""
+    reasons = [reason for trial in own for reason in (trial.reason, *(m.reason for _, m in trial.measurements))]
+    return next(filter(None, reversed(reasons)), "")
 
 
 def _holds_back(

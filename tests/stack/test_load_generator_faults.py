@@ -21,10 +21,17 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import MeasurementError, ServerCrashed
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.errors import EnvironmentFault, MeasurementError, ServerCrashed
+from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.measure import perf_analyzer
+from optimizer.measure.measurer import Measurer
 from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.results.progress_observers import QuietObserver
+from optimizer.store.trials_table import TrialsTable
+from tests.storage_fixtures import SmallDisk, small_disk
+
+__all__ = ["small_disk"]
 
 LOAD = LoadPoint(2, 4)
 OUTPUT = """\
@@ -184,6 +191,23 @@ def test_a_run_that_fails_once_is_repeated(program: str, folder: Path, living: E
     once = f'if [ "$(wc -l < launches)" = 1 ]; then {program}; fi; {SUCCEED}'
     assert generator(folder, once).measure(living, LOAD).stable
     assert len(launches(folder)) == 2
+
+
+def test_a_full_disk_ends_the_run_instead_of_failing_the_candidate(
+    small_disk: SmallDisk, living: Endpoint, tmp_path: Path
+) -> None:
+    program = generator(small_disk.path, "cat output; cp figures.csv perf.csv")
+    small_disk.path.joinpath("output").write_text(OUTPUT)
+    small_disk.path.joinpath("figures.csv").write_text(table(FIGURES))
+    trials = TrialsTable(tmp_path / "trials.csv", "m", {})
+    measurer = Measurer(program, ProcessTelemetry(), trials, QuietObserver())
+    small_disk.fill()
+    with pytest.raises(EnvironmentFault, match="No space left on device; free space there, then continue"):
+        measurer.measure(Trial(0, living.candidate), living, LOAD)
+    assert trials.read() == []
+    small_disk.free()
+    trial = measurer.measure(Trial(0, living.candidate), living, LOAD)
+    assert trial.measurements[0][1].throughput_infer_per_sec == 996.8
 
 
 def test_a_missing_program_is_reported(folder: Path, living: Endpoint) -> None:

@@ -22,7 +22,7 @@ from optimizer.explain.bottleneck import BottleneckKind, binding, bottleneck, st
 from optimizer.explain.console import print_explanation
 from optimizer.explain.explanation import Explanation, document, explain
 from optimizer.explain.forecaster import Forecast, Gain, gain
-from optimizer.explain.simulated_changes import SimulatedForecaster
+from optimizer.explain.simulated_changes import SimulatedForecaster, remedies
 from optimizer.plan.evidence import planned_configurations
 from optimizer.plan.plan_report import sentence
 from optimizer.results.finished_run import read_run
@@ -197,6 +197,29 @@ def test_forecast_gains_match_the_simulated_server() -> None:
         assert expected_gain.interval is None
         assert 1 + expected_gain.estimate == pytest.approx(expected / truth, rel=0.15), name
     assert forecaster.best([own], Sla.from_bounds({"p95": 1.0})) is None
+
+
+@pytest.mark.parametrize(
+    ("failed", "advised"),
+    [
+        ((), {"more instances", "larger batches"}),
+        ((Candidate(32, True, instance_count=2),), {"more instances", "larger batches"}),
+        ((Candidate(16, True, instance_count=2), Candidate(32, True)), {"more instances"}),
+        ((Candidate(8, True, instance_count=3),), {"larger batches"}),
+    ],
+)
+def test_sizes_and_counts_that_failed_are_not_advised(failed: tuple[Candidate, ...], advised: set[str]) -> None:
+    """The baseline forms no batches, so its max_batch_size was not tried."""
+    own = Candidate(8, True, instance_count=2)
+    tried = [Candidate(64, instance_count=2), Candidate(4, True), own]
+    trials = [Trial(i, one, ((LoadPoint(1, 16), played(one, 16)),)) for i, one in enumerate(tried)]
+    trials += [Trial(i, one, status="failed", reason="it crashed") for i, one in enumerate(failed, len(tried))]
+    subject = stage_breakdown(Point(2, own, LoadPoint(1, 16), played(own, 16)), trials)
+    forecaster = SimulatedForecaster(latest_points(trials), subject.point, Problem("m", SPACE, 1, 64, sla=SLA))
+    changes = remedies(forecaster, subject, SLA, None, trials, on_gpu=False)
+    assert {change.name for change in changes} & {"more instances", "larger batches"} == advised
+    crashed = {one.max_batch_size for one in failed if one.max_batch_size > own.max_batch_size}
+    assert not crashed & {change.forecast.candidate.max_batch_size for change in changes if change.forecast}
 
 
 # -- runs ---------------------------------------------------------------------------------------------------------

@@ -353,6 +353,13 @@ class TestText:
         text = printed_outcome(replace(result, baseline=replace(result.baseline, point=None)))
         assert "no measured load meets p95 <= 20 ms" in " ".join(text.split())
 
+    def test_a_baseline_that_crashed_is_not_said_to_miss_the_bound(self) -> None:
+        crashed = trial(1, PLAIN, status="failed", reason="crashed 3 times: the server died")
+        trials = [crashed if one.candidate == PLAIN else one for one in trials_with_comparisons()]
+        text = " ".join(printed_outcome(outcome(trials)).split())
+        assert "dynamic_batching {} – – – failed: crashed 3 times: the server died" in text
+        assert "no measured load meets" not in text
+
     def test_nothing_meets_the_bound(self) -> None:
         text = printed_outcome(outcome(sla_ms=1.0), problem(1.0), config_path=None)
         first, second, *_ = text.splitlines()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.cli.main import progress_on
 from optimizer.cli.run import read_run_arguments
@@ -25,6 +26,7 @@ from optimizer.results.progress_observers import (
     LiveObserver,
     PlainObserver,
     QuietObserver,
+    make_observer,
     scatter,
 )
 from optimizer.results.recommendation import assess
@@ -127,6 +129,17 @@ class TestPlain:
             observer.trial_finished(replace(trial, measurements=((load, unstable),)), None)
         assert "its windows disagree" in text.getvalue()
         assert "misses the bound" not in text.getvalue()
+
+    @pytest.mark.parametrize("log", ["plain", "live"])
+    def test_a_trial_whose_measurement_failed_shows_the_reason(self, run: FinishedRun, log: str) -> None:
+        text, trial = io.StringIO(), run.trials[0]
+        (load, _), *_ = trial.measurements
+        refused = Measurement(reason="Exceeds maximum queue size")
+        console = Console(file=text, width=120, height=40, force_terminal=log == "live", color_system=None)
+        with make_observer(log, console, run.problem, Budget(240.0, clock=lambda: 0.0), "some CPU") as observer:
+            observer.trial_started(0, trial.candidate, "search")
+            observer.trial_finished(replace(trial, measurements=((load, refused),)), None)
+        assert "failed: Exceeds maximum queue size" in text.getvalue()
 
     def test_with_several_bounds_the_missed_one_is_named(self, run: FinishedRun) -> None:
         text, trial = io.StringIO(), run.trials[0]
