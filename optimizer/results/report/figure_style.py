@@ -190,6 +190,7 @@ FAR = 3.0  # a bound this many times beyond all points is not drawn, because it 
 MOST_DOTS = 3000  # per group; more would overlap
 CELL = 1.5  # initial size, in units of the SVG, of a cell in which one dot is kept
 MARGIN, LEGEND_ROW, LABELS = 0.1, 0.27, 0.62  # inches
+LABEL_DISTANCE = 21 / 72  # inches from an x axis to its label, below the texts of the ticks
 LEGEND_LOOK: Mapping[str, Any] = {
     "loc": "upper left",
     "borderaxespad": 0.2,
@@ -293,6 +294,22 @@ def fit(figure: Figure, legend_rows: int = 0, *, right: float = 0.15) -> None:
         wspace=0.22,
         hspace=0.5,
     )
+    place_labels(figure)
+
+
+def place_labels(figure: Figure) -> None:
+    """Fix the place of the labels of all x axes; matplotlib would measure the texts of all ticks to find it.
+
+    The distance of a label from a y axis depends on the texts of the ticks, so these are measured if there is one.
+    """
+    from matplotlib.transforms import ScaledTranslation
+
+    has_y_labels = any(axes.get_ylabel() for axes in figure.axes)
+    below = ScaledTranslation(0, -LABEL_DISTANCE, figure.dpi_scale_trans)
+    for axes in figure.axes:
+        axes.xaxis.set_label_coords(0.5, 0, axes.transAxes + below)
+        if not has_y_labels:
+            axes.yaxis.set_label_coords(0, 0.5)
 
 
 # -- the layout for a narrow screen: panels below each other, and a legend of at most two columns -----------------

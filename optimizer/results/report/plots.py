@@ -26,6 +26,7 @@ from optimizer.results.report.figure_style import (
     legend_above,
     log_latency,
     new_figure,
+    place_labels,
     placed,
     thousands,
 )
@@ -259,6 +260,7 @@ def importance(shares: Mapping[str, float], trials: int) -> Drawing | None:
     axes.set_xlabel("importance (%)")
     width, height = figure.get_size_inches()
     figure.subplots_adjust(left=2.9 / width, right=0.97, bottom=0.55 / height, top=1 - 0.08 / height)
+    place_labels(figure)
     listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in zip(names, shares.values(), strict=True))
     return Drawing("importance", "Importance of the parameters", f"From {trials:,} configurations: {listed}.", figure)
 
