@@ -71,7 +71,7 @@ def stream_requests(
         generator = ValueGenerator("random" if input_data == "random" else "zero")
         samples = _generate(model, tensors, generator, np.random.default_rng(seed))
     else:
-        samples = cycle(request_data.read(Path(input_data), tensors))
+        samples = cycle(request_data.parse_entries(Path(input_data), tensors))
     for size in request_batch_sizes:
         if max_batch_size == 0 and size != 1:
             raise BadInputError(f"{model} takes no batches; set the request batch size to 1")

@@ -15,7 +15,7 @@ import functools
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -47,10 +47,8 @@ class InputTensor:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The numpy type. Raises BadInputError for a type that the installed tritonclient cannot send."""
-        from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
-
-        dtype = np.dtype(triton_to_np_dtype(self.datatype) or np.void)
-        if np_to_triton_dtype(dtype) != self.datatype:
+        dtype = _numpy_type(self.datatype)
+        if dtype is None:
             raise BadInputError(
                 f"input {one_line(self.name)} is of type {self.datatype}, which the installed tritonclient cannot "
                 "send; pip install -U tritonclient"
@@ -58,15 +56,29 @@ class InputTensor:
         return dtype
 
 
+@functools.cache
+def _numpy_type(datatype: str) -> np.dtype[Any] | None:
+    """Return the numpy type of Triton's ``datatype``; None if the installed tritonclient cannot send it."""
+    from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
+
+    dtype = np.dtype(triton_to_np_dtype(datatype) or np.void)
+    return dtype if np_to_triton_dtype(dtype) == datatype else None
+
+
 def read(path: Path, tensors: Sequence[InputTensor]) -> list[InputSample]:
-    """Return the entries of the file in order; there is at least one.
+    """Return the entries of the file in order; there is at least one. Raises BadInputError as ``parse_entries``."""
+    return list(parse_entries(path, tensors))
+
+
+def parse_entries(path: Path, tensors: Sequence[InputTensor]) -> Iterator[InputSample]:
+    """Yield the entries of the file in order, each parsed when it is needed; there is at least one.
 
     An input may be missing from all entries (the server knows whether it is optional), not from some. Raises
     BadInputError: ``file: entry 3, input x: …``.
     """
     file = one_line(str(path))
     known = {tensor.name: tensor for tensor in tensors}
-    samples: list[InputSample] = []
+    first: Mapping[str, Any] | None = None
     for number, entry in enumerate(read_entries(path), start=1):
         where = f"{file}: entry {number}"
         if not isinstance(entry, dict):
@@ -74,12 +86,12 @@ def read(path: Path, tensors: Sequence[InputTensor]) -> list[InputSample]:
         if unknown := [name for name in entry if name not in known]:
             problem = f"has {_show(unknown[0])}, but the model's inputs are {', '.join(known)}"
             raise BadInputError(f"{where}: {one_line(problem, 200)}")
-        if samples and (missing := [name for name in samples[0] if name not in entry]):
+        first = entry if first is None else first
+        if missing := [name for name in first if name not in entry]:
             raise BadInputError(f"{where}: lacks input {one_line(missing[0])}, which the first entry has")
-        if samples and (added := [name for name in entry if name not in samples[0]]):
+        if added := [name for name in entry if name not in first]:
             raise BadInputError(f"{where}: has input {one_line(added[0])}, which the first entry lacks")
-        samples.append(_parse_entry(where, entry, known))
-    return samples
+        yield _parse_entry(where, entry, known)
 
 
 def read_entries(path: Path) -> list[Any]:
