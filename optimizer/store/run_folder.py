@@ -224,7 +224,11 @@ class RunFolder:
         It continues the run, verifies it, or is the batch that the run belongs to.
         """
         folders = (self.path, self.path.parent, *self.path.glob("verify/*"))
-        return next(filter(None, (lock_holder(folder / LOCK_FILE) for folder in folders)), None)
+        return _first_holder(folders)
+
+    def user(self) -> str | None:
+        """Return the name of the process that uses the run now: its writer, or one that serves it; None if unused."""
+        return self.writer() or _first_holder(self.path.glob("serve/*"))
 
     def refuse_links(self) -> None:
         """Raise BadInputError if the folder has links: it may come from anywhere, and a continued run writes them."""
@@ -354,6 +358,10 @@ class RunFolder:
         head = {"schema_version": SCHEMA_VERSION, "options": asdict(options), "started_in": started_in}
         info = {**head, "signature": sign(external_values(options)), **rest}
         write_atomically(self.info, json.dumps(info, indent=2) + "\n")
+
+
+def _first_holder(folders: Iterable[Path]) -> str | None:
+    return next(filter(None, (lock_holder(folder / LOCK_FILE) for folder in folders)), None)
 
 
 def model_files(folder: Path) -> list[Path]:

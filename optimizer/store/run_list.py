@@ -119,7 +119,7 @@ def find_deletable(run: str, out: str) -> ListedRun:
     if path != Path(run) and not path.resolve().is_relative_to(Path(out).resolve()):
         raise BadInputError(f"{named}: leads out of {one_line(out)}; give the path of the folder to delete")
     _check_is_run(named, path, out)
-    if holder := RunFolder(path).writer():
+    if holder := RunFolder(path).user():
         raise _in_use(path, holder)
     return _describe(path)
 
@@ -130,7 +130,7 @@ def delete_run(run: RunFolder) -> None:
     Raises EnvironmentFault if a process uses the run, or the disk refuses.
     """
     path = run.path.resolve()
-    if holder := run.writer():
+    if holder := run.user():
         raise _in_use(run.path, holder)
     try:
         if _is_link(path / LOCK_FILE):  # to lock the folder would write the file that the link leads to

@@ -203,6 +203,21 @@ def test_a_verified_run_is_running() -> None:
         assert [listed.status for listed in list_runs("results")] == ["running"]
 
 
+def test_a_run_that_is_served_keeps_its_status_and_is_not_deleted() -> None:
+    run = record("dlrm/20261121-072139")
+    (before,) = list_runs("results")
+    served = run.path / "serve" / "20261122-010000"
+    served.mkdir(parents=True)
+    with RunFolder(served).locked():
+        assert [listed.status for listed in list_runs("results")] == [before.status]
+        with pytest.raises(EnvironmentFault, match=f"process {os.getpid()} on .* uses this run; wait until it ends"):
+            find_deletable("dlrm/20261121-072139", "results")
+        with pytest.raises(EnvironmentFault, match="uses this run"):
+            delete_run(run)
+    delete_run(run)
+    assert not run.path.exists()
+
+
 FAULTS: dict[str, tuple[str | bytes | None, str]] = {
     "cut": ('{"schema_version": 1, "opt', "not the record of a run ("),
     "empty": ("", "not the record of a run ("),
