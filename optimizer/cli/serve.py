@@ -26,9 +26,11 @@ from optimizer.deploy.target_settings import (
 from optimizer.options.command_line import RUN_HELP, Parser, add_results, values_of
 from optimizer.options.option_reader import EXTERNAL, changed_options
 from optimizer.options.run_options import RunOptions
-from optimizer.options.values import parse_optional, whole_number
+from optimizer.options.values import parse_budget_seconds, parse_optional, parse_value, whole_number
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from optimizer.core.endpoint import Endpoint
@@ -36,12 +38,16 @@ if TYPE_CHECKING:
     from optimizer.store.run_folder import RunFolder
     from optimizer.study.recommendation_server import RecommendedServer
 
+EXIT_TIMEOUT = "30s"  # as that of tritonserver
 PORTS = {"http": ("HTTP", HTTP_PORT), "grpc": ("gRPC", GRPC_PORT), "metrics": ("the metrics", METRICS_PORT)}
 EPILOG = f"""\
 It starts the tritonserver of the run, embedded or --target local, with the
 recommended configuration, server options, CPUs and number of processes. The
 server listens on 127.0.0.1 only, because Triton does not authenticate
-clients. Ctrl-C or SIGTERM stops all processes; requests in flight fail.
+clients.
+
+Ctrl-C or SIGTERM stops it: new requests are refused, and those in flight are
+completed, for up to --exit-timeout. A second Ctrl-C stops it at once.
 
 Without a port option, Triton's own port is used if it is free, otherwise any
 free one. Each further server process has ports that are {PORT_STEP} higher. The
@@ -80,6 +86,12 @@ def build_parser() -> Parser:
     for name, (title, default) in PORTS.items():
         text = f"Port of {title} (default: {default} if it is free, otherwise a free one)"
         parser.add_argument(f"--{name}-port", metavar="PORT", help=text)
+    parser.add_argument(
+        "--exit-timeout",
+        default=EXIT_TIMEOUT,
+        metavar="TIME",
+        help=f"Longest time for the requests in flight at the end (default: {EXIT_TIMEOUT})",
+    )
     parser.add_argument("--force", action="store_true", help="Serve also an UNDECIDED recommendation")
     add_results(parser)
     parser.add_options((), hidden=EXTERNAL)
@@ -93,6 +105,7 @@ def main(words: list[str]) -> int:
     """Run ``tune serve`` and return its exit code. Raises TuneError."""
     arguments = build_parser().read(words)
     given = _given_ports(arguments)
+    exit_seconds = parse_value("--exit-timeout", arguments.exit_timeout, parse_budget_seconds)
     from optimizer.cli.emit import check_decided
     from optimizer.emit.recommended import read_recommendation
     from optimizer.results.finished_run import read_run
@@ -114,9 +127,24 @@ def main(words: list[str]) -> int:
             say("serving until Ctrl-C")
             wait_for_failure(server.endpoint)
         except KeyboardInterrupt:
-            interrupts.acknowledge()
-    say("stopped")
+            is_complete = _end(server, exit_seconds, say)
+    say("stopped" if is_complete else "stopped; requests and streams that were still open have failed")
     return 0
+
+
+def _end(server: RecommendedServer, exit_seconds: float, say: Callable[[str], None]) -> bool:
+    """Complete the requests in flight after the first Ctrl-C; return whether all were completed."""
+    from optimizer.study.recommendation_server import complete_requests
+
+    try:
+        interrupts.acknowledge_first()
+        with interrupts.deferred():  # an interrupted rich prints the line again
+            say(f"completing the requests in flight for up to {exit_seconds:g} s; a second Ctrl-C stops at once")
+        return complete_requests(server, exit_seconds)
+    except KeyboardInterrupt:
+        return False
+    finally:
+        interrupts.acknowledge()
 
 
 def _given_ports(arguments: argparse.Namespace) -> dict[str, int]:

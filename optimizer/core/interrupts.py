@@ -49,6 +49,21 @@ def acknowledge() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
+def acknowledge_first() -> None:
+    """Acknowledge the interrupt, and let only SIGINT raise KeyboardInterrupt from now on, for a second Ctrl-C.
+
+    SIGTERM and SIGHUP often come twice: ``timeout``, and a terminal that closes, also send them to the process group.
+    """
+    global _pending
+    if not _installed:
+        return
+    for signum in SIGNALS:
+        if signum != signal.SIGINT:
+            signal.signal(signum, signal.SIG_IGN)
+    _pending = False
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def is_pending() -> bool:
     """Return whether an interrupt was raised and not acknowledged yet."""
     return _pending

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, served_models
@@ -17,7 +18,8 @@ from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import dead_model_processes
 from optimizer.deploy.target_factory import ON_THIS_MACHINE
 from optimizer.deploy.target_settings import ServerPorts
-from optimizer.measure.server_calls import silent_server
+from optimizer.measure.server_calls import open_client, silent_server
+from optimizer.measure.server_client import CallError, ServerClient
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import FinishedRun
@@ -25,17 +27,29 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.study.environment import Environment
 from optimizer.study.task import Task
 
+if TYPE_CHECKING:
+    import psutil
+
 FOLDER = "serve"  # of the logs, in the folder of the run
 CHECK_SECONDS = 1.0  # between two checks of the servers
+UNLOAD_CHECK_SECONDS = 0.05  # between two checks whether a model has answered its last request
+RESPONSE_SECONDS = 0.3  # the server may still send the last responses for so long
 SILENT_SECONDS = 30.0  # a server that responds to no check for so long hangs
 
 
 @dataclass(frozen=True)
 class RecommendedServer:
-    """The running servers of a recommendation: how clients reach them, and the folder of their logs."""
+    """The running servers of a recommendation.
+
+    Attributes:
+        endpoint: How clients reach them.
+        folder: The folder of their logs.
+        models: The loaded models; each comes after those that it calls.
+    """
 
     endpoint: Endpoint
     folder: RunFolder
+    models: tuple[str, ...]
 
 
 def check_target(run: RunFolder, options: RunOptions, server_processes: int) -> None:
@@ -87,10 +101,11 @@ def recommended_server(
         )
     folder = RunFolder.create(str(run.folder.path), FOLDER)
     with (
+        folder.locked(),  # so that `tune runs --delete` refuses the run
         environment.open_target(task, folder, choose_ports()) as target,
         target.deploy_fresh(candidate) as endpoint,
     ):
-        yield RecommendedServer(endpoint, folder)
+        yield RecommendedServer(endpoint, folder, tuple(served_models(task.source, candidate).configs))
 
 
 def wait_for_failure(endpoint: Endpoint) -> None:
@@ -106,6 +121,53 @@ def wait_for_failure(endpoint: Endpoint) -> None:
         dead_before = dead
         time.sleep(CHECK_SECONDS)
     raise ServerCrashed(f"{silent} no longer answers")
+
+
+def complete_requests(server: RecommendedServer, limit_seconds: float) -> bool:
+    """Make the servers refuse new requests and wait for those in flight; return whether all ended within the limit.
+
+    Unloading the models does this. SIGTERM does not suffice: Triton 2.51 then waits until all clients have closed
+    their HTTP connections, serves further requests on these, and aborts them at its ``--exit-timeout-secs``.
+    """
+    deadline = time.monotonic() + limit_seconds
+    servers, first = server.endpoint.servers, server.models[0]
+    with contextlib.ExitStack() as closing:
+        clients = [closing.enter_context(contextlib.closing(open_client(own.connection))) for own in servers]
+        for model in reversed(server.models):  # requests in flight to a model may still call those before it
+            processes = [_processes(own.server_pid, with_models=model == first) for own in servers]
+            for client in clients:
+                with contextlib.suppress(CallError):
+                    client.unload(model)
+            while any(_has_requests(model, *pair) for pair in zip(clients, processes, strict=True)):
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(UNLOAD_CHECK_SECONDS)
+    time.sleep(RESPONSE_SECONDS)
+    return True
+
+
+def _processes(server_pid: int | None, *, with_models: bool) -> list[psutil.Process]:
+    """Return the process of the server below ``server_pid``, and those of its models; empty if it has ended."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        servers = psutil.Process(server_pid).children() if server_pid else []
+        return servers + [child for server in servers if with_models for child in server.children()]
+    return []
+
+
+def _has_requests(model: str, client: ServerClient, processes: Sequence[psutil.Process]) -> bool:
+    """Return whether a server may have requests in flight to ``model``, which is being unloaded.
+
+    ``processes`` are those of the server when the unload began. A model in Python ends its processes one after
+    another, about a second each, after it has answered its last request: the end of the first one is enough.
+    """
+    if not processes or not all(process.is_running() for process in processes):
+        return False
+    try:
+        return client.holds(model)
+    except CallError:  # a server that got SIGTERM too refuses calls while it completes its requests
+        return True
 
 
 def _refuse_other_configs(

@@ -69,6 +69,23 @@ def test_further_signals_do_not_disturb_the_cleanup() -> None:
     assert output_of(program) == "cleaned\nended\n"
 
 
+def test_after_the_first_interrupt_only_a_second_ctrl_c_interrupts() -> None:
+    program = """
+        try:
+            press(signal.SIGTERM)
+        except KeyboardInterrupt:
+            interrupts.acknowledge_first()
+        press(signal.SIGTERM), press(signal.SIGHUP)
+        time.sleep(interrupts.REPEAT_SECONDS + 0.1)
+        print("not interrupted")
+        try:
+            press()
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    assert output_of(program) == "not interrupted\ninterrupted\n"
+
+
 def test_code_in_a_deferred_block_runs_to_its_end() -> None:
     """The protected code runs longer than the interval after which an interrupt is repeated."""
     program = """

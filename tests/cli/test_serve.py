@@ -64,6 +64,7 @@ def test_a_run_that_cannot_be_served_is_refused_with_advice(
         ("--grpc-port 0 run", ("--grpc-port 0: ", "from 1 to 65535")),
         ("--http-port x run", ("--http-port x: ", "write a whole number")),
         ("--http-port 9000 --grpc-port 9000 run", ("--grpc-port 9000: ", "given twice")),
+        ("--exit-timeout 30 run", ("--exit-timeout 30: ", "a unit is missing")),
         ("run mlp", ("serve run: ", "leave 'mlp' out")),
         ("--target local run", ("serve run: the run has its own model and server; leave --target out",)),
     ],
@@ -88,7 +89,9 @@ def served(tmp_path: Path) -> RecommendedServer:
     """Return two server processes, of which the second one has no HTTP."""
     second = Endpoint("doubler", CANDIDATE, "127.0.0.1:8011", "", metrics="127.0.0.1:8012")
     first = Endpoint("doubler", CANDIDATE, "127.0.0.1:8001", "127.0.0.1:8000", metrics="127.0.0.1:8002")
-    return RecommendedServer(replace(first, replicas=(second,)), RunFolder(tmp_path / "run" / "serve" / "1"))
+    return RecommendedServer(
+        replace(first, replicas=(second,)), RunFolder(tmp_path / "run" / "serve" / "1"), ("doubler",)
+    )
 
 
 def test_the_addresses_of_each_server_are_printed(served: RecommendedServer, tmp_path: Path) -> None:

@@ -6,23 +6,29 @@ import json
 import shutil
 import signal
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import psutil
+import pytest
+from tritonclient import grpc, http
 from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
 
 from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.deploy import runtime
 from optimizer.deploy.target_settings import free_port
 from optimizer.options.run_options import RunOptions
-from tests.command_fixtures import HANG_SECONDS, Playground, Tune
+from tests.command_fixtures import HANG_SECONDS, Playground, Tune, eventually
 from tests.emitted_files import recommendation_of
 from tests.forked_tune import ForkedTune
 from tests.own_server import write_installation
-from tests.repositories import SLEEPER_CONFIG, doubler, write_model, write_sleeper
+from tests.repositories import SLEEPER_CONFIG, doubler, write_model, write_python_model, write_sleeper
 from tests.run_folders import write_run
 
 CURRENT = """\
@@ -32,6 +38,22 @@ max_batch_size: 4
 input { name: "x" data_type: TYPE_FP32 dims: 4 }
 output { name: "y" data_type: TYPE_FP32 dims: 4 }
 instance_group { kind: KIND_CPU }
+"""
+WAITING_PROGRAM = """\
+import time
+import uuid
+from pathlib import Path
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        Path(FOLDER, f"{uuid.uuid4()}.batch").touch()
+        while not Path(FOLDER, "go").exists():
+            time.sleep(0.02)
+        inputs = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]) for x in inputs]
 """
 
 
@@ -85,10 +107,85 @@ def test_the_recommendation_is_served_and_watched_until_ctrl_c(playground: Playg
             assert np.array_equal(answer, 2 * values)
         watched = tune("watch", run, "--url", server["metrics"], "--interval", "200ms", "--samples", "2", "--json")
         assert json.loads(watched.stdout)["verdict"] == "UNDECIDED", "there are too few requests"
+        refused = tune("runs", "--delete", run, "--yes")
+        assert (refused.code, len(refused.errors)) == (3, 1)
+        assert f"process {process.pid} on " in refused.errors[0]
+        assert " uses this run" in refused.errors[0]
         process.send_signal(signal.SIGINT)
         code, lines = end(process, playground)
-    assert (code, lines[-2:]) == (0, ["serving until Ctrl-C", "stopped"])
+    assert (code, lines[-3::2]) == (0, ["serving until Ctrl-C", "stopped"])
     assert Path(shown["logs"], "tritonserver.log").stat().st_size
+    assert tune("runs", "--delete", run, "--yes").code == 0
+    assert not run.exists()
+
+
+def write_waiting_run(playground: Playground) -> Path:
+    """Write a run of a model that writes a file for each batch, and completes it when there is a file ``go``."""
+    folder = playground.working_folder
+    write_python_model(folder / "models", "waiting", WAITING_PROGRAM.replace("FOLDER", repr(str(folder))))
+    batching = "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 100 }\n"
+    config = f'name: "waiting"\n{SLEEPER_CONFIG.replace("count: 1", "count: 2")}{batching}'
+    options = RunOptions("", model_repository=str(folder / "models"))
+    return write_run(folder, "waiting", configs={"waiting": config}, options=options)
+
+
+def infer_waiting(module: ModuleType, address: str) -> bool:
+    """Send a request of the largest batch with a client of tritonclient; return whether the outputs are right."""
+    values = np.arange(32, dtype=np.float32).reshape(8, 4)
+    request = module.InferInput("x", [8, 4], "FP32")
+    request.set_data_from_numpy(values)
+    patience = {"network_timeout": HANG_SECONDS} if module is http else {}
+    with module.InferenceServerClient(address, **patience) as client:
+        return np.array_equal(client.infer("waiting", [request]).as_numpy("y"), values)
+
+
+@contextmanager
+def requests_in_flight(playground: Playground, server: dict[str, str]) -> Iterator[list[Future[bool]]]:
+    """Send a request over gRPC and one over HTTP, and yield when each is in an instance of the model."""
+    clients = [(grpc, server["grpc"]), (http, server["http"].removeprefix("http://"))]
+    with ThreadPoolExecutor(len(clients)) as pool:
+        futures = [pool.submit(infer_waiting, *client) for client in clients]
+        assert eventually(lambda: len(list(playground.working_folder.glob("*.batch"))) == len(clients), HANG_SECONDS)
+        yield futures
+
+
+def press_ctrl_c(process: ForkedTune) -> None:
+    """Press Ctrl-C and wait until ``tune serve`` completes the requests in flight."""
+    process.send_signal(signal.SIGINT)
+    assert any(line.startswith("completing the requests in flight") for line in process.stderr)
+
+
+def test_requests_in_flight_complete_at_ctrl_c(playground: Playground) -> None:
+    """An idle HTTP connection, which Triton itself would wait for, and further SIGTERMs do not matter."""
+    with serving(playground, write_waiting_run(playground)) as (process, shown):
+        (server,) = shown["servers"]
+        idle = HTTPConnection(server["http"].removeprefix("http://"))
+        idle.request("GET", "/v2/health/live")
+        assert idle.getresponse().read() == b""
+        with requests_in_flight(playground, server) as futures:
+            press_ctrl_c(process)
+            process.send_signal(signal.SIGTERM)
+            with InferenceServerClient(server["grpc"]) as client:
+                assert eventually(lambda: not client.is_model_ready("waiting"), HANG_SECONDS)
+            with pytest.raises(InferenceServerException, match="no available versions"):
+                infer_waiting(grpc, server["grpc"])
+            assert not any(future.done() for future in futures)
+            (playground.working_folder / "go").touch()
+            assert [future.result(HANG_SECONDS) for future in futures] == [True, True]
+        assert end(process, playground) == (0, ["stopped"])
+        idle.close()
+
+
+@pytest.mark.parametrize("ends", ["by a second Ctrl-C", "at the timeout"])
+def test_requests_that_do_not_complete_are_ended(ends: str, playground: Playground) -> None:
+    timeout = "1h" if ends == "by a second Ctrl-C" else "1s"
+    with serving(playground, write_waiting_run(playground), "--exit-timeout", timeout) as (process, shown):
+        with requests_in_flight(playground, shown["servers"][0]) as futures:
+            press_ctrl_c(process)
+            if ends == "by a second Ctrl-C":
+                process.send_signal(signal.SIGINT)
+            assert all(future.exception(HANG_SECONDS) for future in futures)
+        assert end(process, playground) == (0, ["stopped; requests and streams that were still open have failed"])
 
 
 def test_a_server_process_that_dies_ends_all_with_its_log(playground: Playground) -> None:
