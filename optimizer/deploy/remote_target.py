@@ -50,7 +50,7 @@ class RemoteTarget:
         stopwatch: Stopwatch | None = None,
     ) -> None:
         self.connection, self.source = connection, source
-        self._metrics = metrics
+        self._metrics, self._say, self._has_compared = metrics, say, False
         self._stopwatch = stopwatch or Stopwatch()
         self._state_file = ServerStateFile(keep, connection.address)
         self._bases: dict[str, ModelConfig] = {}
@@ -96,6 +96,7 @@ class RemoteTarget:
             raise DeploymentError(f"the CPUs of the server at {self.connection.address} cannot be changed")
         with self._stopwatch.count("server"):
             wanted = self._deployment(candidate)
+            self._warn_of_other_baseline(wanted)
             gpus = gpu_placement.used_gpus(self._serve(wanted).values())
         try:
             yield self._endpoint(wanted, candidate, gpus)
@@ -174,6 +175,17 @@ class RemoteTarget:
             raise EnvironmentFault(
                 f"{name} on {self.connection.address} consists of {_listed(theirs)}, but here of {_listed(ours)}; "
                 "tune the model that is served there"
+            )
+
+    def _warn_of_other_baseline(self, wanted: ServedModels) -> None:
+        """Warn once if ``wanted`` is the configuration of the files here and the server had another one."""
+        if self._has_compared or wanted.differences(self.source.models):
+            return
+        self._has_compared = True
+        if differences := wanted.differences(self._bases):
+            self._say(
+                f"WARNING: the server at {self.connection.address} had other settings than the config.pbtxt here, "
+                f"which is the baseline: {'; '.join(differences)}; give --model-repository a copy of what is served"
             )
 
     # -- serving ------------------------------------------------------------------------------------------------

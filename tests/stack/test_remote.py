@@ -182,6 +182,28 @@ def test_requests_of_other_clients_are_reported_before_the_first_change(
     assert messages == []
 
 
+@pytest.mark.parametrize("served", [None, Candidate(32, True, 7)])
+def test_a_baseline_that_the_server_did_not_have_is_reported_once(
+    served: Candidate | None, production: Production, tmp_path: Path
+) -> None:
+    production.load(production.model)
+    config = production.serving()
+    assert config is not None
+    if served is not None:
+        production.load(production.model, model_config.apply(served, config))
+    messages: list[str] = []
+    baseline = model_config.candidate_of(production.source.config)
+    target = RemoteTarget(production.grpc, production.source, keep=tmp_path, say=messages.append)
+    with contextlib.closing(target):
+        for candidate in (TUNED, baseline, baseline):
+            with target.deploy(candidate):
+                pass
+    assert len(messages) == (served is not None)
+    for message in messages:
+        assert message.startswith(f"WARNING: the server at {production.server.grpc} had other settings than ")
+        assert "dynamic_batching is on, wanted off" in message
+
+
 def test_a_second_target_on_the_same_server_is_refused(production: Production, tmp_path: Path) -> None:
     with (
         contextlib.closing(attached(production, tmp_path)),
