@@ -93,9 +93,8 @@ def with_warm_up(recommended: Recommendation) -> Recommendation:
     except ValueError as error:
         raise BadInputError(f"{recommended.run}: its shapes cannot be read: {error}") from None
     dims = {name.strip(): shape.largest for shape in shapes for name in shape.names.split(",")}
-    return replace(
-        recommended, configs={name: _warmed_up(config, dims) for name, config in recommended.configs.items()}
-    )
+    configs = {name: _warmed_up(config, dims) for name, config in recommended.configs.items()}
+    return replace(recommended, configs=configs, warms_up=True)
 
 
 def _warmed_up(config: ModelConfig, dims: dict[str, tuple[int, ...]]) -> ModelConfig:

@@ -228,7 +228,8 @@ def deployment_header(
     if mounts_configs and settings.repository.is_mounted:
         before = f"{where} contains {names}; the {files} given here is mounted over the one of each model"
     else:
-        before = f"copy the {files} of {names} from `tune emit --format pbtxt` into {where}"
+        command = f"tune emit {quote_word(recommended.run)}{' --model-warmup' if recommended.warms_up else ''}"
+        before = f"copy the {files} of {names} from `{command} --format pbtxt` into {where}"
     image = "" if settings.image else "that of KServe's runtime, unless `tune emit --image` names another; it "
     lines = [
         f"before: {before}",

@@ -40,7 +40,8 @@ class Recommendation:
     ``load_seconds`` is the time that loading the configuration took on each server. ``undecided`` says why the
     verdict is UNDECIDED and which command continues the test; it is empty for PASS, also in a separate test.
     ``sending`` says how a load shape or a recording was sent; it is empty for other loads. ``unread`` are settings
-    that only tune's own backend reads. ``is_embedded`` says whether the embedded server was measured.
+    that only tune's own backend reads. ``is_embedded`` says whether the embedded server was measured, ``warms_up``
+    whether warm-up requests were added to ``configs``.
     """
 
     run: str
@@ -67,6 +68,7 @@ class Recommendation:
     sending: str = ""
     unread: tuple[str, ...] = ()
     is_embedded: bool = False
+    warms_up: bool = False
 
     @property
     def memory_bytes(self) -> float | None:

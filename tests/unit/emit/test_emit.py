@@ -267,6 +267,17 @@ def test_warm_up_runs_the_batches_of_the_batcher(tmp_path: Path) -> None:
 # -- names -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("warm_up", [[], ["--model-warmup"]])
+def test_a_bucket_gets_the_files_of_the_command_in_the_header(warm_up: list[str], tmp_path: Path) -> None:
+    run = write_run(tmp_path / "results")
+    (text,) = emitted(run, tmp_path / "out", *in_production("s3://b/m", "kubernetes"), *warm_up).values()
+    (command,) = re.findall(r"^# before: copy the config.pbtxt of doubler from `tune emit (.*)` into ", text, re.M)
+    name, *words = command.split()
+    assert name == "results/run"
+    (config,) = emitted(run, tmp_path / "copied", *words).values()
+    assert bool(read_config(config).model_warmup) is bool(warm_up)
+
+
 @pytest.mark.parametrize(
     "text", ["yes", "NO", "on", "1e3", "0o7", "0x1F", "1_000", "1:30", "~", "", "a: b", "é", "- x"]
 )
