@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from matplotlib.artist import kwdoc
 
 from optimizer.cli import explain, plan
 from optimizer.cli.report import main
@@ -21,7 +22,7 @@ from optimizer.results import outcome_values
 from optimizer.results.finished_run import read_run
 from optimizer.results.report import parameter_effects, tables
 from optimizer.results.report.content import config_diff, report_section
-from optimizer.results.report.figure_style import PALETTE
+from optimizer.results.report.figure_style import PALETTE, new_figure
 from optimizer.results.report.write import markdown, write_page
 
 SAMPLE = Path("tests/data/dlrm/sample")
@@ -91,6 +92,11 @@ def test_a_report_that_cannot_be_written_names_the_place_and_the_flag(run: Path,
             main([str(run), "--format", "markdown", "--out", str(output)])
         assert str(caught.value).startswith(f"cannot write {output}/report.md: ")
         assert str(caught.value).endswith("; give another place with --out")
+
+
+def test_matplotlib_lists_the_properties_of_artists_after_a_plot() -> None:
+    axes = new_figure().subplots()
+    assert "linewidth" in kwdoc(axes.plot([1], [1]))
 
 
 class TestFormats:
