@@ -77,8 +77,8 @@ class GrpcClient:
     def index(self) -> dict[str, bool]:
         return {model.name: model.state == "READY" for model in self._call("get_model_repository_index").models}
 
-    def holds(self, model: str) -> bool:
-        index = self._call("get_model_repository_index").models
+    def holds(self, model: str, timeout_seconds: float = CALL_SECONDS) -> bool:
+        index = self._call("get_model_repository_index", client_timeout=timeout_seconds).models
         return any(entry.name == model and entry.state in HELD for entry in index)
 
     def load(
@@ -87,8 +87,8 @@ class GrpcClient:
         sent = {f"file:{path}": content for path, content in (files or {}).items()}
         self._call("load_model", model, config=override, files=sent or None, client_timeout=timeout_seconds)
 
-    def unload(self, model: str) -> None:
-        self._call("unload_model", model)
+    def unload(self, model: str, timeout_seconds: float = CALL_SECONDS) -> None:
+        self._call("unload_model", model, client_timeout=timeout_seconds)
 
     def infer(self, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[bytes]:
         with self._translated_errors(), self._channel() as channel:

@@ -87,8 +87,8 @@ class HttpClient:
             index = client.get_model_repository_index(self._headers)
             return {model["name"]: model.get("state") == "READY" for model in index}
 
-    def holds(self, model: str) -> bool:
-        with self._open() as client:
+    def holds(self, model: str, timeout_seconds: float = CALL_SECONDS) -> bool:
+        with self._open(timeout_seconds) as client:
             index = client.get_model_repository_index(self._headers)
             return any(entry["name"] == model and entry.get("state") in HELD for entry in index)
 
@@ -99,8 +99,8 @@ class HttpClient:
         with self._open(timeout_seconds) as client:
             client.load_model(model, self._headers, config=override, files=sent or None)
 
-    def unload(self, model: str) -> None:
-        with self._open() as client:
+    def unload(self, model: str, timeout_seconds: float = CALL_SECONDS) -> None:
+        with self._open(timeout_seconds) as client:
             client.unload_model(model, self._headers)
 
     def infer(self, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[bytes]:

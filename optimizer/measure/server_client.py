@@ -86,7 +86,7 @@ class ServerClient(Protocol):
     def index(self) -> dict[str, bool]:
         """Return the names of the models in the repository and whether each is loaded."""
 
-    def holds(self, model: str) -> bool:
+    def holds(self, model: str, timeout_seconds: float = CALL_SECONDS) -> bool:
         """Return whether the server has instances of ``model``, which it also has until an unload has ended."""
 
     def load(
@@ -98,7 +98,7 @@ class ServerClient(Protocol):
         the folder of the model, the server uses only these, not those in the repository; this needs an override.
         """
 
-    def unload(self, model: str) -> None:
+    def unload(self, model: str, timeout_seconds: float = CALL_SECONDS) -> None:
         """Start to unload ``model`` without waiting for the end."""
 
     def infer(self, messages: Iterable[bytes], *, in_flight: int, timeout_seconds: float) -> list[bytes]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 FOLDER = "serve"  # of the logs, in the folder of the run
 CHECK_SECONDS = 1.0  # between two checks of the servers
 UNLOAD_CHECK_SECONDS = 0.05  # between two checks whether a model has answered its last request
+SHORTEST_CALL_SECONDS = 0.1  # the limit of a call when the time for requests in flight has ended
 RESPONSE_SECONDS = 0.3  # the server may still send the last responses for so long
 SILENT_SECONDS = 30.0  # a server that responds to no check for so long hangs
 
@@ -130,6 +131,11 @@ def complete_requests(server: RecommendedServer, limit_seconds: float) -> bool:
     their HTTP connections, serves further requests on these, and aborts them at its ``--exit-timeout-secs``.
     """
     deadline = time.monotonic() + limit_seconds
+
+    def remaining() -> float:
+        """Return the limit of a call: a server that hangs does not prolong the end."""
+        return max(deadline - time.monotonic(), SHORTEST_CALL_SECONDS)
+
     servers, first = server.endpoint.servers, server.models[0]
     with contextlib.ExitStack() as closing:
         clients = [closing.enter_context(contextlib.closing(open_client(own.connection))) for own in servers]
@@ -137,8 +143,10 @@ def complete_requests(server: RecommendedServer, limit_seconds: float) -> bool:
             processes = [_processes(own.server_pid, with_models=model == first) for own in servers]
             for client in clients:
                 with contextlib.suppress(CallError):
-                    client.unload(model)
-            while any(_has_requests(model, *pair) for pair in zip(clients, processes, strict=True)):
+                    client.unload(model, remaining())
+            while any(
+                _has_requests(model, client, own, remaining()) for client, own in zip(clients, processes, strict=True)
+            ):
                 if time.monotonic() > deadline:
                     return False
                 time.sleep(UNLOAD_CHECK_SECONDS)
@@ -156,7 +164,9 @@ def _processes(server_pid: int | None, *, with_models: bool) -> list[psutil.Proc
     return []
 
 
-def _has_requests(model: str, client: ServerClient, processes: Sequence[psutil.Process]) -> bool:
+def _has_requests(
+    model: str, client: ServerClient, processes: Sequence[psutil.Process], timeout_seconds: float
+) -> bool:
     """Return whether a server may have requests in flight to ``model``, which is being unloaded.
 
     ``processes`` are those of the server when the unload began. A model in Python ends its processes one after
@@ -165,7 +175,7 @@ def _has_requests(model: str, client: ServerClient, processes: Sequence[psutil.P
     if not processes or not all(process.is_running() for process in processes):
         return False
     try:
-        return client.holds(model)
+        return client.holds(model, timeout_seconds)
     except CallError:  # a server that got SIGTERM too refuses calls while it completes its requests
         return True
 
