@@ -43,7 +43,7 @@ from records import Records, this_machine
 from tune_runs import judged, row
 
 from objectives.arrays import FloatArray
-from objectives.metrics import Measurement
+from objectives.metrics import LATENCY, Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.verdict import count_misses
 from optimizer.confirmation.server_plan import plan_server
@@ -208,7 +208,7 @@ def _measure(
 def _remeasurement(
     machine: str, own_task: Task, number: int, entrant: Entrant, windows: list[Measurement], probe_ms: float
 ) -> Remeasurement:
-    bound_ms, measured = own_task.problem.sla.latency_bound_ms(), pool_measurements(windows)
+    bound_ms, measured = min(own_task.problem.sla.bounds_ms(LATENCY)), pool_measurements(windows)
     return Remeasurement(
         machine,
         own_task.problem.model,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -155,13 +155,14 @@ def compare_load_generators(
             generators whose systematic difference is at most ALLOWED_DIFFERENCE.
         shares_cpus: Whether the load generators share CPUs with the server.
     """
-    latencies = (sla.judged_latency, *(bound.metric for bound in sla.latencies))
-    metrics = list(dict.fromkeys(("throughput", *(METRICS[metric].nearest_reported for metric in latencies))))
-    usable = [pair for pair in (_usable(pair) for pair in pairs) if pair]
-    lost = [pair.other.reason or "its windows were disturbed" for pair in pairs if _usable(pair) is None]
-    ratios = [_ratio(usable, metric, sla, error / len(metrics)) for metric in metrics]
-    known = tuple(replace(ratio, shares_cpus=shares_cpus) for ratio in ratios if ratio)
-    return Agreement(len(pairs), len(usable), known, lost[0] if lost else "")
+    latencies = (METRICS[metric].nearest_reported for metric in sla.bounded_latencies)
+    metrics = list(dict.fromkeys(("throughput", *latencies)))
+    undisturbed = [_usable(pair) for pair in pairs]
+    usable = [pair for pair in undisturbed if pair]
+    lost = [pair.other for pair, own in zip(pairs, undisturbed, strict=True) if own is None]
+    reason = lost[0].reason or "its windows were disturbed" if lost else ""
+    ratios = [_ratio(usable, metric, sla, error / len(metrics), shares_cpus=shares_cpus) for metric in metrics]
+    return Agreement(len(pairs), len(usable), tuple(filter(None, ratios)), reason)
 
 
 def _usable(pair: ServerPair) -> ServerPair | None:
@@ -171,20 +172,24 @@ def _usable(pair: ServerPair) -> ServerPair | None:
     return ServerPair(windows, pair.other) if is_usable else None
 
 
-def _ratio(pairs: Sequence[ServerPair], metric: str, sla: Sla, error: float) -> MetricRatio | None:
+def _ratio(
+    pairs: Sequence[ServerPair], metric: str, sla: Sla, error: float, *, shares_cpus: bool
+) -> MetricRatio | None:
+    """Return the ratio of a metric over all ``pairs``; None if fewer than FEWEST_PAIRS have it."""
     values = [(METRICS[metric].value(pair.other), _pooled(pair.windows, metric)) for pair in pairs]
     known = [(theirs, ours) for theirs, ours in values if theirs and ours > 0]
     if len(known) < FEWEST_PAIRS:
         return None
     logs = [np.array([math.log(theirs / ours)]) for theirs, ours in known]
     low, high = mean_bounds(logs, pool_server_spread([logs]), look_error(error, next_look(len(logs))))
-    bounds = [constraint.bound for constraint in sla if constraint.metric == metric]
+    bounds = sla.bounds_on(metric)
     return MetricRatio(
         metric,
         statistics.geometric_mean(theirs for theirs, _ in known),
         math.exp(float(np.mean(logs))),
         ConfidenceInterval(math.exp(low), math.exp(high)),
         (max(bounds) if METRICS[metric].better == "higher" else min(bounds)) if bounds else None,
+        shares_cpus,
     )
 
 

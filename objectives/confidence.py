@@ -14,6 +14,7 @@ from enum import Enum
 
 import numpy as np
 
+from objectives.arrays import FloatArray
 from objectives.metrics import four_digits
 from objectives.sequential import LOOKS, look_error
 from objectives.server_spread import ServerSpread, Windows
@@ -78,8 +79,16 @@ class MissCounts:
     @property
     def share(self) -> float:
         """The share of requests over the bound: the mean over servers, each with equal weight."""
-        of_servers = [own.sum() / all_.sum() for own, all_ in zip(self.misses, self.requests, strict=True)]
-        return float(np.mean(of_servers))
+        return float(np.mean(self.server_shares(self.misses)))
+
+    @property
+    def requests_per_server(self) -> float:
+        """The mean number of requests of a server."""
+        return float(np.mean([windows.sum() for windows in self.requests]))
+
+    def server_shares(self, some: Windows) -> FloatArray:
+        """Return the share [servers] of ``misses`` or ``tail`` in the requests of each server."""
+        return np.array([own.sum() / all_.sum() for own, all_ in zip(some, self.requests, strict=True)])
 
 
 def effective_requests(counts: MissCounts, allowed: float, spread: ServerSpread) -> float:
@@ -92,8 +101,7 @@ def effective_requests(counts: MissCounts, allowed: float, spread: ServerSpread)
     between = (_probit_density(allowed) * counts.slope) ** 2 * spread.variance
     if spread.excludes_disturbance:
         between *= _concentration(counts)
-    requests = float(np.mean([windows.sum() for windows in counts.requests]))
-    within = overdispersion(counts.requests, counts.tail) * binomial / requests
+    within = overdispersion(counts.requests, counts.tail) * binomial / counts.requests_per_server
     return float(binomial * servers / (between + within))
 
 
@@ -105,7 +113,7 @@ def _concentration(counts: MissCounts) -> float:
     """
     from scipy import special
 
-    shares = np.array([own.sum() / all_.sum() for own, all_ in zip(counts.tail, counts.requests, strict=True)])
+    shares = counts.server_shares(counts.tail)
     densities = np.exp(-0.5 * np.square(special.ndtri(np.clip(shares, 0.0, 1.0))))
     mean = float(densities.mean())
     return float(np.square(densities).mean()) / mean**2 if mean > 0 else float(len(shares))
@@ -116,10 +124,8 @@ def share_spread(counts: MissCounts, allowed: float, freedom: float) -> ServerSp
 
     It is the variance of the servers' shares beyond that within servers, if the share is ``allowed``.
     """
-    shares = [own.sum() / all_.sum() for own, all_ in zip(counts.misses, counts.requests, strict=True)]
-    share = min(max(counts.share, 0.0), 1.0)
-    requests = float(np.mean([windows.sum() for windows in counts.requests]))
-    within = overdispersion(counts.requests, counts.tail) * share * (1 - share) / requests
+    shares, share = counts.server_shares(counts.misses), min(max(counts.share, 0.0), 1.0)
+    within = overdispersion(counts.requests, counts.tail) * share * (1 - share) / counts.requests_per_server
     between = max(0.0, float(np.var(shares, ddof=1)) - within) if len(shares) > 1 else 0.0
     return ServerSpread(between / _probit_density(allowed) ** 2, freedom)
 
@@ -226,7 +232,7 @@ def judge_share(
         deviation = _probit_deviation(allowed, effective)
         return ConstraintVerdict(
             Verdict.UNDECIDED,
-            _servers_missing(servers),
+            servers_missing(servers),
             effective_requests=effective,
             is_promising=_may_pass(inside, deviation, servers, spread.freedom, error, most_servers),
             excess=excess,
@@ -290,11 +296,11 @@ def judge_mean(
         verdict = Verdict.FAIL if higher_is_better else Verdict.UNDECIDED
         return ConstraintVerdict(verdict, "a server served nothing", excess=UNSERVED_EXCESS)
     if servers < LOOKS[0]:
-        excess = sign * (float(np.mean([windows.mean() for windows in logs])) - log_bound)
+        excess = sign * (_mean(logs) - log_bound)
         deviation = math.sqrt(_mean_variance(logs, spread))
         is_promising = _may_pass(-excess, deviation, servers, spread.freedom, error, most_servers)
         return ConstraintVerdict(
-            Verdict.UNDECIDED, _servers_missing(servers), is_promising=is_promising, excess=excess
+            Verdict.UNDECIDED, servers_missing(servers), is_promising=is_promising, excess=excess
         )
     low, high = mean_bounds(logs, spread, look_error(error, next_look(servers)))
     inner, outer = sorted((sign * (low - log_bound), sign * (high - log_bound)))
@@ -359,7 +365,8 @@ def _mean_variance(logs: Windows, spread: ServerSpread) -> float:
     return (spread.variance + within) / len(logs)
 
 
-def _servers_missing(servers: int) -> str:
+def servers_missing(servers: int) -> str:
+    """Return the reason of a verdict before the first look, after ``servers`` servers."""
     return f"{servers} of {LOOKS[0]} fresh servers were measured"
 
 

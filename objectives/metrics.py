@@ -281,6 +281,11 @@ class Metric:
         return parse_percentile(self.statistic)[1] if self.statistic not in ("", "avg") else None
 
     @property
+    def is_of_requests(self) -> bool:
+        """Whether it is a time of the requests or a share of them, so that a lower load can meet a bound on it."""
+        return self.timing is not None or self.counted is not None
+
+    @property
     def nearest_reported(self) -> str:
         """The metric that perf_analyzer reports and that is nearest to this one, such as p99 for p99.9."""
         level = self.quantile

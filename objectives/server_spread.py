@@ -19,7 +19,6 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.metrics import METRICS, Measurement
 from objectives.pooled_windows import served_nothing
-from objectives.sla import Sla
 
 ServerWindows: TypeAlias = Sequence[Sequence[Measurement]]  # of each fresh server, ordered by time
 Windows: TypeAlias = Sequence[FloatArray]  # one array for each server, shape [windows]
@@ -47,14 +46,16 @@ class ServerSpread:
     excludes_disturbance: bool = False
 
 
-def server_spreads(groups: Sequence[ServerWindows], sla: Sla) -> dict[str, ServerSpread]:
-    """Return the variance of the log between servers, of the throughput and of each bounded latency, by metric.
+def server_spreads(groups: Sequence[ServerWindows], latencies: Sequence[str] = ()) -> dict[str, ServerSpread]:
+    """Return the variance of the log between servers, of the throughput and of ``latencies``, by metric.
+
+    A model that streams has that of its output throughput too.
 
     Args:
         groups: The windows of each configuration and load that was confirmed.
-        sla: The SLA, whose latencies are judged.
+        latencies: Latency metrics: those that are judged.
     """
-    metrics = ["throughput", *(constraint.metric for constraint in sla.latencies), sla.judged_latency]
+    metrics = ["throughput", *latencies]
     if any(window.output_tokens_per_sec for servers in groups for own in servers for window in own):
         metrics.append("output-throughput")
     return {metric: _metric_spread(groups, metric) for metric in metrics}

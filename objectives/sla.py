@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from objectives.metrics import LATENCY, METRICS, Measurement, Metric, PointT, Timing
+from objectives.metrics import METRICS, Measurement, Metric, PointT, Timing
 
 CONFIDENCE = 0.99  # default confidence of a verdict
 
@@ -106,8 +106,7 @@ class Sla:
     @property
     def of_requests(self) -> Sla:
         """The bounds on times of a request and on the share of failed requests, which a lower load can meet."""
-        metrics = {constraint: METRICS[constraint.metric] for constraint in self}
-        return Sla(tuple(constraint for constraint, metric in metrics.items() if metric.timing or metric.counted))
+        return Sla(tuple(constraint for constraint in self if METRICS[constraint.metric].is_of_requests))
 
     @property
     def judged_latency(self) -> str:
@@ -122,16 +121,15 @@ class Sla:
     @property
     def throughput_floor(self) -> float:
         """The lowest permitted throughput in infer/s; 0 without such a constraint."""
-        return max((constraint.bound for constraint in self if constraint.metric == "throughput"), default=0.0)
+        return max(self.bounds_on("throughput"), default=0.0)
 
-    def latency_bound_ms(self, metric: str | None = None, default: float = math.inf) -> float:
-        """Return the tightest bound on ``metric``; ``default`` if there is none.
+    def bounds_on(self, metric: str) -> tuple[float, ...]:
+        """Return all bounds on ``metric``, in its unit."""
+        return tuple(constraint.bound for constraint in self if constraint.metric == metric)
 
-        Without a metric, it is the tightest bound on the latency of a request.
-        """
-        if metric is None:
-            return min(self.bounds_ms(LATENCY), default=default)
-        return min((constraint.bound for constraint in self if constraint.metric == metric), default=default)
+    def latency_bound_ms(self, metric: str) -> float:
+        """Return the tightest bound on the latency ``metric``; inf if there is none."""
+        return min(self.bounds_on(metric), default=math.inf)
 
     def bounds_ms(self, timing: Timing) -> tuple[float, ...]:
         """Return all bounds on ``timing``, in any of its statistics."""

@@ -16,6 +16,7 @@ from objectives.confidence import (
     fewest_requests,
     judge_mean,
     judge_share,
+    servers_missing,
     share_spread,
 )
 from objectives.intervals import UNBOUNDED, ConfidenceInterval
@@ -144,7 +145,7 @@ def judge_sla(
     disturbed = [window for window in windows if is_disturbed(window)]
     combined = replace(_combine(judged, test.confidence), disturbed_share=len(disturbed) / len(windows))
     if not judged and len(counted) < LOOKS[0]:
-        reason = f"{len(counted)} of {LOOKS[0]} fresh servers were measured"
+        reason = servers_missing(len(counted))
         return replace(combined, verdict=Verdict.UNDECIDED, reason=reason, is_promising=True)
     if combined.counts_disturbed and combined.verdict is not Verdict.PASS:
         cause = next((window.reason for window in disturbed if window.reason), "the windows disagree")
@@ -158,10 +159,7 @@ def _combine(judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence:
     verdict = next((kind for kind in (Verdict.FAIL, Verdict.UNDECIDED) if kind in verdicts), Verdict.PASS)
     deciding = [(constraint, own) for constraint, own in judged if own.verdict is verdict]
     slow = next((own for constraint, own in judged if METRICS[constraint.metric].quantile), None)
-    metrics = {constraint.metric: METRICS[constraint.metric] for constraint, _ in judged}
-    latencies = [
-        own for constraint, own in judged if metrics[constraint.metric].timing or metrics[constraint.metric].counted
-    ]
+    of_requests = [own for constraint, own in judged if METRICS[constraint.metric].is_of_requests]
     return SlaVerdict(
         verdict,
         "; ".join(f"{constraint}: {own.reason}" for constraint, own in deciding),
@@ -171,7 +169,7 @@ def _combine(judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence:
         confidence=confidence,
         slow_share=UNBOUNDED if slow is None else ConfidenceInterval(slow.low, slow.high),
         is_promising=all(own.verdict is Verdict.PASS or own.is_promising for _, own in judged),
-        excess=max((own.excess for own in latencies or [own for _, own in judged]), default=0.0),
+        excess=max((own.excess for own in of_requests or [own for _, own in judged]), default=0.0),
         effective_by_metric={
             constraint.metric: own.effective_requests for constraint, own in judged if own.effective_requests
         },
@@ -180,11 +178,10 @@ def _combine(judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence:
 
 def needed_requests(bound: Constraint, error: float = 1 - CONFIDENCE) -> int:
     """Return the effective requests that a verdict on ``bound`` needs at least; 0 if it permits no share of them."""
-    metric = METRICS[bound.metric]
-    level, allowed = metric.quantile, bound.bound / 100
+    metric, allowed = METRICS[bound.metric], bound.bound / 100
     if metric.counted is not None:
         return fewest_requests(allowed, error) if 0 < allowed < 1 else 0
-    return 0 if level is None else fewest_requests(1 - level, error)
+    return 0 if metric.quantile is None else fewest_requests(1 - metric.quantile, error)
 
 
 def _judge_constraint(
@@ -197,12 +194,13 @@ def _judge_constraint(
     - The average latency and the throughput: Student's t on the logs of the servers' means.
     - Any other metric: each window must meet the bound.
     """
-    level, timing = METRICS[bound.metric].quantile, METRICS[bound.metric].timing
+    metric = METRICS[bound.metric]
+    level, timing = metric.quantile, metric.timing
     if level is not None and timing is not None:
         counts = count_misses(servers, bound.bound, level, timing)
         return judge_share(counts, 1 - level, spreads[bound.metric], test.error, test.most_servers)
-    if METRICS[bound.metric].counted is not None:
-        return _judge_counted(servers, bound, spreads["throughput"].freedom, test)
+    if metric.counted is not None:
+        return _judge_counted(servers, bound, metric.counted, spreads["throughput"].freedom, test)
     if bound.metric in spreads:
         judged = judge_mean(
             metric_logs(servers, bound.metric),
@@ -210,14 +208,14 @@ def _judge_constraint(
             spreads[bound.metric],
             test.error,
             test.most_servers,
-            higher_is_better=METRICS[bound.metric].better == "higher",
+            higher_is_better=metric.better == "higher",
         )
         nothing = sum(served_nothing(window) for own in servers for window in own) if timing is not None else 0
         if not nothing or judged.verdict is Verdict.FAIL:
             return judged
         reason = f"no request was served in {nothing} of {sum(map(len, servers))} windows"
         return ConstraintVerdict(Verdict.UNDECIDED, reason, excess=max(judged.excess, COUNTED_EXCESS))
-    return _judge_each_window([METRICS[bound.metric].value(window) for own in servers for window in own], bound)
+    return _judge_each_window([metric.value(window) for own in servers for window in own], bound)
 
 
 def count_misses(servers: ServerWindows, bound_ms: float, level: float, timing: Timing = LATENCY) -> MissCounts:
@@ -257,17 +255,18 @@ def _slope(windows: Sequence[Measurement], level: float, timing: Timing) -> floa
 
 
 def _judge_counted(
-    servers: ServerWindows, bound: Constraint, freedom: float, test: SequentialTest
+    servers: ServerWindows,
+    bound: Constraint,
+    counted: Callable[[Measurement], int | None],
+    freedom: float,
+    test: SequentialTest,
 ) -> ConstraintVerdict:
-    """Return the verdict on a percentage of the requests that were counted, such as the error rate.
+    """Return the verdict on a percentage of the requests, such as the error rate, which ``counted`` counts.
 
     The variance between servers is that of their shares beyond the binomial one, since no latency explains it. Its
     degrees of freedom are those of the throughput, for which the run has more servers.
     """
-    counted = METRICS[bound.metric].counted
-    known = [
-        [(window, count) for window in own if counted and (count := counted(window)) is not None] for own in servers
-    ]
+    known = [[(window, count) for window in own if (count := counted(window)) is not None] for own in servers]
     if not known or not all(known):
         return ConstraintVerdict(Verdict.UNDECIDED, "failed requests were not counted")
     if any(window.overloaded for own in servers for window in own):  # unanswered requests are in none of the counts

@@ -68,7 +68,7 @@ def test_modules_that_import_each_other_are_reported() -> None:
     ("source", "names"),
     [
         ("from objectives.sla import Sla as S", ["Sla"]),
-        ("def limit(sla: Sla): return sla.latency_bound_ms()", ["Sla"]),
+        ("def limit(sla: Sla): return sla.latency_bound_ms(metric)", ["Sla"]),
         ("Option(field='sla_ms')", ["sla_ms"]),
         ("met = judge_sla(windows, problem.sla).verdict", ["judge_sla"]),
         ("def judge_trial(sla: Sla): return sla.is_met(m)", ["Sla", "judge_trial"]),

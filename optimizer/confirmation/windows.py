@@ -70,7 +70,7 @@ def confirmed_spreads(
     servers differ more, so disturbed windows of the others count only if one of these was disturbed as well.
     """
     has_disturbed = any(is_disturbed(window) for own in counted for window in own)
-    return server_spreads(confirmed_windows(trials, disturbed=has_disturbed), problem.sla)
+    return server_spreads(confirmed_windows(trials, disturbed=has_disturbed), problem.sla.bounded_latencies)
 
 
 def tested_spreads(

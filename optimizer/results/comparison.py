@@ -213,7 +213,7 @@ def _ratio(a: ComparedRun, b: ComparedRun, confidence: float, *, is_same_machine
     part of the ratio, so the speed probe is no covariate there.
     """
     groups = [*confirmed_windows(a.run.trials), *confirmed_windows(b.run.trials)]
-    spread = server_spreads(groups, a.run.problem.sla)["throughput"]
+    spread = server_spreads(groups)["throughput"]
     if not is_same_machine:
         spread = replace(spread, slope=0.0, slope_variance=0.0)
     ours, theirs = (windows_of(side.confirmed.point, side.run.trials) for side in (b, a) if side.confirmed)

@@ -9,7 +9,6 @@ import numpy as np
 
 from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import LATENCY, Measurement, Timing
-from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.measure.failure_causes import without_traceback
@@ -123,15 +122,15 @@ class AnsweredRequests:
         ]
 
 
-def judge_closed_loop(
-    record: SendRecord, planned: PlannedLoad, sla: Sla, spread_limit: float, parts: int = 1
+def summarize_closed_loop(
+    record: SendRecord, planned: PlannedLoad, spread_limit: float, parts: int = 1
 ) -> list[Measurement]:
     """Return the measurements of ``parts`` equal parts of the planned ``seconds``, which begin after the lead-in.
 
     There are fewer and longer parts if the model streams and one of the parts would have less than FEWEST_STREAMED
     requests. A request belongs to the part in which it was answered, and its latency counts from the actual send. If
     failed requests are counted, one that hangs beyond the end, for longer than any other latency and each bound on
-    it, has timed out in the last part. The other arguments are those of ``judge_open_loop``.
+    it, has timed out in the last part.
 
     A measurement is not stable if thirds of the time disagree by more than ``spread_limit`` and are not all on one
     side of the tightest bound. It is not stable either if the client used up a core: its own backlog is then part of
@@ -140,7 +139,7 @@ def judge_closed_loop(
 
     Raises MeasurementError if a request failed, NoAnswersError if none was answered.
     """
-    load = planned.load
+    load, sla = planned.load, planned.sla
     if record.error:
         raise MeasurementError(f"a request failed at {load}: {without_traceback(record.error)}")
     every = record

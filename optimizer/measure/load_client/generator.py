@@ -25,11 +25,11 @@ from optimizer.measure.load_client.arrivals import Arrivals, PoissonArrivals, Re
 from optimizer.measure.load_client.closed_loop import (
     CLOSED_LOOP_LEAD_IN_SECONDS,
     NoAnswersError,
-    judge_closed_loop,
+    summarize_closed_loop,
 )
 from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS
 from optimizer.measure.load_client.launcher import WARM_UP_SECONDS, LoadClientGenerator, RequestKinds, Schedule
-from optimizer.measure.load_client.open_loop import judge_open_loop
+from optimizer.measure.load_client.open_loop import summarize_open_loop
 from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
 from optimizer.model.input_data import count_entries
 
@@ -93,7 +93,7 @@ class OpenLoopGenerator(LoadClientGenerator):
             period_seconds=period_seconds,
             kinds=numbers,
         )
-        return self._launch(endpoint, load, schedule, judge_open_loop, spread_limit)
+        return self._launch(endpoint, load, schedule, summarize_open_loop, spread_limit)
 
     @property
     def _recorded_kinds(self) -> RecordedKinds | None:
@@ -144,7 +144,7 @@ class ClosedLoopGenerator(LoadClientGenerator):
                 parts=parts,
             )
             try:
-                return self._launch(endpoint, load, schedule, judge_closed_loop, spread_limit)
+                return self._launch(endpoint, load, schedule, summarize_closed_loop, spread_limit)
             except NoAnswersError as error:
                 if self.streams:  # it has waited as long as it may, and a server that sends no responses hangs
                     raise MeasurementError(

@@ -38,7 +38,7 @@ ADVICE = "lower the rate, reserve CPUs for it with --client-cpus or stop other p
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
-    """The load that a client was to send.
+    """The load that a client was to send, and the bounds that its requests are counted against.
 
     Attributes:
         load: The load.
@@ -47,6 +47,7 @@ class PlannedLoad:
         token_output: Output whose elements are tokens, see ``responses``.
         priorities: The priorities of the requests, in turn.
         lead_in_seconds: The first part of the time of an open loop, which does not count.
+        sla: The latency bounds.
     """
 
     load: LoadPoint
@@ -55,6 +56,7 @@ class PlannedLoad:
     token_output: str = ""
     priorities: IntArray = field(default_factory=lambda: ALIKE)
     lead_in_seconds: float = LEAD_IN_SECONDS
+    sla: Sla = field(default_factory=Sla)
 
 
 def make_measurement(

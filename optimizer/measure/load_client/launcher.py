@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from objectives.arrays import IntArray
-from objectives.metrics import TTFT, Measurement
+from objectives.metrics import LATENCY, TTFT, Measurement
 from objectives.sla import Sla
 from optimizer.core.endpoint import Endpoint, SharedMemory
 from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError, ServerCrashed
@@ -61,7 +61,7 @@ STREAMING_CLIENT = "optimizer.measure.load_client.streaming_client"
 PACKAGES = Path(__file__).parents[3]
 
 IN_TURN: IntArray = np.empty(0, dtype=np.int64)
-Judge: TypeAlias = "Callable[[SendRecord, PlannedLoad, Sla, float, int], list[Measurement]]"
+Summarize: TypeAlias = "Callable[[SendRecord, PlannedLoad, float, int], list[Measurement]]"
 DRAWN_PRIORITIES = 4096  # then they start over
 
 
@@ -225,9 +225,9 @@ class LoadClientGenerator:
         raise NotImplementedError
 
     def _launch(
-        self, endpoint: Endpoint, load: LoadPoint, schedule: Schedule, judge: Judge, spread_limit: float
+        self, endpoint: Endpoint, load: LoadPoint, schedule: Schedule, summarize: Summarize, spread_limit: float
     ) -> list[Measurement]:
-        """Apply a load by ``schedule`` and return what ``judge`` makes of the record."""
+        """Apply a load by ``schedule`` and return what ``summarize`` makes of the record."""
         kinds, concurrency = schedule.kinds, schedule.concurrency
         messages = self._messages_for(endpoint, load)
         if self.priorities is not None and not len(kinds):
@@ -243,7 +243,7 @@ class LoadClientGenerator:
         )
         plan = SendPlan(
             endpoint.connection.address,
-            self.sla.latency_bound_ms(default=0.0),
+            min(self.sla.bounds_ms(LATENCY), default=0.0),
             concurrency=concurrency,
             seconds=schedule.warm_up_seconds + schedule.seconds,
             period_seconds=schedule.period_seconds,
@@ -259,8 +259,8 @@ class LoadClientGenerator:
         if len(order):
             sizes, priorities = sizes[order], priorities[order] if len(priorities) else ALIKE
         seconds, lead_in_seconds = schedule.seconds, schedule.lead_in_seconds
-        planned = PlannedLoad(load, seconds, sizes, self.token_output, priorities, lead_in_seconds)
-        measurements = judge(record, planned, self.sla, spread_limit, schedule.parts)
+        planned = PlannedLoad(load, seconds, sizes, self.token_output, priorities, lead_in_seconds, self.sla)
+        measurements = summarize(record, planned, spread_limit, schedule.parts)
         after = self._statistics(endpoint)
         measure_seconds = round(client_seconds / len(measurements), 3)
         return [

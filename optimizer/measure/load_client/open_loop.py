@@ -11,7 +11,6 @@ import numpy as np
 
 from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import Measurement, Timing, four_digits
-from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.core.notes import LateRequests
@@ -181,15 +180,15 @@ class SentRequests:
         ]
 
 
-def judge_open_loop(
-    record: SendRecord, planned: PlannedLoad, sla: Sla, spread_limit: float, parts: int = 1
+def summarize_open_loop(
+    record: SendRecord, planned: PlannedLoad, spread_limit: float, parts: int = 1
 ) -> list[Measurement]:
     """Return the measurements of ``parts`` equal parts of the time; a single one if the server was overloaded.
 
-    ``sla`` has the latency bounds. A measurement is not stable if the server was overloaded, or if thirds of the
-    time disagree by more than ``spread_limit`` and are not all on one side of the tightest bound. These thirds are
-    judged without lateness, since they show whether the server is in a steady state. The measurements of a server
-    that was not overloaded have the requests of each priority.
+    A measurement is not stable if the server was overloaded, or if thirds of the time disagree by more than
+    ``spread_limit`` and are not all on one side of the tightest bound. These thirds are compared without lateness,
+    since they show whether the server is in a steady state. The measurements of a server that was not overloaded have
+    the requests of each priority.
 
     A model that streams may be overloaded before any request has ended. Its capacity in requests per second is then
     estimated from the first responses.
@@ -210,9 +209,9 @@ def judge_open_loop(
     _check_answered(responded_ns, record, requests, planned)
     _check_kept_up(served, requests, load)
     if record.overload:
-        measurements = [_capacity(responded_ns, sizes, requests, streamed, sla, record.overload)]
+        measurements = [_capacity(responded_ns, requests, streamed, planned, sizes, record.overload)]
     else:
-        measurements = _measured_parts(requests, failed, load, sla, spread_limit, parts)
+        measurements = _measured_parts(requests, failed, planned, spread_limit, parts)
     span_ns = (1e9 * requests.begin_seconds, 1e9 * requests.end_seconds)
     if failed:
         measurements = failed.added_to(measurements, failed.planned_ns, *span_ns)
@@ -232,10 +231,10 @@ def _check_answered(responded_ns: IntArray, record: SendRecord, requests: SentRe
 
 def _capacity(
     responded_ns: IntArray,
-    sizes: IntArray,
     requests: SentRequests,
     streamed: StreamedRequests | None,
-    sla: Sla,
+    planned: PlannedLoad,
+    sizes: IntArray,
     overload: str,
 ) -> Measurement:
     """Return the measurement of an overloaded server.
@@ -245,20 +244,21 @@ def _capacity(
     begin_ns, end_ns = requests.begin_seconds * 1e9, requests.end_seconds * 1e9 if streamed else math.inf
     answered = np.resize(sizes, len(responded_ns))[(responded_ns >= begin_ns) & (responded_ns < end_ns)]
     output = streamed.output_between(begin_ns, end_ns) if streamed else None
-    return replace(_measurement(requests, answered, requests.span_seconds, sla, overload, output), overloaded=True)
+    return replace(
+        _measurement(requests, answered, requests.span_seconds, planned, overload, output), overloaded=True
+    )
 
 
 def _measured_parts(
     requests: SentRequests,
     failed: FailedRequests | None,
-    load: LoadPoint,
-    sla: Sla,
+    planned: PlannedLoad,
     spread_limit: float,
     parts: int,
 ) -> list[Measurement]:
     """Return the measurements of a server that was not overloaded, without its failed requests."""
-    on_time = requests.on_time()
-    _check_verdict(requests, on_time, load, sla)
+    on_time, load, sla = requests.on_time(), planned.load, planned.sla
+    _check_verdict(requests, on_time, planned)
     samples_rate = load.request_rate * load.request_batch_size
     failed_seconds = failed.planned_ns / 1e9 if failed else np.empty(0)
     reason = describe_disagreement(
@@ -270,7 +270,7 @@ def _measured_parts(
     reason = reason or ("" if sla else _lateness_in_p95(requests, on_time, spread_limit))
     span_seconds = requests.span_seconds / parts
     return [
-        _measurement(part, part.sizes[part.answered], span_seconds, sla, reason) for part in requests.parts(parts)
+        _measurement(part, part.sizes[part.answered], span_seconds, planned, reason) for part in requests.parts(parts)
     ]
 
 
@@ -278,7 +278,7 @@ def _measurement(
     requests: SentRequests,
     answered: IntArray,
     seconds: float,
-    sla: Sla,
+    planned: PlannedLoad,
     reason: str,
     output: StreamOutput | None = None,
 ) -> Measurement:
@@ -290,9 +290,9 @@ def _measurement(
         return Measurement(reason=f"no request was due within {seconds:.3g} s")
     streams = requests.streams
     output = streams.output if streams and output is None else output
-    in_time = within_bounds(requests.latencies_ms, streams, sla) & requests.answered
+    in_time = within_bounds(requests.latencies_ms, streams, planned.sla) & requests.answered
     return replace(
-        make_measurement(requests.latencies_ms, answered, seconds, sla, reason, streams, output),
+        make_measurement(requests.latencies_ms, answered, seconds, planned.sla, reason, streams, output),
         goodput_infer_per_sec=float(requests.sizes[in_time].sum()) / seconds,
         late_request_share=round(requests.late_share(), 6),
         send_lateness_p99_ms=round(quantile(requests.late_by_ms, 0.99), 6),
@@ -316,15 +316,15 @@ def _check_kept_up(record: SendRecord, requests: SentRequests, load: LoadPoint) 
         raise LateError(f"the load generator cannot keep up: {_late(requests, load)} ({used}); {ADVICE}")
 
 
-def _check_verdict(requests: SentRequests, on_time: SentRequests, load: LoadPoint, sla: Sla) -> None:
+def _check_verdict(requests: SentRequests, on_time: SentRequests, planned: PlannedLoad) -> None:
     """Raise LateError if a bound is missed that could be met without the lateness of requests."""
     measured, at_best = (
-        _measurement(each, each.sizes[each.answered], each.span_seconds, sla, "") for each in (requests, on_time)
+        _measurement(each, each.sizes[each.answered], each.span_seconds, planned, "") for each in (requests, on_time)
     )
-    missed = sla.missed(measured)
+    missed = planned.sla.missed(measured)
     if missed and missed.is_met(at_best):
         raise LateError(
-            f"the load generator was late: {_late(requests, load)}; {missed} is missed, "
+            f"the load generator was late: {_late(requests, planned.load)}; {missed} is missed, "
             f"but could be met without that lateness; {ADVICE}"
         )
 

@@ -164,7 +164,7 @@ def report_section(run: FinishedRun) -> ReportSection:
         streaming=tables.streaming(run),
         stages=tables.stages(run),
         forecasts=check_forecasts(run.trials),
-        sensitivity=tables.sensitivity(neighbours, problem.sla),
+        sensitivity=tables.sensitivity(run, neighbours),
         sensitivity_sentence=tables.sensitivity_sentence(neighbours),
         is_simulated=problem.is_simulated,
         importance=importance(problem, samples),

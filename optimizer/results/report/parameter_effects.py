@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from objectives.metrics import LATENCY
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, FieldValue, Point, Trial, short_path
 from optimizer.results.finished_run import FinishedRun
@@ -176,7 +177,7 @@ def _expected_costs(
         figures = np.log(fit_surrogate(problem, trials).forecast(cells))
     except ValueError:  # the bounded latency was not measured
         return {}
-    bound_s = problem.sla.latency_bound_ms() / 1e3
+    bound_s = min(problem.sla.bounds_ms(LATENCY), default=math.inf) / 1e3
     curves = zip(*figures.reshape(2, -1, len(loads)), strict=True)
     within = [_best_within(np.log(loads), throughput, latency, bound_s) for throughput, latency in curves]
     if not within[0]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from objectives import batch_stats, response_times
 from objectives.confidence import Verdict
 from objectives.metrics import METRICS, Metric
-from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.results import configuration_text, formatting, outcome_values
@@ -245,14 +244,14 @@ def timeline(run: FinishedRun) -> tuple[Point, tuple[float, ...]] | None:
     return None
 
 
-def sensitivity(neighbours: Sequence[Neighbour], sla: Sla) -> ReportTable:
-    """Return the change of the throughput within ``sla`` for each step, the most costly first."""
+def sensitivity(run: FinishedRun, neighbours: Sequence[Neighbour]) -> ReportTable:
+    """Return the change of the throughput within the SLA for each step, the most costly first."""
     rows = [
         (label(step.parameter), f"{step.chosen} to {step.other}", _change(step.measured), _change(step.expected))
         for step in sorted(neighbours, key=lambda step: -(step.cost or 0.0))
     ]
     headers = ("parameter", "one step", ">measured", ">expected")
-    within = " within the SLA" if sla else ""
+    within = " within the SLA" if run.problem.sla else ""
     return ReportTable(headers, rows, f"Throughput{within} after changing one parameter by one step")
 
 

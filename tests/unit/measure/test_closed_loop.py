@@ -26,7 +26,7 @@ from optimizer.measure.load_client.client import WARM_UPS, ClosedLoopClient
 from optimizer.measure.load_client.closed_loop import (
     CLOSED_LOOP_LEAD_IN_SECONDS,
     NoAnswersError,
-    judge_closed_loop,
+    summarize_closed_loop,
 )
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.measure.load_client.judgement import SATURATED_CPU_SHARE, PlannedLoad
@@ -51,7 +51,7 @@ def record(answered_ms: np.ndarray, latency_ms: float | np.ndarray, **facts: Any
 
 def windows_of(happened: SendRecord, seconds: float, count: int, *bounds_ms: float) -> list[Measurement]:
     sla = Sla(tuple(Constraint("latency-p95", bound_ms) for bound_ms in bounds_ms))
-    return judge_closed_loop(happened, PlannedLoad(LOAD, seconds, SIZES), sla, math.inf, count)
+    return summarize_closed_loop(happened, PlannedLoad(LOAD, seconds, SIZES, sla=sla), math.inf, count)
 
 
 def test_a_request_belongs_to_the_window_in_which_it_was_answered() -> None:
@@ -112,7 +112,7 @@ def test_windows_of_a_saturated_client_do_not_count_whatever_their_latencies_are
 def test_thirds_that_disagree_about_the_bound_are_not_stable(p95s_ms: tuple[float, ...], stable: bool) -> None:
     happened = record(np.linspace(0, 999, 600), np.repeat(p95s_ms, 200))
     sla = Sla.from_bounds({"p95": 20.0})
-    (result,) = judge_closed_loop(happened, PlannedLoad(LOAD, 1.0, SIZES), sla, MAX_SPREAD)
+    (result,) = summarize_closed_loop(happened, PlannedLoad(LOAD, 1.0, SIZES, sla=sla), MAX_SPREAD)
     assert result.stable is stable
     assert result.stable is (result.reason == "")
 

@@ -17,7 +17,7 @@ from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.client import MOST_MESSAGES, OTHER_MESSAGES, ClosedLoopClient
-from optimizer.measure.load_client.closed_loop import CLOSED_LOOP_LEAD_IN_SECONDS, judge_closed_loop
+from optimizer.measure.load_client.closed_loop import CLOSED_LOOP_LEAD_IN_SECONDS, summarize_closed_loop
 from optimizer.measure.load_client.judgement import (
     OTHER,
     REJECTED,
@@ -26,7 +26,7 @@ from optimizer.measure.load_client.judgement import (
     failure_kind,
     split_failures,
 )
-from optimizer.measure.load_client.open_loop import judge_open_loop
+from optimizer.measure.load_client.open_loop import summarize_open_loop
 from optimizer.measure.load_client.plan import NEVER, ResponseRecord, SendPlan, SendRecord
 
 FULL = "[request id: <id_unknown>] Exceeds maximum queue size"
@@ -55,18 +55,20 @@ def test_the_message_says_the_kind(message: str, kind: int) -> None:
 
 def test_failed_requests_of_a_closed_loop_are_counted_in_their_window_and_not_served() -> None:
     happened = record(100, {FULL: [0, 1, 99], EXPIRED: [2], "x": [60, 61]})
-    first, second = judge_closed_loop(happened, PlannedLoad(CLOSED, 1.0, SIZES), SLA, math.inf, 2)
+    first, second = summarize_closed_loop(happened, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2)
     assert (first.rejected_requests, first.timed_out_requests, first.failed_requests) == (2, 1, 0)
     assert (second.rejected_requests, second.timed_out_requests, second.failed_requests) == (1, 0, 2)
     assert (first.requests or 0) + (second.requests or 0) == 94
     assert first.throughput_infer_per_sec == pytest.approx(2 * (first.requests or 0) / 0.5)
-    plain = judge_closed_loop(replace(happened, failures=None), PlannedLoad(CLOSED, 1.0, SIZES), SLA, math.inf, 2)
+    plain = summarize_closed_loop(
+        replace(happened, failures=None), PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2
+    )
     assert plain[0].errors is None
     assert METRICS["error-rate"].value(plain[0]) is None
 
 
 def test_failed_requests_of_an_open_loop_are_counted_by_their_planned_time() -> None:
-    (result,) = judge_open_loop(record(100, {FULL: [1, 2]}), PlannedLoad(OPEN, 2.0, SIZES), SLA, math.inf)
+    (result,) = summarize_open_loop(record(100, {FULL: [1, 2]}), PlannedLoad(OPEN, 2.0, SIZES, sla=SLA), math.inf)
     assert (result.requests, result.errors) == (98, 2)
     assert METRICS["error-rate"].value(result) == pytest.approx(2.0)
 
@@ -74,10 +76,10 @@ def test_failed_requests_of_an_open_loop_are_counted_by_their_planned_time() -> 
 def test_a_request_that_the_client_gave_up_has_timed_out() -> None:
     happened = record(100, {})
     happened.answered_ns[-1] = NEVER
-    (result,) = judge_open_loop(happened, PlannedLoad(OPEN, 2.0, SIZES), SLA, math.inf)
+    (result,) = summarize_open_loop(happened, PlannedLoad(OPEN, 2.0, SIZES, sla=SLA), math.inf)
     assert (result.requests, result.timed_out_requests) == (99, 1)
-    (overloaded,) = judge_open_loop(
-        replace(happened, overload="overloaded"), PlannedLoad(OPEN, 2.0, SIZES), SLA, math.inf
+    (overloaded,) = summarize_open_loop(
+        replace(happened, overload="overloaded"), PlannedLoad(OPEN, 2.0, SIZES, sla=SLA), math.inf
     )
     assert overloaded.timed_out_requests == 0
 
@@ -87,43 +89,51 @@ def test_a_request_that_hangs_in_a_closed_loop_has_timed_out() -> None:
     happened = replace(record(100, {}), ended_ns=10_000 * MS)
     happened.answered_ns[[10, 99]] = NEVER
     happened.sent_ns[99] = happened.planned_ns[99] = 1000 * CLOSED_LOOP_LEAD_IN_SECONDS * MS + 995 * MS
-    first, second = judge_closed_loop(happened, PlannedLoad(CLOSED, 1.0, SIZES), SLA, math.inf, 2)
+    first, second = summarize_closed_loop(happened, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2)
     assert (first.timed_out_requests, second.timed_out_requests) == (0, 1)
 
 
 def test_failures_in_one_third_of_an_open_loop_are_no_steady_state() -> None:
-    (steady,) = judge_open_loop(record(120, {FULL: list(range(1, 120, 4))}), PlannedLoad(OPEN, 1.5, SIZES), SLA, 0.1)
+    (steady,) = summarize_open_loop(
+        record(120, {FULL: list(range(1, 120, 4))}), PlannedLoad(OPEN, 1.5, SIZES, sla=SLA), 0.1
+    )
     assert steady.stable, steady.reason
-    (burst,) = judge_open_loop(record(120, {FULL: list(range(81, 111))}), PlannedLoad(OPEN, 1.5, SIZES), SLA, 0.1)
+    (burst,) = summarize_open_loop(
+        record(120, {FULL: list(range(81, 111))}), PlannedLoad(OPEN, 1.5, SIZES, sla=SLA), 0.1
+    )
     assert not burst.stable
     assert "unstable" in burst.reason
 
 
 def test_a_window_in_which_all_failed_serves_nothing() -> None:
     happened = record(100, {FULL: list(range(40, 100))})
-    _, second = judge_closed_loop(happened, PlannedLoad(CLOSED, 1.0, SIZES), SLA, math.inf, 2)
+    _, second = summarize_closed_loop(happened, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf, 2)
     assert (second.throughput_infer_per_sec, second.goodput_infer_per_sec, second.errors) == (0.0, 0.0, 50)
     assert SLA.violation(second) == math.inf
 
 
 def test_if_every_request_fails_the_message_is_the_error() -> None:
-    for judge, load in ((judge_closed_loop, CLOSED), (judge_open_loop, OPEN)):
+    for summarize, load in ((summarize_closed_loop, CLOSED), (summarize_open_loop, OPEN)):
         with pytest.raises(MeasurementError, match=r"every request failed at .*Exceeds maximum queue size"):
-            judge(record(10, {FULL: list(range(10))}), PlannedLoad(load, 1.0, SIZES), SLA, math.inf)
+            summarize(record(10, {FULL: list(range(10))}), PlannedLoad(load, 1.0, SIZES, sla=SLA), math.inf)
 
 
 def test_goodput_counts_the_samples_within_all_latency_bounds() -> None:
     happened = record(99, None)  # a third takes 8 ms, the others 4 ms
     for bounds, share in (({"p95": 5.0}, 2 / 3), ({"p50": 9.0}, 1.0), ({"p50": 9.0, "avg": 5.0}, 2 / 3), ({}, 1.0)):
-        (result,) = judge_closed_loop(happened, PlannedLoad(CLOSED, 1.0, SIZES), Sla.from_bounds(bounds), math.inf)
+        (result,) = summarize_closed_loop(
+            happened, PlannedLoad(CLOSED, 1.0, SIZES, sla=Sla.from_bounds(bounds)), math.inf
+        )
         assert result.goodput_infer_per_sec == pytest.approx(share * (result.throughput_infer_per_sec or 0.0))
-        (result,) = judge_open_loop(happened, PlannedLoad(OPEN, 2.0, SIZES), Sla.from_bounds(bounds), math.inf)
+        (result,) = summarize_open_loop(
+            happened, PlannedLoad(OPEN, 2.0, SIZES, sla=Sla.from_bounds(bounds)), math.inf
+        )
         assert result.goodput_infer_per_sec == pytest.approx(share * (result.throughput_infer_per_sec or 0.0))
 
 
 def test_a_bound_on_a_percentile_is_on_all_requests() -> None:
     happened = record(1000, {FULL: list(range(1, 41, 1))}, latency_ms=1.0)
-    (result,) = judge_closed_loop(happened, PlannedLoad(CLOSED, 1.0, SIZES), SLA, math.inf)
+    (result,) = summarize_closed_loop(happened, PlannedLoad(CLOSED, 1.0, SIZES, sla=SLA), math.inf)
     assert Sla.from_bounds({"p95": 3.0}).is_met(result), "4 % failed"
     assert not Sla.from_bounds({"p99": 1000.0}).is_met(result), "more than 1 % failed"
     assert Sla.from_bounds({"avg": 3.0}).is_met(result)
@@ -170,8 +180,8 @@ def test_each_priority_has_its_own_requests_and_failures() -> None:
     """Every fourth request has priority 1, and 5 of these are rejected; all windows together have every request."""
     happened = record(100, {FULL: [0, 4, 8, 12, 16], EXPIRED: [1]})
     priorities = np.array([1, 2, 2, 2])
-    for judge, load, seconds in ((judge_closed_loop, CLOSED, 1.0), (judge_open_loop, OPEN, 1.5)):
-        windows = judge(happened, PlannedLoad(load, seconds, SIZES, priorities=priorities), SLA, math.inf, 2)
+    for summarize, load, seconds in ((summarize_closed_loop, CLOSED, 1.0), (summarize_open_loop, OPEN, 1.5)):
+        windows = summarize(happened, PlannedLoad(load, seconds, SIZES, priorities=priorities, sla=SLA), math.inf, 2)
         statistics = [from_text(window.by_priority) for window in windows]
         assert [own.priority for own in itertools.chain(*statistics)] == [1, 2, 1, 2]
         for window, (first, second) in zip(windows, statistics, strict=True):
@@ -180,5 +190,5 @@ def test_each_priority_has_its_own_requests_and_failures() -> None:
             assert first.served + second.served == window.requests
             total = first.throughput_infer_per_sec + second.throughput_infer_per_sec
             assert total == pytest.approx(window.throughput_infer_per_sec, rel=0.02)
-        (plain,) = judge(happened, PlannedLoad(load, seconds, SIZES), SLA, math.inf)
+        (plain,) = summarize(happened, PlannedLoad(load, seconds, SIZES, sla=SLA), math.inf)
         assert plain.by_priority == ""

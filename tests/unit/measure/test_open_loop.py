@@ -15,7 +15,7 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS, PlannedLoad
-from optimizer.measure.load_client.open_loop import LATE_MS, LateError, judge_open_loop, lateness_note
+from optimizer.measure.load_client.open_loop import LATE_MS, LateError, lateness_note, summarize_open_loop
 from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord, StreamPlan, write_record
 
 RATE, SECONDS = 1000.0, 2.0 + LEAD_IN_SECONDS
@@ -36,7 +36,7 @@ def record(latency_ms: float | np.ndarray = 5.0, late_ms: float | np.ndarray = 0
 
 def judged(happened: SendRecord, bound_ms: float = 20.0, spread_limit: float = MAX_SPREAD) -> Measurement:
     sla = Sla.from_bounds({"p95": bound_ms}) if bound_ms else Sla()
-    (result,) = judge_open_loop(happened, PlannedLoad(LOAD, SECONDS, SIZES), sla, spread_limit)
+    (result,) = summarize_open_loop(happened, PlannedLoad(LOAD, SECONDS, SIZES, sla=sla), spread_limit)
     return result
 
 
@@ -55,7 +55,7 @@ def test_throughput_counts_the_samples_that_were_answered(parts: int) -> None:
     sizes = np.array([1, 1, 1, 9])  # requests with nine samples are never answered
     happened = record()
     happened.answered_ns[np.resize(sizes, len(PLANNED)) == 9] = NEVER
-    for result in judge_open_loop(happened, PlannedLoad(LOAD, SECONDS, sizes), Sla(), math.inf, parts):
+    for result in summarize_open_loop(happened, PlannedLoad(LOAD, SECONDS, sizes), math.inf, parts):
         assert result.throughput_infer_per_sec == pytest.approx(750, rel=0.01)
         assert result.requests == pytest.approx(1500 / parts, abs=1)
 
@@ -65,7 +65,9 @@ def test_the_lead_in_does_not_count() -> None:
 
 
 def judge_bounds(happened: SendRecord, **bounds_ms: float) -> Measurement:
-    (result,) = judge_open_loop(happened, PlannedLoad(LOAD, SECONDS, SIZES), Sla.from_bounds(bounds_ms), MAX_SPREAD)
+    (result,) = summarize_open_loop(
+        happened, PlannedLoad(LOAD, SECONDS, SIZES, sla=Sla.from_bounds(bounds_ms)), MAX_SPREAD
+    )
     return result
 
 
@@ -236,8 +238,8 @@ def test_thirds_that_disagree_about_the_bound_are_not_stable(p95s_ms: tuple[floa
 
 def test_a_record_is_divided_into_windows_in_order() -> None:
     growing = np.concatenate([np.zeros(200), np.repeat([5.0, 10.0, 15.0, 20.0], 500)])
-    result = judge_open_loop(
-        record(latency_ms=growing), PlannedLoad(LOAD, SECONDS, SIZES), Sla.from_bounds({"p95": 30.0}), math.inf, 4
+    result = summarize_open_loop(
+        record(latency_ms=growing), PlannedLoad(LOAD, SECONDS, SIZES, sla=Sla.from_bounds({"p95": 30.0})), math.inf, 4
     )
     assert [one.latency_p95_ms for one in result] == [5.0, 10.0, 15.0, 20.0]
     assert [one.requests for one in result] == [500] * 4
@@ -245,8 +247,8 @@ def test_a_record_is_divided_into_windows_in_order() -> None:
 
 
 def test_an_overload_gives_one_window() -> None:
-    (result,) = judge_open_loop(
-        overloaded(), PlannedLoad(LOAD, SECONDS, SIZES), Sla.from_bounds({"p95": 20.0}), math.inf, 4
+    (result,) = summarize_open_loop(
+        overloaded(), PlannedLoad(LOAD, SECONDS, SIZES, sla=Sla.from_bounds({"p95": 20.0})), math.inf, 4
     )
     assert not result.stable
 

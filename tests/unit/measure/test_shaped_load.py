@@ -11,7 +11,6 @@ import pytest
 from tritonclient.grpc.service_pb2 import ModelMetadataResponse
 
 from objectives.metrics import Measurement
-from objectives.sla import Sla
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MAX_SPREAD
@@ -21,7 +20,7 @@ from optimizer.measure.load_client.arrivals import RecordedArrivals, RecordedKin
 from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.measure.load_client.judgement import PlannedLoad
 from optimizer.measure.load_client.launcher import Messages
-from optimizer.measure.load_client.open_loop import judge_open_loop
+from optimizer.measure.load_client.open_loop import summarize_open_loop
 from optimizer.measure.load_client.plan import SendPlan, SendRecord
 
 METADATA = ModelMetadataResponse()
@@ -141,8 +140,8 @@ def judged(text: str, lead_in: float, seconds: float, rate: float = 3000.0, seed
         free = answered[i] = max(free, arrival) + 0.0002
     planned_ns, answered_ns = ((1e9 * times).astype(np.int64) for times in (planned, answered))
     record = SendRecord(planned_ns, planned_ns, answered_ns, int(answered_ns.max()) + 1)
-    (measured,) = judge_open_loop(
-        record, PlannedLoad(load, lead_in + seconds, lead_in_seconds=lead_in), Sla(), MAX_SPREAD
+    (measured,) = summarize_open_loop(
+        record, PlannedLoad(load, lead_in + seconds, lead_in_seconds=lead_in), MAX_SPREAD
     )
     return measured
 

@@ -20,11 +20,11 @@ from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrash
 from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_client.client import OverloadDetector
-from optimizer.measure.load_client.closed_loop import judge_closed_loop
+from optimizer.measure.load_client.closed_loop import summarize_closed_loop
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_client.judgement import FEWEST_STREAMED, PlannedLoad
-from optimizer.measure.load_client.launcher import Judge, Messages, Schedule
-from optimizer.measure.load_client.open_loop import judge_open_loop
+from optimizer.measure.load_client.launcher import Messages, Schedule, Summarize
+from optimizer.measure.load_client.open_loop import summarize_open_loop
 from optimizer.measure.load_client.plan import (
     MAX_LEAD_IN_SECONDS,
     NEVER,
@@ -96,7 +96,9 @@ def test_responses_are_read_in_the_order_of_their_requests(tmp_path: Path) -> No
 
 def test_each_timing_has_its_own_statistics_and_counts(tmp_path: Path) -> None:
     requests = [(100.0 * i, 100.0 * i + 95, steady(100 * i, 10 + i, 10 + i, 5)) for i in range(10)]
-    (result,) = judge_closed_loop(record(tmp_path, requests, (0, 1000)), PlannedLoad(CLOSED, 1.0), SLA, math.inf)
+    (result,) = summarize_closed_loop(
+        record(tmp_path, requests, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=SLA), math.inf
+    )
     assert result.requests == 10
     assert result.latency_p50_ms == pytest.approx(5 * 14.0)
     assert result.ttft_p50_ms == pytest.approx(14.0)
@@ -114,30 +116,30 @@ def test_the_responses_of_the_request_with_the_median_latency_are_recorded(tmp_p
     requests = [(100.0 * i, 100.0 * i + 95, steady(100 * i, 10, 10 + i, 4)) for i in range(3)]
     requests.append((50.0, 60.0, []))
     (tmp_path / "closed").mkdir()
-    (result,) = judge_closed_loop(
-        record(tmp_path / "closed", requests, (0, 1000)), PlannedLoad(CLOSED, 1.0), SLA, math.inf
+    (result,) = summarize_closed_loop(
+        record(tmp_path / "closed", requests, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=SLA), math.inf
     )
     assert result.response_times_ms == "10 21 32 43"
     (tmp_path / "open").mkdir()
     requests = [(100.0, -1.0, steady(100, 5, 10, 3)), (200.0, 260.0, steady(200, 20, 10, 3))]
-    (result,) = judge_open_loop(
-        record(tmp_path / "open", requests, (0, 1000)), PlannedLoad(OPEN, 1.0), Sla(), math.inf
-    )
+    (result,) = summarize_open_loop(record(tmp_path / "open", requests, (0, 1000)), PlannedLoad(OPEN, 1.0), math.inf)
     assert result.response_times_ms == "20 30 40", "the other request has not ended"
 
 
 def test_tokens_are_the_elements_of_the_named_output(tmp_path: Path) -> None:
     happened = record(tmp_path, [(0, 90, steady(0, 10, 10, 5))], (0, 1000))
-    (result,) = judge_closed_loop(happened, PlannedLoad(CLOSED, 1.0, token_output="tokens"), SLA, math.inf)
+    (result,) = summarize_closed_loop(happened, PlannedLoad(CLOSED, 1.0, token_output="tokens", sla=SLA), math.inf)
     assert result.responses_per_sec == 5.0
     assert result.output_tokens_per_sec == 10.0
     with pytest.raises(MeasurementError, match=r"no response has the output ids, .* it has tokens"):
-        judge_closed_loop(happened, PlannedLoad(CLOSED, 1.0, token_output="ids"), SLA, math.inf)
+        summarize_closed_loop(happened, PlannedLoad(CLOSED, 1.0, token_output="ids", sla=SLA), math.inf)
 
 
 def test_an_empty_final_response_does_not_count(tmp_path: Path) -> None:
     requests = [(0.0, 300.0, [*steady(0, 10, 10, 3), (300.0, response())])]
-    (result,) = judge_closed_loop(record(tmp_path, requests, (0, 1000)), PlannedLoad(CLOSED, 1.0), SLA, math.inf)
+    (result,) = summarize_closed_loop(
+        record(tmp_path, requests, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=SLA), math.inf
+    )
     assert result.responses_per_sec == 3.0
     assert result.latency_p50_ms == pytest.approx(30.0), "it ends with the last response that has outputs"
     assert result.itl_p50_ms == pytest.approx(10.0)
@@ -145,7 +147,9 @@ def test_an_empty_final_response_does_not_count(tmp_path: Path) -> None:
 
 def test_requests_without_a_time_are_left_out_of_it(tmp_path: Path) -> None:
     requests = [(0.0, 40.0, []), (0.0, 60.0, steady(0, 50, 0, 1)), (0.0, 70.0, steady(0, 20, 40, 2))]
-    (result,) = judge_closed_loop(record(tmp_path, requests, (0, 1000)), PlannedLoad(CLOSED, 1.0), SLA, math.inf)
+    (result,) = summarize_closed_loop(
+        record(tmp_path, requests, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=SLA), math.inf
+    )
     assert result.requests == 3
     assert result.latency_p50_ms == pytest.approx(50.0)
     assert result.ttft_avg_ms == pytest.approx(35.0)
@@ -153,7 +157,9 @@ def test_requests_without_a_time_are_left_out_of_it(tmp_path: Path) -> None:
 
 
 def test_no_responses_at_all_leave_the_times_unknown(tmp_path: Path) -> None:
-    (result,) = judge_closed_loop(record(tmp_path, [(0, 40, [])], (0, 1000)), PlannedLoad(CLOSED, 1.0), SLA, math.inf)
+    (result,) = summarize_closed_loop(
+        record(tmp_path, [(0, 40, [])], (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=SLA), math.inf
+    )
     assert (result.requests, result.responses_per_sec) == (1, 0.0)
     assert (result.ttft_p95_ms, result.itl_p95_ms, result.ttft_sketch, result.requests_over_ttft_ms) == (
         None,
@@ -167,7 +173,7 @@ def test_no_responses_at_all_leave_the_times_unknown(tmp_path: Path) -> None:
 def test_a_long_request_counts_where_it_ends_and_its_responses_where_they_arrive(tmp_path: Path) -> None:
     requests = [(0.0, 1500.0, steady(0, 100, 200, 8)), (600.0, 2500.0, steady(600, 100, 900, 2))]
     happened = record(tmp_path, requests, (500, 2500))
-    (result,) = judge_closed_loop(happened, PlannedLoad(CLOSED, 0.1), SLA, math.inf)
+    (result,) = summarize_closed_loop(happened, PlannedLoad(CLOSED, 0.1, sla=SLA), math.inf)
     assert result.requests == 1, "the other one was in flight at the end"
     assert result.ttft_p50_ms == pytest.approx(100.0), "its first response arrived before the window"
     assert result.responses_per_sec == 4.0
@@ -177,11 +183,13 @@ def test_windows_are_longer_if_few_requests_have_ended(tmp_path: Path) -> None:
     """Requests of one length end in waves, here 10 of them each 400 ms."""
     requests = [(400.0 * i, 400.0 * i + 399, steady(400 * i, 99, 100, 4)) for i in range(10) for _ in range(10)]
     happened = record(tmp_path, requests, (0, 4000))
-    parts = judge_closed_loop(happened, PlannedLoad(CLOSED, 0.1), SLA, math.inf, 40)
+    parts = summarize_closed_loop(happened, PlannedLoad(CLOSED, 0.1, sla=SLA), math.inf, 40)
     assert [part.requests for part in parts] == [20] * 5, "most of the 40 parts would have no request"
     assert {part.output_tokens_per_sec for part in parts} == {100.0}
     few = record(tmp_path, requests[:15], (0, 4000))
-    assert [part.requests for part in judge_closed_loop(few, PlannedLoad(CLOSED, 0.1), SLA, math.inf, 40)] == [15]
+    assert [
+        part.requests for part in summarize_closed_loop(few, PlannedLoad(CLOSED, 0.1, sla=SLA), math.inf, 40)
+    ] == [15]
 
 
 def test_a_closed_loop_without_an_ended_request_is_not_repeated(tmp_path: Path) -> None:
@@ -190,10 +198,10 @@ def test_a_closed_loop_without_an_ended_request_is_not_repeated(tmp_path: Path) 
 
     class Launched(ClosedLoopGenerator):
         def _launch(
-            self, endpoint: Endpoint, load: LoadPoint, schedule: Schedule, judge: Judge, spread_limit: float
+            self, endpoint: Endpoint, load: LoadPoint, schedule: Schedule, summarize: Summarize, spread_limit: float
         ) -> list[Measurement]:
             launches.append(load)
-            return judge(happened, PlannedLoad(load, schedule.seconds), SLA, spread_limit, schedule.parts)
+            return summarize(happened, PlannedLoad(load, schedule.seconds, sla=SLA), spread_limit, schedule.parts)
 
     with pytest.raises(MeasurementError, match=r"^no request ended within 45 s at .*--output-tokens") as raised:
         Launched(log=tmp_path / "log", streams=True)._measure(cast("Endpoint", None), CLOSED, 1.0, math.inf)
@@ -211,7 +219,9 @@ def test_the_open_loop_counts_from_the_planned_time(tmp_path: Path) -> None:
         happened.ended_ns,
         responses=happened.responses,
     )
-    (result,) = judge_open_loop(late, PlannedLoad(OPEN, 1.0), Sla.from_bounds({"ttft-p95": 500.0}), MAX_SPREAD)
+    (result,) = summarize_open_loop(
+        late, PlannedLoad(OPEN, 1.0, sla=Sla.from_bounds({"ttft-p95": 500.0})), MAX_SPREAD
+    )
     assert result.stable, result.reason
     assert result.requests == 9, "that of 0.995 s belongs to the lead-in"
     assert result.ttft_p95_ms == pytest.approx(25.0)
@@ -231,7 +241,7 @@ def test_an_overload_counts_the_waiting_time_of_requests_without_a_response(tmp_
         overload="overloaded",
         responses=happened.responses,
     )
-    (result,) = judge_open_loop(overloaded, PlannedLoad(OPEN, 1.0), SLA, MAX_SPREAD)
+    (result,) = summarize_open_loop(overloaded, PlannedLoad(OPEN, 1.0, sla=SLA), MAX_SPREAD)
     assert result.overloaded
     assert result.ttft_p99_ms == pytest.approx(500.0)
     assert result.responses_per_sec == pytest.approx(20.0)
@@ -244,7 +254,7 @@ def overloaded(happened: SendRecord) -> SendRecord:
 def test_an_overload_before_any_request_has_ended_shows_the_rate_of_first_responses(tmp_path: Path) -> None:
     requests = [(20.0 * i, -1.0, steady(20 * i, 30 * i, 100, 3) if i < 20 else []) for i in range(50)]
     happened = overloaded(record(tmp_path, requests, (0, 1000)))
-    (result,) = judge_open_loop(happened, PlannedLoad(OPEN, 20.0), SLA, MAX_SPREAD)
+    (result,) = summarize_open_loop(happened, PlannedLoad(OPEN, 20.0, sla=SLA), MAX_SPREAD)
     assert (result.overloaded, result.stable) == (True, False)
     assert result.throughput_infer_per_sec == pytest.approx(20.0)
     assert result.output_tokens_per_sec == pytest.approx(54.0), "six others arrive after the end"
@@ -254,25 +264,29 @@ def test_an_overload_before_any_request_has_ended_shows_the_rate_of_first_respon
 def test_an_overload_soon_after_the_lead_in_is_judged_by_the_second_half_of_the_time(tmp_path: Path) -> None:
     requests = [(20.0 * i, 20.0 * i + 5, steady(20 * i, 5, 0, 1)) for i in range(50)]
     happened = overloaded(record(tmp_path, requests, (995, 1000)))
-    (result,) = judge_open_loop(happened, PlannedLoad(OPEN, 20.0), SLA, MAX_SPREAD)
+    (result,) = summarize_open_loop(happened, PlannedLoad(OPEN, 20.0, sla=SLA), MAX_SPREAD)
     assert result.throughput_infer_per_sec == pytest.approx(50.0)
 
 
 def test_an_overload_without_a_first_response_is_an_error(tmp_path: Path) -> None:
     happened = overloaded(record(tmp_path, [(20.0 * i, -1.0, []) for i in range(50)], (0, 1000)))
     with pytest.raises(MeasurementError, match=r"no request was answered within 1\.0 s at 10 requests/s"):
-        judge_open_loop(happened, PlannedLoad(OPEN, 20.0), SLA, MAX_SPREAD)
+        summarize_open_loop(happened, PlannedLoad(OPEN, 20.0, sla=SLA), MAX_SPREAD)
 
 
 def test_rising_first_responses_are_not_stable_although_the_latencies_are(tmp_path: Path) -> None:
     bounds = Sla.from_bounds({"ttft-p95": 30.0})
     flat = [(10.0 * i, 10.0 * i + 90, steady(10 * i, 20, 10, 7)) for i in range(90)]
-    (result,) = judge_closed_loop(record(tmp_path, flat, (0, 1000)), PlannedLoad(CLOSED, 1.0), bounds, MAX_SPREAD)
+    (result,) = summarize_closed_loop(
+        record(tmp_path, flat, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=bounds), MAX_SPREAD
+    )
     assert result.stable, result.reason
     rising = [
         (10.0 * i, 10.0 * i + 90, [(10 * i + 10 + i, response(1)), (10 * i + 89, response(1))]) for i in range(90)
     ]
-    (result,) = judge_closed_loop(record(tmp_path, rising, (0, 1000)), PlannedLoad(CLOSED, 1.0), bounds, MAX_SPREAD)
+    (result,) = summarize_closed_loop(
+        record(tmp_path, rising, (0, 1000)), PlannedLoad(CLOSED, 1.0, sla=bounds), MAX_SPREAD
+    )
     assert "p95" in result.reason
 
 

@@ -40,7 +40,7 @@ def window(rng: np.random.Generator, failed: int, served: int = 2000, speed: flo
 def judge(failed: Sequence[int], sla: Sla = SLA, windows: int = 8) -> SlaVerdict:
     rng = np.random.default_rng(0)
     servers = [[window(rng, count) for _ in range(windows)] for count in failed]
-    return judge_sla(servers, sla, server_spreads([servers], sla), SequentialTest(0.01, 9))
+    return judge_sla(servers, sla, server_spreads([servers], sla.bounded_latencies), SequentialTest(0.01, 9))
 
 
 def test_no_failures_in_many_requests_pass() -> None:
@@ -75,7 +75,7 @@ def test_uncounted_failures_are_undecided() -> None:
     rng = np.random.default_rng(0)
     plain = replace(window(rng, 0), rejected_requests=None, timed_out_requests=None, failed_requests=None)
     servers = [[plain] * 8] * 6
-    judged = judge_sla(servers, SLA, server_spreads([servers], SLA), SequentialTest(0.01))
+    judged = judge_sla(servers, SLA, server_spreads([servers], SLA.bounded_latencies), SequentialTest(0.01))
     assert judged.verdict is Verdict.UNDECIDED
     assert "failed requests were not counted" in judged.reason
 
@@ -123,7 +123,7 @@ def test_windows_that_served_nothing_lower_the_throughput() -> None:
     sla = Sla.from_bounds({"throughput": 90.0})
     test = SequentialTest(0.01, 9)
     half = [[own, NOTHING_SERVED] * 4] * 6
-    spreads = server_spreads([half], sla)
+    spreads = server_spreads([half], sla.bounded_latencies)
     assert judge_sla([[own] * 8] * 6, sla, spreads, test).verdict is Verdict.PASS
     assert judge_sla(half, sla, spreads, test).verdict is Verdict.FAIL
     interval = throughput_interval(half, spreads["throughput"])
@@ -137,7 +137,7 @@ def test_a_server_that_served_nothing_fails_a_throughput() -> None:
     own = replace(window(np.random.default_rng(0), 0), throughput_infer_per_sec=100.0)
     sla = Sla.from_bounds({"throughput": 1.0})
     servers = [[own] * 8] * 5 + [[NOTHING_SERVED] * 8]
-    spreads = server_spreads([servers], sla)
+    spreads = server_spreads([servers], sla.bounded_latencies)
     assert judge_sla(servers, sla, spreads, SequentialTest(0.01, 9)).verdict is Verdict.FAIL
     interval = throughput_interval(servers, spreads["throughput"])
     assert interval.low == 0
@@ -150,7 +150,7 @@ def test_a_mean_latency_is_not_met_where_nothing_was_served() -> None:
     sla = Sla.from_bounds({"avg": 20.0})
     test = SequentialTest(0.01, 9)
     servers = [[own] * 7 + [NOTHING_SERVED]] * 6
-    spreads = server_spreads([servers], sla)
+    spreads = server_spreads([servers], sla.bounded_latencies)
     assert judge_sla([[own] * 8] * 6, sla, spreads, test).verdict is Verdict.PASS
     judged = judge_sla(servers, sla, spreads, test)
     assert judged.verdict is Verdict.UNDECIDED
@@ -164,7 +164,7 @@ def test_an_overloaded_server_misses_a_bound_on_the_error_rate() -> None:
     sla = Sla.from_bounds({"error-rate": 0.5})
     for count, verdict in ((6, Verdict.FAIL), (2, Verdict.UNDECIDED)):
         servers = [[own] * 8] * count
-        judged = judge_sla(servers, sla, server_spreads([servers], sla), SequentialTest(0.01, 9))
+        judged = judge_sla(servers, sla, server_spreads([servers], sla.bounded_latencies), SequentialTest(0.01, 9))
         assert judged.verdict is verdict
         assert "the server was overloaded, and requests stayed unanswered" in judged.reason
         assert not judged.is_promising

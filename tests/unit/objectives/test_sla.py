@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectives.metrics import METRICS, Measurement, four_digits
+from objectives.metrics import LATENCY, METRICS, Measurement, four_digits
 from objectives.sla import Constraint, Sla, parse_bytes, parse_duration_ms, parse_rate
 
 NEVER = [
@@ -126,9 +126,10 @@ def test_the_missed_constraints_are_those_that_a_measurement_violates() -> None:
 
 def test_the_tightest_latency_bound_and_that_of_one_metric() -> None:
     both = Sla.from_bounds({"p99": 30.0, "throughput": 5.0, "p95": 20.0})
-    assert (both.latency_bound_ms(), both.latency_bound_ms("latency-p99")) == (20.0, 30.0)
+    assert (both.latency_bound_ms("latency-p95"), both.latency_bound_ms("latency-p99")) == (20.0, 30.0)
     assert both.latency_bound_ms("latency-p50") == math.inf
-    assert Sla.from_bounds({"throughput": 5.0}).latency_bound_ms(default=0.0) == 0.0
+    assert sorted(both.bounds_ms(LATENCY)) == [20.0, 30.0]
+    assert Sla.from_bounds({"throughput": 5.0}).bounds_ms(LATENCY) == ()
     assert both.judged_latency == "latency-p99"
     assert Sla().judged_latency == "latency-p95"
     assert (both.throughput_floor, both.latencies.throughput_floor) == (5.0, 0.0)

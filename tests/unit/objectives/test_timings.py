@@ -48,7 +48,7 @@ def servers(**medians_ms: float) -> list[list[Measurement]]:
 )
 def test_each_bound_is_judged_by_its_own_time(medians_ms: dict[str, float], expected: Verdict) -> None:
     sla, windows = Sla.from_bounds(BOUNDS_MS), servers(**medians_ms)
-    judged = judge_sla(windows, sla, server_spreads([windows], sla), TEST)
+    judged = judge_sla(windows, sla, server_spreads([windows], sla.bounded_latencies), TEST)
     assert judged.verdict is expected
     assert all(f"{timing}-p95" in judged.reason for timing in ("ttft", "itl") if f"{timing}_ms" in medians_ms)
 
@@ -71,7 +71,7 @@ def test_pooled_quantiles_of_all_timings_are_those_of_all_requests() -> None:
 
 def test_the_tightest_bound_on_a_latency_is_that_of_a_request() -> None:
     sla = Sla.from_bounds({**BOUNDS_MS, "p99": 4000.0})
-    assert sla.latency_bound_ms() == 4000.0
+    assert sla.bounds_ms(LATENCY) == (4000.0,)
     assert sla.latency_bound_ms("itl-p95") == 30.0
     assert [bound.metric for bound in sla.latencies] == ["ttft-p95", "itl-p95", "latency-p99"]
     assert Sla.parse(map(str, sla)) == sla
@@ -92,7 +92,7 @@ def test_only_the_latency_of_a_request_has_a_short_name() -> None:
 
 def test_the_spread_between_servers_is_known_for_each_bounded_time() -> None:
     sla = Sla.from_bounds(BOUNDS_MS)
-    assert isinstance(server_spreads([servers()], sla)["itl-p95"], ServerSpread)
+    assert isinstance(server_spreads([servers()], sla.bounded_latencies)["itl-p95"], ServerSpread)
 
 
 @pytest.mark.parametrize(("with_itl", "expected"), [(400, Verdict.FAIL), (40, Verdict.UNDECIDED)])
@@ -108,12 +108,12 @@ def test_a_time_is_judged_among_the_requests_that_have_it(with_itl: int, expecte
     counts = count_misses(windows, 30.0, 0.95, ITL)
     assert sum(map(sum, counts.requests)) == with_itl * sum(map(len, windows))
     assert counts.share == pytest.approx(0.146, abs=0.04)
-    assert judge_sla(windows, sla, server_spreads([windows], sla), TEST).verdict is expected
+    assert judge_sla(windows, sla, server_spreads([windows], sla.bounded_latencies), TEST).verdict is expected
 
 
 def test_the_interval_of_each_time_has_the_effective_requests_of_its_own_bound() -> None:
     sla, windows = Sla.from_bounds(BOUNDS_MS), servers(itl_ms=60.0)
-    judged = judge_sla(windows, sla, server_spreads([windows], sla), TEST)
+    judged = judge_sla(windows, sla, server_spreads([windows], sla.bounded_latencies), TEST)
     assert set(judged.effective_by_metric) == set(BOUNDS_MS)
     assert judged.effective_requests_of("itl-p95") == judged.effective_by_metric["itl-p95"]
     assert judged.effective_requests_of("latency-p95") == judged.effective_requests

@@ -48,7 +48,7 @@ def servers(middle_ms: float, count: int = LOOKS[0], *, sketched: bool = True) -
 
 
 def judged(measured: list[list[Measurement]], sla: Sla = P95, test: SequentialTest = ERROR) -> SlaVerdict:
-    return judge_sla(measured, sla, server_spreads([measured], sla), test)
+    return judge_sla(measured, sla, server_spreads([measured], sla.bounded_latencies), test)
 
 
 @pytest.mark.parametrize(
