@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from objectives import batch_stats
-from objectives.metrics import Measurement
+from objectives.metrics import STATISTICS, Measurement
 from optimizer.config.search_space import OFF, Problem
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.simulator.fitted_parameters import THREADS, ExecutionSettings, execution_settings
-from optimizer.simulator.metrics import LATENCY_NAMES
 from optimizer.simulator.scenario import ServiceTimes, SimulationResult
 from optimizer.simulator.server_model import ServerModel, fit
 from optimizer.store.recording import Recording, read_recording
@@ -152,7 +151,7 @@ def _changed(
         "throughput_infer_per_sec": after.throughput_infer_per_s / before.throughput_infer_per_s,
         **{
             f"latency_{name}_ms": getattr(after, f"latency_{name}_s") / getattr(before, f"latency_{name}_s")
-            for name in LATENCY_NAMES
+            for name in STATISTICS
         },
         **dict.fromkeys(("compute_input_ms", "compute_infer_ms", "compute_output_ms"), of_compute),
         "queue_ms": max(after.queue_avg_s, SMALLEST_S) / waited,

@@ -33,7 +33,7 @@ from simulated_tables import CURVES, REQUEST_BATCH_SIZE, SimulatedServer
 
 from objectives import batch_stats
 from objectives.confidence import miss_rate_bounds
-from objectives.metrics import Measurement
+from objectives.metrics import STATISTICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
@@ -43,7 +43,6 @@ from optimizer.plan.evidence import SAFE, Evidence, Slowdown, collect
 from optimizer.plan.fleet import Fleet, bisected, replicas_needed
 from optimizer.plan.replica import replica
 from optimizer.plan.traffic import Balancer, PoissonTraffic
-from optimizer.simulator.metrics import LATENCY_NAMES
 from optimizer.simulator.scenario import OpenLoopLoad, Overheads, Scenario
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many
 
@@ -55,7 +54,7 @@ QUANTILES = (0.9, 0.95, 0.975, 0.99, 0.995, 0.998, 0.999)
 ERROR = 0.05  # of an upper confidence bound
 WORK = Path(tempfile.gettempdir(), "tritune_planning_errors")
 TRUE_REQUESTS = 120_000
-SLOWER = (*(f"latency_{name}_ms" for name in LATENCY_NAMES), "network_ms", "queue_ms", "compute_infer_ms")
+SLOWER = (*(f"latency_{name}_ms" for name in STATISTICS), "network_ms", "queue_ms", "compute_infer_ms")
 WINDOWS, WINDOW_NOISE = 4, 0.02  # windows on each fresh server, and their relative standard deviation
 LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 COUNTS = ((1, 1), (2, 4), (5, 9), (10, 19), (20, MOST_REPLICAS + 1))

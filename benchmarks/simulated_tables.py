@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from objectives.arrays import FloatArray
-from objectives.metrics import Measurement
+from objectives.metrics import STATISTICS, Measurement
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import EXECUTION_PATHS, Candidate, FieldValue, LoadPoint, Trial
-from optimizer.simulator.metrics import LATENCY_NAMES, simulated_measurement
+from optimizer.simulator.metrics import simulated_measurement
 from optimizer.simulator.scenario import ClosedLoopLoad, MeasurementInterval, Overheads, Scenario, ServiceTimes
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
 from optimizer.store.trials_table import TrialsTable
@@ -35,7 +35,7 @@ DELAYS_US = ("off", 0, 200, 1000, 5000)
 WINDOW = MeasurementInterval(warm_up_requests=1000, requests=16_000)  # long enough for a small random error
 GLANCE = MeasurementInterval(warm_up_requests=150, requests=1500)
 POLICIES = ("none", "max/2")
-LATENCY_PARTS = (*(f"latency_{name}_ms" for name in LATENCY_NAMES), "network_ms", "queue_ms", "compute_infer_ms")
+LATENCY_PARTS = (*(f"latency_{name}_ms" for name in STATISTICS), "network_ms", "queue_ms", "compute_infer_ms")
 PLAIN = SearchSpace((4, 16, 64, 256), DELAYS_US, POLICIES, (1, 2, 3, 4), request_batch_size=REQUEST_BATCH_SIZE)
 THREADED = SearchSpace((8, 32, 128), DELAYS_US, POLICIES, (1, 2, 3), {THREADS: ("1", "2")}, REQUEST_BATCH_SIZE)
 # name -> seed of its parameters, chosen so that under two or three of the bounds of search_methods.py no baseline

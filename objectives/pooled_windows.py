@@ -40,6 +40,7 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
             values[timing.sketch_field] = latency_sketch.merge(sketches)
     values["by_priority"] = priority_stats.pool([window.by_priority for window in windows])
     sums = {name: [count for window in windows if (count := getattr(window, name)) is not None] for name in _SUMMED}
+    # no failed request is a count of 0, but no served request leaves ``requests`` unknown
     values |= {name: sum(counts) for name, counts in sums.items() if any(counts) or (counts and name != "requests")}
     stable = all(window.stable and window.throughput_infer_per_sec is not None for window in windows)
     reason = next((window.reason for window in windows if window.reason), "")

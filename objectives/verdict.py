@@ -27,10 +27,10 @@ from objectives.server_spread import ServerSpread, ServerWindows, metric_logs
 from objectives.sla import CONFIDENCE, Constraint, Sla
 
 NOTHING = "nothing was measured"
-# log of latency by which the load changes after a test of a count, which does not show how far its bound is
+# The excess (log of latency) after a test of failed requests: their number does not show the distance to the bound.
 COUNTED_EXCESS = 0.1
-SLOPE_LEVELS = 1.5  # the shares at which the slope of the distribution is taken: times and divided by this factor
-LARGEST_SLOPE = 50.0  # of the normal quantile of the share by the log of latency: latencies that hardly vary
+SLOPE_LEVELS = 1.5  # the slope is taken between the permitted share times this factor and divided by it
+LARGEST_SLOPE = 50.0  # limit of the slope, where latencies hardly vary
 Window = TypeVar("Window")
 ESTIMAND = (
     "expected share of requests over the bound on a fresh server of this configuration, under the mix of machine "

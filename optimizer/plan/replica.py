@@ -17,7 +17,7 @@ import numpy as np
 
 from objectives import batch_stats
 from objectives.arrays import FloatArray
-from objectives.metrics import METRICS
+from objectives.metrics import METRICS, STATISTICS
 from objectives.sla import Sla
 from optimizer.config.queue_policy import with_queue
 from optimizer.config.search_space import Problem
@@ -40,7 +40,7 @@ from optimizer.simulator.fitted_parameters import (
     execution_settings,
     fit_overheads,
 )
-from optimizer.simulator.metrics import LATENCY_NAMES, as_closed_loop
+from optimizer.simulator.metrics import as_closed_loop
 from optimizer.simulator.scenario import (
     ClosedLoopLoad,
     MeasurementInterval,
@@ -108,7 +108,7 @@ FEWEST_PERIODS = 6  # of a load shape: an overload is judged by the last third o
 FITTED_POINTS = 12  # points of one configuration to which overheads are fitted; more change nothing
 FULLEST = 4  # batches in flight per instance; more do not raise the throughput
 FITS = 2  # the second one sees all deployments at their usual speed, as the first one has estimated it
-LATENCIES = tuple(f"latency_{name}_ms" for name in LATENCY_NAMES)
+LATENCIES = tuple(f"latency_{name}_ms" for name in STATISTICS)
 PARTS = ("queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms")
 MOST_REFUSED = 0.99  # share of the requests
 LARGEST_TAIL = 1.5  # a larger factor between measured and simulated latency is an outlier

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeGuard
@@ -33,6 +32,7 @@ from optimizer.simulator.continuous_batching import (
 )
 from optimizer.simulator.fitted_parameters import THREADS, Contention, execution_settings, relative_duration
 from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, log_measured, with_tails
+from optimizer.simulator.normal_prior import fit_vector, point_weights, sample_vectors
 from optimizer.simulator.scenario import load_of_process
 
 ERRORS = ModelErrors(throughput=0.15, tail=0.2)  # of forecasts of tinygpt, without the largest ones
@@ -46,9 +46,6 @@ FIELD_DEVIATION = 0.3  # of the log of the speed with another choice of any othe
 # log of the ratio of a measured latency to that of the simulation, whose passes all take their mean time
 TAILS: Mapping[str, float] = {"avg": 0.0, "p50": 0.0, "p90": 0.05, "p95": 0.1, "p99": 0.15}
 TAIL_DEVIATION = 0.1
-POINT_ERROR = 0.15  # standard deviation of the log of a measurement around the model
-INDEPENDENT = 2  # points of one candidate share the model's error, so more of them count as this many
-ROBUST = 2.0  # standard deviations beyond which an error counts linearly
 FARTHEST = 4.0  # standard deviations of the prior from its median
 DIFFERENCE = 0.4  # standard deviations of the prior, larger in effect than the random error of a simulation
 EVALUATIONS = 20  # steps of the fit
@@ -72,6 +69,7 @@ class BatchingModel:
     """
 
     name: ClassVar[str] = "simulator of continuous batching"
+    errors: ClassVar[ModelErrors] = ERRORS
 
     problem: Problem
     latencies: tuple[str, ...]
@@ -80,7 +78,6 @@ class BatchingModel:
     place: FloatArray
     spread: FloatArray
     seed: int = 0
-    errors: ModelErrors = ERRORS
 
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[BatchingPerformance]:
         """Return the performance of each (candidate, concurrency).
@@ -101,18 +98,13 @@ class BatchingModel:
 
     def fitted(self, points: Sequence[Point]) -> BatchingModel:
         """Return the model that is closest to ``points`` and the prior, by a robust loss."""
-        from scipy.optimize import least_squares
-
         cells = [(point.candidate, point.load.concurrency) for point in points]
         measured = with_tails(np.array([log_measured(point, *self.latencies) for point in points]), cells, 1)
-        counts = Counter(candidate for candidate, _ in cells)
-        weights = np.array([min(1.0, INDEPENDENT / counts[candidate]) for candidate, _ in cells]) ** 0.5 / POINT_ERROR
+        weights = point_weights(cells)
 
         def residuals(places: FloatArray) -> FloatArray:
             """Return the residuals [places, residuals]."""
-            errors = [
-                (with_tails(logs, cells, 1) - measured) * weights[:, None] for logs in self._logs(cells, places)
-            ]
+            errors = [(with_tails(logs, cells, 1) - measured) * weights for logs in self._logs(cells, places)]
             return np.concatenate([np.reshape(errors, (len(places), -1)), places], axis=1)
 
         def jacobian(place: FloatArray) -> FloatArray:
@@ -120,25 +112,21 @@ class BatchingModel:
             before, after = np.split(residuals(np.concatenate([place - steps, place + steps])), 2)
             return np.asarray((after - before).T / (2 * DIFFERENCE))
 
-        solution = least_squares(
+        place, spread = fit_vector(
             lambda place: residuals(place[None])[0],
-            np.zeros(len(self.place)),
-            jacobian,
+            len(self.place),
+            jac=jacobian,
             bounds=(-FARTHEST, FARTHEST),
-            loss="soft_l1",
-            f_scale=ROBUST,
             ftol=1e-3,
             xtol=1e-2,
             max_nfev=EVALUATIONS,
         )
-        precision = solution.jac.T @ solution.jac
-        return replace(self, place=solution.x, spread=np.linalg.inv(np.linalg.cholesky(precision)).T)
+        return replace(self, place=place, spread=spread)
 
     def samples(self, count: int) -> list[BatchingModel]:
         """Return ``count`` samples of the posterior (Laplace's approximation)."""
-        draws = np.random.default_rng(self.seed).standard_normal((count, len(self.place)))
-        places = [np.clip(self.place + self.spread @ draw, -FARTHEST, FARTHEST) for draw in draws]
-        return [replace(self, place=place) for place in places]
+        places = sample_vectors(self.place, self.spread, count, self.seed)
+        return [replace(self, place=np.clip(place, -FARTHEST, FARTHEST)) for place in places]
 
     def _logs(self, cells: Sequence[ConfigurationLoad], places: FloatArray) -> FloatArray:
         """Return log requests/s and log latencies [places, cells, 1 + latencies]."""

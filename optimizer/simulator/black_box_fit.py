@@ -27,10 +27,10 @@ from optimizer.simulator.fitted_parameters import SMALLEST_S, USUAL_CONTENTION, 
 Simulation: TypeAlias = Callable[[FloatArray], FloatArray]
 
 # The prior covers backends and devices. Measurements determine the time of one request, whatever its prior. A batch
-# may take the same time for any size, or in proportion to it: as of FIXED_SHARE of service_time_samples, the log-odds
-# of the share have a standard deviation of 2.1. Instances may share a device fully or hardly at all. Requests may
-# take longer on the network than on the server. Service times may vary by 5 % to 80 %. The median of the network time
-# is relative to a request.
+# may take the same time for any size, or in proportion to it: the log-odds of the share have a standard deviation of
+# 2.1, as those of the beta distribution of service_time_samples. Instances may share a device fully or hardly at all.
+# Requests may take longer on the network than on the server. Service times may vary by 5 % to 80 %. The median of the
+# network time is relative to a request.
 FIXED_SHARE, CONTENTION, NETWORK_SHARE, JITTER = 0.5, 1.0, 0.25, 0.2
 DEVIATIONS = np.array([1.5, 2.1, 1.0, 1.5, 0.7])
 LOWEST = np.array([math.log(SMALLEST_S), -7.0, math.log(2e-3), math.log(SMALLEST_S), math.log(0.01)])

@@ -133,18 +133,13 @@ def _levels(observations: Sequence[Observation]) -> list[_Level]:
 
 
 def _level(seen: list[tuple[float, BatchStatistic]]) -> _Level:
-    executions: dict[int, int] = {}
-    nanoseconds: dict[int, int] = {}
-    for _, batch in seen:
-        executions[batch.batch_size] = executions.get(batch.batch_size, 0) + batch.executions
-        nanoseconds[batch.batch_size] = nanoseconds.get(batch.batch_size, 0) + batch.compute_ns
-    sizes = sorted(executions)
-    counts = np.array([executions[size] for size in sizes], np.float64)
+    sums = np.array(batch_stats.sum_by_size([[batch for _, batch in seen]]), np.int64)
+    executions = sums[:, 1].astype(np.float64)
     return _Level(
         float(np.average([busy for busy, _ in seen], weights=[batch.executions for _, batch in seen])),
-        np.array(sizes, np.float64),
-        np.array([nanoseconds[size] for size in sizes]) / counts / 1e9,
-        counts,
+        sums[:, 0].astype(np.float64),
+        sums[:, 2] / executions / 1e9,
+        executions,
     )
 
 

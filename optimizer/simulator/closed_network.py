@@ -17,7 +17,6 @@ wait and a share of the running time. The inter-token latency is a share of the 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -30,6 +29,7 @@ from objectives.quantiles import quantile_at
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Point
 from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, log_measured, with_tails
+from optimizer.simulator.normal_prior import fit_vector, point_weights, sample_vectors
 
 # Expected errors of the model, twice those of a simulation without the server's statistics.
 ERRORS = ModelErrors(throughput=0.3, tail=0.2)
@@ -46,9 +46,6 @@ TAIL_DEVIATION = 0.4
 FIRST_SHARE, FIRST_DEVIATION = -2.2, 1.5
 NEXT_SHARE, NEXT_DEVIATION = -3.4, 1.5
 SHARPNESS = 8.0  # exponent of the smooth minimum of requests and slots
-POINT_ERROR = 0.15  # standard deviation of the log of a measurement around the model
-INDEPENDENT = 2  # points of one candidate share the model's error, so more of them count as this many
-ROBUST = 2.0  # standard deviations beyond which an error counts linearly
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +70,15 @@ class ClosedNetwork:
     of ``place``.
     """
 
+    name: ClassVar[str] = "closed queueing network"
+    errors: ClassVar[ModelErrors] = ERRORS
+
     latencies: tuple[str, ...]
     request_batch_size: int
     request_s: float
     place: FloatArray
     spread: FloatArray
     seed: int = 0
-    errors: ModelErrors = ERRORS
-    name: ClassVar[str] = "closed queueing network"
 
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[NetworkPerformance]:
         """Return the performance of each (candidate, concurrency)."""
@@ -100,27 +98,22 @@ class ClosedNetwork:
 
     def fitted(self, points: Sequence[Point]) -> ClosedNetwork:
         """Return the network that is closest to ``points`` and the prior, by a robust loss."""
-        from scipy.optimize import least_squares
-
         cells = [(point.candidate, point.load.concurrency) for point in points]
         settings, batch = _Settings.of(cells, self.request_batch_size), self.request_batch_size
         measured = with_tails(np.array([log_measured(point, *self.latencies) for point in points]), cells, batch)
-        counts = Counter(candidate for candidate, _ in cells)
-        weights = np.array([min(1.0, INDEPENDENT / counts[candidate]) for candidate, _ in cells]) ** 0.5 / POINT_ERROR
+        weights = point_weights(cells)
 
         def residuals(place: FloatArray) -> FloatArray:
             logs = self._predict(settings, place)[0]
             logs[:, 0] += math.log(batch)
-            return np.concatenate([((with_tails(logs, cells, batch) - measured) * weights[:, None]).ravel(), place])
+            return np.concatenate([((with_tails(logs, cells, batch) - measured) * weights).ravel(), place])
 
-        solution = least_squares(residuals, np.zeros(len(self.place)), loss="soft_l1", f_scale=ROBUST)
-        precision = solution.jac.T @ solution.jac
-        return replace(self, place=solution.x, spread=np.linalg.inv(np.linalg.cholesky(precision)).T)
+        place, spread = fit_vector(residuals, len(self.place))
+        return replace(self, place=place, spread=spread)
 
     def samples(self, count: int) -> list[ClosedNetwork]:
         """Return ``count`` samples of the posterior (Laplace's approximation)."""
-        draws = np.random.default_rng(self.seed).standard_normal((count, len(self.place)))
-        return [replace(self, place=self.place + self.spread @ draw) for draw in draws]
+        return [replace(self, place=place) for place in sample_vectors(self.place, self.spread, count, self.seed)]
 
     def _predict(self, settings: _Settings, place: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return log requests/s and log latencies [cells, 1 + latencies], requests together, and the used share."""

@@ -55,13 +55,11 @@ COLUMNS = 31
 LEVEL_LIMIT = 0
 LEVEL_TIMEOUT = 1
 LEVEL_REJECTS = 2
-POLICY_COLUMNS = 3
 
 # rows of ``mix``
 MIX_UNITS = 0
 MIX_SHAPE = 1
 MIX_LEVEL = 2
-MIX_ROWS = 3
 
 # columns of ``results``
 DURATION = 0
@@ -83,6 +81,7 @@ RESULTS = 14
 # columns of the two logs
 EXECUTION_COLUMNS = 5  # instance, start, end, units, requests
 REQUEST_COLUMNS = 5  # sent, arrived, units, shape, execution (as in SimulationTrace)
+EXECUTION = 4  # the last of these columns
 
 # where a request is before its execution: the first index of ``flight``
 IN_TRANSIT = 0
@@ -151,9 +150,9 @@ class Tables(NamedTuple):
         factors: Factors on the service times of successive executions, used cyclically.
         gaps: Additional distances between successive arrivals in ns, used cyclically.
         arrivals: Send times of open loops in ns, the lists of all points concatenated.
-        mix: Sizes, shapes and priorities [MIX_ROWS, requests] of successive requests, used cyclically, the lists of
+        mix: Sizes, shapes and priorities [rows, requests] of successive requests, used cyclically, the lists of
             all points with a mix concatenated.
-        policies: Queue policies [levels, POLICY_COLUMNS] of the priority levels of all points concatenated.
+        policies: Queue policies [levels, columns] of the priority levels of all points concatenated.
     """
 
     preferred: Ints
@@ -165,19 +164,34 @@ class Tables(NamedTuple):
     policies: Ints
 
 
-class Scratch(NamedTuple):
-    """Arrays that every point uses, with undefined content.
+class Arrays(NamedTuple):
+    """The arrays of the simulation of a point.
 
-    ``flight[place, fact]`` are ring buffers of the requests in each place. ``payloads[row]`` are ring buffers of the
-    payloads that wait for an instance. ``held[instance]`` has the send times of the requests in its batch.
+    Attributes:
+        tables: The tables that all points share.
+        flight: Requests [PLACES, FACTS, ring]: ring buffers of those in each place.
+        payloads: Payloads [PAYLOAD_ROWS, ring] that wait for an instance: ring buffers.
+        latencies: Latencies in ns [requests] of the measured requests.
+        hit: The largest preferred size [units + 1] up to a size, see ``_tabulate``.
+        following: The next preferred size [units + 1], see ``_tabulate``.
+        held: Send times [instances, requests] of the requests in the batch of each instance.
+        instances: The instances [INSTANCE_ROWS, instances].
+        progress: Their executions [PROGRESS_ROWS, instances].
+        executions: Output, the log of executions [rows, EXECUTION_COLUMNS].
+        requests: Output, the log of requests [rows, REQUEST_COLUMNS].
     """
 
+    tables: Tables
     flight: Ints
     payloads: Ints
     latencies: Ints
     hit: Ints
     following: Ints
     held: Ints
+    instances: Ints
+    progress: Floats
+    executions: Ints
+    requests: Ints
 
 
 class State:
@@ -281,48 +295,41 @@ def simulate_points(
         executions: Output, the log of executions as far as it has rows; may be empty.
         requests: Output, the log of requests as far as it has rows; may be empty.
     """
-    instances = 1
-    limit = 1
-    for row in range(points.shape[0]):
-        instances = max(instances, points[row, INSTANCES])
-        limit = max(limit, points[row, LIMIT])
+    limit = max(np.max(points[:, LIMIT]), 1)
     ring = 1
     while ring < in_flight + 2:
         ring *= 2
-    scratch = Scratch(
-        np.empty((PLACES, FACTS, ring), np.int64),
-        np.empty((PAYLOAD_ROWS, ring), np.int64),
-        np.empty(most_measured, np.int64),
-        np.empty(limit + 1, np.int64),
-        np.empty(limit + 1, np.int64),
-        np.empty((instances, min(limit, ring)), np.int64),
-    )
+    flight = np.empty((PLACES, FACTS, ring), np.int64)
+    payloads = np.empty((PAYLOAD_ROWS, ring), np.int64)
+    latencies = np.empty(most_measured, np.int64)
+    hit, following = np.empty(limit + 1, np.int64), np.empty(limit + 1, np.int64)
+    held = np.empty((max(np.max(points[:, INSTANCES]), 1), min(limit, ring)), np.int64)
     for row in range(points.shape[0]):
+        point = points[row]
+        instances = np.zeros((INSTANCE_ROWS, point[INSTANCES]), np.int64)
+        instances[WHEN, :] = FOREVER
+        instances[ASLEEP, :] = np.arange(point[INSTANCES])
+        progress = np.zeros((PROGRESS_ROWS, point[INSTANCES]))
+        arrays = Arrays(
+            tables, flight, payloads, latencies, hit, following, held, instances, progress, executions, requests
+        )
         states = np.zeros(1, STATE_RECORD)
-        _simulate_point(states[0], points[row], tables, scratch, executions, requests)
-        _write_results(states[0], scratch.latencies, results[row])
+        _simulate_point(states[0], point, arrays)
+        _write_results(states[0], latencies, results[row])
 
 
 @compiled
-def _simulate_point(
-    s: State, point: Ints, tables: Tables, scratch: Scratch, executions: Ints, requests: Ints
-) -> None:
+def _simulate_point(s: State, point: Ints, a: Arrays) -> None:
     """Run the event loop, from the first request to the end of the interval."""
-    preferred, services, factors, gaps, arrivals, mix, policies = tables
-    flight, payloads, latencies, hit, following, held = scratch
-    instances = np.zeros((INSTANCE_ROWS, point[INSTANCES]), np.int64)
-    instances[WHEN, :] = FOREVER
-    instances[ASLEEP, :] = np.arange(point[INSTANCES])
-    progress = np.zeros((PROGRESS_ROWS, point[INSTANCES]))
     s.largest = _tabulate(
-        preferred[point[SIZES_FROM] : point[SIZES_TO]], point[SAMPLES], point[LIMIT], hit, following
+        a.tables.preferred[point[SIZES_FROM] : point[SIZES_TO]], point[SAMPLES], point[LIMIT], a.hit, a.following
     )
-    s.mask = flight.shape[2] - 1
-    _compare_requests(s, point, policies)
-    _send_first(s, point, arrivals, gaps, flight)
+    s.mask = a.flight.shape[2] - 1
+    _compare_requests(s, point, a.tables.policies)
+    _send_first(s, point, a)
     while True:
-        ended, ender, woken, waker = _next_events(instances)
-        due = flight[IN_TRANSIT, ARRIVED, s.arrived & s.mask] if s.arrived < s.issued else FOREVER
+        ended, ender, woken, waker = _next_events(a.instances)
+        due = a.flight[IN_TRANSIT, ARRIVED, s.arrived & s.mask] if s.arrived < s.issued else FOREVER
         time = min(min(ended, due), min(s.batcher_at, woken))
         if time > s.now:
             if _is_over(s, point):
@@ -331,25 +338,23 @@ def _simulate_point(
         taker = NONE  # the instance that takes a payload
         s.notified, s.refused = False, 0
         if ended == s.now:
-            if instances[STATE, ender] == EXECUTING:
-                _answer(s, point, services, gaps, flight, held, latencies, instances, progress, executions, ender)
-            if _is_ready(s, point, instances, ender):
+            if a.instances[STATE, ender] == EXECUTING:
+                _answer(s, point, a, ender)
+            if _is_ready(s, point, a.instances, ender):
                 taker = ender
         elif due == s.now:
-            _arrive(s, point, mix, policies, flight, payloads, instances, requests)
+            _arrive(s, point, a)
         elif s.batcher_at == s.now:
-            while _form_payload(s, point, policies, flight, payloads, hit, following, instances, requests):
+            while _form_payload(s, point, a):
                 pass
         else:
             taker = waker
         if taker >= 0:
-            _take_payload(
-                s, point, services, factors, flight, payloads, held, instances, progress, executions, requests, taker
-            )
+            _take_payload(s, point, a, taker)
         if s.notified:
             s.batcher_at = min(s.batcher_at, s.now + (0 if s.polling else point[WAKE]))
         if s.refused > 0:
-            _answer_refused(s, point, gaps, flight)
+            _answer_refused(s, point, a)
 
 
 @inlined
@@ -405,7 +410,7 @@ def _advance(s: State, point: Ints, time: int) -> None:
 
 
 @inlined
-def _send_first(s: State, point: Ints, arrivals: Ints, gaps: Ints, flight: Ints) -> None:
+def _send_first(s: State, point: Ints, a: Arrays) -> None:
     """Send the first requests: one of each client in a closed loop, and all in an open loop."""
     s.last_arrival = s.last_response = -point[SPACING]
     s.current = s.frozen = s.anchor = s.last_ender = s.slot_deadline = NONE
@@ -417,32 +422,31 @@ def _send_first(s: State, point: Ints, arrivals: Ints, gaps: Ints, flight: Ints)
     else:
         s.total = initial = point[ARRIVALS_TO] - point[ARRIVALS_FROM]
     for i in range(initial):
-        _send(s, point, gaps, flight, 0 if point[CONCURRENCY] > 0 else arrivals[point[ARRIVALS_FROM] + i])
+        _send(s, point, a, 0 if point[CONCURRENCY] > 0 else a.tables.arrivals[point[ARRIVALS_FROM] + i])
 
 
 @inlined
-def _send(s: State, point: Ints, gaps: Ints, flight: Ints, sent: int) -> None:
+def _send(s: State, point: Ints, a: Arrays, sent: int) -> None:
     i = s.issued & s.mask
-    gap = point[SPACING] + gaps[s.issued % len(gaps)]
+    gap = point[SPACING] + a.tables.gaps[s.issued % len(a.tables.gaps)]
     s.last_arrival = max(sent + point[SEND], s.last_arrival + gap)
-    flight[IN_TRANSIT, SENT, i], flight[IN_TRANSIT, ARRIVED, i] = sent, s.last_arrival
+    a.flight[IN_TRANSIT, SENT, i], a.flight[IN_TRANSIT, ARRIVED, i] = sent, s.last_arrival
     s.issued += 1
 
 
 @inlined
-def _arrive(
-    s: State, point: Ints, mix: Ints, policies: Ints, flight: Ints, payloads: Ints, instances: Ints, requests: Ints
-) -> None:
+def _arrive(s: State, point: Ints, a: Arrays) -> None:
     """Put the next request into the queue or, without dynamic batching, into a payload of its own."""
+    flight, requests = a.flight, a.requests
     transit = flight[IN_TRANSIT]
     i, units = s.arrived & s.mask, 1
     if not s.alike:
         shape = 0
         place = point[MIX_FROM] + s.arrived % max(point[MIX_TO] - point[MIX_FROM], 1)
         if point[MIX_FROM] < point[MIX_TO]:
-            units, shape = mix[MIX_UNITS, place], mix[MIX_SHAPE, place]
+            units, shape = a.tables.mix[MIX_UNITS, place], a.tables.mix[MIX_SHAPE, place]
         transit[NUMBER, i], transit[UNITS, i], transit[SHAPE, i] = s.arrived, units, shape
-        transit[LEVEL, i] = mix[MIX_LEVEL, place] if s.has_levels else 0
+        transit[LEVEL, i] = a.tables.mix[MIX_LEVEL, place] if s.has_levels else 0
     if s.arrived < len(requests):
         requests[s.arrived, 0], requests[s.arrived, 1] = transit[SENT, i], s.now
         requests[s.arrived, 2], requests[s.arrived, 3] = units, 0 if s.alike else transit[SHAPE, i]
@@ -453,19 +457,19 @@ def _arrive(
             _move(transit, i, flight[s.payload_place], s.formed & s.mask)
         s.formed += 1
         payload = s.tail & s.mask
-        payloads[PAYLOAD_UNITS, payload], payloads[PAYLOAD_REQUESTS, payload] = units, 1
+        a.payloads[PAYLOAD_UNITS, payload], a.payloads[PAYLOAD_REQUESTS, payload] = units, 1
         s.tail += 1
-        _notify_instance(s.now + point[DISPATCH], instances)
+        _notify_instance(s.now + point[DISPATCH], a.instances)
     else:
         s.queued_samples += units * point[SAMPLES]  # Triton also counts a request that it then rejects
-        if _is_queue_full(s, point, policies, flight, transit[LEVEL, i]):
+        if _is_queue_full(s, point, a, transit[LEVEL, i]):
             s.rejected += 1
             s.refusals += 1
             s.refused = 1
             if s.arrived <= len(requests):
-                requests[s.arrived - 1, 4] = WAS_REJECTED
+                requests[s.arrived - 1, EXECUTION] = WAS_REJECTED
         else:
-            _enqueue(s, point, flight, instances, i)
+            _enqueue(s, point, a, i)
 
 
 @inlined
@@ -482,37 +486,37 @@ def _watch_queue(s: State, point: Ints) -> None:
 
 
 @inlined
-def _is_queue_full(s: State, point: Ints, policies: Ints, flight: Ints, level: int) -> bool:
+def _is_queue_full(s: State, point: Ints, a: Arrays, level: int) -> bool:
     """Return whether the queue, or that of the priority ``level``, has no place for another request."""
     limit = point[QUEUE_LIMIT]
-    waiting = s.queue_tail - s.queue_head + s.delayed_tail - s.delayed_head
+    waiting = _queued(s)
     if s.has_levels:
-        limit = policies[point[POLICIES] + level - 1, LEVEL_LIMIT]
-        waiting = _count_level(flight[s.queue_place], s.queue_head, s.queue_tail, level)
-        waiting += _count_level(flight[DELAYED], s.delayed_head, s.delayed_tail, level)
+        limit = a.tables.policies[point[POLICIES] + level - 1, LEVEL_LIMIT]
+        waiting = _count_level(a.flight[s.queue_place], s.queue_head, s.queue_tail, level)
+        waiting += _count_level(a.flight[DELAYED], s.delayed_head, s.delayed_tail, level)
     return bool(0 < limit <= waiting)
 
 
 @inlined
-def _enqueue(s: State, point: Ints, flight: Ints, instances: Ints, i: int) -> None:
+def _enqueue(s: State, point: Ints, a: Arrays, i: int) -> None:
     """Put the request at place ``i`` of ``transit`` into the queue, and notify the batcher if that may matter."""
     if s.has_levels:
-        _insert(flight[IN_TRANSIT], i, flight[s.queue_place], s.queue_head, s.queue_tail)
+        _insert(a.flight[IN_TRANSIT], i, a.flight[s.queue_place], s.queue_head, s.queue_tail)
     elif not s.alike:
-        _move(flight[IN_TRANSIT], i, flight[s.queue_place], s.queue_tail & s.mask)
+        _move(a.flight[IN_TRANSIT], i, a.flight[s.queue_place], s.queue_tail & s.mask)
     s.queue_tail += 1
-    if _has_slot(s, point, instances):
+    if _has_slot(s, point, a.instances):
         enough = s.queued_samples >= s.next_preferred
         s.notified = enough or s.saturated or _is_stale(s) or s.polling or point[FIXED] == 0
 
 
 @inlined
-def _answer_refused(s: State, point: Ints, gaps: Ints, flight: Ints) -> None:
+def _answer_refused(s: State, point: Ints, a: Arrays) -> None:
     """Answer the requests that are refused now. In a closed loop, each client sends its next request."""
     for _ in range(s.refused):
         s.last_response = max(s.now + point[RECEIVE], s.last_response + point[SPACING])
         if point[CONCURRENCY] > 0:
-            _send(s, point, gaps, flight, max(s.last_response + point[CLIENT], s.now + REFUSED_PAUSE))
+            _send(s, point, a, max(s.last_response + point[CLIENT], s.now + REFUSED_PAUSE))
     if point[CONCURRENCY] > 0 and s.refusals >= MOST_REFUSED * (point[WARM_UP] + point[WANTED]):
         s.total = 0  # give up
 
@@ -521,27 +525,17 @@ def _answer_refused(s: State, point: Ints, gaps: Ints, flight: Ints) -> None:
 
 
 @inlined
-def _form_payload(
-    s: State,
-    point: Ints,
-    policies: Ints,
-    flight: Ints,
-    payloads: Ints,
-    hit: Ints,
-    following: Ints,
-    instances: Ints,
-    requests: Ints,
-) -> bool:
+def _form_payload(s: State, point: Ints, a: Arrays) -> bool:
     """Let the batcher form or extend a payload. Return whether it runs again at once; otherwise it sleeps."""
+    payloads = a.payloads
     s.refused, s.unanswered = s.refused + s.unanswered, 0
     if s.saturated or _is_stale(s):
         s.current, s.current_size, s.saturated, s.next_preferred = NONE, 0, False, 0
     s.polling = False
-    waiting = s.queue_tail - s.queue_head + s.delayed_tail - s.delayed_head
     s.batcher_at = s.now + IDLE_WAIT
-    if waiting == 0 and s.slot_deadline < 0:
+    if _queued(s) == 0 and s.slot_deadline < 0:
         return False
-    blocked = not _has_slot(s, point, instances)
+    blocked = not _has_slot(s, point, a.instances)
     if blocked:  # a notification does not extend the wait
         if s.slot_deadline < 0:
             s.slot_deadline = s.now + IDLE_WAIT
@@ -552,17 +546,17 @@ def _form_payload(
     reached = point[LEVELS]  # the lowest priority level whose timeout applies
     if s.has_levels and s.timeout > 0:
         if not blocked:
-            reached = _reached_level(s, point, policies, flight, payloads)
-        _expire_levels(s, point, policies, flight, requests, reached, blocked)
+            reached = _reached_level(s, point, a)
+        _expire_levels(s, point, a, reached, blocked)
     elif s.timeout > 0:
-        _expire(s, point, flight, requests, blocked)
-    if blocked or s.queue_tail - s.queue_head + s.delayed_tail - s.delayed_head == 0:
+        _expire(s, point, a, blocked)
+    if blocked or _queued(s) == 0:
         return True
     if s.alike:
-        pending, wait = _form(s, point, flight, hit, following)
+        pending, wait = _form(s, point, a)
         other_shape = False
     else:
-        pending, wait, other_shape = _form_different(s, point, policies, flight, payloads, hit, following)
+        pending, wait, other_shape = _form_different(s, point, a)
     if wait > 0:
         s.batcher_at = s.now + wait + point[WAKE]
         return False
@@ -572,15 +566,21 @@ def _form_payload(
         own = s.current & s.mask
         payloads[PAYLOAD_OLDEST, own] = FOREVER
         payloads[PAYLOAD_REQUESTS, own] = payloads[PAYLOAD_SHAPE, own] = payloads[PAYLOAD_CLOSED, own] = 0
-        _notify_instance(s.now + point[DISPATCH], instances)
+        _notify_instance(s.now + point[DISPATCH], a.instances)
     if other_shape:
         payloads[PAYLOAD_CLOSED, s.current & s.mask] = 1
     if pending == 0 and not s.saturated:
         s.polling = True
-        _wake_at_timeout(s, point, policies, flight, reached)
+        _wake_at_timeout(s, point, a, reached)
         return False
-    _extend_payload(s, point, flight, payloads, pending)
+    _extend_payload(s, point, a, pending)
     return True
+
+
+@inlined
+def _queued(s: State) -> int:
+    """Return the number of requests in the queue, with those that have expired."""
+    return s.queue_tail - s.queue_head + s.delayed_tail - s.delayed_head
 
 
 @inlined
@@ -605,21 +605,20 @@ def _has_slot(s: State, point: Ints, instances: Ints) -> bool:
 
 
 @inlined
-def _form(s: State, point: Ints, flight: Ints, hit: Ints, following: Ints) -> tuple[int, int]:
+def _form(s: State, point: Ints, a: Arrays) -> tuple[int, int]:
     """Decide how the batcher extends its current payload from the queue.
 
     This is the loop over the queue of Triton's ``GetDynamicBatch`` in closed form, as all requests are alike. Return
     the number of requests that join the payload, and the time to wait instead (0: do not wait).
     """
-    limit, samples, delay, size = point[LIMIT], point[SAMPLES], point[DELAY], s.current_size
-    remaining = flight[s.queue_place, ARRIVED, s.queue_head & s.mask] + delay - s.now  # of the oldest request's delay
+    limit, samples, size = point[LIMIT], point[SAMPLES], s.current_size
     take = min(s.queue_tail - s.queue_head, limit - size)
     more = s.queue_tail - s.queue_head > take  # the next request does not fit
     total = size + take
     best = 0
     closed = False
-    if hit[total] > size:
-        best = hit[total] - size
+    if a.hit[total] > size:
+        best = a.hit[total] - size
     else:
         # The first request beyond the largest preferred size selects the batch without it. Triton does not compare
         # the first request of a new payload, and treats a selected batch of 0 requests as none.
@@ -632,48 +631,32 @@ def _form(s: State, point: Ints, flight: Ints, hit: Ints, following: Ints) -> tu
             best = beyond - 1
             if best == 0 and examined > beyond:
                 best = 1
-    late = delay > 0 and take > 0 and remaining <= 0
-    s.saturated = closed
-    if best > 0 and not late:
-        s.saturated = closed or delay == 0
-        return best, 0
-    if take == 0:
-        return 0, 0
-    if more or total * samples >= s.largest:
-        s.saturated = True
-        return take, 0
-    if late or delay == 0:
-        return take, 0
-    s.next_preferred = following[total] - size * samples
-    if size > 0 and hit[size] != size:
-        return take, 0
-    return take, remaining // 1000 * 1000  # Triton waits for whole microseconds
+    oldest = a.flight[s.queue_place, ARRIVED, s.queue_head & s.mask]
+    return _decide(s, point, a, take, total, best, closed, more, oldest, FOREVER)
 
 
 @inlined
-def _form_different(
-    s: State, point: Ints, policies: Ints, flight: Ints, payloads: Ints, hit: Ints, following: Ints
-) -> tuple[int, int, bool]:
+def _form_different(s: State, point: Ints, a: Arrays) -> tuple[int, int, bool]:
     """Decide as ``_form`` does, for requests that differ in size, shape or expiry.
 
     This is the loop of Triton's ``GetDynamicBatch``. In addition return whether a request of another shape comes
     next, which closes the payload for good.
     """
-    mask = s.mask
-    samples, delay, timeout, size = point[SAMPLES], point[DELAY], point[TIMEOUT], s.current_size
-    shape = payloads[PAYLOAD_SHAPE, s.current & mask]
-    pending = count = best = 0
+    flight, mask = a.flight, s.mask
+    samples, timeout, size = point[SAMPLES], point[TIMEOUT], s.current_size
+    shape = a.payloads[PAYLOAD_SHAPE, s.current & mask]
+    units_taken = count = best = 0
     closed = send = other_shape = False
     oldest = expiry = FOREVER
     queue_head, delayed_head = s.queue_head, s.delayed_head
-    for _ in range(s.queue_tail - s.queue_head + s.delayed_tail - s.delayed_head):
+    for _ in range(_queued(s)):
         is_fresh = _is_fresh_next(flight, queue_head, s.queue_tail, delayed_head, s.delayed_tail)
         where, i = (IN_QUEUE, queue_head & mask) if is_fresh else (DELAYED, delayed_head & mask)
         units, arrived = flight[where, UNITS, i], flight[where, ARRIVED, i]
-        if size + pending > 0:
-            if (size + pending + units) * samples > s.largest and best == 0:
+        if size + units_taken > 0:
+            if (size + units_taken + units) * samples > s.largest and best == 0:
                 best, closed = count, True
-            if size + pending + units > point[LIMIT]:
+            if size + units_taken + units > point[LIMIT]:
                 send = True
                 break
             if point[FIXED] == 0 and flight[where, SHAPE, i] != shape:
@@ -681,33 +664,67 @@ def _form_different(
                 break
         else:
             shape = flight[where, SHAPE, i]
-        pending += units
+        units_taken += units
         count += 1
         queue_head, delayed_head = queue_head + is_fresh, delayed_head + (not is_fresh)
         if s.has_levels:
-            timeout = policies[point[POLICIES] + flight[where, LEVEL, i] - 1, LEVEL_TIMEOUT]
+            timeout = a.tables.policies[point[POLICIES] + flight[where, LEVEL, i] - 1, LEVEL_TIMEOUT]
         oldest = min(oldest, arrived)
         if timeout > 0 and is_fresh:
             expiry = min(expiry, arrived + timeout)
-        if hit[size + pending] == size + pending:
+        if a.hit[size + units_taken] == size + units_taken:
             best = count
-    late = delay > 0 and (count == 0 or s.now - oldest >= delay)
+    pending, wait = _decide(s, point, a, count, size + units_taken, best, closed, send, oldest, expiry)
+    return pending, wait, other_shape
+
+
+@inlined
+def _decide(
+    s: State,
+    point: Ints,
+    a: Arrays,
+    count: int,
+    total: int,
+    best: int,
+    closed: bool,
+    send: bool,
+    oldest: int,
+    expiry: int,
+) -> tuple[int, int]:
+    """Return the number of requests that join the payload, and the time to wait instead (0: do not wait).
+
+    This is the end of Triton's ``GetDynamicBatch``.
+
+    Args:
+        s: The state.
+        point: The point.
+        a: The arrays.
+        count: Requests that the batcher has looked at and that fit.
+        total: Units of the payload with all of them.
+        best: Requests with which the payload has a preferred size; 0 if there is none.
+        closed: Whether the payload with ``best`` requests takes no others.
+        send: Whether the next request does not fit, or has another shape.
+        oldest: The earliest arrival among ``count`` requests.
+        expiry: The first time at which one of them expires.
+    """
+    samples, delay, size = point[SAMPLES], point[DELAY], s.current_size
+    late = delay > 0 and s.now - oldest >= delay
     s.saturated = closed
     if best > 0 and not late:
         s.saturated = closed or delay == 0
-        return best, 0, other_shape
+        return best, 0
     if count == 0:
-        return 0, 0, other_shape
-    if send or (size + pending) * samples >= s.largest:
+        return 0, 0
+    if send or total * samples >= s.largest:
         s.saturated = True
-        return count, 0, other_shape
+        return count, 0
     if late or delay == 0:
-        return count, 0, other_shape
-    s.next_preferred = following[size + pending] - size * samples
-    if not closed and size > 0 and hit[size] != size:
-        return count, 0, other_shape
+        return count, 0
+    s.next_preferred = a.following[total] - size * samples
+    if not closed and size > 0 and a.hit[size] != size:
+        return count, 0
     wait = min(oldest + delay, expiry) - s.now
-    return count, wait // 1000 * 1000, other_shape
+    return count, wait // 1000 * 1000  # Triton waits for whole microseconds
 
 
 @inlined
@@ -741,9 +758,10 @@ def _is_fresh_next(flight: Ints, queue_head: int, queue_tail: int, delayed_head:
 
 
 @inlined
-def _extend_payload(s: State, point: Ints, flight: Ints, payloads: Ints, pending: int) -> None:
+def _extend_payload(s: State, point: Ints, a: Arrays, pending: int) -> None:
     """Move the next ``pending`` requests of the queue into the current payload."""
-    samples, mask, queue, batched = point[SAMPLES], s.mask, flight[s.queue_place], flight[s.payload_place]
+    payloads = a.payloads
+    samples, mask, queue, batched = point[SAMPLES], s.mask, a.flight[s.queue_place], a.flight[s.payload_place]
     own = s.current & s.mask
     if s.alike:
         payloads[PAYLOAD_OLDEST, own] = min(payloads[PAYLOAD_OLDEST, own], queue[ARRIVED, s.queue_head & mask])
@@ -752,10 +770,10 @@ def _extend_payload(s: State, point: Ints, flight: Ints, payloads: Ints, pending
         s.current_size += pending
         s.queued_samples -= pending * samples
     else:
-        delayed = flight[DELAYED]
+        delayed = a.flight[DELAYED]
         for _ in range(pending):
             i = s.formed & mask
-            if _is_fresh_next(flight, s.queue_head, s.queue_tail, s.delayed_head, s.delayed_tail):
+            if _is_fresh_next(a.flight, s.queue_head, s.queue_tail, s.delayed_head, s.delayed_tail):
                 _move(queue, s.queue_head & mask, batched, i)
                 s.queue_head += 1
             else:
@@ -774,15 +792,16 @@ def _extend_payload(s: State, point: Ints, flight: Ints, payloads: Ints, pending
 
 
 @inlined
-def _reached_level(s: State, point: Ints, policies: Ints, flight: Ints, payloads: Ints) -> int:
+def _reached_level(s: State, point: Ints, a: Arrays) -> int:
     """Return the lowest priority level whose timeout Triton applies while it forms a batch.
 
     It looks at a level only if all requests of the levels above fit in the batch.
     """
-    mask, size, shape = s.mask, s.current_size, payloads[PAYLOAD_SHAPE, s.current & s.mask]
+    flight = a.flight
+    mask, size, shape = s.mask, s.current_size, a.payloads[PAYLOAD_SHAPE, s.current & s.mask]
     for level in range(1, point[LEVELS]):
         policy = point[POLICIES] + level - 1
-        timeout, rejects = policies[policy, LEVEL_TIMEOUT], policies[policy, LEVEL_REJECTS] != 0
+        timeout, rejects = a.tables.policies[policy, LEVEL_TIMEOUT], a.tables.policies[policy, LEVEL_REJECTS] != 0
         for place in (IN_QUEUE, DELAYED):
             is_fresh = place == IN_QUEUE
             first, last = (s.queue_head, s.queue_tail) if is_fresh else (s.delayed_head, s.delayed_tail)
@@ -801,42 +820,40 @@ def _reached_level(s: State, point: Ints, policies: Ints, flight: Ints, payloads
 
 
 @inlined
-def _expire(s: State, point: Ints, flight: Ints, requests: Ints, blocked: bool) -> None:
+def _expire(s: State, point: Ints, a: Arrays, blocked: bool) -> None:
     """Reject or delay the requests whose time in the queue has expired; if the batcher is blocked, delay none."""
-    rejects, queue = point[REJECTS] != 0, flight[s.queue_place]
+    rejects, queue = point[REJECTS] != 0, a.flight[s.queue_place]
     while (rejects or not blocked) and s.queue_head < s.queue_tail:
         i = s.queue_head & s.mask
         if s.now <= queue[ARRIVED, i] + s.timeout:
             break
         s.queue_head += 1
         if rejects:
-            _time_out(s, point, flight, requests, i, blocked)
+            _time_out(s, point, a, i, blocked)
         else:
-            _move(queue, i, flight[DELAYED], s.delayed_tail & s.mask)
+            _move(queue, i, a.flight[DELAYED], s.delayed_tail & s.mask)
             s.delayed_tail += 1
 
 
 @inlined
-def _expire_levels(
-    s: State, point: Ints, policies: Ints, flight: Ints, requests: Ints, reached: int, blocked: bool
-) -> None:
+def _expire_levels(s: State, point: Ints, a: Arrays, reached: int, blocked: bool) -> None:
     """Reject or delay the requests of the priority levels up to ``reached`` whose time in the queue has expired.
 
     If the batcher is blocked, delay none.
     """
-    queue, delayed, mask = flight[s.queue_place], flight[DELAYED], s.mask
+    queue, delayed, mask = a.flight[s.queue_place], a.flight[DELAYED], s.mask
     kept = s.queue_head
     for k in range(s.queue_head, s.queue_tail):
         i = k & mask
         policy = point[POLICIES] + queue[LEVEL, i] - 1
-        rejects, limit_ns = policies[policy, LEVEL_REJECTS] != 0, policies[policy, LEVEL_TIMEOUT]
+        rejects, limit_ns = a.tables.policies[policy, LEVEL_REJECTS] != 0, a.tables.policies[policy, LEVEL_TIMEOUT]
         has_expired = queue[LEVEL, i] <= reached and 0 < limit_ns < s.now - queue[ARRIVED, i]
         if not has_expired or (blocked and not rejects):
             if kept != k:
                 _move(queue, i, queue, kept & mask)
             kept += 1
         elif rejects:
-            _time_out(s, point, flight, requests, i, blocked)
+            _time_out(s, point, a, i, blocked)
         else:
             _insert(queue, i, delayed, s.delayed_head, s.delayed_tail)
             s.delayed_tail += 1
@@ -844,25 +861,25 @@ def _expire_levels(
 
 
 @inlined
-def _time_out(s: State, point: Ints, flight: Ints, requests: Ints, i: int, blocked: bool) -> None:
+def _time_out(s: State, point: Ints, a: Arrays, i: int, blocked: bool) -> None:
     """Reject the request at place ``i`` of the queue because it has expired."""
     s.timed_out += 1
     s.refusals += 1
     s.unanswered += 1
     if not blocked:  # otherwise Triton still counts it
-        s.queued_samples -= flight[s.queue_place, UNITS, i] * point[SAMPLES]
-    if flight[s.queue_place, NUMBER, i] < len(requests):
-        requests[flight[s.queue_place, NUMBER, i], 4] = HAS_TIMED_OUT
+        s.queued_samples -= a.flight[s.queue_place, UNITS, i] * point[SAMPLES]
+    if a.flight[s.queue_place, NUMBER, i] < len(a.requests):
+        a.requests[a.flight[s.queue_place, NUMBER, i], EXECUTION] = HAS_TIMED_OUT
 
 
 @inlined
-def _wake_at_timeout(s: State, point: Ints, policies: Ints, flight: Ints, reached: int) -> None:
+def _wake_at_timeout(s: State, point: Ints, a: Arrays, reached: int) -> None:
     """Let the batcher run when the first request expires whose timeout applies."""
-    queue, mask = flight[s.queue_place], s.mask
+    queue, mask = a.flight[s.queue_place], s.mask
     if s.has_levels and s.timeout > 0:
         for k in range(s.queue_head, s.queue_tail):
             level = queue[LEVEL, k & mask]
-            limit_ns = policies[point[POLICIES] + level - 1, LEVEL_TIMEOUT]
+            limit_ns = a.tables.policies[point[POLICIES] + level - 1, LEVEL_TIMEOUT]
             if limit_ns > 0 and level <= reached:
                 s.batcher_at = min(s.batcher_at, queue[ARRIVED, k & mask] + limit_ns + 1)
     elif s.timeout > 0 and s.queue_head < s.queue_tail:
@@ -914,48 +931,36 @@ def _notify_instance(at: int, instances: Ints) -> None:
 
 
 @inlined
-def _take_payload(
-    s: State,
-    point: Ints,
-    services: Floats,
-    factors: Floats,
-    flight: Ints,
-    payloads: Ints,
-    held: Ints,
-    instances: Ints,
-    progress: Floats,
-    executions: Ints,
-    requests: Ints,
-    j: int,
-) -> None:
+def _take_payload(s: State, point: Ints, a: Arrays, j: int) -> None:
     """Let instance ``j`` execute the payload that waits longest, or sleep if there is none."""
-    batched = flight[s.payload_place]
+    instances, progress = a.instances, a.progress
+    batched = a.flight[s.payload_place]
     if s.head == s.tail:
         instances[STATE, j], instances[WHEN, j], instances[ASLEEP, j] = SLEEPING, FOREVER, s.naps
         s.naps += 1
         return
-    count, together = _merge_payloads(s, point, payloads)
+    count, together = _merge_payloads(s, point, a.payloads)
     instances[WAITED, j] = 0
     for i in range(together):
         place = (s.started + i) & s.mask
-        held[j, i] = batched[SENT, place]
+        a.held[j, i] = batched[SENT, place]
         instances[WAITED, j] += s.now - batched[ARRIVED, place]
-        if len(requests) > 0:
+        if len(a.requests) > 0:
             number = s.started + i if s.alike else batched[NUMBER, place]
-            if number < len(requests):
-                requests[number, 4] = s.runs
+            if number < len(a.requests):
+                a.requests[number, EXECUTION] = s.runs
     instances[SIZE, j], instances[MEMBERS, j] = count, together
     s.started += together
     s.least_waiting = min(s.least_waiting, s.arrived - s.started - s.refusals)
     s.busy += 1
-    _rescale(s, point, services, instances, progress, s.busy - 1, j)
-    progress[FACTOR, j] = factors[s.runs % len(factors)]
-    span = services[point[SERVICE] + (count - 1) * point[STRIDE] + s.busy - 1] * progress[FACTOR, j]
+    _rescale(s, point, a, s.busy - 1, j)
+    progress[FACTOR, j] = a.tables.factors[s.runs % len(a.tables.factors)]
+    span = a.tables.services[point[SERVICE] + (count - 1) * point[STRIDE] + s.busy - 1] * progress[FACTOR, j]
     instances[STATE, j], instances[SINCE, j], progress[LEFT, j] = EXECUTING, s.now, 1.0
     instances[WHEN, j] = s.now + max(int(span + 0.5), 1)
     instances[RUN, j] = s.runs
-    if s.runs < len(executions):
-        row = executions[s.runs]
+    if s.runs < len(a.executions):
+        row = a.executions[s.runs]
         row[0], row[1], row[2], row[3], row[4] = j, s.now, -1, count, together
     s.runs += 1
     s.notified = point[BATCHING] != 0
@@ -986,10 +991,9 @@ def _merge_payloads(s: State, point: Ints, payloads: Ints) -> tuple[int, int]:
 
 
 @inlined
-def _rescale(
-    s: State, point: Ints, services: Floats, instances: Ints, progress: Floats, before: int, excluded: int
-) -> None:
+def _rescale(s: State, point: Ints, a: Arrays, before: int, excluded: int) -> None:
     """Change the speed of the running executions except ``excluded``: ``before`` instances were busy."""
+    instances, progress, services = a.instances, a.progress, a.tables.services
     for j in range(instances.shape[1]):
         if instances[STATE, j] != EXECUTING or j == excluded:
             continue
@@ -1002,22 +1006,11 @@ def _rescale(
 
 
 @inlined
-def _answer(
-    s: State,
-    point: Ints,
-    services: Floats,
-    gaps: Ints,
-    flight: Ints,
-    held: Ints,
-    latencies: Ints,
-    instances: Ints,
-    progress: Floats,
-    executions: Ints,
-    j: int,
-) -> None:
+def _answer(s: State, point: Ints, a: Arrays, j: int) -> None:
     """End the execution of instance ``j``. In a closed loop, each client sends its next request."""
+    instances = a.instances
     s.busy -= 1
-    _rescale(s, point, services, instances, progress, s.busy + 1, j)
+    _rescale(s, point, a, s.busy + 1, j)
     s.completed += instances[MEMBERS, j]
     s.last_end, s.last_ender = s.now, j
     s.at_anchor = s.at_anchor or j == s.anchor or s.anchor < 0
@@ -1028,14 +1021,14 @@ def _answer(
     for i in range(instances[MEMBERS, j]):
         s.last_response = max(s.now + point[RECEIVE], s.last_response + point[SPACING])
         if s.measuring:
-            latency = s.last_response - held[j, i]
-            latencies[s.measured] = latency
+            latency = s.last_response - a.held[j, i]
+            a.latencies[s.measured] = latency
             s.latency_sum += latency
             s.measured += 1
         if point[CONCURRENCY] > 0:
-            _send(s, point, gaps, flight, s.last_response + point[CLIENT])
-    if instances[RUN, j] < len(executions):
-        executions[instances[RUN, j], 2] = s.now
+            _send(s, point, a, s.last_response + point[CLIENT])
+    if instances[RUN, j] < len(a.executions):
+        a.executions[instances[RUN, j], 2] = s.now
     instances[STATE, j], instances[WHEN, j] = RELEASING, s.now + point[RELEASE]
 
 

@@ -25,7 +25,22 @@ ExecutionSettings = tuple[int, Fields]  # instance count, and the fields that ar
 
 THREADS = "intra_op_thread_count"  # ONNX Runtime's parameter: the number of threads of an instance
 ENOUGH_EXECUTIONS = 4  # for a reliable mean
-SLOWDOWN = 0.25
+SLOWDOWN = 0.25  # share of the uncontended time that each further busy instance adds
+FITTED_POINTS = 24  # the latest ones: enough for a few parameters, few enough to fit within a second
+SMALLEST_S = 1e-6
+# The clients of a batch receive their responses and send their next requests one after another, USUAL_GAP_S apart on
+# average (134 µs in benchmarks/simulator_proof.md); the highest measured rate limits it. USUAL_WAKE_S: the time to
+# wake the batcher or an instance.
+USUAL_GAP_S, USUAL_WAKE_S, USUAL_JITTER = 1e-4, 1e-4, 0.1
+GAP_SHARE = 0.95  # share of the time between two requests at the highest measured rate
+JITTERS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45)
+GAPS_S = (SMALLEST_S, 1e-5, 3e-5, 1e-4, 2e-4)
+WAKES_S = (SMALLEST_S, 2e-5, 5e-5, 1e-4, 2e-4)
+NETWORK_SHARES = (1.0, 0.75, 0.5)  # shares of the measured network time, which includes gaps
+NETWORK_QUANTILE = 0.2  # quantile of the measured network times
+USUAL = {"gap_s": USUAL_GAP_S, "wake_s": USUAL_WAKE_S}
+PRIOR_WEIGHT = 0.002  # penalty in squared errors of a value that differs from the usual one by a factor of e
+OUTLIER = 0.15  # errors beyond it count linearly
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,23 +243,6 @@ def _distance(group: ExecutionSettings, other: ExecutionSettings) -> tuple[int, 
     return differing, abs(math.log2(group[0] / other[0]))
 
 
-FITTED_POINTS = 24  # the latest ones: enough for a few parameters, few enough to fit within a second
-SMALLEST_S = 1e-6
-# The clients of a batch receive their responses and send their next requests one after another, USUAL_GAP_S apart on
-# average (134 µs in benchmarks/simulator_proof.md); the highest measured rate limits it. USUAL_WAKE_S: the time to
-# wake the batcher or an instance.
-USUAL_GAP_S, USUAL_WAKE_S, USUAL_JITTER = 1e-4, 1e-4, 0.1
-GAP_SHARE = 0.95  # share of the time between two requests at the highest measured rate
-JITTERS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45)
-GAPS_S = (SMALLEST_S, 1e-5, 3e-5, 1e-4, 2e-4)
-WAKES_S = (SMALLEST_S, 2e-5, 5e-5, 1e-4, 2e-4)
-NETWORK_SHARES = (1.0, 0.75, 0.5)  # shares of the measured network time, which includes gaps
-NETWORK_QUANTILE = 0.2  # quantile of the measured network times
-USUAL = {"gap_s": USUAL_GAP_S, "wake_s": USUAL_WAKE_S}
-PRIOR_WEIGHT = 0.002  # penalty in squared errors of a value that differs from the usual one by a factor of e
-OUTLIER = 0.15  # errors beyond it count linearly
-
-
 @dataclass(frozen=True, slots=True)
 class FittedOverheads:
     """The overheads that are fitted to measurements, and the variation of service times.
@@ -299,7 +297,7 @@ def fit_overheads(
     batch = used[0].load.request_batch_size
     measured = with_tails(np.array([log_measured(point, latency) for point in used]), cells, batch)
     sizes = np.array([point.measurement.mean_batch_size or math.nan for point in used])
-    queues = np.array([_or_nan(point.measurement.queue_ms) for point in used])
+    queues = np.array([point.measurement.queue_ms for point in used], np.float64)  # NaN for None
     means_ms = 1e3 * np.exp(np.log([load * batch for _, load in cells]) - measured[:, 0])  # Little's law
 
     def misfit(overheads: FittedOverheads) -> float:
@@ -324,10 +322,6 @@ def fit_overheads(
     choices = itertools.product([share * first.network_s for share in NETWORK_SHARES], gaps_s, WAKES_S)
     best = min((FittedOverheads(*choice, jitter=best.jitter) for choice in choices), key=misfit)
     return min((replace(best, jitter=jitter) for jitter in JITTERS), key=misfit)
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _network_s(point: Point) -> float | None:

@@ -13,14 +13,13 @@ import numpy as np
 
 from objectives import batch_stats
 from objectives.arrays import FloatArray
-from objectives.metrics import METRICS, QUANTILES, TIMINGS, Measurement
+from objectives.metrics import METRICS, QUANTILES, STATISTICS, TIMINGS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.simulator.scenario import SimulationResult, SimulationTrace
 
 ConfigurationLoad = tuple[Candidate, int]  # a candidate at a concurrency; arrays call it a cell
 
-LATENCY_NAMES = ("avg", "p50", "p90", "p95", "p99")
 SMALLEST_DISTANCE = 1e-3  # of two quantiles of a latency, relative
 
 
@@ -179,14 +178,14 @@ def as_closed_loop(points: Sequence[Point], problem: Problem) -> list[Point]:
 
 
 def simulated_measurement(result: SimulationResult, executions: SimulationTrace, network_s: float) -> Measurement:
-    """Return what a load generator and the server's statistics would report of a simulation.
+    """Return the measurement that a load generator and the server's statistics would report for a simulation.
 
     ``executions`` is a trace of the same scenario; each request spends ``network_s`` outside queue and computation.
     """
     compute_s = result.latency_avg_s - result.queue_avg_s - network_s
     metrics = {
         "throughput_infer_per_sec": result.throughput_infer_per_s,
-        **{f"latency_{name}_ms": 1e3 * getattr(result, f"latency_{name}_s") for name in LATENCY_NAMES},
+        **{f"latency_{name}_ms": 1e3 * getattr(result, f"latency_{name}_s") for name in STATISTICS},
         "network_ms": 1e3 * network_s,
         "queue_ms": 1e3 * result.queue_avg_s,
         "compute_infer_ms": 1e3 * max(compute_s, 0.0),

@@ -170,7 +170,7 @@ class PackedScenarios:
         return row
 
     def _add_mix(self, scenario: Scenario) -> tuple[int, int]:
-        """Return the range of the scenario's requests in ``units`` and ``shapes``; empty if they are all alike."""
+        """Return the range of the scenario's requests in ``Tables.mix``; empty if they are all alike."""
         if not scenario.has_mix:
             return 0, 0
         unit = _unit(scenario)

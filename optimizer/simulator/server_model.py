@@ -60,8 +60,6 @@ INTERVALS = (
     (80, MeasurementInterval(warm_up_requests=300, requests=2400)),
     (math.inf, MeasurementInterval()),
 )
-
-
 REFUSED_REQUESTS = 2000  # requests of an open loop in which refusals are counted
 MISSED_SHARE = 0.4  # the mean of 20 configurations and loads, see docs/queues.md
 ERRORS = ModelErrors(throughput=0.1, tail=0.1)
