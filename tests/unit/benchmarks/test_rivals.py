@@ -19,6 +19,7 @@ import search_methods
 import search_plots
 import search_report
 import search_runs
+import tried_configurations
 from measurement_noise import Noise
 from rivals.expert_defaults import ExpertSearcher
 from rivals.quick_search import QuickSearcher
@@ -251,3 +252,17 @@ def test_a_plot_of_regret_against_deployments_and_seconds(tmp_path: Path) -> Non
     search_plots.write_plot(path, [case], ("simulated",), jobs)
     assert 'id="simulated"' in path.read_text()
     assert path.stat().st_size < 100_000
+
+
+def test_the_highest_throughput_is_interpolated_between_recorded_loads(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    columns = "max_batch_size,instance_count,concurrency,throughput_infer_per_sec,latency_p95_ms"
+    table.write_text(f"{columns}\n8,1,1,100,5\n8,1,4,300,20\n8,1,8,310,80\n8,2,1,90,5\n")
+    recording = read_recording(table)
+    candidate = recording.space.canonical(recording.rows[0].candidate)
+
+    def highest(bound_ms: float) -> float:
+        return tried_configurations._highest_throughput(recording, candidate, bound_ms)
+
+    assert [highest(bound_ms) for bound_ms in (4, 5, 20, 100)] == [0, 100, 300, 310]
+    assert highest(10) == pytest.approx(200)  # in the middle of 5 and 20 on a logarithmic scale
