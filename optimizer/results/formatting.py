@@ -47,7 +47,7 @@ def estimate(value: float | None, bounds: ConfidenceInterval | None, unit: str =
     """Return a value with the digits that its interval allows: ``13,800 ± 400``; ``13,800`` without an interval.
 
     ``±`` is the distance to the farther end of the interval, rounded by the rule of the Particle Data Group. If the
-    ends are at very different distances, both are shown: ``5.0 (4.1 to 13)``.
+    ends are at very different distances, or ``±`` would reach 0, both are shown: ``5.0 (4.1 to 13)``.
     """
     if value is None or not math.isfinite(value):
         return UNKNOWN
@@ -63,10 +63,11 @@ def _with_interval(value: float, low: float, high: float) -> str:
         return f"{approximate(value)} (at least {approximate(low)})"
     if farther <= NEGLIGIBLE * abs(value):
         return approximate(value)
-    if nearer > 0 and farther > MOST_SKEW * nearer:
+    decimals = _decimals(farther)
+    reaches_zero = round(farther, decimals) >= round(abs(value), decimals)
+    if nearer > 0 and (farther > MOST_SKEW * nearer or reaches_zero):
         below, above = _decimals(value - low), _decimals(high - value)
         return f"{_rounded(value, max(below, above))} ({_rounded(low, below)} to {_rounded(high, above)})"
-    decimals = _decimals(farther)
     return f"{_rounded(value, decimals)} ± {_rounded(farther, decimals)}"
 
 
