@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from objectives.metrics import LATENCY
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, FieldValue, Point, Trial, short_path
 from optimizer.results.finished_run import FinishedRun
@@ -153,7 +152,7 @@ def one_step_off(run: FinishedRun, samples: Sequence[ParameterSample]) -> list[N
 def _expected_costs(
     run: FinishedRun, others: Sequence[Candidate], samples: Sequence[ParameterSample]
 ) -> dict[Candidate, float]:
-    """Return the expected cost of each candidate at its best load within the latency bound.
+    """Return the expected cost of each candidate at its best load within the binding latency bound.
 
     The forecast is that of the simulation-guided search after the best trials. The result is empty if no load of the
     recommendation is expected to meet the bound, or the simulator does not apply to the model.
@@ -174,10 +173,11 @@ def _expected_costs(
     candidates = [problem.space.canonical(best.candidate), *others]
     try:
         cells = [(candidate, load) for candidate in candidates for load in loads]
-        figures = np.log(fit_surrogate(problem, trials).forecast(cells))
+        surrogate = fit_surrogate(problem, trials)
+        figures = np.log(surrogate.forecast(cells))
     except ValueError:  # the bounded latency was not measured
         return {}
-    bound_s = min(problem.sla.bounds_ms(LATENCY), default=math.inf) / 1e3
+    bound_s = float(surrogate.bounds_s[0])  # of the binding latency, which was forecast
     curves = zip(*figures.reshape(2, -1, len(loads)), strict=True)
     within = [_best_within(np.log(loads), throughput, latency, bound_s) for throughput, latency in curves]
     if not within[0]:

@@ -15,11 +15,12 @@ import pandas as pd
 import pytest
 from matplotlib.artist import kwdoc
 
+from objectives.sla import Sla
 from optimizer.cli import explain, plan
 from optimizer.cli.report import main
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.results import outcome_values
-from optimizer.results.finished_run import read_run
+from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.results.report import parameter_effects, tables
 from optimizer.results.report.content import config_diff, report_section
 from optimizer.results.report.figure_style import PALETTE, new_figure
@@ -296,13 +297,24 @@ class TestFigures:
 
     def test_one_step_off(self, run: Path) -> None:
         finished = read_run(run)
-        steps = parameter_effects.one_step_off(
-            finished, parameter_effects.parameter_samples(finished, tables.best_loads(finished))
-        )
+        steps = _steps(finished)
         assert {step.parameter for step in steps} == parameter_effects.varied(finished.problem).keys()
         assert all(step.expected is not None and step.expected < 1 for step in steps)
         # half the instances on a machine of two cores
         assert next(s.cost or 0 for s in steps if (s.parameter, s.other) == ("instance_count", 1)) > 0.1
+
+    def test_a_bound_that_is_not_binding_does_not_change_the_steps(self, run: Path) -> None:
+        finished = read_run(run)
+        p95, both = (
+            replace(finished, problem=replace(finished.problem, sla=Sla.from_bounds(bounds)))
+            for bounds in ({"p95": 20.0}, {"p50": 14.0, "p95": 20.0})
+        )
+        assert _steps(both) == _steps(p95)
+
+
+def _steps(finished: FinishedRun) -> list[parameter_effects.Neighbour]:
+    samples = parameter_effects.parameter_samples(finished, tables.best_loads(finished))
+    return parameter_effects.one_step_off(finished, samples)
 
 
 def test_a_page_of_a_run_without_bounds_has_no_sla(run: Path) -> None:
