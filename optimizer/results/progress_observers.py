@@ -70,8 +70,9 @@ class PlainObserver(QuietObserver):
         left = formatting.clock(self._budget.left_seconds())
         best_so_far = ""
         if best is not None:
-            throughput = formatting.value_of(best, front_metrics(self._problem)[0].name)
-            best_so_far = f"; best so far: trial {best.trial}, {throughput}"
+            goal = front_metrics(self._problem)[0]
+            label = "".join(f"{name} " for name in _goodput(self._problem))  # its unit is that of the throughput
+            best_so_far = f"; best so far: trial {best.trial}, {label}{formatting.value_of(best, goal.name)}"
         self._print_line(
             f"trial {trial.number}{role}: {configuration_text.configuration(trial.candidate)}: "
             f"{self._trial_figures(trial)}{best_so_far}; {left} left"
@@ -103,7 +104,7 @@ class PlainObserver(QuietObserver):
     def _point_figures(self, point: Point) -> str:
         if point.measurement.throughput_infer_per_sec is None:
             return point.measurement.reason or NOTHING_MEASURED
-        return formatting.performance(point, *self._problem.sla.bounded_latencies)
+        return formatting.performance(point, *self._problem.sla.bounded_latencies, *_goodput(self._problem))
 
     def _print_line(self, line: str) -> None:
         elapsed = formatting.clock(time.monotonic() - self._started)
@@ -234,6 +235,7 @@ class LiveObserver:
         self._hardware = hardware
         self._latency = problem.sla.judged_latency
         self._throughput = front_metrics(problem)[0]
+        self._shown = (self._latency, *_goodput(problem))
         self._finished: tuple[tuple[str, Trial], ...] = ()
         self._running: tuple[tuple[str, Trial], ...] = ()  # several on a cluster; the last one changed last
         self._best: Point | None = None
@@ -324,7 +326,8 @@ class LiveObserver:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True, header_style="dim")
         table.add_column("trial", justify="right", no_wrap=True)
         table.add_column("configuration", no_wrap=True, overflow="ellipsis", ratio=1)
-        table.add_column(self._throughput.unit, justify="right", no_wrap=True, min_width=7)
+        heading = next(iter(_goodput(self._problem)), self._throughput.unit)
+        table.add_column(heading, justify="right", no_wrap=True, min_width=7)
         table.add_column(f"{formatting.short_metric(self._latency)} ms", justify="right", no_wrap=True, min_width=6)
         if roomy:
             table.add_column("loads", justify="right", no_wrap=True)
@@ -365,7 +368,7 @@ class LiveObserver:
         if trial.measurements:
             load, measurement = trial.measurements[-1]
             point = Point(trial.number, trial.candidate, load, measurement)
-            state = measurement.reason or formatting.performance(point, self._latency)
+            state = measurement.reason or formatting.performance(point, *self._shown)
         return Text.assemble(("now          ", "bold"), f"trial {trial.number}: {state}")
 
     def _best_lines(self) -> list[RenderableType]:
@@ -373,7 +376,7 @@ class LiveObserver:
             within = formatting.bounds(self._problem.sla)
             nothing = f"nothing within {within} yet" if self._finished and within else "nothing measured yet"
             return [Text.assemble(("best so far  ", "bold"), nothing), Text("")]
-        figures = formatting.performance(self._best, self._latency)
+        figures = formatting.performance(self._best, *self._shown)
         configuration = configuration_text.configuration(self._best.candidate)
         return [
             Text.assemble(("best so far  ", "bold"), (figures, "bold green")),
@@ -397,6 +400,11 @@ class LiveObserver:
 
 def _others(pairs: tuple[tuple[str, Trial], ...], number: int) -> tuple[tuple[str, Trial], ...]:
     return tuple(pair for pair in pairs if pair[1].number != number)
+
+
+def _goodput(problem: Problem) -> list[str]:
+    """Return the name of the goodput if it is an objective; empty otherwise."""
+    return [metric.name for metric in problem.objectives if metric is METRICS["goodput"]]
 
 
 def _last_reason(trial: Trial) -> str:

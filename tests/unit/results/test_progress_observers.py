@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from objectives.metrics import Measurement
+from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.cli.main import progress_on
 from optimizer.cli.run import read_run_arguments
 from optimizer.core.budget import Budget
-from optimizer.core.trial import Confirmation, latest_points
+from optimizer.core.trial import Confirmation, Point, latest_points
 from optimizer.machine import hardware
 from optimizer.options.command_line import Parser
 from optimizer.results.finished_run import FinishedRun, read_run
@@ -120,6 +120,17 @@ class TestPlain:
         assert "misses the bound" in lines[8]
         assert re.search(r"; best so far: trial \d+, [\d,]+ infer/s; 4:00 left$", lines[-1])
         assert "\x1b" not in text.getvalue()
+
+    def test_the_goodput_is_named_if_it_is_the_objective(self, run: FinishedRun) -> None:
+        text, trial = io.StringIO(), run.trials[0]
+        (load, measured), *_ = trial.measurements
+        measured = replace(measured, throughput_infer_per_sec=900.0, goodput_infer_per_sec=700.0, latency_p95_ms=9.0)
+        problem = replace(run.problem, objectives=(METRICS["goodput"],))
+        with PlainObserver(Console(file=text, width=80), problem, Budget(240.0, clock=lambda: 0.0)) as observer:
+            best = Point(0, trial.candidate, load, measured)
+            observer.trial_finished(replace(trial, measurements=((load, measured),)), best)
+        assert f"900 infer/s, p95 9.00 ms, goodput 700 infer/s, concurrency {load.concurrency}" in text.getvalue()
+        assert "; best so far: trial 0, goodput 700 infer/s; 4:00 left" in text.getvalue()
 
     def test_a_measurement_within_the_bound_that_is_not_stable_is_not_said_to_miss_it(self, run: FinishedRun) -> None:
         text, trial = io.StringIO(), run.trials[0]
