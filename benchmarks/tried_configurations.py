@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bounded_tables import TABLES, BoundedTable, bounded_tables
-from measurement_noise import NoisyServer
+from measurement_noise import Noise, NoisyServer
 from processes import run_jobs
 from recorded_noise import recorded_noise
 from search_report import MAX_TRIALS, OWN
@@ -32,7 +32,7 @@ from tune_runs import row
 
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine import hardware
 from optimizer.replay.engine import recorded_problem, replay
 from optimizer.store.recording import Recording, read_recording
@@ -43,7 +43,9 @@ HEAD = ("table", "within", "regret", "of the configuration with the best measure
 class ObservedServer(NoisyServer):
     """A server with noise that keeps the latest measurement of each configuration and load."""
 
-    measured: dict[tuple[Candidate, LoadPoint], Measurement]
+    def __init__(self, trials: Sequence[Trial], noise: Noise, seed: int) -> None:
+        super().__init__(trials, noise, seed)
+        self.measured: dict[tuple[Candidate, LoadPoint], Measurement] = {}
 
     def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
         measurement = super().measure(endpoint, load, seconds)
@@ -53,7 +55,13 @@ class ObservedServer(NoisyServer):
 
 @dataclass(frozen=True)
 class Regrets:
-    """The regrets of one search, as shares of the best throughput."""
+    """The regrets of one search, as shares of the best throughput.
+
+    Attributes:
+        recommended: That of the recommendation, as search_methods.py computes it.
+        chosen: That of the configuration with the best measurement, at its best load.
+        tried: That of the best configuration that was tried, at its best load.
+    """
 
     recommended: float
     chosen: float
@@ -84,7 +92,8 @@ def main() -> None:
         print(row(*cells))
     machine = hardware.detect()
     print(
-        f"\nSeeds a search: {arguments.seeds}; {machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}"
+        f"\nSeeds of each search: {arguments.seeds}; {machine.cpu}, {machine.cpu_count} cores; "
+        f"{time.strftime('%Y-%m-%d')}"
     )
 
 
@@ -94,9 +103,8 @@ def _search(job: tuple[BoundedTable, int]) -> Regrets:
     recording = read_recording(case.table)
     problem = recorded_problem(recording, {case.statistic: case.bound_ms})
     best = recording.best(problem)
-    assert best is not None, "bound_ms sees to it"
+    assert best is not None, "each bound is met by a row"
     server = ObservedServer(recording.trials(), recorded_noise(case.table.stem), seed)
-    server.measured = {}
     result = replay(recording, problem, best, OWN, seed, MAX_TRIALS, server=server)
     highest = {
         candidate: _highest_throughput(recording, candidate, case.bound_ms)

@@ -6,8 +6,8 @@ variance between servers is noise. They disagree if the systematic difference is
 confidence of the run.
 
 A disagreement contradicts a PASS, with one exception. perf_analyzer needs more CPU time for a request than the own
-client. On CPUs that it shares with the server it takes that time from the server, so a worse value is expected there,
-and contradicts a PASS only if it also misses the bound.
+client. On CPUs that it shares with the server, it takes that time from the server. So a worse value is expected
+there, and it contradicts a PASS only if it also misses the bound.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def compare_load_generators(
     metrics = list(dict.fromkeys(("throughput", *latencies)))
     undisturbed = [_usable(pair) for pair in pairs]
     usable = [pair for pair in undisturbed if pair]
-    lost = [pair.other for pair, own in zip(pairs, undisturbed, strict=True) if own is None]
-    reason = lost[0].reason or "its windows were disturbed" if lost else ""
+    lost = [pair for pair, own in zip(pairs, undisturbed, strict=True) if own is None]
+    reason = (lost[0].other.reason or "its windows were disturbed") if lost else ""
     ratios = [_ratio(usable, metric, sla, error / len(metrics), shares_cpus=shares_cpus) for metric in metrics]
     return Agreement(len(pairs), len(usable), tuple(filter(None, ratios)), reason)
 

@@ -53,9 +53,9 @@ class Measurer:
     Each measurement is written to ``table`` and reported to ``observer``. ``confirming`` is the load generator for
     fresh servers; it defaults to ``load_generator``. A window on a fresh server in which other processes took more
     than ``disturbance_limit`` of the CPUs does not count for a verdict. ``cross_checking`` is perf_analyzer if
-    another load generator confirms, which it checks; None otherwise. ``speed`` probes this machine's speed beside the
-    idle server; None if the server runs on another machine. ``with_forecast`` adds the forecast to a measurement of
-    the search. ``node`` is the host name of a node of a cluster; empty outside of a cluster.
+    another load generator confirms, which it checks; None otherwise. ``speed`` probes this machine's speed next to
+    the idle server; None if the server runs on another machine. ``with_forecast`` adds the forecast to a measurement
+    of the search. ``node`` is the host name of a node of a cluster; empty outside of a cluster.
     """
 
     load_generator: LoadGenerator

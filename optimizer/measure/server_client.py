@@ -63,7 +63,7 @@ def send_all(
     return responses + [receive(call) for call in pending]
 
 
-HELD = ("READY", "UNLOADING")  # states of a model that has instances; while it is unloaded it is not ready any more
+HELD = ("READY", "UNLOADING")  # states of a model that has instances; it is no longer ready while it is unloaded
 
 
 class ServerClient(Protocol):

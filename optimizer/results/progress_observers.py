@@ -71,7 +71,7 @@ class PlainObserver(QuietObserver):
         best_so_far = ""
         if best is not None:
             goal = front_metrics(self._problem)[0]
-            label = "".join(f"{name} " for name in _goodput(self._problem))  # its unit is that of the throughput
+            label = f"{goal.name} " if goal is METRICS["goodput"] else ""  # its unit is that of the throughput
             best_so_far = f"; best so far: trial {best.trial}, {label}{formatting.value_of(best, goal.name)}"
         self._print_line(
             f"trial {trial.number}{role}: {configuration_text.configuration(trial.candidate)}: "
@@ -403,8 +403,9 @@ def _others(pairs: tuple[tuple[str, Trial], ...], number: int) -> tuple[tuple[st
 
 
 def _goodput(problem: Problem) -> list[str]:
-    """Return the name of the goodput if it is an objective; empty otherwise."""
-    return [metric.name for metric in problem.objectives if metric is METRICS["goodput"]]
+    """Return the name of the goodput if it is maximized; empty otherwise."""
+    goal = front_metrics(problem)[0]
+    return [goal.name] if goal is METRICS["goodput"] else []
 
 
 def _last_reason(trial: Trial) -> str:

@@ -87,8 +87,8 @@ def service_times(
 ) -> ServiceTimes:
     """Return times for batches of ``step``, 2 ``step``, ... ``max_batch_size`` samples on 1 to ``instances``.
 
-    For each observed number of busy instances, a line ``a + c * b`` with a, c >= 0 is fitted to the relative errors
-    and corrected towards the means of frequent sizes, so that times never decrease with the size. Between observed
+    For each observed number of busy instances, a line ``a + c * b`` with a, c >= 0 is fitted to the relative errors.
+    It is corrected towards the means of frequent sizes. Times never decrease with the size. Between observed
     numbers of busy instances times are interpolated; beyond them the slope continues, at most in proportion to the
     number.
 
@@ -199,8 +199,8 @@ def observe_point(point: Point) -> Observation | None:
     """Return the statistics of a measured point, or None if the server reported none.
 
     Without counts by batch size (``batch_stats``) all executions are taken to have the mean size. The duration is
-    that of the counted samples at the measured throughput, because executions are counted from before the load
-    began until after it ended, and throughput only in the windows in between.
+    that of the counted samples at the measured throughput. Executions are counted from before the load began until
+    after it ended, but throughput only in the windows in between.
 
     Several server processes count as one that has its share of the load for as many times as long.
     """

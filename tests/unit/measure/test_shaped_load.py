@@ -1,4 +1,4 @@
-"""Test what the open-loop generator plans for a load shape or a trace: whole periods, and the order of messages."""
+"""Test the plan of the open-loop generator for a load shape or a trace: whole periods, and the order of messages."""
 
 from __future__ import annotations
 
