@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from objectives.metrics import METRICS, Measurement, Metric, PointT, Timing
+from objectives.metrics import LATENCY, METRICS, Measurement, Metric, PointT, Timing
 
 CONFIDENCE = 0.99  # default confidence of a verdict
 
@@ -102,6 +102,12 @@ class Sla:
     def latencies(self) -> Sla:
         """The upper bounds on times of a request (see ``metrics.TIMINGS``), which a lower load can meet."""
         return Sla(tuple(constraint for constraint in self if METRICS[constraint.metric].timing))
+
+    @property
+    def latency_levels(self) -> tuple[float, ...]:
+        """The levels of the bounds on quantiles of the latency, each once."""
+        bounded = (METRICS[constraint.metric] for constraint in self)
+        return tuple(dict.fromkeys(own.quantile for own in bounded if own.timing is LATENCY and own.quantile))
 
     @property
     def of_requests(self) -> Sla:

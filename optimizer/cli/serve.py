@@ -92,6 +92,12 @@ def build_parser() -> Parser:
         metavar="TIME",
         help=f"Longest time for the requests in flight at the end (default: {EXIT_TIMEOUT})",
     )
+    parser.add_argument(
+        "--latency-quantiles",
+        action="store_true",
+        help="Export the percentiles that the SLA bounds for tune watch, even if this reduces the throughput "
+        "noticeably (default: only if it does not)",
+    )
     parser.add_argument("--force", action="store_true", help="Serve also an UNDECIDED recommendation")
     add_results(parser)
     parser.add_options((), hidden=EXTERNAL)
@@ -121,7 +127,8 @@ def main(words: list[str]) -> int:
     say, _ = progress_on(terminal())
     say(f"starting the server of {one_line(str(run.folder.path))}")
     candidate = recommended.point.candidate
-    with recommended_server(run, candidate, recommended.configs, options, choose, say) as server:
+    quantiles = recommended.quantiles if arguments.latency_quantiles else recommended.affordable_quantiles
+    with recommended_server(run, candidate, recommended.configs, options, choose, quantiles, say) as server:
         try:
             _show(run, server, as_json=arguments.json)
             say("serving until Ctrl-C")

@@ -65,14 +65,21 @@ class MeasurementError(TuneError):
 class ServerCrashed(DeploymentError, MeasurementError):
     """The server or its model died or hangs, while the model was loaded or measured.
 
-    ``has_ended`` says whether the process of the server had ended before it was stopped.
+    ``has_ended`` says whether the process of the server had ended before it was stopped, ``doing`` its work then.
     """
 
     def __init__(
-        self, message: str, *, log: Path | None = None, lacks_gpu_memory: bool = False, has_ended: bool = False
+        self,
+        message: str,
+        *,
+        log: Path | None = None,
+        lacks_gpu_memory: bool = False,
+        has_ended: bool = False,
+        doing: str = "serving",
     ) -> None:
         super().__init__(message, log=log, lacks_gpu_memory=lacks_gpu_memory)
         self.has_ended = has_ended
+        self.doing = doing
 
 
 class ParameterError(ValueError):

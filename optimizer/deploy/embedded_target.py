@@ -208,13 +208,15 @@ class ServerSettings(TypedDict, total=False):
     ``load_timeout_seconds`` limits a load. With ``gpus`` (the default) it sees the GPUs that this process sees.
     Without, it sees none, and a model without a fixed device is served on the CPU. With ``metrics`` it exports those
     of its models; by default it does so only with ``ports``, or if a model exports some itself. ``ports`` are those
-    for the clients of the user; by default they are free ones.
+    for the clients of the user; by default they are free ones. ``arguments`` are further options of the server, of
+    which those that this version does not know are left out.
     """
 
     stopwatch: Stopwatch | None
     load_timeout_seconds: float
     choose_port: Callable[[], int]
     ports: ServerPorts | None
+    arguments: Sequence[str]
     cpus: frozenset[int] | None
     gpus: bool
     metrics: bool
@@ -233,7 +235,7 @@ class InstalledTarget(ManagedTarget):
         folder = ServerFolder(source, installation)
         with contextlib.ExitStack() as undo:
             undo.callback(folder.remove)
-            options = server_options(source)
+            options = [*server_options(source), *settings.get("arguments", ())]
             gpus, ports = settings.get("gpus", True), settings.get("ports")
             server = TritonServer(
                 folder,
@@ -341,6 +343,7 @@ def server_settings(options: RunOptions, settings: TargetSettings) -> ServerSett
     return ServerSettings(
         stopwatch=settings.stopwatch,
         ports=settings.ports[0] if settings.ports else None,
+        arguments=settings.arguments,
         cpus=settings.cpus,
         gpus=settings.gpus,
         load_timeout_seconds=load_limit_seconds(options.budget_seconds),

@@ -428,7 +428,7 @@ class ManagedTarget:
 
     def crash(self, error: ServerCrashed) -> ServerCrashed:
         """Stop the server after ``error`` of the load generator; return the error with the last one in its log."""
-        return self._server.crashed("serving", str(error) if self._server.answers() else "")
+        return self._server.crashed(error.doing, str(error) if self._server.answers() else "")
 
     @contextlib.contextmanager
     def _serving(self, candidate: Candidate, *, as_written: bool) -> Iterator[Endpoint]:

@@ -86,6 +86,7 @@ class TargetSettings:
         stopwatch: It counts the time that the server takes.
         say: It gets one line for each slow preparation.
         ports: The ports of each server on this machine, for clients of the user; without them, any free ones.
+        arguments: Further options of a server on this machine; those that its version does not know are left out.
     """
 
     log: Path
@@ -95,6 +96,7 @@ class TargetSettings:
     stopwatch: Stopwatch
     say: Callable[[str], None]
     ports: tuple[ServerPorts, ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 LOAD_SECONDS = 120.0  # the default limit of a load

@@ -167,7 +167,7 @@ def limits(recommended: Recommendation) -> ResourceLimits:
 def command(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
     """Return the command line of tritonserver, on its default ports."""
     at = MODELS if settings.repository.is_mounted else settings.repository.text
-    return ["tritonserver", f"--model-repository={at}", *recommended.arguments]
+    return ["tritonserver", f"--model-repository={at}", *recommended.arguments, *recommended.affordable_quantiles]
 
 
 def start_seconds(recommended: Recommendation) -> int:
@@ -241,9 +241,26 @@ def deployment_header(
         lines.append(
             f"memory limit: {MEMORY_HEADROOM:g} times the measured memory, with the shared memory (/dev/shm)"
         )
+    lines += _quantile_lines(recommended)
     if recommended.cpus is None:
         lines.append("CPUs: the server ran on another machine, so no limit is set")
     return [*header(recommended, *lines), *more]
+
+
+def _quantile_lines(recommended: Recommendation) -> list[str]:
+    """Return a line on the quantiles in the server's metrics; empty if `tune watch` compares none with a bound."""
+    if not recommended.quantiles:
+        return []
+    options = " ".join(recommended.quantiles)
+    cost = "about 30 µs of CPU time a request, which were not measured"
+    if recommended.affordable_quantiles:
+        return [
+            f"metrics: {options} lets `tune watch` compare the time in the server with the bound; it takes {cost}"
+        ]
+    return [
+        f"metrics: without {options}, so that `tune watch` cannot compare the time in the server with the bound: at "
+        f"this rate it would reduce the throughput ({cost})"
+    ]
 
 
 def cpu_amount(cpus: float) -> int | float:

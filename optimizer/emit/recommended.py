@@ -25,6 +25,7 @@ from optimizer.results.verification import passed_separately
 from optimizer.store.run_folder import model_files
 
 MOST_MODELS = 100
+MOST_SUMMARIES_PER_SECOND = 500  # at 30 µs for a model's requests (benchmarks/watch.md): 1.5 % of a CPU
 _BYTES = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -40,8 +41,9 @@ class Recommendation:
     ``load_seconds`` is the time that loading the configuration took on each server. ``undecided`` says why the
     verdict is UNDECIDED and which command continues the test; it is empty for PASS, also in a separate test.
     ``sending`` says how a load shape or a recording was sent; it is empty for other loads. ``unread`` are settings
-    that only tune's own backend reads. ``is_embedded`` says whether the embedded server was measured, ``warms_up``
-    whether warm-up requests were added to ``configs``.
+    that only tune's own backend reads. ``levels`` are those of the bounds on quantiles of the latency.
+    ``is_embedded`` says whether the embedded server was measured, ``warms_up`` whether warm-up requests were added to
+    ``configs``.
     """
 
     run: str
@@ -67,6 +69,7 @@ class Recommendation:
     files: Mapping[str, str] = field(default_factory=dict)
     sending: str = ""
     unread: tuple[str, ...] = ()
+    levels: tuple[float, ...] = ()
     is_embedded: bool = False
     warms_up: bool = False
 
@@ -102,6 +105,22 @@ class Recommendation:
             self.point.load.request_rate or self.point.throughput_infer_per_sec / self.point.load.request_batch_size
         )
         return rate / self.server_processes
+
+    @property
+    def quantiles(self) -> tuple[str, ...]:
+        """The options with which Triton exports the bounded quantiles, for `tune watch`.
+
+        Empty if there are none: without such a bound, for a model that streams, of which Triton does not time the
+        whole request, and if the user chose the configuration of the metrics.
+        """
+        is_chosen = any(argument.startswith(server_options.METRICS_CONFIG) for argument in self.arguments)
+        return () if self.is_streaming or is_chosen else server_options.latency_quantiles(self.levels)
+
+    @property
+    def affordable_quantiles(self) -> tuple[str, ...]:
+        """The same; empty also if they take a noticeable share of a CPU at the measured rate."""
+        rate = self.served_rate * len(self.configs)
+        return self.quantiles if rate <= MOST_SUMMARIES_PER_SECOND else ()
 
 
 def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendation:
@@ -146,6 +165,7 @@ def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendatio
             load_seconds=_load_seconds(run, point),
             files=files,
             sending=_sending(run.problem, point),
+            levels=run.problem.sla.latency_levels,
             unread=execution.unread_settings(configs.values()) if options.target == "embedded" else (),
             is_embedded=options.target == "embedded",
         )

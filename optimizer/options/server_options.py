@@ -56,6 +56,26 @@ def option_names(paths: Iterable[str]) -> list[str]:
     return [path.removeprefix(SERVER_OPTION_PREFIX) for path in paths if path.startswith(SERVER_OPTION_PREFIX)]
 
 
+METRICS_CONFIG = "--metrics-config"
+DEFAULT_LEVELS = frozenset((0.5, 0.9, 0.95, 0.99))  # of Triton's quantiles; that of 0.999 is not precise enough
+ERROR_SHARE = 0.1  # the error of a level as a share of its distance from 1
+
+
+def latency_quantiles(levels: Iterable[float], *, explicit: bool = False) -> tuple[str, ...]:
+    """Return the arguments with which Triton exports the quantiles ``levels`` of its request times.
+
+    They name the levels if Triton does not export each of them precisely by default, or with ``explicit``.
+    """
+    wanted = sorted(set(levels))
+    if not wanted:
+        return ()
+    arguments = (f"{METRICS_CONFIG}=summary_latencies=true",)
+    if not explicit and DEFAULT_LEVELS.issuperset(wanted):
+        return arguments
+    named = ",".join(f"{level:g}:{ERROR_SHARE * (1 - level):.1g}" for level in wanted)
+    return (*arguments, f"{METRICS_CONFIG}=summary_quantiles={named}")
+
+
 def to_arguments(fields: Iterable[tuple[str, FieldValue]]) -> tuple[str, ...]:
     """Return the arguments of tritonserver that a candidate's fields set, such as ``--rate-limit=off``."""
     return tuple(

@@ -179,12 +179,16 @@ class Environment:
 
     @contextmanager
     def open_target(
-        self, task: Task, folder: RunFolder, ports: tuple[ServerPorts, ...] = ()
+        self,
+        task: Task,
+        folder: RunFolder,
+        ports: tuple[ServerPorts, ...] = (),
+        arguments: tuple[str, ...] = (),
     ) -> Iterator[ServerTarget]:
         """Yield the target that serves ``task``, and close it at the end. Its log is in ``folder``.
 
-        ``ports`` are those of its servers if clients of the user connect to them. If the work has failed too, the
-        error of closing is a note of its error.
+        ``ports`` and ``arguments`` are those of its servers if clients of the user connect to them. If the work has
+        failed too, the error of closing is a note of its error.
         """
         settings = TargetSettings(
             log=folder.server_log,
@@ -194,6 +198,7 @@ class Environment:
             stopwatch=self.stopwatch,
             say=self.say,
             ports=ports,
+            arguments=arguments,
         )
         self._ensure_openvino(task)  # a sweep may name it after ``make_task``, and a node of a cluster may lack it
         target = target_factory.make_target(task.source, task.problem.space, self.options, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -76,6 +77,7 @@ def recommended_server(
     configs: Mapping[str, ModelConfig],
     options: RunOptions,
     choose_ports: Callable[[], tuple[ServerPorts, ...]],
+    arguments: tuple[str, ...],
     say: Callable[[str], None],
 ) -> Iterator[RecommendedServer]:
     """Serve ``candidate``, the recommendation of ``run``, within the context, on servers like those of its test.
@@ -86,6 +88,7 @@ def recommended_server(
         configs: The recommended config.pbtxt of each model, by name.
         options: The options of the run.
         choose_ports: It returns the ports of each server. Called when the servers start, so that the ports are free.
+        arguments: Further options of the servers; those that their version does not know are left out.
         say: It gets one line for each slow preparation.
 
     Raises BadInputError if the model has changed since the run, else as a run.
@@ -103,7 +106,7 @@ def recommended_server(
     folder = RunFolder.create(str(run.folder.path), FOLDER)
     with (
         folder.locked(),  # so that `tune runs --delete` refuses the run
-        environment.open_target(task, folder, choose_ports()) as target,
+        environment.open_target(task, folder, choose_ports(), arguments) as target,
         target.deploy_fresh(candidate) as endpoint,
     ):
         yield RecommendedServer(endpoint, folder, tuple(served_models(task.source, candidate).configs))
@@ -129,6 +132,8 @@ def complete_requests(server: RecommendedServer, limit_seconds: float) -> bool:
 
     Unloading the models does this. SIGTERM does not suffice: Triton 2.51 then waits until all clients have closed
     their HTTP connections, serves further requests on these, and aborts them at its ``--exit-timeout-secs``.
+
+    Raises ServerCrashed, after the requests to the other servers, if a server died meanwhile.
     """
     deadline = time.monotonic() + limit_seconds
 
@@ -137,6 +142,7 @@ def complete_requests(server: RecommendedServer, limit_seconds: float) -> bool:
         return max(deadline - time.monotonic(), SHORTEST_CALL_SECONDS)
 
     servers, first = server.endpoint.servers, server.models[0]
+    at_first = [_processes(own.server_pid, with_models=False) for own in servers]
     with contextlib.ExitStack() as closing:
         clients = [closing.enter_context(contextlib.closing(open_client(own.connection))) for own in servers]
         for model in reversed(server.models):  # requests in flight to a model may still call those before it
@@ -148,10 +154,25 @@ def complete_requests(server: RecommendedServer, limit_seconds: float) -> bool:
                 _has_requests(model, client, own, remaining()) for client, own in zip(clients, processes, strict=True)
             ):
                 if time.monotonic() > deadline:
+                    _refuse_dead(servers, at_first)
                     return False
                 time.sleep(UNLOAD_CHECK_SECONDS)
     time.sleep(RESPONSE_SECONDS)
+    _refuse_dead(servers, at_first)
     return True
+
+
+def _refuse_dead(servers: Sequence[Endpoint], processes: Sequence[Sequence[psutil.Process]]) -> None:
+    """Raise ServerCrashed if a server has died, whose ``processes`` are those of the beginning of the end.
+
+    A server that got SIGTERM too completes its requests and ends with the exit code 0.
+    """
+    for server, own in zip(servers, processes, strict=True):
+        if server.server_pid is None or (own and all(process.is_running() for process in own)):
+            continue
+        ended = os.waitid(os.P_PID, server.server_pid, os.WEXITED | os.WNOWAIT)  # the target reads it once more
+        if ended and (ended.si_code != os.CLD_EXITED or ended.si_status):
+            raise ServerCrashed("", doing="completing the requests in flight")
 
 
 def _processes(server_pid: int | None, *, with_models: bool) -> list[psutil.Process]:

@@ -17,6 +17,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions, is_trace
+from optimizer.options.server_options import latency_quantiles
 from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.summary import NextStep
@@ -36,7 +37,7 @@ from optimizer.watch.fit_check import Check, Estimate, Judgement, rate_check_nam
 SAVED = "warm starts from related machines took 5 to 14 % fewer deployments"  # benchmarks/warm_start.md
 COLD = "a warm start would need a run with requests of this size"
 WORDS = {"fits": "fits", "near": "near", "undecided": "undecided", "differs": "DIFFERS", "unknown": "not checked"}
-SUMMARIES, QUANTILES = "--metrics-config summary_latencies=true", "--metrics-config summary_quantiles"  # of Triton
+QUANTILE_COST = "about 30 µs of CPU time a request"  # benchmarks/watch.md
 MODEL = ("execution time", "samples per execution")  # checks after which the deployment itself may be another one
 FAILURES, STALLS = "failed requests", "time without success"  # checks of faults that no configuration repairs
 
@@ -216,7 +217,12 @@ def headline(judgement: Judgement) -> str:
         names = ", ".join(check.name for check in judgement.undecided)
         return f"{model}: {_requests(judgement)} do not decide whether it fits {run} ({names})"
     is_near = any(check.status == "near" for check in judgement.checks)
-    return f"{model} fits {run}{', near its capacity' if is_near else ''}"
+    fits = f"{model} fits {run}{', near its capacity' if is_near else ''}"
+    return f"{fits}; {_unchecked(judgement)} was not checked" if judgement.unchecked_bounds else fits
+
+
+def _unchecked(judgement: Judgement) -> str:
+    return " and ".join(bound.metric.removeprefix("latency-") for bound in judgement.unchecked_bounds)
 
 
 def _is_led_by_cause(judgement: Judgement) -> bool:
@@ -281,10 +287,11 @@ def _remarks(judgement: Judgement) -> list[tuple[str, str]]:
     if judgement.undecided:
         meaning = "outside of the expected values, but their intervals are not: the load changes, or samples are few"
         remarks.append(("undecided", f"{', '.join(check.name for check in judgement.undecided)}: {meaning}"))
-    if unchecked := judgement.unchecked_bounds:
-        names = " and ".join(bound.metric.removeprefix("latency-") for bound in unchecked)
+    if judgement.unchecked_bounds:
         has_others = any(load.latencies_ms for load in judgement.loads)
-        remarks.append(("not checked", f"{names}: the server lacks {QUANTILES if has_others else SUMMARIES}"))
+        options = " ".join(latency_quantiles(judgement.expected.sla.latency_levels, explicit=has_others))
+        started = f"a tritonserver that is started with {options}, or by `tune serve --latency-quantiles`, exports it"
+        remarks.append(("not checked", f"{_unchecked(judgement)}: {started}; this takes {QUANTILE_COST}"))
     return remarks
 
 

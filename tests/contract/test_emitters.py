@@ -292,7 +292,8 @@ class TestDocker(EmitterContract):
             assert volumes == []
             assert "--env=AWS_ACCESS_KEY_ID" in flags
         where = "/models" if models == "mounted" else models
-        assert command == ["tritonserver", f"--model-repository={where}", *recommended.arguments]
+        quantiles = [] if len(recommended.configs) > 1 else ["--metrics-config=summary_latencies=true"]  # cost
+        assert command == ["tritonserver", f"--model-repository={where}", *recommended.arguments, *quantiles]
         assert (f"--gpus={recommended.gpus}" in flags) is bool(recommended.gpus)
 
 

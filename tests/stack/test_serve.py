@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from threading import Event
 from types import ModuleType
 from typing import Any
 
@@ -105,8 +106,9 @@ def test_the_recommendation_is_served_and_watched_until_ctrl_c(playground: Playg
             request.set_data_from_numpy(values)
             answer = client.infer("doubler", [request]).as_numpy("y")
             assert np.array_equal(answer, 2 * values)
-        watched = tune("watch", run, "--url", server["metrics"], "--interval", "200ms", "--samples", "2", "--json")
-        assert json.loads(watched.stdout)["verdict"] == "UNDECIDED", "there are too few requests"
+            watched = watched_at_work(tune, run, server["metrics"], lambda: client.infer("doubler", [request]))
+        assert watched["verdict"] == "UNDECIDED", "there are too few requests"
+        assert "p95 in the server" in {check["name"] for check in watched["checks"]}
         refused = tune("runs", "--delete", run, "--yes")
         assert (refused.code, len(refused.errors)) == (3, 1)
         assert f"process {process.pid} on " in refused.errors[0]
@@ -117,6 +119,25 @@ def test_the_recommendation_is_served_and_watched_until_ctrl_c(playground: Playg
     assert Path(shown["logs"], "tritonserver.log").stat().st_size
     assert tune("runs", "--delete", run, "--yes").code == 0
     assert not run.exists()
+
+
+def watched_at_work(tune: Tune, run: Path, metrics: str, send: Callable[[], object]) -> dict[str, Any]:
+    """Call ``send`` again and again, and return the document of ``tune watch`` meanwhile."""
+    ended = Event()
+
+    def send_until_the_end() -> None:
+        while not ended.wait(0.02):
+            send()
+
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send_until_the_end)
+        try:
+            watched = tune("watch", run, "--url", metrics, "--interval", "200ms", "--samples", "2", "--json")
+        finally:
+            ended.set()
+        sending.result(HANG_SECONDS)
+    document: dict[str, Any] = json.loads(watched.stdout)
+    return document
 
 
 def write_waiting_run(playground: Playground) -> Path:
@@ -176,16 +197,32 @@ def test_requests_in_flight_complete_at_ctrl_c(playground: Playground) -> None:
         idle.close()
 
 
-@pytest.mark.parametrize("ends", ["by a second Ctrl-C", "at the timeout"])
+@pytest.mark.parametrize("ends", ["by a second Ctrl-C", "at the timeout", "with the server"])
 def test_requests_that_do_not_complete_are_ended(ends: str, playground: Playground) -> None:
-    timeout = "1h" if ends == "by a second Ctrl-C" else "1s"
+    timeout = "1s" if ends == "at the timeout" else "1h"
     with serving(playground, write_waiting_run(playground), "--exit-timeout", timeout) as (process, shown):
         with requests_in_flight(playground, shown["servers"][0]) as futures:
             press_ctrl_c(process)
             if ends == "by a second Ctrl-C":
                 process.send_signal(signal.SIGINT)
+            elif ends == "with the server":
+                (server,) = server_processes(process)
+                server.kill()
             assert all(future.exception(HANG_SECONDS) for future in futures)
-        assert end(process, playground) == (0, ["stopped; requests and streams that were still open have failed"])
+        code, lines = end(process, playground)
+    if ends == "with the server":
+        assert (code, lines[0]) == (
+            3,
+            "tune: tritonserver died (SIGKILL) while completing the requests in flight",
+        )
+    else:
+        assert (code, lines) == (0, ["stopped; requests and streams that were still open have failed"])
+
+
+def server_processes(process: ForkedTune) -> list[psutil.Process]:
+    """Return the processes of tritonserver below ``process``."""
+    below = psutil.Process(process.pid).children(recursive=True)
+    return [running for running in below if running.name() == "tritonserver"]
 
 
 def test_a_server_process_that_dies_ends_all_with_its_log(playground: Playground) -> None:
@@ -193,11 +230,7 @@ def test_a_server_process_that_dies_ends_all_with_its_log(playground: Playground
         assert len({address for server in shown["servers"] for address in server.values()}) == 6
         with InferenceServerClient(shown["servers"][1]["grpc"]) as client:
             name = client.get_server_metadata().name
-        (server,) = (
-            running
-            for running in psutil.Process(process.pid).children(recursive=True)
-            if f"--id={name}" in running.cmdline() and running.name() == "tritonserver"
-        )
+        (server,) = (running for running in server_processes(process) if f"--id={name}" in running.cmdline())
         server.kill()
         code, lines = end(process, playground)
     assert code == 3

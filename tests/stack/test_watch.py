@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import pytest
 
 from optimizer.config.model_source import ModelSource
 from optimizer.core.trial import LoadPoint
-from optimizer.deploy import runtime
-from optimizer.deploy.embedded_target import InstalledTarget, embedded_installation
+from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine.gpu_telemetry import read_metrics_page
+from optimizer.options.server_options import latency_quantiles
 from optimizer.results.finished_run import read_run
 from optimizer.watch.server_metrics import models_of, parse_page
 from tests.command_fixtures import FINISHED, UNDECIDED, Playground, Tune
@@ -29,14 +28,13 @@ BRIEFLY = ("--budget", "20s", "--max-trials", "3", "--measurement-interval", "20
 INTERVAL = ("--interval", "500ms")
 SAMPLES = (8, 40)  # more of them on a machine that serves too few requests
 LOWEST_RATE = 40.0  # requests per second
-SUMMARIES = "--metrics-config=summary_latencies=true"
 TIMES = {"queue time", "execution time", "time in the server"}
 
 
 def test_a_low_load_fits_and_larger_requests_do_not(
     playground: Playground, tune: Tune, mlp: ModelSource, tmp_path: Path
 ) -> None:
-    tuned = tune("--sla-p95", "500ms", *BRIEFLY, "mlp")
+    tuned = tune("--sla-p95", "500ms", "--sla-p97", "500ms", *BRIEFLY, "mlp")
     assert tuned.code in FINISHED, tuned.complaints
     (folder,) = (playground.working_folder / "results").glob("*/*")
     run = read_run(folder)
@@ -44,8 +42,8 @@ def test_a_low_load_fits_and_larger_requests_do_not(
     recommended = run.outcome.recommended
     assert recommended is not None
 
-    installation = replace(embedded_installation(runtime.ensure(print)), arguments=(SUMMARIES,))
-    target = InstalledTarget(mlp, installation, log=tmp_path / "tritonserver.log", metrics=True)
+    exported = latency_quantiles(run.problem.sla.latency_levels)
+    target = EmbeddedTarget(mlp, log=tmp_path / "tritonserver.log", say=print, metrics=True, arguments=exported)
     with contextlib.closing(target), target.deploy(recommended.candidate) as endpoint:
         assert models_of(parse_page(read_metrics_page(endpoint.metrics))) == ["mlp"]
 
@@ -68,7 +66,8 @@ def test_a_low_load_fits_and_larger_requests_do_not(
         verdict = (1, "FAIL") if differing else (UNDECIDED, "UNDECIDED") if undecided else (0, "PASS")
         assert (code, fits["verdict"]) == verdict, fits
         assert fits["requests"] > 0
-        assert "p95 in the server" in {check["name"] for check in fits["checks"]}
+        assert {"p95 in the server", "p97 in the server"} <= {check["name"] for check in fits["checks"]}
+        assert fits["unchecked_bounds"] == []
         assert fits["search"]["earlier_trials"] == len(run.trials)
 
         code, larger = watched(LoadPoint(8, request_rate=round(rate)))

@@ -18,7 +18,7 @@ from optimizer.cli import emit
 from optimizer.cli.emit import FORMATS
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_json
-from optimizer.core.trial import SERVER_CPUS, SERVER_PROCESSES, Confirmation, Trial
+from optimizer.core.trial import SERVER_CPUS, SERVER_PROCESSES, Confirmation, LoadPoint, Trial
 from optimizer.emit import kubernetes
 from optimizer.emit.production import name_of, to_yaml
 from optimizer.options.run_options import RunOptions
@@ -26,6 +26,7 @@ from optimizer.results import verification
 from optimizer.results.finished_run import read_run
 from optimizer.results.verification import verification_candidates
 from optimizer.store.run_folder import RunFolder
+from tests import streaming_run
 from tests.conftest import measurement
 from tests.emitted_files import (
     GPUS,
@@ -210,6 +211,37 @@ def test_every_file_names_its_run(tmp_path: Path) -> None:
     assert header[3].startswith("# verdict: PASS: the SLA is met at 99 % confidence")
     assert header[4] == "# on: Intel(R) Xeon(R) Processor @ 2.50GHz, 2 cores, Triton 2.51.0"
     assert not any("WARNING" in line for line in header)
+
+
+@pytest.mark.parametrize(
+    ("size", "words", "status"),
+    [
+        (2.0, (), "affordable"),  # 500 requests/s
+        (1.0, (), "costly"),  # 1,000 requests/s
+        (2.0, ("--metrics-config=summary_latencies=false",), "chosen by the user"),
+    ],
+)
+def test_the_bounded_quantiles_are_exported_unless_they_reduce_the_throughput(
+    size: float, words: tuple[str, ...], status: str, tmp_path: Path
+) -> None:
+    options = RunOptions("doubler", target="local", server_args=words)
+    run = write_run(tmp_path, options=options, load=LoadPoint(size, concurrency=20))
+    text = emitted(run, tmp_path / "out", *in_production("mounted", "docker"))["run.sh"]
+    about = [line for line in text.splitlines() if line.startswith("# metrics: ")]
+    exported = text.endswith("  --metrics-config=summary_latencies=true\n")
+    assert exported is (status == "affordable")
+    assert len(about) == (status != "chosen by the user")
+    assert all(("# metrics: without " in line) is (status == "costly") for line in about)
+
+
+def test_the_quantiles_of_a_model_that_streams_are_not_exported(tmp_path: Path) -> None:
+    """Triton's duration of a request ends before its last response."""
+    run = streaming_run.write_run(tmp_path)
+    assert recommendation_of(run).quantiles == ()
+    text = config_text("doubler") + "model_transaction_policy { decoupled: true }\n"
+    run = write_run(tmp_path / "bounded", configs={"doubler": text})
+    assert recommendation_of(run).levels == (0.95,)
+    assert recommendation_of(run).quantiles == ()
 
 
 @pytest.mark.parametrize(("target", "is_noted"), [("embedded", True), ("local", False)])

@@ -102,3 +102,20 @@ def test_a_server_whose_settings_cannot_be_chosen_has_none(field: str, options: 
     with pytest.raises(ParameterError, match=said) as caught:
         check_server_settings(ModelSource(Path(), "m", ModelConfig()), RunOptions("m", **options), problem)
     assert caught.value.parameter == field
+
+
+@pytest.mark.parametrize(
+    ("levels", "named"),
+    [
+        ((), None),
+        ((0.95, 0.99), ""),  # Triton exports them by default
+        ((0.97,), "0.97:0.003"),
+        ((0.999, 0.5), "0.5:0.05,0.999:0.0001"),  # the default error is 0.001: any of the slowest thousandth
+    ],
+)
+def test_triton_exports_each_level_with_a_tenth_of_its_tail_as_error(
+    levels: tuple[float, ...], named: str | None
+) -> None:
+    arguments = server_options.latency_quantiles(levels)
+    switched_on = () if named is None else ("--metrics-config=summary_latencies=true",)
+    assert arguments == (*switched_on, *([f"--metrics-config=summary_quantiles={named}"] if named else []))
