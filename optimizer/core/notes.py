@@ -242,6 +242,20 @@ class OutputsNotCompared(Note):
 
 
 @dataclass(frozen=True, slots=True)
+class NanOutputs(Note):
+    """A share (0 to 1) of the values of an output of the baseline is NaN."""
+
+    output: str
+    share: float
+
+    def __str__(self) -> str:
+        return (
+            f"{100 * self.share:.3g} % of the baseline's values of the output {self.output} are NaN: check the "
+            "model, and whether it can answer these requests (--input-data sends others)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class OfModels(Note):
     """Notes on several models, each with the name of its model."""
 
@@ -301,6 +315,21 @@ class DisturbedWindowsCounted(Note):
         return (
             f"other programs disturbed {100 * self.disturbed_share:.0f} % of the windows on fresh servers, and all "
             "of them count: a quiet machine may serve more"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCrashes(Note):
+    """Servers with the recommended configuration crashed under load; ``error`` is that of the last one."""
+
+    crashes: int
+    error: str
+
+    def __str__(self) -> str:
+        times = "once" if self.crashes == 1 else f"{self.crashes:,} times"
+        return (
+            f"with the recommended configuration the server crashed {times} under load ({self.error}); it was "
+            "started again, and the verdict does not count crashes: find the cause in logs/ before you deploy it"
         )
 
 

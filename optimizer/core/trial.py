@@ -239,6 +239,7 @@ class Trial:
         confirmations: Measurements on fresh servers. Only these count for the verdict.
         cross_checks: Measurements of perf_analyzer on the same servers, which check tune's own load client.
         lacks_gpu_memory: Whether it failed because a GPU has too little memory.
+        crashes: The errors of its servers that died or hung while they were measured.
     """
 
     number: int
@@ -250,6 +251,7 @@ class Trial:
     confirmations: tuple[Confirmation, ...] = ()
     cross_checks: tuple[Confirmation, ...] = ()
     lacks_gpu_memory: bool = False
+    crashes: tuple[str, ...] = ()
 
     def with_failure(self, error: DeploymentError) -> Trial:
         """Return the trial as failed with ``error``, without measurements."""

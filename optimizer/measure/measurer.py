@@ -157,7 +157,7 @@ class Measurer:
                 endpoint, lambda: generator.measure_windows(endpoint, load, seconds, count)
             )
         except ServerCrashed as crash:
-            self.table.append(trial, load, Measurement(reason=str(crash)), fresh)
+            self.table.append(trial, load, Measurement(reason=str(crash), server_crashed=True), fresh)
             raise
         if self.speed and self._probe_seconds:
             self._probe_seconds = math.sqrt(self._probe_seconds * self._probe(self.speed))
@@ -185,7 +185,8 @@ class Measurer:
                 endpoint, lambda: [generator.measure(endpoint, load, seconds)]
             )
         except ServerCrashed as crash:
-            measurement = Measurement(reason=str(crash))
+            measurement = Measurement(reason=str(crash), server_crashed=True)
+            trial = replace(trial, crashes=(*trial.crashes, str(crash)))
         measurement = self._with_deployment(measurement)
         if measurement.throughput_infer_per_sec is not None:
             reason = describe_disturbance(measurement, self.disturbance_limit)
@@ -220,7 +221,7 @@ class Measurer:
             is_final = first.stable or first.overloaded or first.throughput_infer_per_sec is None
             return first if is_final or lost_cpu_time(first) else attempt()
         except ServerCrashed as error:
-            self.table.append(trial, load, Measurement(reason=str(error)))
+            self.table.append(trial, load, Measurement(reason=str(error), server_crashed=True))
             raise
 
     def _measure_with_telemetry(
@@ -327,6 +328,7 @@ class CandidateMeasurer:
             try:
                 attempt()
             except ServerCrashed as error:
+                trial = replace(trial, crashes=(*trial.crashes, str(error)))
                 if not retry.count_crash():
                     reason = f"crashed {retry.crashes} times: {error}"
                     return trial, DeploymentError(reason, log=error.log, lacks_gpu_memory=error.lacks_gpu_memory)

@@ -12,7 +12,7 @@ from typing import Any
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
 from optimizer.core.interfaces import OutputCheck
-from optimizer.core.notes import Note, OfModels, OutputsNotCompared
+from optimizer.core.notes import NanOutputs, Note, OfModels, OutputsNotCompared
 from optimizer.measure import server_calls
 from optimizer.measure.failure_causes import is_rejection
 from optimizer.measure.load_client.sequences import fresh_ids, step_parameters
@@ -78,10 +78,13 @@ class BaselineOutputCheck:
         return self._reference is None and self._attempts < REFERENCE_ATTEMPTS
 
     @property
-    def note(self) -> OutputsNotCompared | None:
-        """Why outputs are not compared; None if they are."""
-        reason = self._missing_reason if self._reference is None else self._reference.missing_reason
-        return OutputsNotCompared(reason) if reason else None
+    def note(self) -> Note | None:
+        """Why outputs are not compared, or that the baseline's have NaN; None if they are compared and have none."""
+        reference = self._reference
+        if reason := self._missing_reason if reference is None else reference.missing_reason:
+            return OutputsNotCompared(reason)
+        output, share = reference.nan_share() if reference else ("", 0.0)
+        return NanOutputs(output, share) if share else None
 
     def record_reference(self, endpoint: Endpoint) -> None:
         """Send each request to the baseline twice, one at a time, and keep its outputs.

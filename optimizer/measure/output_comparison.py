@@ -291,6 +291,17 @@ class ReferenceOutputs:
         """The mean magnitude of each floating-point output."""
         return mean_magnitudes(self.outputs)
 
+    def nan_share(self) -> tuple[str, float]:
+        """Return the output with the largest share of NaN, and this share (0 to 1)."""
+        values: dict[str, list[Array]] = {}
+        for outputs in self.outputs:
+            for name, tensor in outputs.items():
+                if tensor.datatype in DEFAULT_RELATIVE:
+                    values.setdefault(name, []).append(tensor.values.astype(np.float64).ravel())
+        shares = {name: np.isnan(np.concatenate(arrays)) for name, arrays in values.items()}
+        means = {name: float(is_nan.mean()) for name, is_nan in shares.items() if is_nan.size}
+        return max(means.items(), key=lambda item: item[1], default=("", 0.0))
+
     def compare(self, order: Sequence[int], responses: Sequence[bytes], tolerance: Tolerance) -> OutputDeviation:
         """Return how far ``responses`` are from those of the baseline.
 

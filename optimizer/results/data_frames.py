@@ -26,7 +26,7 @@ _CONFIRMED = ("verdict", "confidence", "reason", "servers", "windows", _MEASURED
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("trial", "max_batch_size", "max_queue_delay_us", "instance_count", "concurrency"), "Int64"),
     **dict.fromkeys(("requests", "confirmation", "servers", "windows"), "Int64"),
-    **dict.fromkeys(("dynamic_batching", "stable", "overloaded", "confirmed"), "boolean"),
+    **dict.fromkeys(("dynamic_batching", "stable", "overloaded", "server_crashed", "confirmed"), "boolean"),
     **dict.fromkeys(
         ("status", "reason", "verdict", *TEXTS, "load_generator", "latency", "forecast_latency"), "string"
     ),

@@ -170,7 +170,8 @@ WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {  # column: smallest and largest
 _SHARES = ("gpu_utilization", "other_cpu_share", "kv_cache_utilization", "late_request_share", "output_deviation")
 _OVER, _SKETCHES = ([timing.over_field for timing in TIMINGS], [timing.sketch_field for timing in TIMINGS])
 TEXTS = ("batch_stats", "by_priority", *_OVER, *_SKETCHES, "response_times_ms", "gpu_throttling", "node")
-_FIGURES = tuple(name for name in MEASUREMENT if name not in (*WHOLE_NUMBERS, *TEXTS, "stable", "overloaded"))
+_FLAGS = ("overloaded", "server_crashed")  # false if they are empty
+_FIGURES = tuple(name for name in MEASUREMENT if name not in (*WHOLE_NUMBERS, *TEXTS, "stable", *_FLAGS))
 NUMBERS: Mapping[str, tuple[float, float]] = {
     "request_batch_size": (1, LARGEST_INT32),  # the mean of a mix may be a fraction
     "request_rate": (1e-6, MOST),
@@ -295,7 +296,7 @@ def _measurements(
         **{name: numbers[name] for name in _FIGURES if name in table.columns},
         **{name: wholes[name] for name in _COUNTS},
         "stable": stable,
-        "overloaded": [value or False for value in _each(table, "overloaded", _boolean)],
+        **{name: [value or False for value in _each(table, name, _boolean)] for name in _FLAGS},
         "batch_stats": _checked(table, "batch_stats", _check_batch_stats),
         "by_priority": _checked(table, "by_priority", priority_stats.from_text),
         **{name: _checked(table, name, _check_requests_over) for name in _OVER},

@@ -228,6 +228,8 @@ def _with_row(trial: Trial, row: TrialRow, load: LoadPoint | None) -> Trial:
     """Return ``trial`` with the measurement or failure of its next row, at ``load``."""
     if row.deploy_seconds is not None:  # a later row differs if it was deployed again after a crash
         trial = replace(trial, deploy_seconds=row.deploy_seconds)
+    if row.measurement.server_crashed:
+        trial = replace(trial, crashes=(*trial.crashes, row.measurement.reason))
     if load is None:
         return trial.with_failure(DeploymentError(row.measurement.reason, lacks_gpu_memory=row.lacks_gpu_memory))
     if row.confirmation is None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, LoadRefused
+from optimizer.core.notes import NanOutputs
 from optimizer.measure.output_check import MIN_IN_FLIGHT, REFERENCE_ATTEMPTS, REQUESTS, BaselineOutputCheck
 from optimizer.measure.output_comparison import (
     DEFAULT_RELATIVE,
@@ -230,6 +231,16 @@ def test_a_resumed_run_compares_with_the_same_outputs(served: Served) -> None:
     served.server.model = lambda feeds: {"y": 3 * feeds["x"]}
     with pytest.raises(DeploymentError, match="outputs differ"):
         resumed.check(served.endpoint)
+
+
+@pytest.mark.parametrize(("first", "note"), [(math.nan, NanOutputs("y", 0.5)), (math.inf, None)])
+def test_a_baseline_that_answers_nan_is_noted_also_after_a_resume(
+    served: Served, first: float, note: NanOutputs | None
+) -> None:
+    served.server.model = lambda feeds: {"y": feeds["x"] * [[np.float32(first), np.float32(1)]], "n": np.array([1])}
+    for guard in (served.referred(), served.guard()):
+        assert guard.note == note
+        guard.check(served.endpoint)
 
 
 def test_a_baseline_with_random_outputs_is_noted_also_after_a_resume(served: Served) -> None:

@@ -58,7 +58,9 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         (timing.sketch_field for timing in TIMINGS), (("x", "AAAA", "8:3"), "not a latency sketch that tune wrote")
     ),
     "response_times_ms": (("-1", "x", "nan", "1 2e7"), "not a list of at most 256 times from 0 to"),
-    **dict.fromkeys(("stable", "overloaded", "lacks_gpu_memory"), (("maybe",), "neither true nor false")),
+    **dict.fromkeys(
+        ("stable", "overloaded", "server_crashed", "lacks_gpu_memory"), (("maybe",), "neither true nor false")
+    ),
     "confirmation": (("0", "-1", "x"), "not a whole number from 1 to 2147483647"),
     "cpu_count": (("0", "-2", "1.5", "8193", "many"), "not a whole number from 1 to 8192"),
     "deploy_seconds": FIGURE,
