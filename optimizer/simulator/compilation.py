@@ -34,16 +34,20 @@ def record_type(state: type) -> np.dtype[Any]:
 
 
 def compile_loop(
-    loop: Callable[[], CompiledOnce[..., Any]], simulate: Callable[[], object], say: Callable[[str], None]
+    name: str,
+    loop: Callable[[], CompiledOnce[..., Any]],
+    simulate: Callable[[], object],
+    say: Callable[[str], None],
 ) -> None:
     """Load the event loop that ``loop`` imports by ``simulate``, a function of a module that calls it.
 
-    If it has to be compiled first (about 10 s), ``say`` so, and let a child process do it.
+    ``name`` is that of the simulator. If it has to be compiled first (about 10 s), ``say`` so, and let a child
+    process do it.
     """
     pool = ThreadPoolExecutor(1)  # an interrupt, which only the main thread sees, can make LLVM free memory twice
     try:
         if not pool.submit(lambda: loop().is_stored()).result():
-            say("compiling the simulator (once)")
+            say(f"compiling {name} (once)")
             _compile_in_child(simulate)
         pool.submit(simulate).result()
     finally:

@@ -173,7 +173,7 @@ def simulated_rows(scenarios: Sequence[BatchingScenario], lengths: RequestLength
 
 def compile_batching(say: Callable[[str], None]) -> None:
     """Load the compiled simulator; ``say`` so if it has to be compiled first."""
-    compile_loop(_loop, simulate_smallest, say)
+    compile_loop("the simulator of continuous batching", _loop, simulate_smallest, say)
 
 
 def _loop() -> CompiledOnce[..., None]:

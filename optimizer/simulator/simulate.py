@@ -110,7 +110,7 @@ def trace(
 
 def compile_simulator(say: Callable[[str], None]) -> None:
     """Load the compiled simulator; ``say`` so if it has to be compiled first."""
-    compile_loop(_loop, simulate_smallest, say)
+    compile_loop("the simulator of the dynamic batcher", _loop, simulate_smallest, say)
 
 
 def _loop() -> CompiledOnce[..., None]:

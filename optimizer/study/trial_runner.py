@@ -11,6 +11,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
 from optimizer.core.interfaces import Target
 from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.measure.failure_causes import is_rejection
 from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_concurrency, next_rate
 from optimizer.measure.measurer import CandidateMeasurer, Measurer
 from optimizer.study.scheduler import Scheduler
@@ -34,12 +35,16 @@ class TrialRunner:
         self.log: Path | None = None  # log of the last trial that failed
 
     def run(self, trial: Trial, role: str, rules: LoadSearchRules) -> Trial:
-        """Return ``trial`` at its end. A trial that failed or whose load search is complete is not deployed again.
+        """Return ``trial`` at its end.
+
+        It is the same object if nothing is left to do: a trial that failed, whose load search is complete, or that
+        has measurements when the time is over, is not deployed again.
 
         Raises BadInputError if the server refuses the baseline, which is the model as the user configured it.
         """
         next_load = next_rate if rules.open_loop else next_concurrency
-        if trial.status != "ok" or (trial.measurements and next_load(trial.measurements, rules) is None):
+        is_over = self.seconds_left() < 0
+        if trial.status != "ok" or (trial.measurements and (is_over or next_load(trial.measurements, rules) is None)):
             return trial
         self.measurer.observer.trial_started(trial.number, trial.candidate, role)
         self._retake_reference(trial.candidate)
@@ -60,8 +65,10 @@ class TrialRunner:
         def measure(current: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
             nonlocal served_nothing
             current = self.measurer.measure(current, endpoint, load)
-            served = current.measurements[-1][1].throughput_infer_per_sec
-            served_nothing = served is None and not rules.open_loop  # a rate may be too high for the load generator
+            newest = current.measurements[-1][1]
+            # a rate may be too high for the load generator, and a concurrency for the model's queue
+            may_serve_less = rules.open_loop or (load.concurrency > 1 and is_rejection(newest.reason))
+            served_nothing = newest.throughput_infer_per_sec is None and not may_serve_less
             return current
 
         trial, error = CandidateMeasurer(
@@ -114,9 +121,10 @@ def run_trials(scheduler: Scheduler, target: Target, measurer: Measurer) -> list
     scheduled = scheduler.resume_unfinished(unfinished) if unfinished else scheduler.next_or_wait()
     while scheduled is not None:
         role, trial = scheduled
-        trial = runner.run(trial, role, scheduler.rules(trial.candidate))
-        scheduler.finished(trial, runner.log)
-        measurer.observer.trial_finished(trial, scheduler.best())
+        ended = runner.run(trial, role, scheduler.rules(trial.candidate))
+        scheduler.finished(ended, runner.log)
+        if ended is not trial:  # an earlier session has shown a trial that needs nothing more
+            measurer.observer.trial_finished(ended, scheduler.best())
         scheduled = scheduler.next_or_wait()
     return scheduler.trials
 

@@ -104,6 +104,11 @@ class EntryRecord:
         return " · ".join(filter(None, (self.model, self.sla, self.target)))
 
     @property
+    def bounds(self) -> str:
+        """Return the bounds of the suite; without them those of the profile, which are known after its run."""
+        return self.sla or self.conditions.get("bounds", "")
+
+    @property
     def is_undecided(self) -> bool:
         """Return whether it has ended, and its verdict is neither PASS nor FAIL."""
         return (self.state == "found" and self.verdict != "PASS") or (

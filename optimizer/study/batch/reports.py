@@ -148,7 +148,7 @@ def _row(folder: BatchFolder, entry: EntryRecord) -> dict[str, object]:
     style = "bad" if is_bad else "doubt" if entry.is_undecided else ""
     return {
         "model": entry.model,
-        "bound": entry.sla,
+        "bound": entry.bounds,
         "target": entry.target,
         "report": f"{entry.folder}/report.html" if is_file(RunFolder(folder.path / entry.folder).report) else "",
         "figure": value_words(entry),
@@ -221,7 +221,7 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
         style = "red" if entry.regressed else "yellow" if entry.is_undecided else STYLES.get(entry.state, "dim")
         cells = (
             " ".join(filter(None, (entry.model, entry.target))),
-            entry.sla,
+            entry.bounds,
             estimate_words(entry),
             gain_words(entry),
             state_words(entry),

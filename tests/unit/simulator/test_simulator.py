@@ -965,7 +965,7 @@ if __name__ == "__main__":
     import small_loop
     from numba.core.event import install_recorder
     with install_recorder("numba:compile") as compilations:
-        compile_loop(lambda: small_loop.small_loop, small_loop.simulate_smallest, print)
+        compile_loop("the small loop", lambda: small_loop.small_loop, small_loop.simulate_smallest, print)
     print(small_loop.small_loop(21), len(compilations.buffer))
 """
 
@@ -992,10 +992,10 @@ def test_a_loop_is_compiled_once_in_another_process(tmp_path: Path, clock_ahead_
     def run() -> str:
         return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
-    assert run() == "compiling the simulator (once)\n42 0\n"
+    assert run() == "compiling the small loop (once)\n42 0\n"
     assert run() == "42 0\n"
     write_source(LOOP + "\n")  # another version
-    assert run() == "compiling the simulator (once)\n42 0\n"
+    assert run() == "compiling the small loop (once)\n42 0\n"
 
 
 def test_without_a_folder_for_its_lock_the_loop_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -396,6 +396,19 @@ def test_the_table_breaks_no_word_and_has_no_column_of_changes_without_an_earlie
     assert ">before<" in folder.index.read_text()
 
 
+def test_the_bounds_of_a_profile_are_shown(mixed: BatchRecord, folder: BatchFolder) -> None:
+    entry = mixed.entries[0]
+    profile = replace(entry, sla="", conditions={**entry.conditions, "bounds": "p95 <= 30 ms and p99 <= 60 ms"})
+    batch, console = replace(mixed, entries=(profile,), gone=()), Console(width=80)
+    with console.capture() as captured:
+        print_batch(console, batch, folder)
+    first, second = captured.get().splitlines()[4:6]
+    assert "  p95 <= 30 ms  " in first
+    assert second.strip() == "and p99 <= 60 ms"
+    write_index(folder, batch)
+    assert "p95 &lt;= 30 ms and p99 &lt;= 60 ms" in folder.index.read_text()
+
+
 def test_lines_of_several_bounds_and_values_without_an_interval(mixed: BatchRecord, folder: BatchFolder) -> None:
     one = mixed.entries[0]
     assert one.figure is not None

@@ -40,6 +40,7 @@ class RecordingObserver:
     def __init__(self) -> None:
         self.roles: list[str] = []
         self.loads: list[tuple[int, LoadPoint]] = []
+        self.finished: list[int] = []
 
     def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
         self.roles.append(role)
@@ -48,7 +49,7 @@ class RecordingObserver:
         self.loads.append((number, load))
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
-        pass
+        self.finished.append(trial.number)
 
 
 @dataclass
@@ -206,6 +207,17 @@ def test_an_interrupted_run_continues_with_at_most_the_measurement_in_flight_los
         assert len(resumed.log.loads) <= whole.measurements - after + 1
 
 
+@pytest.mark.parametrize("seconds", [600, 1e-9])  # its load search is complete, or the time is over
+def test_a_resumed_run_does_not_show_the_last_trial_again(
+    study: Session, known_table: list[Trial], seconds: float
+) -> None:
+    study.run(max_trials=4, seconds=seconds)
+    assert study.log.finished == list(range(len(study.log.finished)))
+    resumed = Session(study.folder, study.problem, RecordedServer(known_table))
+    resumed.run(max_trials=4, seconds=seconds)
+    assert (resumed.log.roles, resumed.log.finished) == ([], [])
+
+
 class _Interrupting(RecordedServer):
     def __init__(self, trials: list[Trial], after: int) -> None:
         super().__init__(trials)
@@ -263,6 +275,22 @@ def test_a_failed_measurement_is_recorded_and_the_search_continues(study: Sessio
     assert outcome.recommended is not None
     assert outcome.recommended.candidate.instance_count == 1
     assert "exit code 99" in (study.folder / "trials.csv").read_text()
+
+
+def test_a_queue_that_refuses_the_first_load_is_measured_at_a_lower_one(
+    study: Session, known_table: list[Trial]
+) -> None:
+    class Refusing(RecordedServer):
+        def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+            if load.concurrency > 2:
+                raise MeasurementError("perf_analyzer ended with exit code 3: Exceeds maximum queue size")
+            return super().measure(endpoint, load, seconds)
+
+    study.search = "random"
+    study.target = study.load_generator = study.telemetry = Refusing(known_table)
+    outcome = study.run(max_trials=2)
+    assert outcome.recommended is not None
+    assert outcome.recommended.load.concurrency <= 2
 
 
 def test_three_crashes_make_a_candidate_infeasible_despite_its_measurements(
