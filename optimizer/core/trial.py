@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from objectives.metrics import Measurement
 from optimizer.core.errors import DeploymentError
@@ -70,6 +70,11 @@ class Candidate:
     preferred_batch_sizes: tuple[int, ...] = ()
     instance_count: int = 1
     fields: tuple[tuple[str, FieldValue], ...] = ()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The values of SETTING_COLUMNS and then of the fields, by name."""
+        return {**{name: getattr(self, name) for name in SETTING_COLUMNS}, **dict(self.fields)}
 
     @property
     def config_fields(self) -> tuple[tuple[str, FieldValue], ...]:

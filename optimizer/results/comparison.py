@@ -14,7 +14,7 @@ from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.confirmation.windows import confirmed_windows, windows_of
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import SETTING_COLUMNS, Candidate, Point
+from optimizer.core.trial import Point
 from optimizer.machine.hardware import Fingerprint, Hardware, parse_fingerprint
 from optimizer.results import formatting, result_document, summary
 from optimizer.results.finished_run import FinishedRun, unfinished
@@ -284,14 +284,9 @@ def _text(value: object) -> str | None:
     return None if value is None else one_line(str(value), LONGEST_VALUE)
 
 
-def settings(candidate: Candidate) -> dict[str, object]:
-    """Return the settings of a candidate by name, also its other fields."""
-    return {**{name: getattr(candidate, name) for name in SETTING_COLUMNS}, **dict(candidate.fields)}
-
-
 def different_settings(comparison: Comparison) -> dict[str, tuple[object, object]]:
     """Return the settings of the recommendations that differ, as (A, B) by name; None for a field that is not set."""
-    a, b = (settings(side.recommended.candidate) for side in comparison.runs)
+    a, b = (side.recommended.candidate.settings for side in comparison.runs)
     pairs = {name: (a.get(name), b.get(name)) for name in {**a, **b}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 

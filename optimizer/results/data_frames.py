@@ -109,9 +109,7 @@ def _values(measurement: Measurement) -> dict[str, object]:
 
 
 def _settings(trial: Trial) -> dict[str, object]:
-    candidate = trial.candidate
-    own = {name: getattr(candidate, name) for name in SETTING_COLUMNS}
-    return {"trial": trial.number, **own, **dict(candidate.fields)}
+    return {"trial": trial.number, **trial.candidate.settings}
 
 
 def _frame(rows: Iterable[Row], columns: Sequence[str]) -> pd.DataFrame:

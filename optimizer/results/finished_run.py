@@ -281,5 +281,4 @@ def _check_whole(name: str, value: object) -> None:
 
 def candidate_document(candidate: Candidate) -> dict[str, Any]:
     """Return ``candidate`` for run.json: settings by name, other fields by their path."""
-    own = {name: getattr(candidate, name) for name in SETTING_COLUMNS}
-    return {**own, "preferred_batch_sizes": list(candidate.preferred_batch_sizes), **dict(candidate.fields)}
+    return {**candidate.settings, "preferred_batch_sizes": list(candidate.preferred_batch_sizes)}

@@ -119,12 +119,10 @@ def entry(point: Point) -> dict[str, object]:
     Throughput is in samples per second, latencies are per request in ms, memory is in bytes and energy in joules per
     1,000 samples. The metrics of streaming follow for a model that streams.
     """
-    candidate = point.candidate
     streamed = _STREAMED if point.measurement.is_streamed else ()
     return {
-        **{name: getattr(candidate, name) for name in SETTING_COLUMNS},
-        "preferred_batch_sizes": list(candidate.preferred_batch_sizes),
-        **dict(candidate.fields),
+        **point.candidate.settings,
+        "preferred_batch_sizes": list(point.candidate.preferred_batch_sizes),
         "trial": point.trial,
         **{name: getattr(point.load, name) for name in LOAD},
         **{name: known(getattr(point.measurement, name)) for name in (*_MEASURED, *streamed)},

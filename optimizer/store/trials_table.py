@@ -134,13 +134,11 @@ class TrialsTable:
 
     def _trial_cells(self, trial: Trial) -> dict[str, object]:
         """Return the cells that all rows of ``trial`` share, by column."""
-        candidate = trial.candidate
         return {
             "model": self._model,
             "trial": trial.number,
-            **{name: getattr(candidate, name) for name in SETTING_COLUMNS},
-            "preferred_batch_sizes": " ".join(map(str, candidate.preferred_batch_sizes)),
-            **dict(candidate.fields),
+            **trial.candidate.settings,
+            "preferred_batch_sizes": " ".join(map(str, trial.candidate.preferred_batch_sizes)),
             "deploy_seconds": trial.deploy_seconds,
             "fingerprint": self._fingerprint,
             "cpu_count": self._cpu_count,
