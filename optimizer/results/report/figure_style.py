@@ -7,7 +7,7 @@ import logging
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -269,6 +269,12 @@ def placed(axes: Axes, dots: Sequence[Placed]) -> list[Placed]:
         if len(first) <= MOST_DOTS:
             return [kept[place] for place in sorted(first.tolist())]
         cell *= 1.25
+
+
+def draw_dots(axes: Axes, places: Iterable[tuple[float, float]], **look: Any) -> None:
+    """Draw a dot at each (x, y) of ``places``; ``look`` are arguments of matplotlib's ``scatter``."""
+    x, y = np.reshape(list(places), (-1, 2)).T
+    axes.scatter(x, y, **look)
 
 
 def bars(axes: Axes, corners: Sequence[tuple[float, float, float, float]], colour: str, gid: str, label: str) -> None:

@@ -22,6 +22,7 @@ from optimizer.results.report.figure_style import (
     bars,
     bound_lines,
     dot_size,
+    draw_dots,
     fit,
     legend_above,
     log_latency,
@@ -71,19 +72,19 @@ def pareto(run: FinishedRun) -> Drawing | None:
     for name, group in groups.items():
         kept = placed(axes, group)
         if kept:
-            axes.scatter([x for _, x, _ in kept], [y for *_, y in kept], gid=name, **looks[name])
+            draw_dots(axes, [(x, y) for _, x, y in kept], gid=name, **looks[name])
             labels[name] = [_tooltip(point, latency.name) for point, *_ in kept]
     axes.step(
         [x for _, x, _ in groups["front"]], [y for *_, y in groups["front"]], where="post", color=LIGHT["front"]
     )
     fresh = placed(axes, [dot for dot in dots if outcome.confirmation_of(dot[0])])
     if fresh:
-        around: dict[str, Any] = {"facecolors": "none", "edgecolors": LIGHT["front"], "label": "on fresh servers"}
-        axes.scatter([x for _, x, _ in fresh], [y for *_, y in fresh], s=85, marker="s", **around)
+        ring = {"facecolors": "none", "edgecolors": LIGHT["front"]}
+        draw_dots(axes, [(x, y) for _, x, y in fresh], s=85, marker="s", label="on fresh servers", **ring)
     for role, point in {"recommended": outcome.recommended, "baseline": outcome.baseline.point}.items():
         if point is not None and (x := drawable(point, latency)) and (y := drawable(point, throughput)):
-            ring: dict[str, Any] = {"facecolors": "none", "edgecolors": ROLE_COLOURS[role]}
-            axes.scatter([x], [y], s=190, linewidths=2.2, zorder=5, label=role, **ring)
+            ring = {"facecolors": "none", "edgecolors": ROLE_COLOURS[role]}
+            draw_dots(axes, [(x, y)], s=190, linewidths=2.2, zorder=5, label=role, **ring)
     bound_lines(axes, run.problem.sla, latency.name, vertical=True)
     bound_lines(axes, run.problem.sla, throughput.name)
     axes.set_xlabel(f"{formatting.latency_label(latency.name)} of a request (ms)")
@@ -167,8 +168,7 @@ def progress(run: FinishedRun) -> Drawing | None:
     axes.set_ylim(0, 1.1 * rising[-1][1])
     met = placed(axes, [(step.point, step.at, step.value) for step in search.steps if step.value is not None])
     legend = "within the SLA" if run.problem.sla else "measured"
-    look: dict[str, Any] = {"c": LIGHT["dot"], "s": dot_size(len(met)), "label": legend, "gid": "met"}
-    axes.scatter([x for _, x, _ in met], [y for *_, y in met], **look)
+    draw_dots(axes, [(x, y) for _, x, y in met], c=LIGHT["dot"], s=dot_size(len(met)), label=legend, gid="met")
     times, values = [0.0, *(at for at, _ in rising), search.ends], [0.0, *(v for _, v in rising), rising[-1][1]]
     axes.step(times, values, where="post", color=LIGHT["good"], linewidth=2, label="best so far")
     axes.set_xlabel(search.unit)
@@ -198,16 +198,11 @@ def forecasts(checks: ForecastChecks) -> Drawing | None:
         corners = [(x - half, one.low / one.expected, x + half, one.high / one.expected) for x, one in shown]
         bars(axes, corners, LIGHT["rule"], f"forecast-{name}", "95 % interval of the forecast")
         for is_inside, colour, place in ((True, "good", "inside"), (False, "bad", "outside")):
-            dots = [(x, one) for x, one in shown if one.is_inside is is_inside]
-            gid = f"{name}-{place}"
-            look: dict[str, Any] = {
-                "c": LIGHT[colour],
-                "s": dot_size(len(shown)),
-                "label": f"measured, {place}",
-                "gid": gid,
-            }
-            axes.scatter([x for x, _ in dots], [one.measured / one.expected for _, one in dots], zorder=4, **look)
-            labels[gid] = [_forecast_tooltip(one) for _, one in dots]
+            own = [(x, one) for x, one in shown if one.is_inside is is_inside]
+            gid, text = f"{name}-{place}", f"measured, {place}"
+            places = [(x, one.measured / one.expected) for x, one in own]
+            draw_dots(axes, places, c=LIGHT[colour], s=dot_size(len(shown)), label=text, gid=gid, zorder=4)
+            labels[gid] = [_forecast_tooltip(one) for _, one in own]
         axes.axhline(1, color=LIGHT["quiet"], linewidth=1)
         axes.set_title(f"{formatting.metric_label(name)}, relative to the forecast")
         axes.set_xlabel("measurements with a forecast, in their order")
@@ -286,12 +281,13 @@ def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | No
         highest = max(highest, values.max())
         neighbours = np.array([_differs_only_in(sample, chosen, name) for sample in meeting])
         rest = np.flatnonzero(~neighbours)[::step]
-        look: dict[str, Any] = {"c": LIGHT["dot"], "s": 0.7 * dot_size(len(meeting)), "label": "any configuration"}
-        axes.scatter(at[rest] + shift[rest], values[rest], **look)
+        size = 0.7 * dot_size(len(meeting))
+        places = zip(at[rest] + shift[rest], values[rest], strict=True)
+        draw_dots(axes, places, c=LIGHT["dot"], s=size, label="any configuration")
         tops = {place: values[at == place].max() for place in np.unique(at).tolist()}
         axes.plot(list(tops), list(tops.values()), color=LIGHT["front"], linewidth=1.5, label="best of each value")
-        look = {"c": LIGHT["good"], "s": 44, "zorder": 4, "label": "other parameters as recommended"}
-        axes.scatter(at[neighbours], values[neighbours], gid=f"slice-{panel}", **look)
+        places, text = zip(at[neighbours], values[neighbours], strict=True), "other parameters as recommended"
+        draw_dots(axes, places, c=LIGHT["good"], s=44, zorder=4, label=text, gid=f"slice-{panel}")
         near = np.flatnonzero(neighbours).tolist()
         labels[f"slice-{panel}"] = [_tooltip(meeting[place].point) for place in near]
         axes.set_title(one_line(label(name), LONGEST_LABEL))

@@ -24,6 +24,7 @@ from optimizer.results.report.figure_style import (
     Drawing,
     bars,
     bound_lines,
+    draw_dots,
     fit,
     legend_above,
     new_figure,
@@ -196,22 +197,20 @@ def noise(run: FinishedRun) -> Drawing | None:
         ):
             values = [(server, v) for server, m in windows if (v := metric.value(m)) is not None]
             numbers = {server: number for number, server in enumerate(dict.fromkeys(server for server, _ in values))}
-            at = [place + spread[numbers[server] % len(spread)] for server, _ in values]
-            look: dict[str, Any] = {"c": LIGHT["dot"], "s": 18, "label": "window, by server" if not place else None}
-            gid = f"windows-{metric.name}-{place}"
-            axes.scatter(at, [value for _, value in values], gid=gid, **look)
+            places = [(place + spread[numbers[server] % len(spread)], value) for server, value in values]
+            gid, text = f"windows-{metric.name}-{place}", None if place else "window, by server"
+            draw_dots(axes, places, c=LIGHT["dot"], s=18, gid=gid, label=text)
             labels[gid] = [
                 f"{role} {at_load}, server {server}: {formatting.quantity(metric, value)}" for server, value in values
             ]
             if not interval.is_unknown and math.isfinite(interval.high):
-                look = {"color": LIGHT["good"], "linewidth": 5, "label": None if place else "interval"}
-                axes.plot([place, place], [interval.low, interval.high], solid_capstyle="butt", **look)
-    for axes, name in zip(panels, ("throughput", confirmations[0].latency), strict=True):
-        bound_lines(axes, run.problem.sla, name)
-    for axes, title in (
-        (panels[0], "throughput (infer/s)"),
-        (panels[1], f"{formatting.latency_label(confirmations[0].latency)} (ms)"),
-    ):
+                look: dict[str, Any] = {"color": LIGHT["good"], "linewidth": 5, "solid_capstyle": "butt"}
+                text = None if place else "interval"
+                axes.plot([place, place], [interval.low, interval.high], label=text, **look)
+    latency = confirmations[0].latency
+    titles = {"throughput": "throughput (infer/s)", latency: f"{formatting.latency_label(latency)} (ms)"}
+    for axes, (metric_name, title) in zip(panels, titles.items(), strict=True):
+        bound_lines(axes, run.problem.sla, metric_name)
         axes.set_title(title)
         axes.set_xticks(range(len(confirmations)), names)
         axes.set_xlim(-0.6, len(confirmations) - 0.4)
@@ -276,8 +275,8 @@ def timeline(run: FinishedRun) -> Drawing | None:
     left, right = figure.subplots(1, 2)
     numbers = list(range(1, len(times_ms) + 1))
     left.plot([0, times_ms[0]], [1, 1], color=LIGHT["stage-3"], linewidth=3, label="time to first response")
-    look: dict[str, Any] = {"c": LIGHT["front"], "s": 16, "zorder": 4, "gid": "responses", "label": "response"}
-    left.scatter(times_ms, numbers, **look)
+    look: dict[str, Any] = {"c": LIGHT["front"], "s": 16, "zorder": 4}
+    draw_dots(left, zip(times_ms, numbers, strict=True), gid="responses", label="response", **look)
     left.set_xlim(0, 1.06 * max(times_ms[-1], 1e-6))
     left.set_ylim(0, 1.08 * len(times_ms))
     bound_lines(left, run.problem.sla, _shown_metric(run, TTFT).name, vertical=True)
@@ -289,8 +288,8 @@ def timeline(run: FinishedRun) -> Drawing | None:
     description += f"the first after {formatting.number(times_ms[0])} ms"
     if len(gaps_ms):
         mean_ms = float(gaps_ms.mean())
-        look |= {"gid": "gaps", "label": "time since the previous response"}
-        right.scatter(numbers[1:], gaps_ms, **look)
+        text = "time since the previous response"
+        draw_dots(right, zip(numbers[1:], gaps_ms, strict=True), gid="gaps", label=text, **look)
         right.axhline(mean_ms, color=LIGHT["good"], linewidth=2, label="its mean, the inter-token latency")
         right.set_ylim(0, 1.15 * max(gaps_ms.max(), 1e-6))
         bound_lines(right, run.problem.sla, _shown_metric(run, ITL).name)
