@@ -273,7 +273,7 @@ def _comparison(
         max(met, key=lambda point: point.load, default=None)
         or problem.sla.closest_point([entry.point for entry in again])
         or _best_at_usual_speed(searched, confirmed, problem, speed)
-        or _best(searched, problem, unstable=True)
+        or problem.best_point(searched, unstable=True)
     )
 
 
@@ -283,7 +283,7 @@ def _below_failed_loads(points: Sequence[Point], confirmed: Sequence[ConfirmedLo
     for entry in confirmed:
         candidate, load = entry.point.candidate, entry.point.load
         lowest[candidate] = min(load, lowest.get(candidate, load))
-        if entry.judged.verdict is not Verdict.FAIL and _best([entry.point], problem, unstable=True):
+        if entry.judged.verdict is not Verdict.FAIL and problem.best_point([entry.point], unstable=True):
             met.add(candidate)
     missed = lowest.keys() - met
     return [point for point in points if point.candidate in missed and point.load < lowest[point.candidate]]
@@ -303,16 +303,12 @@ def _recommended(
     tested = [entry.point for entry in confirmed if entry.error and entry.judged.verdict is Verdict.UNDECIDED]
     rest = [point for point in measured if point not in points_with(Verdict.FAIL)]
     return (
-        _best(points_with(Verdict.PASS), problem)
-        or _best(tested, problem, unstable=True)
-        or _best([point for point in undecided if point.candidate != baseline], problem, unstable=True)
+        problem.best_point(points_with(Verdict.PASS))
+        or problem.best_point(tested, unstable=True)
+        or problem.best_point([point for point in undecided if point.candidate != baseline], unstable=True)
         or _best_at_usual_speed(rest, confirmed, problem, speed)
-        or _best(undecided, problem, unstable=True)
+        or problem.best_point(undecided, unstable=True)
     )
-
-
-def _best(points: Sequence[Point], problem: Problem, *, unstable: bool = False) -> Point | None:
-    return problem.best_point(points, unstable=unstable)
 
 
 def _best_at_usual_speed(
