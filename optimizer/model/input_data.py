@@ -30,6 +30,7 @@ from optimizer.core.safe_text import one_line, read_bytes
 Array: TypeAlias = npt.NDArray[Any]
 InputSample: TypeAlias = dict[str, Array]  # one array per input, without the batch dimension
 
+GENERATED_DATA = ("random", "zero")  # input data without a file, which a load generator makes up
 MAX_BYTES = 2**30
 STRING_LENGTH = 128  # perf_analyzer's default
 _CHARACTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", dtype=np.uint8)

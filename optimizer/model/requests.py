@@ -18,7 +18,7 @@ from optimizer.core.notes import SamplesLeftOut
 from optimizer.core.request_sizes import Shape, TokenRequests, ValueRange, parse_range, parse_shape, select_inputs
 from optimizer.core.safe_text import exists, is_file, is_folder, one_line
 from optimizer.model import input_data
-from optimizer.model.input_data import InputSample, InputTensor, ValueGenerator
+from optimizer.model.input_data import GENERATED_DATA, InputSample, InputTensor, ValueGenerator
 from optimizer.model.recorded_samples import (
     read_csv_samples,
     read_folder,
@@ -28,7 +28,6 @@ from optimizer.model.recorded_samples import (
 )
 from optimizer.model.token_inputs import TokenInputs
 
-GENERATED_DATA = ("random", "zero")  # input data that the load generator makes up
 READERS: dict[str, Callable[[Path, Sequence[InputTensor], frozenset[str]], list[InputSample]]] = {
     ".npz": read_npz_samples,
     ".npy": read_npy_samples,

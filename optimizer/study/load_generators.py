@@ -30,8 +30,8 @@ from optimizer.measure.load_wrappers import (
     ServerProcessesLoadGenerator,
     SharedMemoryLoadGenerator,
 )
-from optimizer.measure.perf_analyzer import GENERATED_INPUT, FallbackRunner, PerfAnalyzer
-from optimizer.model.input_data import count_entries
+from optimizer.measure.perf_analyzer import FallbackRunner, PerfAnalyzer
+from optimizer.model.input_data import GENERATED_DATA, count_entries
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import quote
@@ -225,7 +225,7 @@ def why_perf_analyzer(options: RunOptions, task: Task) -> PerfAnalyzerReason | N
 
 def is_too_large(task: Task) -> bool:
     """Return whether the file of requests has more entries than the own client keeps in memory."""
-    if task.input_data in GENERATED_INPUT:
+    if task.input_data in GENERATED_DATA:
         return False
     file = Path(task.input_data)
     return file.stat().st_size > MAX_MESSAGE_BYTES or count_entries(file) > MAX_SENT_ENTRIES

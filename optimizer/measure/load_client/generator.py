@@ -31,10 +31,9 @@ from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS
 from optimizer.measure.load_client.launcher import WARM_UP_SECONDS, LoadClientGenerator, RequestKinds, Schedule
 from optimizer.measure.load_client.open_loop import summarize_open_loop
 from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
-from optimizer.model.input_data import count_entries
+from optimizer.model.input_data import GENERATED_DATA, count_entries
 
 MAX_PLANNED = 2_000_000  # requests of one measurement
-GENERATED_INPUT = ("random", "zero")  # input data without a file
 MAX_SENT_ENTRIES = 65_536  # of a data file, in the closed loop
 DRAWN_LENGTHS = 1024  # of sequences; then they start over
 
@@ -157,7 +156,7 @@ class ClosedLoopGenerator(LoadClientGenerator):
 
     def _wanted_messages(self, load: LoadPoint) -> int:
         """Return the number of requests after which the entries of the data file start over."""
-        if self.input_data in GENERATED_INPUT:
+        if self.input_data in GENERATED_DATA:
             return super()._wanted_messages(load)
         entries = min(count_entries(Path(self.input_data)), MAX_SENT_ENTRIES)
         return entries // math.gcd(entries, round(load.request_batch_size))
