@@ -137,6 +137,7 @@ class LoadClient:
     ``free_places`` are the places for outputs in shared memory that no request in flight uses.
     """
 
+    _connection_type, _method = Http2Connection, METHOD
     _warm_ups = WARM_UPS
     _drain_seconds = MAX_DRAIN_SECONDS
 
@@ -149,7 +150,10 @@ class LoadClient:
     ) -> None:
         self._plan, self._messages, self._planned_ns = plan, messages, list(planned_ns)
         self._warm_ups *= len(plan.addresses)
-        self._channels = [Channel(address, self._make_connection(address, headers)) for address in plan.addresses]
+        self._channels = [
+            Channel(address, self._connection_type(address, self._method, headers, encrypted=plan.tls is not None))
+            for address in plan.addresses
+        ]
         self._sockets: dict[socket.socket | TlsSocket, Channel] = {}
         self._calls = 0
         self.free_places: list[bytes] = []
@@ -163,9 +167,6 @@ class LoadClient:
         self._overload = self._error = ""
         self._failures: dict[str, list[int]] = {}  # requests by the message of their failure
         self._hangs = False
-
-    def _make_connection(self, address: str, headers: Mapping[str, str] | None) -> Http2Connection:
-        return Http2Connection(address, METHOD, headers, encrypted=self._plan.tls is not None)
 
     def run(self, folder: Path) -> None:
         """Apply the load and write the record to ``folder``; failures are fields of the record."""
@@ -305,8 +306,12 @@ class LoadClient:
 
     def _receive(self, channel: Channel, data: bytes, now_ns: int) -> None:
         """Record ``now_ns`` as the time of the answers that end with ``data``."""
+        self._end_calls(channel, channel.http2.receive(data), now_ns)
+
+    def _end_calls(self, channel: Channel, ended: Sequence[tuple[int, str]], now_ns: int) -> None:
+        """Record the end of calls of ``channel``, given with their number there and their error."""
         warm_ups = self._warm_ups
-        for own_number, error in channel.http2.receive(data):
+        for own_number, error in ended:
             call = channel.calls[own_number]
             channel.ended += 1
             if error:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,6 +51,7 @@ class StreamingClient(LoadClient):
     sent by then. It takes MIN_LEAD_IN_SECONDS to MAX_LEAD_IN_SECONDS.
     """
 
+    _connection_type, _method = StreamingConnection, STREAM_METHOD
     _warm_ups = 1  # a request may take seconds
     _drain_seconds = DRAIN_SECONDS
     _responses: BinaryIO
@@ -67,9 +67,6 @@ class StreamingClient(LoadClient):
         self._alone_ns = 0  # the duration of a request that is sent alone
         self._generations, self._awaited = 1, 0
         self._begin_ns = NEVER
-
-    def _make_connection(self, address: str, headers: Mapping[str, str] | None) -> StreamingConnection:
-        return StreamingConnection(address, STREAM_METHOD, headers, encrypted=self._plan.tls is not None)
 
     def run(self, folder: Path) -> None:
         """Apply the load, write each response to ``folder`` as it arrives, and then the record."""
@@ -99,10 +96,12 @@ class StreamingClient(LoadClient):
         self._begun_ns.append(NEVER)
 
     def _receive(self, channel: Channel, data: bytes, now_ns: int) -> None:
-        assert isinstance(channel.http2, StreamingConnection), "made by _make_connection"
+        assert isinstance(channel.http2, StreamingConnection), "_connection_type"
         ended, messages = channel.http2.receive(data), channel.http2.messages
+        if ended or messages:
+            self._received_ns = now_ns
         for own_number, message in messages:
-            call, self._received_ns = channel.calls[own_number], now_ns
+            call = channel.calls[own_number]
             if message[:1] == ERROR_TAG:
                 self._note_failure(call, error_text(message))
             elif call >= self._warm_ups:
@@ -112,17 +111,12 @@ class StreamingClient(LoadClient):
                 self._sizes.append(len(message))
                 self._responses.write(message)
         messages.clear()
-        for own_number, error in ended:
-            call, self._received_ns = channel.calls[own_number], now_ns
-            channel.ended += 1
-            if error:
-                self._note_failure(call, error)
-            self._answers += 1
-            if call >= self._warm_ups:
-                request = call - self._warm_ups
-                self._note_begun(request, now_ns)
-                self._answered_ns[request] = now_ns
-                self._longest_ns = max(self._longest_ns, now_ns - self._sent_ns[request])
+        self._end_calls(channel, ended, now_ns)
+
+    def _record_answer(self, number: int, now_ns: int) -> None:
+        super()._record_answer(number, now_ns)
+        self._note_begun(number, now_ns)
+        self._longest_ns = max(self._longest_ns, now_ns - self._sent_ns[number])
 
     def _note_begun(self, request: int, now_ns: int) -> None:
         if self._begun_ns[request] == NEVER:
