@@ -123,6 +123,7 @@ def _problem(detail: ErrorDetails, keys: Sequence[str]) -> str:
 
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 INT32_MAX: Final = 2**31 - 1  # ModelConfig's max_batch_size, preferred_batch_size and count
 MAX_TERMS: Final = 32  # limit of the terms of a preferred-size policy
@@ -132,16 +133,17 @@ EXAMPLES: Final = {"model": "{repository: ./models, name: my_model}", "sla": "{p
 SCORES: Final = ("accuracy", "auc")  # the metrics of ``optimizer.measure.score`` that need no file
 
 
-def _parsed_by(parse: Callable[[Any], object]) -> PlainValidator:
+def _parsed(value: V, parse: Callable[[V], T]) -> T:
+    """Return what ``parse`` makes of ``value``, which its ValueErrors then begin with."""
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise ValueError(f"{format_value(value)}: {error}") from None
+
+
+def parsed_by(parse: Callable[[Any], object]) -> PlainValidator:
     """Return a validator that converts with ``parse`` and puts the value in front of its ValueErrors."""
-
-    def validate(value: object) -> object:
-        try:
-            return parse(value)
-        except ValueError as error:
-            raise ValueError(f"{format_value(value)}: {error}") from None
-
-    return PlainValidator(validate)
+    return PlainValidator(lambda value: _parsed(value, parse))
 
 
 def _joined(value: object, separator: str) -> str:
@@ -156,10 +158,7 @@ def _is_whole(value: object) -> TypeGuard[int]:
 def _parse_bound_ms(value: object) -> float:
     if not isinstance(value, str) and not _is_whole(value) and not isinstance(value, float):
         raise ValueError(f"{format_value(value)} is not a time; write one such as 20ms, 0.02s or 500us")
-    try:
-        return parse_duration_ms(str(value))
-    except ValueError as error:
-        raise ValueError(f"{format_value(value)}: {error}") from None
+    return _parsed(value, lambda time: parse_duration_ms(str(time)))
 
 
 def _parse_delay(value: object) -> int | str:
@@ -188,10 +187,6 @@ def _check_scalar(value: object) -> FieldValue:
     if isinstance(value, str | int | float):
         return value
     raise ValueError(f"{format_value(value)} is not a single value (text, number, true or false)")
-
-
-def _check_setting(value: object) -> FieldValue | None:
-    return None if value is None else _check_scalar(value)
 
 
 def _check_name(value: object) -> str:
@@ -228,10 +223,7 @@ def _check_sizes(value: object) -> str:
     if value == ():
         raise ValueError("is empty; give at least one value")
     text = _joined(value, ",")
-    try:
-        parse_size_distributions(text)
-    except ValueError as error:
-        raise ValueError(f"{format_value(value)}: {error}") from None
+    _parsed(value, lambda _: parse_size_distributions(text))
     return text
 
 
@@ -259,10 +251,7 @@ def _parse_lengths(value: object, info: ValidationInfo) -> SizeDistribution:
     text = str(value)
     if names_file(text):
         text = str(_resolve(text, info, "file"))
-    try:
-        return parse_token_lengths(text)
-    except ValueError as error:
-        raise ValueError(f"{format_value(value)}: {error}") from None
+    return _parsed(value, lambda _: parse_token_lengths(text))
 
 
 def _check_bounds(value: object) -> str:
@@ -345,26 +334,26 @@ PreferredSizes = Annotated[
 ]
 GpuList = Annotated[
     str,
-    _parsed_by(lambda value: gpu_placement.to_text(gpu_placement.parse(_joined(value, ",")))),
+    parsed_by(lambda value: gpu_placement.to_text(gpu_placement.parse(_joined(value, ",")))),
     _in_schema(_GPUS, _INDEX, {"type": "array", "items": _INDEX, "minItems": 1}),
 ]
 CpuList = Annotated[
-    str, _parsed_by(lambda value: format_cpus(parse_cpus(str(value)))), _in_schema({"type": ["string", "integer"]})
+    str, parsed_by(lambda value: format_cpus(parse_cpus(str(value)))), _in_schema({"type": ["string", "integer"]})
 ]
 PlainName = Annotated[str, PlainValidator(_check_name), _in_schema({"type": "string"})]
 ServerOption = Annotated[
     str,
-    _parsed_by(lambda value: server_options.check_option_name(str(value))),
+    parsed_by(lambda value: server_options.check_option_name(str(value))),
     _in_schema({"type": "string", "pattern": "^[a-z][a-z0-9-]*$"}),
 ]
 ModelJsonKey = Annotated[
     str,
-    _parsed_by(lambda value: model_json.check_key(str(value))),
+    parsed_by(lambda value: model_json.check_key(str(value))),
     _in_schema({"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_-]*$"}),
 ]
 BuilderSetting = Annotated[
     FieldValue | None,
-    PlainValidator(_check_setting),
+    PlainValidator(lambda value: None if value is None else _check_scalar(value)),
     _in_schema({"type": ["string", "number", "boolean", "null"]}),
 ]
 FieldChoice = Annotated[
@@ -385,15 +374,15 @@ DimSizes = Annotated[
 ]
 ValueBounds = Annotated[
     str,
-    _parsed_by(_check_bounds),
+    parsed_by(_check_bounds),
     _in_schema(_TEXT, {"type": "array", "items": _NUMBER_OR_TEXT, "minItems": 2, "maxItems": 2}),
 ]
 TokenLengths = Annotated[SizeDistribution | None, PlainValidator(_parse_lengths), _in_schema(_TEXT, _WHOLE)]
-_SizeMix = Annotated[str, _parsed_by(_check_mix), _in_schema({"type": "string", "pattern": r"[*|]|\.\."}), Tag(MIX)]
+_SizeMix = Annotated[str, parsed_by(_check_mix), _in_schema({"type": "string", "pattern": r"[*|]|\.\."}), Tag(MIX)]
 RequestSize = Annotated[Annotated[PositiveInt, Tag(NUMBER)] | _SizeMix, Discriminator(_number_or_mix)]
 Priorities = Annotated[
     str,
-    _parsed_by(_check_priorities),
+    parsed_by(_check_priorities),
     _in_schema(
         _TEXT,
         {"type": "object", "patternProperties": {"^[1-9][0-9]*$": {"type": "number"}}, "additionalProperties": False},

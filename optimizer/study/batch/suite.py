@@ -17,7 +17,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import format_value, read_bytes
 from optimizer.core.yaml_lines import LocatedValue, located_error
 from optimizer.model.profile_schema import ProfileSection, SlaSection
-from optimizer.model.profile_values import NonEmpty, PlainName, PrintableText, fault_lines, suggest
+from optimizer.model.profile_values import NonEmpty, PlainName, PrintableText, fault_lines, parsed_by, suggest
 from optimizer.options.command_line import command_line
 from optimizer.options.option import DEFAULTS
 from optimizer.options.option_reader import move_options, run_options
@@ -52,14 +52,6 @@ def _read_options(value: object, known: Sequence[str]) -> dict[str, Any]:
     return value
 
 
-def _read_budget(value: object) -> float:
-    """Return the budget in seconds."""
-    try:
-        return parse_budget_seconds(str(value))
-    except ValueError as error:
-        raise ValueError(f"{format_value(value)}: {error}") from None
-
-
 OneOrMore = Annotated[NonEmpty[T], BeforeValidator(lambda value: value if isinstance(value, tuple) else (value,))]
 TargetOptions = Annotated[dict[str, Any], PlainValidator(_read_target)]
 EntryOptions = Annotated[dict[str, Any], PlainValidator(partial(_read_options, known=ENTRY_OPTIONS))]
@@ -87,7 +79,7 @@ class SuiteFile(ProfileSection):
     """The content of a suite's file."""
 
     name: PlainName | None = None
-    budget: Annotated[float | None, PlainValidator(_read_budget)] = None
+    budget: Annotated[float | None, parsed_by(lambda value: parse_budget_seconds(str(value)))] = None
     defaults: DefaultsSection = DefaultsSection()
     entries: NonEmpty[EntrySection]
 
