@@ -81,6 +81,10 @@ class Draft:
         """The file for request data in perf_analyzer's JSON; without it, requests are random."""
         return self.repository / "input_data.json"
 
+    def copy_model(self, file: str) -> None:
+        """Copy ``file`` of this folder, a Triton Python model, as the model.py of the version."""
+        shutil.copyfile(Path(__file__).with_name(file), self.version / "model.py")
+
     def sibling(self, name: str) -> Draft:
         """Add another model to the repository, such as a step of an ensemble."""
         draft = Draft(self.repository, name, self.say)
@@ -125,6 +129,12 @@ def onnx_config(name: str, interface: Interface, max_batch_size: int, kind: Inst
     """Return the configuration of an ONNX model with one instance (one per GPU for KIND_GPU), without batching."""
     config = ModelConfig(name=name, platform="onnxruntime_onnx", max_batch_size=max_batch_size)
     return with_instance(with_tensors(config, interface), kind)
+
+
+def python_config(name: str, interface: Interface, max_batch_size: int) -> ModelConfig:
+    """Return the configuration of a Python model with one instance, which is on the CPU."""
+    config = ModelConfig(name=name, backend="python", max_batch_size=max_batch_size)
+    return with_instance(with_tensors(config, interface), "KIND_CPU")
 
 
 def inputs_of_config(config: ModelConfig) -> tuple[TensorSpec, ...]:

@@ -18,7 +18,6 @@ number of tokens, so texts of different lengths share a batch only if they are p
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,7 @@ from optimizer.model.builders.builder import (
     Samples,
     TensorSpec,
     onnx_config,
-    with_instance,
+    python_config,
     with_tensors,
 )
 from optimizer.model.builders.onnx_graph import Graph, WeightFile
@@ -271,9 +270,9 @@ def write_ensemble(settings: EnsembleSettings, draft: Draft) -> ModelFacts:
     draft.say(f"building minilm: a tokenizer, and {MINILM_SHAPE.layers} layers of {MINILM_SHAPE.hidden}")
     weights, requests = settings.generators(2)
     tokenizer = make_tokenizer(settings.pad_to_multiple_of)
-    tokenizer_folder = draft.sibling(TOKENIZER).version
-    shutil.copyfile(Path(__file__).with_name("minilm_tokenize.py"), tokenizer_folder / "model.py")
-    tokenizer.save(str(tokenizer_folder / "tokenizer.json"))
+    served = draft.sibling(TOKENIZER)
+    served.copy_model("minilm_tokenize.py")
+    tokenizer.save(str(served.version / "tokenizer.json"))
     parameters = _write_minilm(draft.sibling(CLASSIFIER).version, weights)
     texts = sentences(settings.samples, requests)
     write_texts(draft.input_data, TEXT.name, texts)
@@ -329,10 +328,9 @@ def _ensemble_configs(max_batch_size: int, kind: InstanceKind) -> Sequence[Model
         # a tensor has the same name in the ensemble as in its models
         same_inputs, same_outputs = ({name: name for name in names} for names in (inputs, outputs))
         steps.add(model_name=model, model_version=-1, input_map=same_inputs, output_map=same_outputs)
-    tokenizer = ModelConfig(name=TOKENIZER, backend="python", max_batch_size=max_batch_size)
     return [
         with_tensors(ensemble, Interface((TEXT,), (MINILM_OUTPUT,))),
-        with_instance(with_tensors(tokenizer, Interface((TEXT,), TOKENS)), "KIND_CPU"),
+        python_config(TOKENIZER, Interface((TEXT,), TOKENS), max_batch_size),
         onnx_config(CLASSIFIER, Interface(TOKENS, (MINILM_OUTPUT,)), max_batch_size, kind),
     ]
 

@@ -9,9 +9,7 @@ native backend, and the backends of the embedded server are based on Python.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from pydantic import Field
@@ -26,8 +24,7 @@ from optimizer.model.builders.builder import (
     ModelFacts,
     Samples,
     TensorSpec,
-    with_instance,
-    with_tensors,
+    python_config,
 )
 from optimizer.model.builders.onnx_graph import Graph
 from optimizer.model.builders.request_data import write_input_data
@@ -62,7 +59,7 @@ def write_accumulator(settings: AccumulatorSettings, draft: Draft) -> ModelFacts
     """Write the model and its request data."""
     draft.say("building accumulator: a running sum of each sequence")
     (requests,) = settings.generators(1)
-    shutil.copyfile(Path(__file__).with_name("accumulator_model.py"), draft.version / "model.py")
+    draft.copy_model("accumulator_model.py")
     samples = requests.standard_normal((settings.samples, ACCUMULATOR_WIDTH), dtype=np.float32)
     write_input_data(draft.input_data, {"input": samples})
     return {"precision": "fp32", "parameters": 0}
@@ -72,7 +69,7 @@ def write_gru(settings: GruSettings, draft: Draft) -> ModelFacts:
     """Write the model, the ONNX graph of one step and request data."""
     draft.say(f"building gru: a recurrent layer of {settings.hidden_width}")
     weights, requests = settings.generators(2)
-    shutil.copyfile(Path(__file__).with_name("gru_model.py"), draft.version / "model.py")
+    draft.copy_model("gru_model.py")
     graph = draw_gru(settings.hidden_width, weights)
     graph.save(draft.version / "step.onnx")
     samples = requests.standard_normal((settings.samples, INPUT_WIDTH), dtype=np.float32)
@@ -106,7 +103,7 @@ def draw_gru(hidden: int, rng: np.random.Generator) -> Graph:
 
 def _sequence_config(name: str, interface: Interface, max_batch_size: int) -> ModelConfig:
     """Return the configuration of a Python model on a CPU with the control inputs START, END, READY and CORRID."""
-    config = ModelConfig(name=name, backend="python", max_batch_size=max_batch_size)
+    config = python_config(name, interface, max_batch_size)
     batching = config.sequence_batching
     batching.max_sequence_idle_microseconds = IDLE_MICROSECONDS
     control = ModelSequenceBatching.Control
@@ -116,7 +113,7 @@ def _sequence_config(name: str, interface: Interface, max_batch_size: int) -> Mo
         )
         flag.int32_false_true.extend([0, 1])
     batching.control_input.add(name="CORRID").control.add(kind=control.CONTROL_SEQUENCE_CORRID, data_type=TYPE_UINT64)
-    return with_instance(with_tensors(config, interface), "KIND_CPU")
+    return config
 
 
 def accumulator_configs(max_batch_size: int, kind: InstanceKind) -> Sequence[ModelConfig]:

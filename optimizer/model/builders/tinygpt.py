@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +38,7 @@ from optimizer.model.builders.builder import (
     ModelFacts,
     Samples,
     TensorSpec,
-    with_instance,
-    with_tensors,
+    python_config,
 )
 from optimizer.model.builders.onnx_graph import Graph, WeightFile
 from optimizer.model.input_data import to_json
@@ -244,7 +242,7 @@ def write(settings: TinyGptSettings, draft: Draft) -> ModelFacts:
     weights, requests = settings.generators(2)
     graph = draw(settings, draft.version / "weights.bin", weights)
     graph.save(draft.version / "decoder.onnx")
-    shutil.copyfile(Path(__file__).with_name("tinygpt_serve.py"), draft.version / "model.py")
+    draft.copy_model("tinygpt_serve.py")
     limits = {"positions": settings.positions, "vocabulary": settings.vocabulary}
     (draft.version / "limits.json").write_text(json.dumps(limits) + "\n", encoding="utf-8")
     lengths = requests.integers(*PROMPT_TOKENS, settings.samples, endpoint=True)
@@ -269,8 +267,7 @@ def interface(_: TinyGptSettings) -> Interface:
 
 def _configs(max_batch_size: int, _: InstanceKind) -> Sequence[ModelConfig]:
     """Return the configuration; the instances run on the CPU, because the cache is in the memory of the process."""
-    config = ModelConfig(name=NAME, backend="python", max_batch_size=max_batch_size)
-    with_instance(with_tensors(config, interface(TinyGptSettings())), "KIND_CPU")
+    config = python_config(NAME, interface(TinyGptSettings()), max_batch_size)
     config.input[0].allow_ragged_batch = True  # prompts of different lengths share a batch
     config.model_transaction_policy.decoupled = True
     return [config]
