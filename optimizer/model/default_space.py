@@ -331,21 +331,22 @@ def sequence_fields(
     """
     given = section.fields()
     batches = max(sizes) > 1
+    oldest, direct = config.sequence_batching.oldest, config.sequence_batching.direct
+    is_oldest = strategy_of(config) == "oldest"
+    own_delay = int((oldest if is_oldest else direct).max_queue_delay_microseconds)
+    delays: tuple[FieldValue, ...] = tuple(sorted({own_delay, *DELAYS_US})) if batches else (own_delay,)
     fields: dict[str, tuple[FieldValue, ...]] = {}
-    if strategy_of(config) == "oldest":
-        oldest = config.sequence_batching.oldest
+    if is_oldest:
         own = int(oldest.max_candidate_sequences)
         fields[CANDIDATE_SEQUENCES] = tuple(sorted({own, *SEQUENCES}))
-        own_delay = int(oldest.max_queue_delay_microseconds)
-        fields[delay_path(config)] = tuple(sorted({own_delay, *DELAYS_US})) if batches else (own_delay,)
+        fields[delay_path(config)] = delays
         own_sizes = preferred_text(oldest.preferred_batch_size, config.max_batch_size)
         fields[SEQUENCE_PREFERRED] = tuple(dict.fromkeys(("none", "max/2", own_sizes))) if batches else ("none",)
         if section.preferred_batch_size:
             fields[SEQUENCE_PREFERRED] = tuple(section.preferred_batch_size)
     else:
-        direct = config.sequence_batching.direct
-        own_delay, own_share = int(direct.max_queue_delay_microseconds), float(direct.minimum_slot_utilization)
-        fields[delay_path(config)] = tuple(sorted({own_delay, *DELAYS_US})) if batches else (own_delay,)
+        own_share = float(direct.minimum_slot_utilization)
+        fields[delay_path(config)] = delays
         fields[SLOT_UTILIZATION] = tuple(sorted({*UTILIZATIONS, own_share} - {0.0})) if batches else (own_share,)
     if section.max_queue_delay_microseconds:
         fields[delay_path(config)] = tuple(section.max_queue_delay_microseconds)

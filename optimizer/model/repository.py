@@ -257,7 +257,7 @@ def _check_pytorch(config: ModelConfig, path: Path, file: Path) -> None:
             "with name, data_type and dims"
         )
     for tensor in (*config.input, *config.output):
-        if tensor.data_type == ModelConfig().input.add(data_type="TYPE_STRING").data_type:
+        if tensor.data_type == TYPE_STRING:
             raise BadInputError(
                 f"{show_path(path)}: {format_value(tensor.name)} is TYPE_STRING, which tune's PyTorch backend "
                 "does not pass"

@@ -332,12 +332,11 @@ class LiveObserver:
         if roomy:
             table.add_column("loads", justify="right", no_wrap=True)
         room = max(1, min(MOST_ROWS, self._console.height - OTHER_LINES - plot_lines))
-        for role, trial in self._finished[-max(1, room - len(self._running[1:])) :]:
-            cells = self._row(role, trial)
-            table.add_row(*cells if roomy else cells[:4])
-        for role, trial in self._running[-room:]:
-            cells = self._row(role, trial)
-            table.add_row(*cells if roomy else cells[:4], style="cyan")
+        finished = self._finished[-max(1, room - len(self._running[1:])) :]
+        for trials, style in ((finished, None), (self._running[-room:], "cyan")):
+            for role, trial in trials:
+                cells = self._row(role, trial)
+                table.add_row(*cells if roomy else cells[:4], style=style)
         return table
 
     def _row(self, role: str, trial: Trial) -> tuple[RenderableType, ...]:

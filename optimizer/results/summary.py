@@ -131,19 +131,16 @@ def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
 def _doubt_cause(outcome: Outcome, doubt: Doubt) -> str:
     """Return why an outcome without a recommendation is not FAIL, and what to do."""
     counted = f"in {doubt.disturbed:,} of {doubt.total:,}"
+    of_closest = describe_disturbance(outcome.closest.measurement) if outcome.closest else ""
     cause = {
         "measurements": f"other processes or machines took more than {100 * DISTURBANCE_LIMIT:.0f} % of the CPUs "
         f"{counted} measurements",
-        "closest": f"the closest configuration may be faster: {_disturbance_of_closest(outcome)}",
+        "closest": f"the closest configuration may be faster: {of_closest}",
         "test": f"the machine was disturbed {counted} windows on fresh servers",
         "undecided": outcome.holds_back,
         "unstable": outcome.holds_back,
     }[doubt.kind]
     return f"{cause}; {_after_doubt(doubt)}"
-
-
-def _disturbance_of_closest(outcome: Outcome) -> str:
-    return describe_disturbance(outcome.closest.measurement) if outcome.closest else ""
 
 
 def _after_doubt(doubt: Doubt, *, is_complete: bool = False) -> str:

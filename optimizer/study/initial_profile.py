@@ -71,7 +71,7 @@ def initial_profile(options: RunOptions, output: Path | None, say: Say, *, with_
     remarks["request"] = [_open_dims(tensor) for tensor in inputs if -1 in tensor.dims]
     header = _header(named.source.name, path, with_schema=with_schema)
     text = profile_text(tree, header, remarks)
-    _load(text, path)
+    parse_profile(text.encode(), path)  # raises BadInputError if it is not valid there
     return InitialProfile(path, text, (*missing, *remarks["request"]))
 
 
@@ -95,7 +95,7 @@ def _from_profile(profile: Profile, options: RunOptions, output: Path | None, *,
         {"model": _input_remarks(inputs, batched=True) if inputs else []},
     )
     try:
-        same = _values(_load(text, path)) == _values(profile)
+        same = _values(parse_profile(text.encode(), path)) == _values(profile)
     except BadInputError:
         same = False
     if not same:
@@ -180,11 +180,6 @@ def _header(name: str, path: Path, *, with_schema: bool) -> list[str]:
         f"Profile of {name}, written by `tune init`. To tune with it: tune {path.name}",
         "A key in a comment is not set, and its value there is an example.",
     ]
-
-
-def _load(text: str, path: Path) -> Profile:
-    """Return the profile that ``text`` in the file ``path`` gives. Raises BadInputError if it is not valid there."""
-    return parse_profile(text.encode(), path)
 
 
 def _values(profile: Profile) -> list[dict[str, object]]:

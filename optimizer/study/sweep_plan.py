@@ -109,10 +109,11 @@ class SweepPlan:
 
     def loads_of(self, candidate: Candidate) -> tuple[LoadPoint, ...]:
         """Return the loads whose requests fit the candidate's max_batch_size."""
-        return tuple(load for load in self.loads if behaviour(candidate, self._largest(load)) is not None)
-
-    def _largest(self, load: LoadPoint) -> int:
-        return self.largest_mixed or round(load.request_batch_size)
+        return tuple(
+            load
+            for load in self.loads
+            if behaviour(candidate, self.largest_mixed or round(load.request_batch_size)) is not None
+        )
 
     def missing(self, trial: Trial, rounds: int) -> list[LoadPoint]:
         """Return the loads that ``trial`` was measured at fewer than ``rounds`` times; none if it failed."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -206,7 +205,8 @@ def _dimensions(
             notes.add(leaves[0].where, _PRESENT if path == _BATCHING else _EMPTY)
             continue
         read = [_checked(path, leaf, reader) for leaf in leaves]
-        dimensions[_KEYS_BY_PATH.get(path, path)] = DimensionChoices(_distinct(read), leaves[0].where)
+        values = tuple({(type(value), value): value for value in read}.values())
+        dimensions[_KEYS_BY_PATH.get(path, path)] = DimensionChoices(values, leaves[0].where)
         notes.add(leaves[0].where, _NOTES.get(path, _OTHER))
     distinct = {tuple(map(repr, (alternative[path].value for path in paths))) for alternative in factor}
     if math.prod(len(choices.values) for choices in dimensions.values()) > len(distinct):
@@ -239,10 +239,6 @@ def _checked(path: str, leaf: _Leaf, reader: ValueReader) -> SweepValue:
     except ParameterError as error:
         raise reader.fault(leaf.where, error.problem) from None
     return leaf.value.upper() if path == KIND and isinstance(leaf.value, str) else leaf.value
-
-
-def _distinct(values: Sequence[SweepValue]) -> tuple[SweepValue, ...]:
-    return tuple({(type(value), value): value for value in values}.values())
 
 
 SEARCH_MODES: Final = ("brute", "quick", "optuna")

@@ -189,17 +189,14 @@ def _next_step(run: FinishedRun, outcome: Outcome) -> NextStep | None:
     """Return what to do next; None if other workers continue the study of the run."""
     if run.status in ("found", "none"):
         can_serve = run.options.target in ON_THIS_MACHINE
-        return summary.next_step(outcome, run.folder.path, _command(run), _longer_command(run), can_serve=can_serve)
+        longer = one_line(command_with_larger_budget(run.options), LONGEST_COMMAND)
+        return summary.next_step(outcome, run.folder.path, _command(run), longer, can_serve=can_serve)
     command = resume_command(run)
     return NextStep("continue the run", command) if command else None
 
 
 def _command(run: FinishedRun) -> str:
     return one_line(str(run.info.get("command", "")), LONGEST_COMMAND)
-
-
-def _longer_command(run: FinishedRun) -> str:
-    return one_line(command_with_larger_budget(run.options), LONGEST_COMMAND)
 
 
 def _confidence(run: FinishedRun) -> list[tuple[str, str]]:

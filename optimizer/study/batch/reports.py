@@ -235,7 +235,8 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
     if remarks or batch.gone:
         _say(console)
     for entry, line in remarks:
-        _say(console, f"{entry.label}: {line}", "red" if entry.regressed else _remark_style(entry))
+        style = "red" if entry.regressed else "" if entry.is_undecided else STYLES.get(entry.state, "red")
+        _say(console, f"{entry.label}: {line}", style)
     for label in batch.gone:
         _say(console, f"{label}: in the earlier batch, and no longer in the suite")
     _say(console)
@@ -243,10 +244,6 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
         if command := _continue_command(folder, entry):
             console.print(Text(f"next    {command}"), soft_wrap=True)
     console.print(Text(f"index   {one_line(str(folder.index))}"), soft_wrap=True)
-
-
-def _remark_style(entry: EntryRecord) -> str:
-    return "" if entry.is_undecided else STYLES.get(entry.state, "red")
 
 
 def _remarks(entry: EntryRecord) -> list[str]:
