@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
@@ -44,6 +44,7 @@ class NoOutputCheck:
     def check(self, endpoint: Endpoint) -> None: ...
 
 
+@dataclass(eq=False)
 class BaselineOutputCheck:
     """Compares each deployment's outputs with those of the unbatched baseline for the same requests.
 
@@ -52,25 +53,17 @@ class BaselineOutputCheck:
     BadInputError if it is not a file of reference outputs.
     """
 
-    def __init__(
-        self,
-        file: Path,
-        *,
-        input_data: str,
-        shapes: Sequence[str],
-        request_batch_size: int,
-        unbounded: tuple[str, ...] = (),
-        tolerance: Tolerance | None = None,
-    ) -> None:
-        self._file = file
-        self._unbounded = unbounded
-        self._input_data = input_data
-        self._shapes = tuple(shapes)
-        self._request_batch_size = request_batch_size
-        self._tolerance = tolerance or Tolerance()
-        self._reference = ReferenceOutputs.read(file) if file.exists() else None
-        self._attempts = 0
-        self._missing_reason = "the baseline was not measured"
+    file: Path
+    input_data: str
+    shapes: Sequence[str]
+    request_batch_size: int
+    unbounded: tuple[str, ...] = ()
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    _attempts: int = field(default=0, init=False)
+    _missing_reason: str = field(default="the baseline was not measured", init=False)
+
+    def __post_init__(self) -> None:
+        self._reference = ReferenceOutputs.read(self.file) if self.file.exists() else None
 
     @property
     def needs_reference(self) -> bool:
@@ -100,13 +93,13 @@ class BaselineOutputCheck:
             first, _ = self._send_alone(endpoint, requests)
             second, seconds = self._send_alone(endpoint, requests[: len(first)])
             reference = ReferenceOutputs(tuple(requests[: len(first)]), tuple(first), seconds / len(second))
-            difference = reference.compare(range(len(second)), second, self._tolerance).problem
+            difference = reference.compare(range(len(second)), second, self.tolerance).problem
         except (DeploymentError, BadInputError) as error:
             self._missing_reason = str(error)
             if isinstance(error, BadInputError):
                 self._attempts = REFERENCE_ATTEMPTS
             elif requests and all(self._is_refused(endpoint, request) for request in requests[:_CHUNK]):
-                if hint := index_hint(str(error), self._unbounded):
+                if hint := index_hint(str(error), self.unbounded):
                     raise BadInputError(f"{error}; {hint}") from error
                 raise LoadRefused(
                     f"it loads, but {error}, as all others; if the data of the requests are the cause, change them "
@@ -115,7 +108,7 @@ class BaselineOutputCheck:
             return
         if difference:
             reference = ReferenceOutputs((), (), 0.0, f"the baseline does not repeat its outputs ({difference})")
-        reference.write(self._file)
+        reference.write(self.file)
         self._reference = reference
 
     def check(self, endpoint: Endpoint) -> float | None:
@@ -128,7 +121,7 @@ class BaselineOutputCheck:
         if reference is None or reference.missing_reason:
             return None
         order, responses = self._send_together(endpoint, reference)
-        deviation = reference.compare(order, responses, self._tolerance)
+        deviation = reference.compare(order, responses, self.tolerance)
         if deviation.problem:
             hint = ROUNDING_HINT if deviation.share < MAX_ROUNDING else ""
             raise DeploymentError(f"outputs differ from those of the unbatched baseline: {deviation.problem}{hint}")
@@ -185,15 +178,15 @@ class BaselineOutputCheck:
         from optimizer.model.inference_requests import input_tensors, stream_requests, to_message
 
         metadata, max_batch_size = server_calls.model_metadata(endpoint), endpoint.largest_request
-        tensors = input_tensors(metadata, max_batch_size, self._shapes)
-        size = self._request_batch_size * sum(abs(math.prod(t.shape)) * t.dtype.itemsize for t in tensors)
+        tensors = input_tensors(metadata, max_batch_size, self.shapes)
+        size = self.request_batch_size * sum(abs(math.prod(t.shape)) * t.dtype.itemsize for t in tensors)
         count = max(_CHUNK, min(self._wanted_requests(), MAX_BYTES // max(size, 1)))
         inputs = stream_requests(
             metadata,
             max_batch_size,
-            input_data=self._input_data,
-            shapes=self._shapes,
-            request_batch_sizes=[self._request_batch_size] * count,
+            input_data=self.input_data,
+            shapes=self.shapes,
+            request_batch_sizes=[self.request_batch_size] * count,
         )
         return [to_message(endpoint.model, request) for request in inputs]
 
@@ -203,7 +196,7 @@ class BaselineOutputCheck:
         It is less for slow models and large requests.
         """
         candidate = endpoint.candidate
-        wanted = 2 * math.ceil(candidate.max_batch_size / self._request_batch_size) * candidate.dynamic_batching
+        wanted = 2 * math.ceil(candidate.max_batch_size / self.request_batch_size) * candidate.dynamic_batching
         in_time = CHECK_SECONDS / max(reference.seconds_alone, 1e-6)
         in_memory = MAX_BYTES / max(map(len, reference.requests))
         return max(MIN_IN_FLIGHT, min(wanted, int(min(in_time, in_memory)), MAX_IN_FLIGHT))
@@ -227,6 +220,7 @@ MAX_STEPS = 8  # of a sequence
 MAX_SEQUENCES_IN_FLIGHT = 64  # each is sent by a thread of its own
 
 
+@dataclass(eq=False, kw_only=True)
 class SequenceOutputCheck(BaselineOutputCheck):
     """Compares the answers to interleaved sequences with the answers that each of them gets alone.
 
@@ -235,9 +229,11 @@ class SequenceOutputCheck(BaselineOutputCheck):
     arguments are those of ``BaselineOutputCheck``.
     """
 
-    def __init__(self, *arguments: Any, sequence_length: int, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._steps = min(sequence_length, MAX_STEPS)
+    sequence_length: int
+
+    @property
+    def _steps(self) -> int:
+        return min(self.sequence_length, MAX_STEPS)
 
     def _wanted_requests(self) -> int:
         return SEQUENCES * self._steps

@@ -375,7 +375,7 @@ def test_the_output_check_guards_a_lower_precision(tmp_path: Path) -> None:
         BaselineOutputCheck(
             tmp_path / "reference.npz", input_data="random", shapes=(), request_batch_size=1, tolerance=tolerance
         )
-        for tolerance in (None, Tolerance(relative=0.05))
+        for tolerance in (Tolerance(), Tolerance(relative=0.05))
     )
     target = EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)
     with contextlib.closing(target):
