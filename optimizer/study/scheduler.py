@@ -23,8 +23,8 @@ from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_corr
 class OtherWorkers:
     """The other workers of a shared study, each of which numbers its own trials. This class: there are none."""
 
-    def claim(self, candidate: Candidate, concurrency: int) -> bool:
-        """Claim ``candidate``, whose load search starts at ``concurrency``. False if another worker has it."""
+    def claim(self, candidate: Candidate) -> bool:
+        """Claim ``candidate``, whose load search starts at FIRST_CONCURRENCY. False if another worker has it."""
         return True
 
     def abandoned(self) -> list[Candidate]:
@@ -135,7 +135,7 @@ class Scheduler:
         tried = {trial.candidate for trial in (*self.trials, *running)}
         abandoned = [("abandoned", candidate) for candidate in self.others.abandoned()]
         for role, candidate in (*self.comparisons, *abandoned):
-            if candidate not in tried and self.others.claim(candidate, FIRST_CONCURRENCY):
+            if candidate not in tried and self.others.claim(candidate):
                 return role, self._numbered(candidate, running)
         if (control := self._control(running)) is not None:
             trial = self._numbered(control, running)
@@ -165,7 +165,7 @@ class Scheduler:
 
     def resume_unfinished(self, unfinished: Trial) -> tuple[str, Trial] | None:
         """Return the trial that an earlier session began, unless another worker has it; then as ``next_or_wait``."""
-        if self.others.claim(unfinished.candidate, FIRST_CONCURRENCY):
+        if self.others.claim(unfinished.candidate):
             return "resumed", unfinished
         self.trials.append(unfinished)
         return self.next_or_wait()

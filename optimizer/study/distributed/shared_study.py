@@ -41,7 +41,7 @@ from optimizer.store.optuna_storage import (
 )
 from optimizer.store.optuna_study import StudySharing, open_study
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.scheduler import OtherWorkers
+from optimizer.study.scheduler import FIRST_CONCURRENCY, OtherWorkers
 
 JOIN_SECONDS = 1.0  # the thread may be waiting for a database that does not answer
 
@@ -243,8 +243,8 @@ class SharedStudy(OtherWorkers):
         with contextlib.suppress(TuneError):  # otherwise others notice the missing heartbeats
             self._workers.leave(is_done=error is None)
 
-    def claim(self, candidate: Candidate, concurrency: int) -> bool:
-        return self.tracker.start(candidate, concurrency) is not None
+    def claim(self, candidate: Candidate) -> bool:
+        return self.tracker.start(candidate, FIRST_CONCURRENCY) is not None
 
     def abandoned(self) -> list[Candidate]:
         self._seen = self._states()  # taken first: a trial that ends from now on may change the decision

@@ -215,21 +215,21 @@ def test_a_configuration_is_claimed_once(problem: Problem, tmp_path: Path) -> No
     outside = Candidate(3, dynamic_batching=True)
     first, second = problem.space.candidates()[:2]
     with joined(problem, tmp_path, "a") as a, joined(problem, tmp_path, "b") as b:
-        assert a.claim(first, 4)
-        assert b.claim(outside, 4)
-        assert not b.claim(first, 4)
-        assert not a.claim(outside, 4)
-        assert b.claim(second, 4)
+        assert a.claim(first)
+        assert b.claim(outside)
+        assert not b.claim(first)
+        assert not a.claim(outside)
+        assert b.claim(second)
         assert a.are_running()
         finished(a, 0, first)
         finished(b, 0, outside)
-        assert not b.claim(first, 4)
+        assert not b.claim(first)
         assert not b.are_running()
         assert {trial.candidate for trial in a.trials()} == {first, outside}
         assert len({trial.number for trial in a.trials()}) == 2
     with joined(problem, tmp_path, "c") as c:
         assert c.abandoned() == [second]
-        assert c.claim(second, 4)
+        assert c.claim(second)
 
 
 def test_the_last_worker_confirms_and_a_later_one_only_new_trials(problem: Problem, tmp_path: Path) -> None:
