@@ -176,5 +176,4 @@ def summarize_closed_loop(
         failed_ns = failed.ended_until(requests.end_ns, 1e6 * longest_ms)
         measurements = failed.added_to(measurements, failed_ns, requests.begin_ns, requests.end_ns)
         times_ns[request_kinds(every) != SERVED] = failed_ns
-    span_ns = requests.begin_ns, requests.end_ns
-    return with_priorities(measurements, every, planned.sizes, planned.priorities, times_ns, *span_ns)
+    return with_priorities(measurements, every, planned, times_ns, requests.begin_ns, requests.end_ns)

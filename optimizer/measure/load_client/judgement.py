@@ -149,8 +149,7 @@ def quantile(values: FloatArray, share: float) -> float:
 def with_priorities(
     measurements: Sequence[Measurement],
     record: SendRecord,
-    sizes: IntArray,
-    priorities: IntArray,
+    planned: PlannedLoad,
     times_ns: IntArray,
     begin_ns: float,
     end_ns: float,
@@ -160,18 +159,17 @@ def with_priorities(
     Args:
         measurements: One measurement for each part.
         record: All requests, failed ones included, of a server that was not overloaded.
-        sizes: Samples of the requests, in turn.
-        priorities: Priorities of the requests, in turn; ALIKE returns the measurements unchanged.
+        planned: The load; if its priorities are ALIKE, the measurements are returned unchanged.
         times_ns: When each request counts; outside of all parts for one that does not.
         begin_ns: Begin of the first part in ns after the start of the load.
         end_ns: End of the last part.
     """
-    if not len(priorities):
+    if not len(planned.priorities):
         return list(measurements)
     kinds, count = request_kinds(record), len(record.planned_ns)
     ended_ns = np.where(record.answered_ns == NEVER, record.ended_ns, record.answered_ns)
     latencies_ms = (ended_ns - record.planned_ns) / 1e6
-    own_sizes, own_priorities = np.resize(sizes, count), np.resize(priorities, count)
+    own_sizes, own_priorities = np.resize(planned.sizes, count), np.resize(planned.priorities, count)
     edges = np.linspace(begin_ns, end_ns, len(measurements) + 1)
     places = np.where(times_ns == end_ns, len(measurements), np.searchsorted(edges, times_ns, side="right")) - 1
     seconds = (end_ns - begin_ns) / len(measurements) / 1e9

@@ -217,7 +217,7 @@ def summarize_open_loop(
         measurements = failed.added_to(measurements, failed.planned_ns, *span_ns)
     if record.overload:
         return measurements
-    return with_priorities(measurements, record, planned.sizes, planned.priorities, record.planned_ns, *span_ns)
+    return with_priorities(measurements, record, planned, record.planned_ns, *span_ns)
 
 
 def _check_answered(responded_ns: IntArray, record: SendRecord, requests: SentRequests, planned: PlannedLoad) -> None:
