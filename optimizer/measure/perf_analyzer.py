@@ -43,6 +43,7 @@ from optimizer.measure.perf_output import (
 from optimizer.measure.server_calls import PROBE_SECONDS, is_alive
 from optimizer.measure.server_client import ca_file
 from optimizer.measure.shared_memory import claimed
+from optimizer.model.input_data import GENERATED_DATA
 from optimizer.options.addresses import SSL_FLAGS
 
 if TYPE_CHECKING:
@@ -144,7 +145,6 @@ WARM_UP_WINDOW_MS = 100
 WARM_UP_DRAIN_SECONDS = 10.0  # a killed warm-up changes no figure
 OVERDUE_SECONDS = 3.0  # after the last window; then check whether the server is alive
 MAX_CSV_BYTES = 2**16
-GENERATED_INPUT = ("random", "zero")  # input data without a file
 MAX_THREADS = 2  # few, because on a CPU they share the cores with the server
 
 
@@ -160,7 +160,6 @@ class PerfAnalyzer:
         shapes: ``name:d1,d2``.
         repeat: Repeat a measurement whose windows have few requests with longer windows.
         drain_seconds: How long the requests in flight may take after the last window before the run is killed.
-        probe_seconds: A server that does not respond for so long is considered dead.
         cpus: CPUs that it runs on; None for all.
         runner: Runs the command; None for LocalRunner.
         sequence_length: Requests in each sequence to a stateful model; None for other models.
@@ -173,11 +172,10 @@ class PerfAnalyzer:
     protocol: Literal["grpc", "http"] = "grpc"
     input_data: str = "random"
     shapes: tuple[str, ...] = ()
-    stopwatch: Stopwatch | None = None
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
     window_ms: int = FIRST_WINDOW_MS
     repeat: bool = True
     drain_seconds: float = 30.0
-    probe_seconds: float = PROBE_SECONDS
     cpus: frozenset[int] | None = None
     runner: PerfAnalyzerRunner | None = None
     sequence_length: int | None = None
@@ -269,7 +267,7 @@ class PerfAnalyzer:
         none_valid = done.exit_code == 3 or "No valid requests recorded" in done.output
         unanswered = none_valid and done.exit_code is not None and "had error" not in done.output
         text = _head(csv_path) if done.exit_code == 0 else ""
-        if not text and not (unanswered and is_alive(endpoint, self.probe_seconds)):
+        if not text and not (unanswered and is_alive(endpoint)):
             raise self._failure(endpoint, done)
         if unanswered:
             return None, []
@@ -283,8 +281,8 @@ class PerfAnalyzer:
         ), read_windows(done.output)
 
     def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
-        with (self.stopwatch or Stopwatch()).count("server"):
-            return read_statistics(endpoint, self.probe_seconds)
+        with self.stopwatch.count("server"):
+            return read_statistics(endpoint)
 
     def _run(
         self, endpoint: Endpoint, load: LoadPoint, window_ms: int, windows: int = MIN_WINDOWS
@@ -293,8 +291,8 @@ class PerfAnalyzer:
         due = time.monotonic() + windows * WINDOW_STRETCH * window_ms / 1000 + OVERDUE_SECONDS
 
         def check() -> None:
-            if time.monotonic() > due and not is_alive(endpoint, self.probe_seconds):
-                raise ServerCrashed(f"the server did not answer within {self.probe_seconds:g} s", log=self.log)
+            if time.monotonic() > due and not is_alive(endpoint):
+                raise ServerCrashed(f"the server did not answer within {PROBE_SECONDS:g} s", log=self.log)
 
         tls = endpoint.connection_for_load(self.protocol).tls
         is_system = self.shared_memory is not None and self.shared_memory.kind == "system"
@@ -305,19 +303,19 @@ class PerfAnalyzer:
             log=self.log,
             reads=[
                 *([] if tls is None else _tls_files(tls).values()),
-                *([] if self.input_data in GENERATED_INPUT else [Path(self.input_data)]),
+                *([] if self.input_data in GENERATED_DATA else [Path(self.input_data)]),
             ],
             cpus=self.cpus,
             check=check,
             shm_patterns=regions,
         )
-        with claimed(regions), (self.stopwatch or Stopwatch()).count("load_generator"):
+        with claimed(regions), self.stopwatch.count("load_generator"):
             return (self.runner or LocalRunner(self.libraries))(run)
 
     def _failure(self, endpoint: Endpoint, done: FinishedProcess) -> MeasurementError:
         """Return the error for a run without results: ServerCrashed if the server caused it."""
         message = failure_text(done)
-        if not is_alive(endpoint, self.probe_seconds):
+        if not is_alive(endpoint):
             return ServerCrashed(f"{message}; the server no longer answers", log=self.log)
         if done.exit_code is None or model_died(done.output):
             return ServerCrashed(message, log=self.log)

@@ -152,16 +152,16 @@ def executions_by_size(before: ModelStatistics, after: ModelStatistics) -> list[
     return entries
 
 
-def read_statistics(endpoint: Endpoint, seconds: float = PROBE_SECONDS) -> ModelStatistics | None:
+def read_statistics(endpoint: Endpoint) -> ModelStatistics | None:
     """Return the current statistics of the model that batches, summed over the servers of ``endpoint``.
 
-    The result is None if one of them does not respond in time.
+    The result is None if one of them does not respond within PROBE_SECONDS.
     """
     total: ModelStatistics | None = None
     for server in endpoint.servers:
         try:
             with closing(open_client(server.connection)) as client:
-                statistics = client.statistics(endpoint.batcher or endpoint.model, seconds)
+                statistics = client.statistics(endpoint.batcher or endpoint.model, PROBE_SECONDS)
         except CallError:
             return None
         if statistics is None:

@@ -106,9 +106,9 @@ def is_responding(client: ServerClient, timeout_seconds: float = CALL_SECONDS) -
     return True
 
 
-def is_alive(endpoint: Endpoint, seconds: float = PROBE_SECONDS) -> bool:
-    """Return whether each server of ``endpoint`` responds within ``seconds``."""
-    return not silent_server(endpoint, seconds)
+def is_alive(endpoint: Endpoint) -> bool:
+    """Return whether each server of ``endpoint`` responds within PROBE_SECONDS."""
+    return not silent_server(endpoint)
 
 
 def silent_server(endpoint: Endpoint, seconds: float = PROBE_SECONDS) -> str:

@@ -334,7 +334,7 @@ def test_a_server_stopped_while_measuring_is_noticed_and_replaced(
 ) -> None:
     with target.deploy(candidate()) as endpoint:
         before = server(target, endpoint)
-    slow = replace(load_generator, window_ms=1000, probe_seconds=2.0)  # it must not end before the server is stopped
+    slow = replace(load_generator, window_ms=1000)  # it must not end before the server is stopped
     with meanwhile(slow.log.exists, lambda: suspend(before)), pytest.raises(ServerCrashed) as caught:
         measured(target, slow, "none", HARMLESS)
     assert str(caught.value).startswith("tritonserver no longer answers while ")

@@ -157,7 +157,7 @@ class LoadClientGenerator:
     seed: int = 0
     window_ms: int
     cpus: frozenset[int] | None = None
-    stopwatch: Stopwatch | None = None
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
     repeat: bool = True
     streams: bool = False
     token_output: str = ""
@@ -313,7 +313,7 @@ class LoadClientGenerator:
                 replace(plan, tls=tls_files).write(folder, sent.messages, planned_ns, order)
                 if sent.places:
                     write_places(folder, sent.places)
-                with (self.stopwatch or Stopwatch()).count("load_generator"):
+                with self.stopwatch.count("load_generator"):
                     done = run_command(
                         [sys.executable, "-P", "-m", _client_module(plan), folder],
                         timeout_seconds=longest_seconds + CLIENT_SECONDS,
@@ -330,7 +330,7 @@ class LoadClientGenerator:
             raise write_error(self.log.parent, error) from error
 
     def _statistics(self, endpoint: Endpoint) -> ModelStatistics | None:
-        with (self.stopwatch or Stopwatch()).count("server"):
+        with self.stopwatch.count("server"):
             return read_statistics(endpoint)
 
     def _sequence_lengths(self) -> tuple[int, ...]:
