@@ -54,7 +54,8 @@ from optimizer.core.measurement_windows import WINDOW_STRETCH
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.measure.perf_analyzer import NEVER_UNSTABLE, LocalRunner, PerfAnalyzer, PerfAnalyzerCommand
-from optimizer.measure.perf_output import read_statistics, read_windows
+from optimizer.measure.perf_output import read_windows
+from optimizer.measure.server_calls import read_statistics
 from optimizer.options.run_options import RunOptions
 
 MODELS = ("mlp:16", "dlrm:26", "text_recognition-small:4")  # name:concurrency

@@ -31,16 +31,8 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import server_calls
 from optimizer.measure.failure_causes import model_died
-from optimizer.measure.perf_output import (
-    failure_text,
-    read_average_ms,
-    read_csv,
-    read_request_count,
-    read_statistics,
-    read_windows,
-    with_statistics,
-)
-from optimizer.measure.server_calls import PROBE_SECONDS, is_alive
+from optimizer.measure.perf_output import failure_text, read_average_ms, read_csv, read_request_count, read_windows
+from optimizer.measure.server_calls import PROBE_SECONDS, is_alive, read_statistics, with_statistics
 from optimizer.measure.server_client import ca_file
 from optimizer.measure.shared_memory import claimed
 from optimizer.model.input_data import GENERATED_DATA

@@ -30,8 +30,7 @@ from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.load_client.plan import NEVER, SendRecord
-from optimizer.measure.perf_output import read_statistics
-from optimizer.measure.server_calls import silent_server
+from optimizer.measure.server_calls import read_statistics, silent_server
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import eventually
 from tests.repositories import write_sleeper

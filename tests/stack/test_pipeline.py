@@ -20,7 +20,7 @@ from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.perf_analyzer import PerfAnalyzer
-from optimizer.measure.perf_output import read_statistics
+from optimizer.measure.server_calls import read_statistics
 from optimizer.model.repository import read_source
 from tests.repositories import doubler, onnx_model, stored, write_bls, write_model
 

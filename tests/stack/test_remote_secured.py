@@ -20,8 +20,7 @@ from optimizer.measure.load_client.arrivals import ConstantArrivals
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.perf_analyzer import PerfAnalyzer
-from optimizer.measure.perf_output import read_statistics
-from optimizer.measure.server_calls import is_alive
+from optimizer.measure.server_calls import is_alive, read_statistics
 from tests.certificates import Certificates, tls_proxy
 from tests.production import SECRET, Production, secured
 

@@ -119,7 +119,7 @@ class ClosedLoopGenerator(LoadClientGenerator):
     """Keeps ``concurrency`` requests in flight; latency counts from the actual send.
 
     The load on a model that streams continues until FEWEST_STREAMED requests have ended for each window, see
-    ``streaming_client``. ``judgement.AnsweredRequests`` says which of its requests count.
+    ``streaming_client``. ``closed_loop.AnsweredRequests`` says which of its requests count.
     Unlike perf_analyzer it sends over gRPC only and takes data of at most MAX_SENT_ENTRIES entries.
     """
 

@@ -41,8 +41,7 @@ from optimizer.measure.load_client.plan import (
     StreamPlan,
     write_places,
 )
-from optimizer.measure.perf_output import read_statistics, with_statistics
-from optimizer.measure.server_calls import is_alive, silent_server
+from optimizer.measure.server_calls import is_alive, read_statistics, silent_server, with_statistics
 from optimizer.measure.shared_memory import OutgoingRequests, in_shared_memory, output_bytes
 from optimizer.model.inference_requests import stream_requests, to_message
 

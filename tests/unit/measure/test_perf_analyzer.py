@@ -12,13 +12,8 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.measurement_windows import MeasurementWindow
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.perf_analyzer import REFUSED, FallbackRunner, PerfAnalyzer, PerfAnalyzerCommand
-from optimizer.measure.perf_output import (
-    add_statistics,
-    executions_by_size,
-    mean_batch_size,
-    read_windows,
-    with_statistics,
-)
+from optimizer.measure.perf_output import read_windows
+from optimizer.measure.server_calls import add_statistics, executions_by_size, mean_batch_size, with_statistics
 
 
 def statistics(*batches: tuple[int, int, int]) -> ModelStatistics:
