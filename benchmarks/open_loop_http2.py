@@ -35,7 +35,7 @@ from optimizer.machine import hardware
 from optimizer.measure.load_client import client
 from optimizer.measure.load_client.arrivals import PoissonArrivals
 from optimizer.measure.load_client.http2 import Http2Connection, call_status
-from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS
+from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import LATE_MS, SentRequests
 from optimizer.measure.load_client.plan import SendPlan, SendRecord
 

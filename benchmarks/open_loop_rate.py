@@ -34,7 +34,7 @@ from optimizer.machine import hardware
 from optimizer.measure import server_calls
 from optimizer.measure.load_client.arrivals import PoissonArrivals
 from optimizer.measure.load_client.client import METHOD, START_SECONDS
-from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS
+from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import LATE_MS, SentRequests
 from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord, write_record
 from optimizer.model.inference_requests import stream_requests, to_message

@@ -48,7 +48,7 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.machine import hardware
 from optimizer.measure import server_calls
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
-from optimizer.measure.load_client.judgement import FEWEST_STREAMED
+from optimizer.measure.load_client.measured_requests import FEWEST_STREAMED
 from optimizer.measure.load_client.plan import SendPlan, StreamPlan
 from optimizer.model.inference_requests import stream_requests, to_message
 from optimizer.model.input_data import from_bytes

@@ -27,7 +27,7 @@ from optimizer.measure.load_client import launcher
 from optimizer.measure.load_client.arrivals import ConstantArrivals
 from optimizer.measure.load_client.client import BEHIND_SECONDS, WARM_UPS
 from optimizer.measure.load_client.generator import OpenLoopGenerator
-from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS
+from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.server_calls import read_statistics, silent_server

@@ -17,7 +17,7 @@ from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrash
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
-from optimizer.measure.load_client.judgement import FEWEST_STREAMED
+from optimizer.measure.load_client.measured_requests import FEWEST_STREAMED
 from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_client.streaming_client import StreamingClient

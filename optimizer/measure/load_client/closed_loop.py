@@ -12,7 +12,7 @@ from objectives.metrics import LATENCY, Measurement, Timing
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.measure.failure_causes import without_traceback
-from optimizer.measure.load_client.judgement import (
+from optimizer.measure.load_client.measured_requests import (
     ADVICE,
     FEWEST_STREAMED,
     SATURATED_CPU_SHARE,

@@ -27,8 +27,8 @@ from optimizer.measure.load_client.closed_loop import (
     NoAnswersError,
     summarize_closed_loop,
 )
-from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS
 from optimizer.measure.load_client.launcher import WARM_UP_SECONDS, LoadClientGenerator, RequestKinds, Schedule
+from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import summarize_open_loop
 from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
 from optimizer.model.input_data import GENERATED_DATA, count_entries

@@ -31,7 +31,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import server_calls
 from optimizer.measure.failure_causes import lacks_gpu_memory, model_died, without_traceback
-from optimizer.measure.load_client.judgement import ALIKE, FEWEST_STREAMED, PlannedLoad
+from optimizer.measure.load_client.measured_requests import ALIKE, FEWEST_STREAMED, PlannedLoad
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.load_client.plan import (
     ALL_ANSWERED,

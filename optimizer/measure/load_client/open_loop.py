@@ -16,7 +16,7 @@ from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.core.notes import LateRequests
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.failure_causes import without_traceback
-from optimizer.measure.load_client.judgement import (
+from optimizer.measure.load_client.measured_requests import (
     ADVICE,
     LEAD_IN_SECONDS,
     ONE_SAMPLE,

@@ -29,7 +29,7 @@ from optimizer.measure.load_client.closed_loop import (
     summarize_closed_loop,
 )
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
-from optimizer.measure.load_client.judgement import SATURATED_CPU_SHARE, PlannedLoad
+from optimizer.measure.load_client.measured_requests import SATURATED_CPU_SHARE, PlannedLoad
 from optimizer.measure.load_client.plan import ALL_ANSWERED, NEVER, SendPlan, SendRecord
 from tests.answering_server import AnsweringServer, Array
 
@@ -39,7 +39,7 @@ ANSWER_SECONDS = 60.0  # only a client that sends nothing to the other server ta
 MS = 1_000_000
 
 
-# -- the judgement of a record ----------
+# -- the measurement from a record ----------
 
 
 def record(answered_ms: np.ndarray, latency_ms: float | np.ndarray, **facts: Any) -> SendRecord:

@@ -18,7 +18,7 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.client import MOST_MESSAGES, OTHER_MESSAGES, ClosedLoopClient
 from optimizer.measure.load_client.closed_loop import CLOSED_LOOP_LEAD_IN_SECONDS, summarize_closed_loop
-from optimizer.measure.load_client.judgement import (
+from optimizer.measure.load_client.measured_requests import (
     OTHER,
     REJECTED,
     TIMED_OUT,

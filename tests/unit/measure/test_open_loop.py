@@ -1,4 +1,4 @@
-"""Test the judgement of an open-loop record: latencies, late requests, overloads and stability."""
+"""Test the measurement from an open-loop record: latencies, late requests, overloads and stability."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_client.judgement import LEAD_IN_SECONDS, PlannedLoad
+from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS, PlannedLoad
 from optimizer.measure.load_client.open_loop import LATE_MS, LateError, lateness_note, summarize_open_loop
 from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord, StreamPlan, write_record
 

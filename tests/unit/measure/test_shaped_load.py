@@ -18,8 +18,8 @@ from optimizer.core.request_sizes import parse_priorities, parse_size_distributi
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_client.arrivals import RecordedArrivals, RecordedKinds, parse_arrivals
 from optimizer.measure.load_client.generator import OpenLoopGenerator
-from optimizer.measure.load_client.judgement import PlannedLoad
 from optimizer.measure.load_client.launcher import Messages
+from optimizer.measure.load_client.measured_requests import PlannedLoad
 from optimizer.measure.load_client.open_loop import summarize_open_loop
 from optimizer.measure.load_client.plan import SendPlan, SendRecord
 

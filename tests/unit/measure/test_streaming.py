@@ -1,4 +1,4 @@
-"""Test the judgement of responses that stream: first responses, gaps, tokens, lead-in, and what counts."""
+"""Test the measurement of responses that stream: first responses, gaps, tokens, lead-in, and what counts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_client.client import OverloadDetector
 from optimizer.measure.load_client.closed_loop import summarize_closed_loop
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
-from optimizer.measure.load_client.judgement import FEWEST_STREAMED, PlannedLoad
 from optimizer.measure.load_client.launcher import Messages, Schedule, Summarize
+from optimizer.measure.load_client.measured_requests import FEWEST_STREAMED, PlannedLoad
 from optimizer.measure.load_client.open_loop import summarize_open_loop
 from optimizer.measure.load_client.plan import (
     MAX_LEAD_IN_SECONDS,
