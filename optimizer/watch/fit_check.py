@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -115,15 +115,17 @@ class Judgement:
 
     @property
     def unchecked_bounds(self) -> tuple[Constraint, ...]:
-        """The bounds on a percentile of the latency of which the servers export the mean only."""
-        if self.expected.is_streamed or not self.requests:
+        """The bounds on times of requests that the metrics of the servers do not show."""
+        if not self.requests:
             return ()
-        exported = {level for load in self.loads for level in load.latencies_ms}
-        return tuple(
-            bound
-            for bound in self.expected.sla.latencies
-            if (metric := METRICS[bound.metric]).timing is LATENCY and metric.quantile not in (None, *exported)
-        )
+        return tuple(bound for bound in self.expected.sla.latencies if not self._is_exported(bound))
+
+    def _is_exported(self, bound: Constraint) -> bool:
+        metric = METRICS[bound.metric]
+        if metric.timing is LATENCY and not self.expected.is_streamed:
+            return metric.quantile is None or any(metric.quantile in load.latencies_ms for load in self.loads)
+        limits = [limit for load in self.loads for limit in load.first_responses]
+        return metric.timing is TTFT and metric.quantile is not None and smallest_limit(bound, limits) is not None
 
     @property
     def has_few_requests(self) -> bool:
@@ -424,14 +426,19 @@ def _check_first_response(bound: Constraint, level: float, loads: Sequence[Serve
     """
     counts = sum_by_key([load.first_responses for load in loads])
     total = counts.get(math.inf, 0.0)
-    limits = [limit for limit in counts if bound.bound <= limit < math.inf]
-    if not total or not limits:
+    limit = smallest_limit(bound, counts)
+    if not total or limit is None:
         return None
-    late = total - counts[min(limits)]
+    late = total - counts[limit]
     low, high = share_interval(late, total, error)
     measured = _percent(Estimate(late / total, low, high))
     meaning = f"the first responses miss {formatting.bound(bound)}"
     return _time_at_most("late first responses", "%", measured, Range(0.0, 100 * (1 - level)), meaning)
+
+
+def smallest_limit(bound: Constraint, limits: Iterable[float]) -> float | None:
+    """Return the smallest limit of a histogram that is not below ``bound``; None if there is none."""
+    return min((limit for limit in limits if bound.bound <= limit < math.inf), default=None)
 
 
 # -- one comparison --------------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from objectives.confidence import Verdict
+from objectives.metrics import LATENCY, METRICS, TTFT
+from objectives.sla import Constraint
 from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
@@ -37,6 +39,7 @@ from optimizer.watch.fit_check import Check, Estimate, Judgement, rate_check_nam
 SAVED = "warm starts from related machines took 5 to 14 % fewer deployments"  # benchmarks/warm_start.md
 COLD = "a warm start would need a run with requests of this size"
 WORDS = {"fits": "fits", "near": "near", "undecided": "undecided", "differs": "DIFFERS", "unknown": "not checked"}
+FIRST_RESPONSES = "--metrics-config=histogram_latencies=true"
 QUANTILE_COST = "about 30 µs of CPU time a request"  # benchmarks/watch.md
 MODEL = ("execution time", "samples per execution")  # checks after which the deployment itself may be another one
 FAILURES, STALLS = "failed requests", "time without success"  # checks of faults that no configuration repairs
@@ -218,11 +221,31 @@ def headline(judgement: Judgement) -> str:
         return f"{model}: {_requests(judgement)} do not decide whether it fits {run} ({names})"
     is_near = any(check.status == "near" for check in judgement.checks)
     fits = f"{model} fits {run}{', near its capacity' if is_near else ''}"
-    return f"{fits}; {_unchecked(judgement)} was not checked" if judgement.unchecked_bounds else fits
+    if not judgement.unchecked_bounds:
+        return fits
+    verb = "was" if len(judgement.unchecked_bounds) == 1 else "were"
+    return f"{fits}; {_metric_names(judgement.unchecked_bounds)} {verb} not checked"
 
 
-def _unchecked(judgement: Judgement) -> str:
-    return " and ".join(bound.metric.removeprefix("latency-") for bound in judgement.unchecked_bounds)
+def _metric_names(bounds: Sequence[Constraint]) -> str:
+    return " and ".join(METRICS[bound.metric].short_name for bound in bounds)
+
+
+def _why_unchecked(judgement: Judgement, bound: Constraint) -> str:
+    """Return why the metrics of the servers do not show ``bound``, and how they would if a server can export it."""
+    timing = METRICS[bound.metric].timing
+    if timing is LATENCY and not judgement.expected.is_streamed:
+        has_others = any(load.latencies_ms for load in judgement.loads)
+        options = " ".join(latency_quantiles(judgement.expected.sla.latency_levels, explicit=has_others))
+        started = f"a tritonserver that is started with {options}, or by `tune serve --latency-quantiles`, exports it"
+        return f"{started}; this takes {QUANTILE_COST}"
+    if timing is LATENCY:
+        return "Triton's time of a request ends before its last response"
+    if timing is TTFT and METRICS[bound.metric].quantile is not None:
+        if any(load.first_responses for load in judgement.loads):
+            return "the server's histogram of first responses has no limit at the bound or above"
+        return f"a newer tritonserver that is started with {FIRST_RESPONSES} counts the late first responses"
+    return "Triton does not export it"
 
 
 def _is_led_by_cause(judgement: Judgement) -> bool:
@@ -287,11 +310,10 @@ def _remarks(judgement: Judgement) -> list[tuple[str, str]]:
     if judgement.undecided:
         meaning = "outside of the expected values, but their intervals are not: the load changes, or samples are few"
         remarks.append(("undecided", f"{', '.join(check.name for check in judgement.undecided)}: {meaning}"))
-    if judgement.unchecked_bounds:
-        has_others = any(load.latencies_ms for load in judgement.loads)
-        options = " ".join(latency_quantiles(judgement.expected.sla.latency_levels, explicit=has_others))
-        started = f"a tritonserver that is started with {options}, or by `tune serve --latency-quantiles`, exports it"
-        remarks.append(("not checked", f"{_unchecked(judgement)}: {started}; this takes {QUANTILE_COST}"))
+    reasons: dict[str, list[Constraint]] = {}
+    for bound in judgement.unchecked_bounds:
+        reasons.setdefault(_why_unchecked(judgement, bound), []).append(bound)
+    remarks += [("not checked", f"{_metric_names(bounds)}: {reason}") for reason, bounds in reasons.items()]
     return remarks
 
 

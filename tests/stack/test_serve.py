@@ -254,9 +254,13 @@ def test_a_model_process_that_dies_ends_the_server(playground: Playground) -> No
 
 
 def test_a_server_of_the_user_is_served_until_sigterm(playground: Playground, tmp_path: Path) -> None:
+    """It gets no option that its ``--help`` does not list."""
     folder = playground.working_folder
     write_sleeper(folder / "models", 1.0)
     program = write_installation(tmp_path / "installation", runtime.ensure(print))
+    *preparation, start = program.read_text().splitlines()
+    helping = f'[ "$1" = --help ] && {start.removeprefix("exec ")} 2>&1 | grep -v metrics-config && exit'
+    program.write_text("\n".join([*preparation, helping, start, ""]))
     options = RunOptions("", target="local", tritonserver=str(program), model_repository=str(folder / "models"))
     batching = "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 100 }\n"
     config = f'name: "sleeper"\n{SLEEPER_CONFIG.replace("count: 1", "count: 2")}{batching}'
@@ -266,6 +270,10 @@ def test_a_server_of_the_user_is_served_until_sigterm(playground: Playground, tm
             assert [group.count for group in client.get_model_config("sleeper").config.instance_group] == [2]
         process.send_signal(signal.SIGTERM)
         assert end(process, playground)[0] == 0
+    (command,) = (
+        line for line in Path(shown["logs"], "commands.log").read_text().splitlines() if "--metrics-port" in line
+    )
+    assert "metrics-config" not in command
 
 
 def test_a_model_whose_configuration_has_changed_is_refused(playground: Playground, tune: Tune) -> None:

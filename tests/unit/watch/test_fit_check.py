@@ -410,7 +410,11 @@ def test_first_responses_beyond_the_bound_are_detected() -> None:
     samples = loads(RATE, first_responses=late)
     assert "late first responses" in {check.name for check in judge(streamed, samples, 1).differing}
     in_time = {**late, 500.0: 960.0}
-    assert judge(streamed, loads(RATE, first_responses=in_time), 1).differing == ()
+    judgement = judge(streamed, loads(RATE, first_responses=in_time), 1)
+    assert (judgement.differing, judgement.unchecked_bounds) == ((), ())
+    below = {limit: count for limit, count in in_time.items() if limit == 100 or math.isinf(limit)}
+    text = " ".join(printed(judge(streamed, loads(RATE, first_responses=below), 1)).split())
+    assert "ttft-p95: the server's histogram of first responses has no limit at the bound or above" in text
 
 
 def test_a_run_without_a_simulator_is_compared_with_its_confirmed_load_only() -> None:
@@ -430,7 +434,12 @@ def test_a_model_that_streams_is_judged_without_a_simulator(tmp_path: Path) -> N
     assert 0 < expected.safe_rate < confirmed.high
     requests = 0.5 * expected.safe_rate * 60
     minute = ServedLoad(60, requests, {}, requests, requests, requests * 900, requests, requests * 500)
-    checks = {check.name: check for check in judge(expected, [minute] * SAMPLES, 1).checks}
+    judgement = judge(expected, [minute] * SAMPLES, 1)
+    checks = {check.name: check for check in judgement.checks}
+    text = " ".join(printed(judgement).split())
+    assert "; ttft-p95 and itl-p95 were not checked observed" in text
+    assert "ttft-p95: a newer tritonserver that is started with --metrics-config=histogram_latencies=true" in text
+    assert "itl-p95: Triton does not export it" in text
     assert checks["requests/s per server"].status == "fits"
     assert checks["samples per request"].status == "fits"
     assert checks["execution time"].explanation == WhyNotSimulated.KIND.value
