@@ -88,7 +88,15 @@ def main(words: list[str]) -> int:
 
     from rich.console import Console
 
-    from optimizer.replay.engine import Comparison, closest, compare, document, print_comparison, recorded_problem
+    from optimizer.replay.engine import (
+        Comparison,
+        closest,
+        compare,
+        document,
+        print_comparison,
+        recorded_problem,
+        unstable_rows,
+    )
     from optimizer.store.recording import read_recordings
     from optimizer.study.searcher_factory import read_transfer
 
@@ -103,7 +111,7 @@ def main(words: list[str]) -> int:
             fail(closest(recording, problem), 1)
             continue
         transferred, notes = read_transfer(arguments.warm_start, problem)
-        for note in notes:
+        for note in filter(None, (*map(str, notes), unstable_rows(recording, problem))):
             print(note, file=sys.stderr)
         with Console(stderr=True).status("") as status:
             comparisons[recording.fingerprint] = compare(

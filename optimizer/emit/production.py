@@ -207,7 +207,7 @@ def header(recommended: Recommendation, *more: str) -> list[str]:
             "measure there before you rely on limits and replicas: `tune verify --fresh --target docker` (or local, "
             "remote)"
         )
-        served = f"`tune serve {quote_word(recommended.run)}`"
+        served = f"`tune serve {quote_word(recommended.folder)}`"
         lines.append(f"without Docker: {served} starts the measured server on the machine of the run")
     if recommended.unread:
         lines.append(f"NOTE: {SettingsUnread(recommended.unread)}")

@@ -47,6 +47,7 @@ class Recommendation:
     """
 
     run: str
+    folder: str
     written: str
     model: str
     configs: Mapping[str, ModelConfig]
@@ -140,6 +141,7 @@ def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendatio
         gpus = 0 if remote else _gpu_count(run, configs)
         return Recommendation(
             run=run.name,
+            folder=str(run.folder.path),
             written=str(run.info.get("written", "")),
             model=model,
             configs=configs,

@@ -367,11 +367,26 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 def closest(recording: Recording, problem: Problem) -> str:
     """Return a line saying that no row meets the constraints and which row is closest to them."""
     goal = formatting.bounds(problem.sla)
-    lacking = f"{recording.name}: no row meets {goal}" if goal else f"{recording.name}: no row is stable"
     row = recording.closest(problem)
+    kind = "stable row" if row and problem.sla.is_met(row.measurement) else "row"
+    lacking = f"{recording.name}: no {kind} meets {goal}" if goal else f"{recording.name}: no row is stable"
     if row is None:
         return f"{lacking}, and no measurement is stable"
     return f"{lacking}; the closest: {configuration_text.configuration(row.candidate)}: {described(row, problem)}"
+
+
+def unstable_rows(recording: Recording, problem: Problem) -> str:
+    """Return a line if most rows within the bounds are not stable; otherwise an empty text."""
+    met = [row for row in recording.rows if row.load and problem.sla.is_met(row.measurement)]
+    unstable = sum(not row.measurement.stable for row in met)
+    if 2 * unstable <= len(met):
+        return ""
+    goal = formatting.bounds(problem.sla)
+    rows = f"rows that meet {goal}" if goal else "rows"
+    return (
+        f"{recording.name}: {unstable:,} of {len(met):,} {rows} are not stable, and only the others count: a search "
+        "that recommends none of these has a regret of 100 %"
+    )
 
 
 def described(row: RecordedRow, problem: Problem) -> str:

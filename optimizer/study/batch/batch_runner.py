@@ -127,7 +127,7 @@ class BatchRunner:
         folder, run = RunFolder(self.folder.path / entry.folder), self._read(entry)
         spent = spent_seconds(run.trials) if run else 0.0
         limits = [limit for limit in (options.max_trials, max_trials) if limit is not None]
-        options = replace(options, budget_seconds=spent + seconds, max_trials=min(limits, default=None))
+        options = replace(options, budget_seconds=round(spent + seconds, 3), max_trials=min(limits, default=None))
         started, status, reason = self.clock(), "failed", ""
         try:
             _make(folder)

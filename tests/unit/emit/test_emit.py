@@ -266,7 +266,7 @@ def test_files_say_that_the_embedded_server_was_measured(
     files = emitted(run, tmp_path / "out", *words)
     noted = [path for path, text in files.items() if "# NOTE: measured on tune's embedded server; " in text]
     assert bool(noted) is is_noted
-    served = f"# without Docker: `tune serve {recommendation_of(run).run}` starts the measured server "
+    served = f"# without Docker: `tune serve {run}` starts the measured server "
     assert [path for path, text in files.items() if served in text] == noted
 
 

@@ -589,6 +589,22 @@ def test_the_command(tables: Playground, called_tune: Tune) -> None:
     assert "batch 64 · 2 instances · delay 0 µs" in ended.stdout
 
 
+def test_a_table_of_unstable_rows(tables: Playground, called_tune: Tune) -> None:
+    """Only rows that are stable count, so few searches find one, and the line says so."""
+    header = "max_batch_size,instance_count,concurrency,throughput_infer_per_sec,latency_p95_ms,stable\n"
+    rows = [f"8,{count},{load},{100 * load},{load},false\n" for count in (1, 2) for load in (2, 4)]
+    table = tables.working_folder / "unstable.csv"
+    table.write_text(header + "".join(rows) + "8,2,1,100,1,true\n")
+    ended = called_tune("replay", table.name, "--sla-p95", "20ms", "--search", "random")
+    table.write_text(header + "".join(rows))
+    refused = called_tune("replay", table.name, "--sla-p95", "20ms")
+    table.unlink()
+    assert ended.code == 0
+    assert ended.stderr.startswith("unstable.csv: 4 of 5 rows that meet p95 <= 20 ms are not stable, and only the")
+    assert refused.code == 1
+    assert "unstable.csv: no stable row meets p95 <= 20 ms; the closest: " in refused.stderr
+
+
 def test_the_command_in_json(tables: Playground, called_tune: Tune) -> None:
     ended = called_tune("replay", "--json", "--search", "random,grid", "awkward.csv")
     assert (ended.code, ended.stderr) == (0, "")
