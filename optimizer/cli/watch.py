@@ -108,7 +108,7 @@ def main(words: list[str]) -> int:
 
     judgement = None
     model = arguments.model or expected.model
-    for newest in samples(urls, model, interval_seconds, count, on_start=started):
+    for newest in samples(urls, model, interval_seconds, count, on_start=started, steps=expected.steps):
         judgement = judge(expected, newest.loads, len(urls), newest.lost)
         if arguments.json:
             indent = None if arguments.follow else 2

@@ -169,6 +169,14 @@ class Expectation:
         return self.point.measurement.is_streamed
 
     @property
+    def steps(self) -> tuple[str, ...]:
+        """The models that the model calls; empty unless it is an ensemble or a BLS model."""
+        if not is_pipeline(self.run):
+            return ()
+        names = {path.parent.name for path in self.run.folder.best.glob("*/config.pbtxt")}
+        return tuple(sorted(names - {self.model, *self.run.options.concurrent_models}))
+
+    @property
     def server_processes(self) -> int:
         """The number of servers of a replica."""
         return self.point.candidate.server_processes

@@ -412,7 +412,11 @@ def _check_latency(
         smallest = largest if expected.server_processes == 1 else [low for low, _ in values]
         measured = Estimate(float(np.median(largest)), min(smallest), max(largest))
         return _time_at_most(
-            name, "ms", measured, within, f"the server's own latency misses {formatting.bound(bound)}"
+            name,
+            "ms",
+            measured,
+            within,
+            f"the server's own latency, which is without the network, misses {formatting.bound(bound)}",
         )
     mean = _ratio(loads, lambda load: load.request_ms, lambda load: load.requests, error)
     meaning = f"the mean latency in the server alone is above {formatting.bound(bound)}"

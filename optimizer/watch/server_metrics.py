@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import BadStatusLine, HTTPException, RemoteDisconnected
 from typing import TypeVar
@@ -26,6 +26,7 @@ FAILURES = f"{PREFIX}request_failure"
 COMPUTE = tuple(f"{PREFIX}compute_{part}_duration_us" for part in ("input", "infer", "output"))
 REQUEST_SUMMARY = f"{PREFIX}request_summary_us"  # with --metrics-config=summary_latencies=true
 FIRST_RESPONSE_BUCKETS = f"{PREFIX}first_response_histogram_ms_bucket"  # of newer servers
+PENDING = f"{PREFIX}pending_request_count"  # 0 of an ensemble, whose requests wait for its steps
 ANY_REASON = "any reason"  # of a failure: older servers do not tell reasons apart
 MOST_NAMED = 5  # models in a message
 FIRST_SERVER_ERROR = 500  # HTTP status
@@ -39,6 +40,8 @@ class ModelCounters:
     """The counters of one model at one moment, summed over its versions and GPUs. Times are in microseconds.
 
     ``at_seconds`` is monotonic time. ``versions`` are those that the server has counted. ``failures`` is by reason.
+    ``pending`` has the requests that wait for the model or for its steps, which are other models that it calls.
+    ``step_requests`` are the requests that the steps have served.
     ``latencies_us`` holds the server's own quantiles of the time of a request by level, ``first_responses`` the
     requests whose first response came within a time in ms; both are empty if the server does not export them.
     """
@@ -53,6 +56,7 @@ class ModelCounters:
     queue_us: float
     compute_us: float
     pending: float = 0.0
+    step_requests: float = 0.0
     latencies_us: Mapping[float, float] = field(default_factory=dict)
     first_responses: Mapping[float, float] = field(default_factory=dict)
 
@@ -107,8 +111,8 @@ def models_of(page: Page) -> list[str]:
     return sorted({labels["model"] for labels, _ in page.get(SUCCESSES, ()) if "model" in labels})
 
 
-def read_counters(page: Page, model: str, at_seconds: float) -> ModelCounters | None:
-    """Return the counters of ``model``; None if the server does not serve it."""
+def read_counters(page: Page, model: str, at_seconds: float, steps: Collection[str] = ()) -> ModelCounters | None:
+    """Return the counters of ``model``, which calls the models ``steps``; None if the server does not serve it."""
     own = {
         name: [(labels, value) for labels, value in values if labels.get("model") == model and math.isfinite(value)]
         for name, values in page.items()
@@ -119,6 +123,9 @@ def read_counters(page: Page, model: str, at_seconds: float) -> ModelCounters | 
 
     def total(name: str) -> float:
         return sum(value for _, value in own.get(name, ()))
+
+    def of_steps(name: str) -> float:
+        return sum(value for labels, value in page.get(name, ()) if labels.get("model") in steps)
 
     failures: dict[str, float] = {}
     for labels, value in own.get(FAILURES, ()):
@@ -134,7 +141,8 @@ def read_counters(page: Page, model: str, at_seconds: float) -> ModelCounters | 
         total(f"{PREFIX}request_duration_us"),
         total(f"{PREFIX}queue_duration_us"),
         sum(map(total, COMPUTE)),
-        total(f"{PREFIX}pending_request_count"),
+        total(PENDING) + of_steps(PENDING),
+        of_steps(SUCCESSES),
         _by_number(own.get(REQUEST_SUMMARY, ()), "quantile", largest=True),
         _by_number(own.get(FIRST_RESPONSE_BUCKETS, ()), "le"),
     )
@@ -167,7 +175,8 @@ def served_between(before: ModelCounters, after: ModelCounters, stalled_seconds:
     seconds = after.at_seconds - before.at_seconds
     if seconds <= 0 or min([*changes.values(), *failures.values(), *first.values()]) < 0:
         return None
-    is_stalled = before.pending > 0 and not changes["requests"]
+    has_served = changes["requests"] or after.step_requests != before.step_requests
+    is_stalled = before.pending > 0 and not has_served
     return ServedLoad(
         seconds,
         changes["requests"],
@@ -215,8 +224,8 @@ class Samples:
     lost: int
 
 
-def read_server(url: str, model: str) -> ModelCounters:
-    """Return the counters of ``model`` on the metrics page at ``url``.
+def read_server(url: str, model: str, steps: Collection[str] = ()) -> ModelCounters:
+    """Return the counters of ``model``, which calls ``steps``, on the metrics page at ``url``.
 
     Raises EnvironmentFault if the page cannot be read, and BadInputError if it is not Triton's or lacks the model.
     """
@@ -247,7 +256,7 @@ def read_server(url: str, model: str) -> ModelCounters:
             f"--url {url}: has no metrics of Triton; give its page of metrics, http://HOST:8002/metrics by default"
         )
     page = parse_page(text)
-    counters = read_counters(page, model, at_seconds)
+    counters = read_counters(page, model, at_seconds, steps)
     if counters is None:
         served = models_of(page)
         names = ", ".join(map(one_line, served[:MOST_NAMED])) + (", …" if len(served) > MOST_NAMED else "")
@@ -265,15 +274,16 @@ def samples(
     count: int,
     sleep: Callable[[float], None] = time.sleep,
     on_start: Callable[[], None] = lambda: None,
+    steps: Collection[str] = (),
 ) -> Iterator[Samples]:
     """Yield the newest ``count`` samples after each new one, as soon as there are ``count``.
 
-    ``on_start`` is called after the first reading of all servers.
+    ``on_start`` is called after the first reading of all servers. ``steps`` are the models that ``model`` calls.
     A sample is lost if a server was restarted within it, could not be read, or lacked the model for a while.
 
     Raises EnvironmentFault or BadInputError if the first reading fails, or the last one and all samples were lost.
     """
-    before: dict[str, ModelCounters] = {url: read_server(url, model) for url in urls}
+    before: dict[str, ModelCounters] = {url: read_server(url, model, steps) for url in urls}
     on_start()
     stalled: dict[str, float] = {}
     started, newest, number = time.monotonic(), deque[ServedLoad | None](maxlen=count), 0
@@ -284,7 +294,7 @@ def samples(
         fault: TuneError | None = None
         for url in urls:
             try:
-                after[url] = read_server(url, model)
+                after[url] = read_server(url, model, steps)
             except TuneError as error:
                 fault = error
         served = {}

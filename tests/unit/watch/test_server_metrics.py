@@ -107,6 +107,27 @@ def test_a_server_that_serves_nothing_while_requests_wait_is_stalled() -> None:
     assert longer.stalled_seconds == 2 * SECONDS
 
 
+def test_an_ensemble_is_stalled_while_requests_wait_for_a_step() -> None:
+    """Triton counts no waiting requests of the ensemble itself. A step that serves others is not stalled."""
+
+    def page(at_seconds: float, served_by_step: int) -> ModelCounters:
+        text = f"""
+nv_inference_request_success{{model="chain",version="1"}} 7
+nv_inference_pending_request_count{{model="chain",version="1"}} 0
+nv_inference_request_success{{model="second",version="1"}} {served_by_step}
+nv_inference_pending_request_count{{model="second",version="1"}} 3
+nv_inference_pending_request_count{{model="other",version="1"}} 5
+"""
+        read = read_counters(parse_page(text), "chain", at_seconds, ("first", "second"))
+        assert read is not None
+        return read
+
+    for served_by_step, stalled in ((7, SECONDS), (8, 0.0)):
+        served = served_between(page(0.0, 7), page(SECONDS, served_by_step))
+        assert served is not None
+        assert (served.pending, served.stalled_seconds) == (3, stalled)
+
+
 def test_several_servers_are_summed() -> None:
     one = served_between(counters(START), counters(END, SECONDS))
     assert one is not None
