@@ -118,7 +118,8 @@ class Confirmer:
         self._measure_in_turn(tests, planned[1:])
         while (load := tests.next_load()) is not None and self.measure(tests.server_plan(load)):
             pass
-        self._compare_in_turn(planned[1:])
+        if self.trial(recommended.trial).confirmations:  # otherwise there is nothing to compare the others with
+            self._compare_in_turn(planned[1:])
 
     def measure(self, planned: ServerPlan) -> bool:
         """Measure one more fresh server of ``planned``. Return False if it could not be measured."""

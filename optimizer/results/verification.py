@@ -191,11 +191,14 @@ def print_verification(
     if verification.reason:
         say(f"because {verification.reason}")
     say()
-    for place, confirmed in enumerate(verification.measured):
-        point, role = confirmed.point, "runner-up" if place else "recommended"
+    recommended = before.recommended
+    for confirmed in verification.measured:
+        point = confirmed.point
+        is_recommended = recommended is not None and point.trial == recommended.trial
+        role = "recommended" if is_recommended else "runner-up"
         say(f"{role}, trial {point.trial}: {configuration_text.configuration(point.candidate)}", "bold")
-        if place == 0 and before.recommended is not None:
-            say(f"  was  {formatting.performance(before.recommended, confirmed.latency)}")
+        if is_recommended and recommended is not None:
+            say(f"  was  {formatting.performance(recommended, confirmed.latency)}")
         say(f"  now  {formatting.performance(point, confirmed.latency)}")
         say(f"  {formatting.verdict(confirmed)}, {', '.join(summary.confirmed_intervals(confirmed))}")
     for candidate, reason in verification.failed:

@@ -130,6 +130,17 @@ def test_a_candidate_that_cannot_be_deployed_is_reported(problem: Problem, tmp_p
     assert verification.failed == ((broken, "config.pbtxt does not load"),)
     assert verification.holds == (broken == FAST)
     assert verification.verdict is (Verdict.PASS if broken == FAST else Verdict.FAIL)
+    before, text = assess(searched(Drawing(), LOADS), problem, BASELINE, FAST), io.StringIO()
+    print_verification(Console(file=text, width=80), verification, before, problem, "r/1", "r/1/verify/2")
+    assert ("recommended, trial " in text.getvalue()) == ("  was  " in text.getvalue()) == (broken == FAST)
+
+
+def test_other_configurations_do_not_take_the_time_that_the_recommendation_lacks(
+    problem: Problem, tmp_path: Path
+) -> None:
+    verification = verified(tmp_path, problem, budget_seconds=12)  # enough for two servers, but not for a test
+    assert verification.verdict is Verdict.UNDECIDED
+    assert not verification.measured
 
 
 @pytest.mark.parametrize("slow", [False, True])
