@@ -480,5 +480,6 @@ def test_the_simulated_search_has_its_own_estimate() -> None:
         trials.append(replace(recorded[candidate], number=len(trials)))
         searcher.observe(trials[-1])
     assert len(trials) < len(recorded)
+    assert searcher.suggest() is None
     run = replace(read_run("results/dlrm/sample"), problem=problem, trials=tuple(trials))
     assert 0 < expected_improvement(run) < 0.02
