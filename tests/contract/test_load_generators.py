@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.model_source import ModelSource
 from optimizer.core.endpoint import Endpoint, SharedMemory
@@ -67,6 +68,10 @@ class LoadGeneratorContract:
                 "only a client that keeps each latency counts the requests within the bounds"
             )
             assert result.goodput_infer_per_sec <= (result.throughput_infer_per_sec or 0.0)
+        self.check(result)
+
+    def check(self, result: Measurement) -> None:
+        """Assert what else holds for a measurement of this load generator."""
 
     def test_an_unreachable_endpoint_is_a_measurement_error(
         self, generator: LoadGenerator, endpoint: Endpoint
@@ -107,10 +112,8 @@ class ClosedLoopContract(LoadGeneratorContract):
         in_flight = result.throughput_infer_per_sec / load.request_batch_size * result.latency_avg_ms / 1000
         assert 0.6 * load.concurrency < in_flight < 1.6 * load.concurrency
 
-    def test_the_mean_batch_size_comes_from_the_server_statistics(
-        self, generator: LoadGenerator, endpoint: Endpoint
-    ) -> None:
-        result = generator.measure(endpoint, LOAD)
+    def check(self, result: Measurement) -> None:
+        """The mean batch size comes from the statistics of the server."""
         assert result.mean_batch_size is not None
         assert LOAD.request_batch_size <= result.mean_batch_size <= LOAD.request_batch_size * LOAD.concurrency
 
@@ -377,9 +380,8 @@ class StreamingContract(LoadGeneratorContract):
     def make(self, **arguments: Any) -> LoadGenerator:
         raise NotImplementedError
 
-    def test_responses_and_their_times_are_measured(self, generator: LoadGenerator, endpoint: Endpoint) -> None:
-        result = generator.measure(endpoint, self.load)
-        assert result.stable is (result.reason == "")  # other tests disturb it
+    def check(self, result: Measurement) -> None:
+        """Responses and their times are measured."""
         assert result.requests is not None
         assert result.requests >= 60
         assert result.ttft_p50_ms is not None

@@ -64,13 +64,14 @@ class ModelJsonContract:
     def address(self, endpoint: Endpoint) -> str:
         return endpoint.grpc
 
-    @pytest.mark.parametrize("fresh", [False, True], ids=["deploy", "deploy_fresh"])
-    def test_the_model_reads_the_values_of_the_candidate(
-        self, target: Target, reader: ModelSource, *, fresh: bool
-    ) -> None:
-        deploy = target.deploy_fresh if fresh else target.deploy
+    def test_the_model_reads_the_values_of_the_candidate(self, target: Target, reader: ModelSource) -> None:
         original = reader.folder("reader").joinpath("1", "model.json").read_text()
-        for limit, expected in ((128, 128), (96.5, 96.5), (None, 64)):
+        for deploy, limit, expected in (
+            (target.deploy, 128, 128),
+            (target.deploy, None, 64),
+            (target.deploy_fresh, 96.5, 96.5),
+            (target.deploy_fresh, None, 64),
+        ):
             with deploy(with_limit(limit)) as endpoint:
                 assert served_limit(self.address(endpoint)) == expected
         assert reader.folder("reader").joinpath("1", "model.json").read_text() == original

@@ -5,7 +5,6 @@ The server only reports that it is live.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import socket
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psutil
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -27,8 +25,10 @@ from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.measure import perf_analyzer
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_output import read_csv
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
+from tests.command_fixtures import Playground
 from tests.storage_fixtures import SmallDisk, small_disk
 
 __all__ = ["small_disk"]
@@ -109,13 +109,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "output").write_text(OUTPUT)
     (tmp_path / "figures.csv").write_text(table(FIGURES))
     yield tmp_path
-    assert [process for process in psutil.process_iter() if str(tmp_path) in _traces(process)] == []
-
-
-def _traces(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error):
-        return " ".join([*process.cmdline(), process.cwd()])
-    return ""
+    assert Playground(tmp_path).processes() == []
 
 
 def generator(folder: Path, program: str, drain_seconds: float = 60) -> PerfAnalyzer:
@@ -262,7 +256,17 @@ def test_a_hanging_run_is_killed(program: str, folder: Path, living: Endpoint) -
         '"' + "x" * 200_000,
     ],
 )
-def test_impossible_figures_are_an_error(text: str, folder: Path, living: Endpoint) -> None:
+def test_impossible_figures_are_an_error(text: str) -> None:
+    with pytest.raises(MeasurementError, match=r"^perf_analyzer wrote a CSV that cannot be read: ") as caught:
+        read_csv(text)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "text", [table({**FIGURES, "p95 latency": "nan"}), "\n\n", "\x1b[2J\x00\n" * 5, '"' + "x" * 200_000]
+)
+def test_a_run_with_impossible_figures_fails(text: str, folder: Path, living: Endpoint) -> None:
     (folder / "figures.csv").write_text(text)
     assert str(failure(folder, SUCCEED, living)).startswith("perf_analyzer wrote a CSV that cannot be read: ")
 

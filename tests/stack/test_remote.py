@@ -34,7 +34,7 @@ from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Playground, eventu
 from tests.production import Production
 from tests.repositories import stored, write_ensemble, write_sleeper
 
-TUNED = Candidate(16, True, 500, (4, 8), 2)
+TUNED = Candidate(16, True, 500, (4, 8))
 
 
 @pytest.fixture(scope="module")
@@ -68,23 +68,25 @@ def before(request: pytest.FixtureRequest, production: Production) -> ModelConfi
     return production.serving()
 
 
-@pytest.mark.parametrize("before", BEFORE, indirect=True)
+@pytest.mark.parametrize(
+    ("before", "is_fresh"), [*zip(BEFORE, (True, False, False), strict=True)], indirect=["before"]
+)
 def test_the_former_configuration_is_restored(
-    production: Production, before: ModelConfig | None, tmp_path: Path
+    production: Production, before: ModelConfig | None, tmp_path: Path, *, is_fresh: bool
 ) -> None:
-    with contextlib.closing(attached(production, tmp_path)) as target:
-        for deploy in (target.deploy, target.deploy_fresh):
-            with deploy(TUNED) as endpoint:
-                now = production.serving()
-                assert now is not None
-                assert model_config.differences(TUNED, now) == []
-                assert endpoint.server_pid == listener_pid(production.server.grpc)
-                assert psutil.Process(endpoint.server_pid).name() == "tritonserver"
+    target = attached(production, tmp_path)
+    deploy = target.deploy_fresh if is_fresh else target.deploy
+    with contextlib.closing(target), deploy(TUNED) as endpoint:
+        now = production.serving()
+        assert now is not None
+        assert model_config.differences(TUNED, now) == []
+        assert endpoint.server_pid == listener_pid(production.server.grpc)
+        assert psutil.Process(endpoint.server_pid).name() == "tritonserver"
     assert production.serving() == before
     assert saved_states(tmp_path) == []
 
 
-@pytest.mark.parametrize("before", BEFORE[1:], indirect=True)
+@pytest.mark.parametrize("before", ["with an override"], indirect=True)
 def test_the_next_target_restores_after_a_killed_process(
     production: Production, before: ModelConfig | None, tmp_path: Path
 ) -> None:
@@ -186,6 +188,7 @@ def test_requests_of_other_clients_are_reported_before_the_first_change(
 def test_a_baseline_that_the_server_did_not_have_is_reported_once(
     served: Candidate | None, production: Production, tmp_path: Path
 ) -> None:
+    production.unload(production.model)  # it may have the configuration of another test
     production.load(production.model)
     config = production.serving()
     assert config is not None

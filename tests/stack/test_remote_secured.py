@@ -24,7 +24,7 @@ from optimizer.measure.server_calls import is_alive, read_statistics
 from tests.certificates import Certificates, tls_proxy
 from tests.production import SECRET, Production, secured
 
-TUNED = Candidate(16, True, 500, (4, 8), 2)
+TUNED = Candidate(16, True, 500, (4, 8))
 LOAD = LoadPoint(1, 4)
 LATE_AS_MS = 1000.0  # a bound that a busy machine meets, too: these tests are about access
 
@@ -114,11 +114,12 @@ def test_everything_that_asks_a_server_gets_through(
         ):
             open_loop.measure(endpoint(https), LoadPoint(1, request_rate=100), seconds=0.5)
         served = production.serving()
-        with contextlib.closing(RemoteTarget(https, production.source, keep=tmp_path / "keep")) as target:
-            with target.deploy(TUNED) as changed:
-                guard.check(changed)
-            assert production.serving() != served
-        assert production.serving() == served
+        for connection in (production.grpc, https):
+            with contextlib.closing(RemoteTarget(connection, production.source, keep=tmp_path / "keep")) as target:
+                with target.deploy(TUNED) as changed:
+                    guard.check(changed)
+                assert production.serving() != served
+            assert production.serving() == served
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
     assert "***" in (tmp_path / "logs" / "commands.log").read_text()

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.server_calls import open_client
 from optimizer.measure.shared_memory import check_is_shared, region
 from optimizer.model.repository import read_repository_model
-from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Playground, Tune, eventually
+from tests.command_fixtures import HANG_SECONDS, Playground, Tune, eventually
 from tests.repositories import WIDE_VALUES, doubler, write_model, write_wide
 
 FOLDER = Path("/dev/shm")
@@ -135,18 +135,11 @@ def test_inputs_and_outputs_are_in_shared_memory(generator: Any, endpoint: Endpo
     assert any(map(is_output, watch.regions))
     assert not all(map(is_output, watch.regions))
     assert watch.outputs, "the server wrote outputs into the region"
+    if isinstance(generator, ClosedLoopGenerator):
+        (size,) = [size for name, size in watch.regions.items() if is_output(name)]
+        assert size == LOAD.concurrency * 4 * WIDE_VALUES, "each request in flight has its own place"
     assert regions_of(endpoint) == {}
     assert own_regions() == set()
-
-
-def test_each_request_in_flight_has_its_own_place(endpoint: Endpoint, tmp_path: Path) -> None:
-    generator = ClosedLoopGenerator(
-        log=tmp_path / "client.log", sla=Sla.from_bounds({"p95": 5000.0}), shared_memory=SHARED
-    )
-    with Watch(endpoint) as watch:
-        generator.measure(endpoint, replace(LOAD, concurrency=3), SECONDS)
-    (size,) = [size for name, size in watch.regions.items() if is_output(name)]
-    assert size == 3 * 4 * WIDE_VALUES
 
 
 def clients() -> list[psutil.Process]:
@@ -244,23 +237,9 @@ def test_the_check_removes_what_a_killed_run_left_on_the_server(protocol: Protoc
         assert left not in client.shared_memory()
 
 
-WORDS = ("--shared-memory", "system", "--concurrency", "2", "--measurement-interval", "300ms")
-
-
-def test_a_sweep_uses_shared_memory(tune: Tune, playground: Playground) -> None:
-    write_wide(playground.working_folder / "models")
-    ended = tune("sweep", *WORDS, "--json", "models/wide")
-    assert (ended.code, ended.errors) == (0, [])
-    (cell,) = json.loads(ended.stdout)["cells"]
-    assert cell["throughput_infer_per_sec"] > 0
-    (log,) = (playground.working_folder / "results").glob("*/*/logs/commands.log")
-    assert "--shared-memory system --output-shared-memory-size 102400" in log.read_text()
-
-
-@pytest.mark.parametrize("load", [("--concurrency", "2"), ("--request-rate", "20")])
-def test_a_killed_tune_leaves_nothing(load: Sequence[str], playground: Playground) -> None:
-    write_wide(playground.working_folder / "models")
-    words = ("--shared-memory", "system", *load, "--measurement-interval", "5s", "models/wide")
+def kill_during_a_sweep(playground: Playground, *load: str) -> None:
+    """Start ``tune sweep``, kill it while a load is applied, and assert that no region and no process is left."""
+    words = ("--shared-memory", "system", *load, "--measurement-interval", "5s", "--out", "killed", "models/wide")
     process = playground.fork("sweep", *words)
     try:
         assert eventually(lambda: named_regions(process.pid) or process.poll() is not None, HANG_SECONDS)
@@ -271,9 +250,20 @@ def test_a_killed_tune_leaves_nothing(load: Sequence[str], playground: Playgroun
         process.communicate()
     assert eventually(lambda: not named_regions(process.pid), HANG_SECONDS)
     assert eventually(lambda: not playground.processes(), HANG_SECONDS)
-    ended = playground.fork("sweep", *WORDS, "models/wide")  # it removes the temporary folders of the killed one
-    assert ended.wait(RUN_SECONDS) == 0, ended.communicate()
-    ended.communicate()
+
+
+def test_a_killed_tune_leaves_nothing_and_the_next_one_uses_shared_memory(tune: Tune, playground: Playground) -> None:
+    """The next one also removes the temporary folders of the killed ones."""
+    write_wide(playground.working_folder / "models")
+    kill_during_a_sweep(playground, "--concurrency", "2")
+    kill_during_a_sweep(playground, "--request-rate", "20")
+    words = ("--shared-memory", "system", "--concurrency", "2", "--measurement-interval", "300ms")
+    ended = tune("sweep", *words, "--json", "models/wide")
+    assert (ended.code, ended.errors) == (0, [])
+    (cell,) = json.loads(ended.stdout)["cells"]
+    assert cell["throughput_infer_per_sec"] > 0
+    (log,) = (playground.working_folder / "results").glob("*/*/logs/commands.log")
+    assert "--shared-memory system --output-shared-memory-size 102400" in log.read_text()
 
 
 def named_regions(pid: int) -> set[str]:
