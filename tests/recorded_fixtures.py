@@ -27,6 +27,7 @@ from tests.forked_tune import FORKS
 
 LOADS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64)
 SPACE = SearchSpace(max_batch_size=(1, 4, 64), max_queue_delay_us=("off", 0, 1000), instance_count=(1, 2))
+QUICK_SPACE = SearchSpace(max_batch_size=(1, 64), max_queue_delay_us=("off", 0), instance_count=(1, 2))
 
 
 @dataclass(frozen=True)
@@ -50,26 +51,26 @@ class RecordedRuns:
 def recorded_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedRuns]:
     """Runs of the default search method, whose next decision depends on all measurements in the study."""
     with playing_in(tmp_path_factory.mktemp("recorded")) as playground:
-        yield undisturbed_run(playground, "simulated")
+        yield undisturbed_run(playground, "simulated", SPACE)
 
 
 @pytest.fixture(scope="session")
 def quick_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedRuns]:
     """Runs of a search method that needs no time, for faults of a disk or database during the first trial."""
     with playing_in(tmp_path_factory.mktemp("quick")) as playground:
-        yield undisturbed_run(playground, "random")
+        yield undisturbed_run(playground, "random", QUICK_SPACE)
 
 
-def undisturbed_run(playground: Playground, search: str) -> RecordedRuns:
+def undisturbed_run(playground: Playground, search: str, space: SearchSpace) -> RecordedRuns:
     table, folder = playground.root / "recorded.csv", playground.working_folder / "run"
-    record(table)
+    record(table, space)
     folder.mkdir()
     ended = start(folder, RecordedRuns(table, search, [], {})).finish()
     assert ended.code == 0, ended.stderr
     return RecordedRuns(table, search, rows(folder), recommended(folder))
 
 
-def record(path: Path, space: SearchSpace = SPACE, loads: Sequence[int] = LOADS) -> None:
+def record(path: Path, space: SearchSpace, loads: Sequence[int] = LOADS) -> None:
     """Return the table of a server that some configurations suit better or worse than the simulator can predict."""
     table = TrialsTable(path, "known", {})
     chance = random.Random(1)

@@ -9,6 +9,7 @@ two calls write the same files.
 
 from __future__ import annotations
 
+import functools
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,7 @@ parameters { key: "max_batch" value { string_value: "%s" } }
 """
 
 
+@functools.cache
 def measurement(candidate: Candidate, concurrency: int, window: int = 0) -> Measurement:
     """Return the measurement of REQUESTS synthetic requests; other values of ``window`` draw other requests."""
     most = int(dict(candidate.fields)[BATCH])

@@ -16,6 +16,7 @@ from optimizer.cli.main import NEAR_LIMIT_BYTES, address_space_peak_bytes, is_ou
 from tests.command_fixtures import TUNE, Tune
 
 SAMPLE = Path("tests/data/dlrm/sample").resolve()
+UNWRITABLE = ("report", SAMPLE, "--format", "markdown", "--out", "/dev/null")  # fails after the wait
 RUNS = ("runs", "--results", SAMPLE.parents[1])
 CLOSED = 141  # 128 + SIGPIPE, as of any other program
 SECONDS = 600.0
@@ -70,15 +71,15 @@ def test_a_full_standard_error_changes_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "text", "code"),
     [
-        (("explain", SAMPLE), "simulating changes"),
-        (("plan", SAMPLE, "--rate", "40000/s"), "simulating replicas"),
-        (("report", SAMPLE, "--format", "markdown", "--out", "/dev/null"), "writing markdown"),
+        (("explain", SAMPLE), "simulating changes", 0),
+        (("plan", SAMPLE, "--rate", "40000/s"), "simulating replicas", 0),
+        (UNWRITABLE, "writing markdown", 2),
     ],
     ids=str,
 )
-def test_a_wait_is_shown_on_a_terminal_only(arguments: tuple[str | Path, ...], text: str, called_tune: Tune) -> None:
+def test_a_wait_is_shown_on_a_terminal(arguments: tuple[str | Path, ...], text: str, code: int) -> None:
     keyboard, terminal = os.openpty()
     try:
         ended = run(*arguments, stderr=terminal, TERM="xterm")
@@ -86,9 +87,12 @@ def test_a_wait_is_shown_on_a_terminal_only(arguments: tuple[str | Path, ...], t
     finally:
         os.close(keyboard)
         os.close(terminal)
-    assert (text in shown, text.encode() in ended.stdout) == (True, False)
-    without = called_tune(*arguments)  # standard error is a file
-    assert (without.code, text in without.stderr) == (ended.returncode, False)
+    assert (ended.returncode, text in shown, text.encode() in ended.stdout) == (code, True, False)
+
+
+def test_a_wait_is_not_shown_without_a_terminal(called_tune: Tune) -> None:
+    ended = called_tune(*UNWRITABLE)
+    assert (ended.code, "writing markdown" in ended.stderr) == (2, False)
 
 
 @pytest.mark.parametrize("arguments", [("models",), ("explain", SAMPLE)], ids=str)
