@@ -408,7 +408,7 @@ def _holds_back(
     if closest is None:
         reasons = [trial.reason for trial in trials if trial.reason]
         reasons += [point.measurement.reason for point in all_points(trials) if point.measurement.reason]
-        return f"nothing could be measured: {reasons[-1]}" if reasons else "nothing was measured"
+        return f"every configuration failed: {reasons[-1]}" if reasons else "nothing was measured"
     worst = max(problem.sla, key=lambda c: c.violation(closest.measurement))
     if worst.violation(closest.measurement) <= 0:
         return f"no measurement that meets the SLA was stable: {closest.measurement.reason}"

@@ -374,7 +374,7 @@ class TestText:
         text = printed_outcome(outcome([trial(0, BASELINE, status="failed", reason="no [/memory] left.")]))
         first, second, *_ = text.splitlines()
         assert first == "dlrm: FAIL, no configuration meets p95 <= 20 ms"
-        assert second == "cause         nothing could be measured: no [/memory] left"
+        assert second == "cause         every configuration failed: no [/memory] left"
         assert "Pareto" not in text
         assert "remove the cause (see results/dlrm/1/logs), then run again:" in text
         assert text.endswith(" tune --sla-p95 20ms --seed 0 dlrm\n")
