@@ -58,7 +58,26 @@ def read_onnx(path: Path) -> ModelProto:
         raise BadInputError(f"{show_path(path)}: {problem}") from None
     if not model.graph.node:
         raise BadInputError(f"{show_path(path)}: not an ONNX model (its graph is empty)")
+    if any(isinstance(text, bytes) for text in _texts(model)):  # instead of str, if it cannot be decoded
+        raise BadInputError(f"{show_path(path)}: a name in its graph is not UTF-8; export the model again")
     return model
+
+
+def _texts(model: ModelProto) -> Iterator[str]:
+    """Yield the texts of the model that tune reads."""
+    for operator in (*model.graph.node, *model.functions, *model.opset_import):
+        yield operator.domain
+    for node in model.graph.node:
+        yield node.op_type
+    for function in model.functions:
+        yield function.name
+    for tensor in (*model.graph.input, *model.graph.output):
+        yield tensor.name
+        yield from (dim.dim_param for dim in tensor.type.tensor_type.shape.dim)
+    for constant in _tensors(model.graph):
+        yield constant.name
+        for entry in constant.external_data:
+            yield from (entry.key, entry.value)
 
 
 def _fault_of_bytes(path: Path) -> str:
@@ -133,8 +152,6 @@ def check_operators(model: ModelProto, path: Path) -> None:
     from onnx import defs
 
     own = {(function.domain, function.name) for function in model.functions}
-    if any(isinstance(text, bytes) for node in model.graph.node for text in (node.domain, node.op_type)):
-        raise BadInputError(f"{show_path(path)}: the name of an operator is not UTF-8; export the model again")
     for domain, operator in sorted({(node.domain, node.op_type) for node in model.graph.node} - own):
         if domain in STANDARD_DOMAINS and defs.has(operator, domain):
             continue

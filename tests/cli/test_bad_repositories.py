@@ -205,7 +205,18 @@ REPOSITORIES = {
     ),
     "an operator whose name is not UTF-8": Repository(
         replace_onnx(serialized(with_operator("Frobnicate")).replace(b"Frobnicate", b"Frobnic\x80te")),
-        ("m/1/model.onnx: ", "the name of an operator is not UTF-8"),
+        ("m/1/model.onnx: a name in its graph is not UTF-8",),
+    ),
+    "a dimension whose name is not UTF-8": Repository(
+        lambda m: (
+            (m / "config.pbtxt").write_text('platform: "onnxruntime_onnx"\n'),
+            (m / "1" / "model.onnx").write_bytes(serialized(doubler()).replace(b"batch", b"b\x80tch")),
+        ),
+        ("m/1/model.onnx: a name in its graph is not UTF-8",),
+    ),
+    "weights in a file whose name is not UTF-8": Repository(
+        replace_onnx(serialized(with_weights_in("w.bin")).replace(b"w.bin", b"w.b\x80n")),
+        ("m/1/model.onnx: a name in its graph is not UTF-8",),
     ),
     "too many instances": Repository(
         replace_config(f"{CONFIG}instance_group {{ count: 100000 kind: KIND_CPU }}\n"),
