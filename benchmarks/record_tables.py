@@ -269,8 +269,9 @@ def median(result: list[Measurement]) -> Measurement:
         counted = batch_stats.sum_by_size(batch_stats.from_text(one.batch_stats) for one in result)
         values["batch_stats"] = batch_stats.to_text(counted)
     for field in fields(Measurement):
-        known = [value for one in result if isinstance(value := getattr(one, field.name), (int, float))]
-        if field.name not in ("stable", "overloaded", "reason") and known:
+        measured = [getattr(one, field.name) for one in result]
+        known = [value for value in measured if isinstance(value, (int, float)) and not isinstance(value, bool)]
+        if known:
             middle = statistics.median(known)
             values[field.name] = int(middle) if field.name == "requests" else round(middle, 4)
     return Measurement(**values, stable=True)  # type: ignore[arg-type]
