@@ -252,7 +252,7 @@ def _quantile_lines(recommended: Recommendation) -> list[str]:
     if not recommended.quantiles:
         return []
     options = " ".join(recommended.quantiles)
-    cost = "about 30 µs of CPU time a request, which were not measured"
+    cost = "20 to 30 µs of CPU time a request, which were not measured"
     if recommended.affordable_quantiles:
         return [
             f"metrics: {options} lets `tune watch` compare the time in the server with the bound; it takes {cost}"

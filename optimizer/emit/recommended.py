@@ -25,7 +25,7 @@ from optimizer.results.verification import passed_separately
 from optimizer.store.run_folder import model_files
 
 MOST_MODELS = 100
-MOST_SUMMARIES_PER_SECOND = 500  # at 30 µs for a model's requests (benchmarks/latency_quantiles.md): 1.5 % of a CPU
+MOST_SUMMARIES_PER_SECOND = 500  # at 30 µs a request (benchmarks/latency_quantiles.md): 1.5 % of a CPU
 _BYTES = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 

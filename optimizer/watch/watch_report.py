@@ -40,7 +40,7 @@ SAVED = "warm starts from related machines took 5 to 14 % fewer deployments"  # 
 COLD = "a warm start would need a run with requests of this size"
 WORDS = {"fits": "fits", "near": "near", "undecided": "undecided", "differs": "DIFFERS", "unknown": "not checked"}
 FIRST_RESPONSES = "--metrics-config=histogram_latencies=true"
-QUANTILE_COST = "about 30 µs of CPU time a request"  # benchmarks/latency_quantiles.md
+QUANTILE_COST = "20 to 30 µs of CPU time a request"  # benchmarks/latency_quantiles.md
 MODEL = ("execution time", "samples per execution")  # checks after which the deployment itself may be another one
 FAILURES, STALLS = "failed requests", "time without success"  # checks of faults that no configuration repairs
 
