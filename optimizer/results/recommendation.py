@@ -95,7 +95,8 @@ class Outcome:
     ``points`` holds each configuration at each load with its best estimate: the windows on fresh servers together, or
     else the search's measurement. All other points are among them. ``confirmed_loads`` has those on fresh servers.
     ``measurements`` counts the search's, ``confirmations`` those on fresh servers. ``sla`` holds the constraints that
-    all this is about.
+    all this is about. ``crashes`` has the errors of the servers of the recommended configuration that died or hung
+    while they were measured.
     """
 
     recommended: Point | None
@@ -111,6 +112,7 @@ class Outcome:
     measurements: int
     confirmations: int
     sla: Sla
+    crashes: tuple[str, ...]
 
     @property
     def is_streamed(self) -> bool:
@@ -208,6 +210,12 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         measurements=count_measurements(trials),
         confirmations=count_confirmations(trials),
         sla=problem.sla,
+        crashes=tuple(
+            error
+            for trial in trials
+            if recommended is not None and trial.candidate == recommended.candidate
+            for error in trial.crashes
+        ),
     )
 
 

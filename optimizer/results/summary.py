@@ -277,6 +277,9 @@ def next_step(
         return NextStep("see what would help, or relax the bound", f"tune explain {run}")
     if outcome.recommended is None:
         return NextStep(f"remove the cause (see {run}/logs), then run again", reproduce)
+    if outcome.crashes:
+        cause = "the crash" if len(outcome.crashes) == 1 else "the crashes"
+        return NextStep(f"find the cause of {cause} in {run}/logs before you deploy it", f"tune emit {run}")
     if (name := _served_more(outcome)) and not is_complete:
         advice = (
             f"{name} served more, but no test has confirmed that it meets the SLA at that load; continue the tests"

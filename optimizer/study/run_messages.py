@@ -102,16 +102,9 @@ def notes_on_outcome(outcome: Outcome, trials: Sequence[Trial], task: Task, opti
         _less_than_in_search(outcome, trials, task.problem),
         _untested_served_more(outcome, trials, task.problem),
         _disturbed_windows_counted(outcome),
-        server_crashes(outcome, trials),
+        ServerCrashes(len(outcome.crashes), outcome.crashes[-1].rstrip(".")) if outcome.crashes else None,
         SettingsUnread(unread) if unread else None,
     ]
-
-
-def server_crashes(outcome: Outcome, trials: Sequence[Trial]) -> ServerCrashes | None:
-    """Return a note if servers with the recommended configuration crashed under load."""
-    best = outcome.recommended
-    crashes = [error for trial in trials if best and trial.candidate == best.candidate for error in trial.crashes]
-    return ServerCrashes(len(crashes), crashes[-1]) if crashes else None
 
 
 def notes_on_end(result: StudyResult, record: RunRecord, confirm_seconds: float | None) -> list[Note | None]:

@@ -37,15 +37,13 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.load_shapes import RequestTimes
-from optimizer.core.notes import ServerCrashes
 from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
-from optimizer.results.summary import undecided_cause
+from optimizer.results.summary import next_step, undecided_cause
 from optimizer.store.trials_table import TrialsTable
-from optimizer.study.run_messages import server_crashes
 from tests.drawn_server import (
     BASELINE,
     BOUND_MS,
@@ -452,11 +450,11 @@ def test_a_crash_during_confirmation_keeps_the_measurements_of_the_search(proble
     outcome = assess(trials, problem, BASELINE, FAST)
     assert outcome.confirmed is not None
     assert outcome.confirmed.judged.verdict is Verdict.PASS
-    noted = ServerCrashes(2, "tritonserver died (SIGKILL) while measuring")
-    assert server_crashes(outcome, trials) == noted
+    assert outcome.crashes == 2 * ("tritonserver died (SIGKILL) while measuring",)
     resumed = TrialsTable(tmp_path / "trials.csv", problem.model, problem.space.fields).read()
-    assert server_crashes(outcome, resumed) == noted
-    assert server_crashes(replace(outcome, recommended=None), trials) is None
+    assert assess(resumed, problem, BASELINE, FAST).crashes == outcome.crashes
+    step = next_step(outcome, "r", "tune known")
+    assert step.advice == "find the cause of the crashes in r/logs before you deploy it"
 
 
 @pytest.mark.parametrize(("rise_ms", "verdict"), [(0.0, Verdict.PASS), (0.5, Verdict.UNDECIDED)])
