@@ -207,7 +207,10 @@ def summarize_open_loop(
         failed.check_some_served(len(requests.planned_seconds), load)
     responded_ns = streamed.first_ns if streamed and record.overload else served.answered_ns
     _check_answered(responded_ns, record, requests, planned)
-    _check_kept_up(served, requests, load)
+    sent = requests  # with those that failed: few that were served do not show whether the client kept up
+    if failed:
+        sent = SentRequests.of(record, planned.seconds, planned.sizes, lead_in_seconds=planned.lead_in_seconds)
+    _check_kept_up(record, sent, load)
     if record.overload:
         measurements = [_capacity(responded_ns, requests, streamed, planned, sizes, record.overload)]
     else:
@@ -300,7 +303,7 @@ def _measurement(
 
 
 def _check_kept_up(record: SendRecord, requests: SentRequests, load: LoadPoint) -> None:
-    """Raise LateError if the client sent fewer requests a second than planned.
+    """Raise LateError if the client sent fewer requests a second than planned. ``requests`` are all that it sent.
 
     An overloaded server may have taken the client's CPU time, and the overload counts. If the client used up a core,
     the backlog may be its own.

@@ -26,7 +26,7 @@ from optimizer.measure.load_client.measured_requests import (
     failure_kind,
     split_failures,
 )
-from optimizer.measure.load_client.open_loop import summarize_open_loop
+from optimizer.measure.load_client.open_loop import LateError, summarize_open_loop
 from optimizer.measure.load_client.plan import NEVER, ResponseRecord, SendPlan, SendRecord
 
 FULL = "[request id: <id_unknown>] Exceeds maximum queue size"
@@ -71,6 +71,16 @@ def test_failed_requests_of_an_open_loop_are_counted_by_their_planned_time() -> 
     (result,) = summarize_open_loop(record(100, {FULL: [1, 2]}), PlannedLoad(OPEN, 2.0, SIZES, sla=SLA), math.inf)
     assert (result.requests, result.errors) == (98, 2)
     assert METRICS["error-rate"].value(result) == pytest.approx(2.0)
+
+
+def test_a_late_request_among_many_that_the_server_rejects_is_no_backlog_of_the_client() -> None:
+    on_time = record(100, {FULL: [*range(1, 90), *range(91, 100)]})
+    happened = replace(on_time, sent_ns=on_time.planned_ns + 41 * MS * (np.arange(100) == 90))
+    (result,) = summarize_open_loop(happened, PlannedLoad(OPEN, 2.0, SIZES), math.inf)
+    assert (result.requests, result.rejected_requests) == (2, 98)
+    happened = replace(on_time, sent_ns=on_time.planned_ns + 41 * MS * (np.arange(100) >= 70))
+    with pytest.raises(LateError, match="cannot keep up"):
+        summarize_open_loop(happened, PlannedLoad(OPEN, 2.0, SIZES), math.inf)
 
 
 def test_a_request_that_the_client_gave_up_has_timed_out() -> None:
