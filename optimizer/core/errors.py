@@ -65,7 +65,8 @@ class MeasurementError(TuneError):
 class ServerCrashed(DeploymentError, MeasurementError):
     """The server or its model died or hangs, while the model was loaded or measured.
 
-    ``has_ended`` says whether the process of the server had ended before it was stopped, ``doing`` its work then.
+    ``has_ended`` says whether the process of the server had ended before it was stopped. ``doing`` is the activity of
+    the server that its message names, such as ``serving``.
     """
 
     def __init__(

@@ -17,6 +17,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.notes import SettingsUnread
 from optimizer.core.safe_text import one_line
 from optimizer.emit.recommended import Recommendation
+from optimizer.options.server_options import QUANTILE_COST
 from optimizer.options.values import quote
 from optimizer.results import autoscaling, formatting
 
@@ -252,14 +253,14 @@ def _quantile_lines(recommended: Recommendation) -> list[str]:
     if not recommended.quantiles:
         return []
     options = " ".join(recommended.quantiles)
-    cost = "20 to 30 µs of CPU time a request, which were not measured"
     if recommended.affordable_quantiles:
         return [
-            f"metrics: {options} lets `tune watch` compare the time in the server with the bound; it takes {cost}"
+            f"metrics: {options} lets `tune watch` compare the time in the server with the bound; the measured "
+            f"server ran without it, and it takes {QUANTILE_COST}"
         ]
     return [
         f"metrics: without {options}, so that `tune watch` cannot compare the time in the server with the bound: at "
-        f"this rate it would reduce the throughput ({cost})"
+        f"this rate it would reduce the throughput ({QUANTILE_COST})"
     ]
 
 

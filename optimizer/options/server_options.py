@@ -12,6 +12,10 @@ from optimizer.core.trial import SERVER_OPTION_PREFIX, FieldValue
 
 DEFAULT = "default"
 MAX_VALUE_LENGTH = 1000
+METRICS_CONFIG = "--metrics-config"
+DEFAULT_LEVELS = frozenset((0.5, 0.9, 0.95, 0.99))  # of Triton's quantiles; that of 0.999 is not precise enough
+ERROR_SHARE = 0.1  # the error of a level as a share of its distance from 1
+QUANTILE_COST = "20 to 30 µs of CPU time a request"  # benchmarks/latency_quantiles.md
 # set by tune itself, or able to stop, hide or open the server
 _RESERVED = re.compile(
     r"help|id|model-(repository|store|control-mode|config-name|namespacing)|repository-poll-secs|load-model"
@@ -54,11 +58,6 @@ def normalize_value(name: str, value: FieldValue) -> FieldValue:
 def option_names(paths: Iterable[str]) -> list[str]:
     """Return the names of the options among the field paths of a space."""
     return [path.removeprefix(SERVER_OPTION_PREFIX) for path in paths if path.startswith(SERVER_OPTION_PREFIX)]
-
-
-METRICS_CONFIG = "--metrics-config"
-DEFAULT_LEVELS = frozenset((0.5, 0.9, 0.95, 0.99))  # of Triton's quantiles; that of 0.999 is not precise enough
-ERROR_SHARE = 0.1  # the error of a level as a share of its distance from 1
 
 
 def latency_quantiles(levels: Iterable[float], *, explicit: bool = False) -> tuple[str, ...]:

@@ -142,7 +142,7 @@ def complete_requests(server: RecommendedServer, limit_seconds: float) -> bool:
         return max(deadline - time.monotonic(), SHORTEST_CALL_SECONDS)
 
     servers, first = server.endpoint.servers, server.models[0]
-    at_first = [_processes(own.server_pid, with_models=False) for own in servers]
+    before = [_processes(own.server_pid, with_models=False) for own in servers]
     with contextlib.ExitStack() as closing:
         clients = [closing.enter_context(contextlib.closing(open_client(own.connection))) for own in servers]
         for model in reversed(server.models):  # requests in flight to a model may still call those before it
@@ -154,18 +154,18 @@ def complete_requests(server: RecommendedServer, limit_seconds: float) -> bool:
                 _has_requests(model, client, own, remaining()) for client, own in zip(clients, processes, strict=True)
             ):
                 if time.monotonic() > deadline:
-                    _refuse_dead(servers, at_first)
+                    _refuse_dead(servers, before)
                     return False
                 time.sleep(UNLOAD_CHECK_SECONDS)
     time.sleep(RESPONSE_SECONDS)
-    _refuse_dead(servers, at_first)
+    _refuse_dead(servers, before)
     return True
 
 
 def _refuse_dead(servers: Sequence[Endpoint], processes: Sequence[Sequence[psutil.Process]]) -> None:
-    """Raise ServerCrashed if a server has died, whose ``processes`` are those of the beginning of the end.
+    """Raise ServerCrashed if a server has died. ``processes`` are those of each server before the unloading.
 
-    A server that got SIGTERM too completes its requests and ends with the exit code 0.
+    A server that got SIGTERM as well has completed its requests, and has ended with the exit code 0.
     """
     for server, own in zip(servers, processes, strict=True):
         if server.server_pid is None or (own and all(process.is_running() for process in own)):

@@ -19,7 +19,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions, is_trace
-from optimizer.options.server_options import latency_quantiles
+from optimizer.options.server_options import QUANTILE_COST, latency_quantiles
 from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.summary import NextStep
@@ -40,7 +40,6 @@ SAVED = "warm starts from related machines took 5 to 14 % fewer deployments"  # 
 COLD = "a warm start would need a run with requests of this size"
 WORDS = {"fits": "fits", "near": "near", "undecided": "undecided", "differs": "DIFFERS", "unknown": "not checked"}
 FIRST_RESPONSES = "--metrics-config=histogram_latencies=true"
-QUANTILE_COST = "20 to 30 µs of CPU time a request"  # benchmarks/latency_quantiles.md
 MODEL = ("execution time", "samples per execution")  # checks after which the deployment itself may be another one
 FAILURES, STALLS = "failed requests", "time without success"  # checks of faults that no configuration repairs
 
