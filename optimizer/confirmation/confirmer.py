@@ -153,7 +153,7 @@ class Confirmer:
             self.measurer,
             measure=measure,
             is_worth_retrying=lambda: self.budget.left_seconds() > 0,
-            fresh=True,
+            fresh=fresh,
         ).run(trial, next_load)
         if error is not None and not isinstance(error, ServerCrashed):
             trial = trial.with_failure(error)

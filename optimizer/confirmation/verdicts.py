@@ -50,6 +50,7 @@ class ConfirmedLoad:
         latency: The metric of ``latency_ms``.
         latency_ms: The confidence interval of the bounded latency.
         error: The error probability of the test; 0 for a comparison.
+        crash: The error of the first server that crashed during the test; empty if there was none.
         agreement: Whether perf_analyzer measured the same; None if it did not check another load generator.
         other_intervals: Those of the other bounded latencies by metric and, for a model that streams, of the output
             tokens per second.
@@ -64,6 +65,7 @@ class ConfirmedLoad:
     latency: str
     latency_ms: ConfidenceInterval
     error: float
+    crash: str
     agreement: Agreement | None
     other_intervals: Mapping[str, ConfidenceInterval]
     sla: Sla
@@ -99,7 +101,8 @@ def judge_load(
 ) -> SlaVerdict:
     """Return the verdict on ``trial`` at ``load`` from its windows on fresh servers.
 
-    It is a PASS only after a planned number of servers (LOOKS): each further look would be another chance to err.
+    It is a PASS only after a planned number of servers (LOOKS): each further look would be another chance to err. It
+    is no PASS if one of the tested servers crashed, because its requests failed.
 
     Args:
         trial: The trial, with at least one confirmation at ``load``.
@@ -112,6 +115,9 @@ def judge_load(
     test = SequentialTest(error, most_servers, problem.confidence)
     servers = server_windows(trial, load)
     judged = judge_sla(servers, problem.sla, spreads, test)
+    if (crash := _crash_in_test(trial, load)) and judged.verdict is not Verdict.FAIL:
+        reason = f"a fresh server crashed under this load: {crash}"
+        return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False)
     if judged.verdict is Verdict.PASS and len(servers) not in LOOKS:
         reason = f"{len(servers)} of {next_look(len(servers))} fresh servers were measured"
         return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=True)
@@ -123,6 +129,11 @@ def judge_load(
             reason, excess = agreement.contradiction, max(judged.excess, agreement.excess)
             return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False, excess=excess)
     return judged
+
+
+def _crash_in_test(trial: Trial, load: LoadPoint) -> str:
+    """Return the error of the first server that crashed while ``trial`` was tested at ``load``; else nothing."""
+    return next((crash.reason for crash in trial.crashes if crash.load == load and crash.error), "")
 
 
 def load_agreement(trial: Trial, load: LoadPoint, problem: Problem) -> Agreement | None:
@@ -175,6 +186,7 @@ def _judge_confirmation(trials: Sequence[Trial], trial: Trial, load: LoadPoint, 
         latency,
         _latency_interval_ms(counted, latency, judged, problem, spreads),
         error,
+        _crash_in_test(trial, load),
         load_agreement(trial, load, problem),
         _other_intervals(counted, judged, problem, spreads),
         problem.sla,

@@ -320,7 +320,7 @@ class DisturbedWindowsCounted(Note):
 
 @dataclass(frozen=True, slots=True)
 class ServerCrashes(Note):
-    """Servers with the recommended configuration crashed under load; ``error`` is that of the last one."""
+    """Servers with the recommended configuration crashed, but not in its test; ``error`` is that of the last one."""
 
     crashes: int
     error: str
@@ -328,8 +328,8 @@ class ServerCrashes(Note):
     def __str__(self) -> str:
         times = "once" if self.crashes == 1 else f"{self.crashes:,} times"
         return (
-            f"with the recommended configuration the server crashed {times} under load ({self.error}); it was "
-            "started again, and the verdict does not count crashes: find the cause in logs/ before you deploy it"
+            f"with the recommended configuration the server crashed {times} ({self.error}), though not in the test of "
+            "the recommended load: find the cause in logs/ before you deploy it"
         )
 
 

@@ -231,6 +231,21 @@ class FreshServer:
 
 
 @dataclass(frozen=True, slots=True)
+class Crash:
+    """A server that died or hung.
+
+    Attributes:
+        reason: Its error.
+        load: Load that it served; None if it was not measured yet.
+        error: Error probability of the test of this load; 0 if the server was not part of a test.
+    """
+
+    reason: str
+    load: LoadPoint | None = None
+    error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """One candidate with its measurements.
 
@@ -244,7 +259,7 @@ class Trial:
         confirmations: Measurements on fresh servers. Only these count for the verdict.
         cross_checks: Measurements of perf_analyzer on the same servers, which check tune's own load client.
         lacks_gpu_memory: Whether it failed because a GPU has too little memory.
-        crashes: The errors of its servers that died or hung while they were measured.
+        crashes: Its servers that died or hung.
     """
 
     number: int
@@ -256,7 +271,7 @@ class Trial:
     confirmations: tuple[Confirmation, ...] = ()
     cross_checks: tuple[Confirmation, ...] = ()
     lacks_gpu_memory: bool = False
-    crashes: tuple[str, ...] = ()
+    crashes: tuple[Crash, ...] = ()
 
     def with_failure(self, error: DeploymentError) -> Trial:
         """Return the trial as failed with ``error``, without measurements."""

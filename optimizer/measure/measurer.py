@@ -18,7 +18,7 @@ from optimizer.core.files import check_space
 from optimizer.core.interfaces import LoadGenerator, OutputCheck, Target, Telemetry
 from optimizer.core.notes import Note, ServedOnCpu, present
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import CROSS_CHECKING, Candidate, FreshServer, LoadPoint, Point, Trial
+from optimizer.core.trial import CROSS_CHECKING, Candidate, Crash, FreshServer, LoadPoint, Point, Trial
 from optimizer.machine.conditions import DISTURBANCE_LIMIT, SpeedLog, describe_disturbance, lost_cpu_time
 from optimizer.measure.output_check import NoOutputCheck
 from optimizer.measure.score import Scorer
@@ -186,7 +186,7 @@ class Measurer:
             )
         except ServerCrashed as crash:
             measurement = Measurement(reason=str(crash), server_crashed=True)
-            trial = replace(trial, crashes=(*trial.crashes, str(crash)))
+            trial = replace(trial, crashes=(*trial.crashes, Crash(str(crash), load, fresh.error)))
         measurement = self._with_deployment(measurement)
         if measurement.throughput_infer_per_sec is not None:
             reason = describe_disturbance(measurement, self.disturbance_limit)
@@ -277,7 +277,8 @@ class CandidateMeasurer:
         is_worth_retrying: Whether to deploy again after a crash.
         max_crashes: Crashes before the candidate counts as infeasible; None sets no limit.
         always_deploy: Deploy even if there is no load to measure. A recorded deployment that failed has none.
-        fresh: Deploy on a fresh server from the written config.pbtxt, as production does.
+        fresh: The fresh server on which the candidate is deployed from the written config.pbtxt, as production does;
+            None to deploy it on the server of the search.
     """
 
     target: Target
@@ -288,7 +289,7 @@ class CandidateMeasurer:
     is_worth_retrying: Callable[[], bool] = lambda: True
     max_crashes: int | None = MAX_CRASHES
     always_deploy: bool = False
-    fresh: bool = False
+    fresh: FreshServer | None = None
 
     def run(
         self, trial: Trial, next_load: Callable[[Trial], LoadPoint | None]
@@ -304,10 +305,11 @@ class CandidateMeasurer:
         retry = CrashRetry(self.max_crashes)
         measure = self.measure or self.measurer.measure
         prepare = self.prepare or self.measurer.check_deployment
+        load: LoadPoint | None = None
 
         def attempt() -> None:
-            nonlocal trial  # measurements before a crash count
-            started, is_warm = time.monotonic(), False
+            nonlocal trial, load  # measurements before a crash count
+            started, is_warm, load = time.monotonic(), False, None
             deploy = self.target.deploy_fresh if self.fresh else self.target.deploy
             with deploy(trial.candidate) as endpoint:
                 if not self.fresh:
@@ -317,7 +319,7 @@ class CandidateMeasurer:
                 prepare(endpoint)
                 while (load := next_load(trial)) is not None:
                     if not is_warm:
-                        window = self.measurer.warm_up(endpoint, load, confirming=self.fresh)
+                        window = self.measurer.warm_up(endpoint, load, confirming=self.fresh is not None)
                         if window is not None and self.is_hopeless(window):
                             trial = self.measurer.record(trial, load, replace(window, reason=GIVEN_UP))
                             return
@@ -328,7 +330,8 @@ class CandidateMeasurer:
             try:
                 attempt()
             except ServerCrashed as error:
-                trial = replace(trial, crashes=(*trial.crashes, str(error)))
+                crash = Crash(str(error), load, self.fresh.error if self.fresh else 0.0)
+                trial = replace(trial, crashes=(*trial.crashes, crash))
                 if not retry.count_crash():
                     reason = f"crashed {retry.crashes} times: {error}"
                     return trial, DeploymentError(reason, log=error.log, lacks_gpu_memory=error.lacks_gpu_memory)

@@ -95,8 +95,8 @@ class Outcome:
     ``points`` holds each configuration at each load with its best estimate: the windows on fresh servers together, or
     else the search's measurement. All other points are among them. ``confirmed_loads`` has those on fresh servers.
     ``measurements`` counts the search's, ``confirmations`` those on fresh servers. ``sla`` holds the constraints that
-    all this is about. ``crashes`` has the errors of the servers of the recommended configuration that died or hung
-    while they were measured.
+    all this is about. ``crashes`` has the errors of the servers of the recommended configuration that died or hung,
+    except in the test of the recommended load, whose ``ConfirmedLoad`` has one.
     """
 
     recommended: Point | None
@@ -211,10 +211,11 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
         confirmations=count_confirmations(trials),
         sla=problem.sla,
         crashes=tuple(
-            error
+            crash.reason
             for trial in trials
             if recommended is not None and trial.candidate == recommended.candidate
-            for error in trial.crashes
+            for crash in trial.crashes
+            if not (crash.load == recommended.load and crash.error)
         ),
     )
 

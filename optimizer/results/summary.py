@@ -156,6 +156,8 @@ def _has_test_to_continue(doubt: Doubt) -> bool:
 def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
     """Return why the test on fresh servers did not decide."""
     judged, servers = confirmed.judged, confirmed.servers
+    if confirmed.crash:
+        return judged.reason
     if servers < LOOKS[0]:
         return f"the time ended after {servers} of {formatting.count(LOOKS[0], 'server')}"
     bound = next((constraint for constraint in outcome.sla if METRICS[constraint.metric].quantile), None)
@@ -265,6 +267,9 @@ def next_step(
         command = verify_command(folder) if is_continued else reproduce
         return NextStep(_after_doubt(outcome.doubt, is_complete=is_complete), command)
     if outcome.verdict is Verdict.UNDECIDED:
+        if outcome.confirmed and outcome.confirmed.crash:
+            advice = f"find the cause of the crash in {run}/logs, then make a separate test"
+            return NextStep(advice, f"tune verify --fresh {run}")
         if is_complete:
             advice = "make a separate test, because more servers cannot change the verdict"
             return NextStep(advice, f"tune verify --fresh {run}")

@@ -21,7 +21,7 @@ from objectives.metrics import Measurement
 from optimizer.core.errors import BadInputError, DeploymentError
 from optimizer.core.files import write_error
 from optimizer.core.safe_text import one_line, read_bytes
-from optimizer.core.trial import SETTING_COLUMNS, Candidate, FieldValue, FreshServer, LoadPoint, Trial
+from optimizer.core.trial import SETTING_COLUMNS, Candidate, Crash, FieldValue, FreshServer, LoadPoint, Trial
 from optimizer.machine.hardware import ID_LENGTH
 from optimizer.store.trials_reader import (
     COLUMNS,
@@ -227,7 +227,8 @@ def _with_row(trial: Trial, row: TrialRow, load: LoadPoint | None) -> Trial:
     if row.deploy_seconds is not None:  # a later row differs if it was deployed again after a crash
         trial = replace(trial, deploy_seconds=row.deploy_seconds)
     if row.measurement.server_crashed:
-        trial = replace(trial, crashes=(*trial.crashes, row.measurement.reason))
+        crash = Crash(row.measurement.reason, load, row.confirmation_error or 0.0)
+        trial = replace(trial, crashes=(*trial.crashes, crash))
     if load is None:
         return trial.with_failure(DeploymentError(row.measurement.reason, lacks_gpu_memory=row.lacks_gpu_memory))
     if row.confirmation is None:

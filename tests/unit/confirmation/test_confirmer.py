@@ -299,12 +299,20 @@ def test_a_clearly_higher_latency_of_perf_analyzer_is_no_pass(problem: Problem, 
     assert confirmed.agreement.ratios[1].value < BOUND_MS
 
 
-def test_a_crash_under_perf_analyzer_keeps_the_windows_before_it(problem: Problem, tmp_path: Path) -> None:
+def test_a_crash_under_perf_analyzer_is_no_pass_and_keeps_the_windows_before_it(problem: Problem, tmp_path: Path) -> None:
     server = Drawing()
     trials = cross_checked(Biased(server, 1.0, crashes=True), server, problem, tmp_path)
-    confirmed = assess(trials, problem, BASELINE, FAST).confirmed
+    outcome = assess(trials, problem, BASELINE, FAST)
+    confirmed = outcome.confirmed
     assert confirmed is not None
-    assert confirmed.judged.verdict is Verdict.PASS
+    assert confirmed.judged.verdict is Verdict.UNDECIDED
+    cause = "a fresh server crashed under this load: tritonserver died (SIGKILL) while measuring"
+    assert (confirmed.judged.reason, undecided_cause(outcome)) == (cause, cause)
+    step = next_step(outcome, "r", "tune known", is_complete=True)
+    assert step.advice == "find the cause of the crash in r/logs, then make a separate test"
+    assert step.command == "tune verify --fresh r"
+    assert outcome.crashes == ()
+    assert confirmed.windows == confirmed.servers * WINDOWS
     assert confirmed.agreement is not None
     assert (confirmed.agreement.pairs, confirmed.agreement.servers) == (0, confirmed.servers)
     assert "died (SIGKILL)" in confirmed.agreement.reason
@@ -434,7 +442,7 @@ def test_repeatedly_lost_measurements_give_an_undecided_verdict(problem: Problem
     assert outcome.recommended.candidate == FAST
 
 
-def test_a_crash_during_confirmation_keeps_the_measurements_of_the_search(problem: Problem, tmp_path: Path) -> None:
+def test_a_load_passes_only_without_a_crash_in_its_test(problem: Problem, tmp_path: Path) -> None:
     class Crashing(Drawing):
         left = 2
 
@@ -448,7 +456,10 @@ def test_a_crash_during_confirmation_keeps_the_measurements_of_the_search(proble
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)
     assert all(measurement.throughput_infer_per_sec for trial in trials for _, measurement in trial.measurements)
     outcome = assess(trials, problem, BASELINE, FAST)
-    assert outcome.confirmed is not None
+    crashed, *others = (own for own in outcome.confirmed_loads if own.point.candidate == FASTER)
+    assert (crashed.judged.verdict, crashed.crash) == (Verdict.UNDECIDED, outcome.crashes[0])
+    assert crashed.servers == 1, "no other server can change its verdict"
+    assert outcome.confirmed in others
     assert outcome.confirmed.judged.verdict is Verdict.PASS
     assert outcome.crashes == 2 * ("tritonserver died (SIGKILL) while measuring",)
     resumed = TrialsTable(tmp_path / "trials.csv", problem.model, problem.space.fields).read()
