@@ -30,6 +30,10 @@ CLIENT_SETTINGS = (
     (MAX_FRAME_SIZE, MAX_FRAME),
 )
 NO_STATUS = "the answer has no gRPC status that can be read; give the address of tritonserver itself, not of a proxy"
+CLOSED_EARLY = (
+    "a proxy or the server closes the connection after some time or some requests: raise this limit (in nginx it is "
+    "keepalive_requests), or give the address of tritonserver itself"
+)
 NO_TRITONSERVER = "the server's answers are not those of a tritonserver; is a proxy in between?"
 _FRAME = struct.Struct(">IBI")  # length (24 bits) and type, flags, stream
 _SETTING = struct.Struct(">HI")
@@ -112,7 +116,8 @@ class Http2Connection:
                 self._windows[stream] += _number(payload)
             self._send()
         elif kind == GOAWAY:
-            raise ConnectionError(f"the server ended the connection (HTTP/2 error {_number(payload[4:])})")
+            code = _number(payload[4:])
+            raise ConnectionError(f"the server ended the connection (HTTP/2 error {code})" if code else CLOSED_EARLY)
         return None
 
     def _receive_headers(self, kind: int, flags: int, stream: int, payload: bytes) -> str | None:

@@ -135,6 +135,20 @@ def test_an_unknown_method_fails(serve: Callable[[Handler], str]) -> None:
     assert result == {0: "Method not found!"}
 
 
+def test_the_error_of_a_connection_that_is_limited_names_the_limit() -> None:
+    def answer(message: bytes, _: grpc.ServicerContext) -> bytes:
+        time.sleep(2)
+        return message
+
+    server = grpc.server(ThreadPoolExecutor(1), options=(("grpc.max_connection_age_ms", 100),))
+    server.add_generic_rpc_handlers((Service(answer),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with pytest.raises(ConnectionError, match="closes the connection after some time or some requests"):
+        results(f"127.0.0.1:{port}", [b"a"])
+    server.stop(None).wait()
+
+
 def test_a_server_that_is_no_grpc_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
