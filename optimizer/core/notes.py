@@ -328,8 +328,8 @@ class ServerCrashes(Note):
     def __str__(self) -> str:
         times = "once" if self.crashes == 1 else f"{self.crashes:,} times"
         return (
-            f"with the recommended configuration the server crashed {times} ({self.error}), though not in the test of "
-            "the recommended load: find the cause in logs/ before you deploy it"
+            f"with the recommended configuration the server crashed {times} ({self.error}), though not in the "
+            "test of the recommended load: find the cause in logs/ before you deploy it"
         )
 
 
