@@ -28,6 +28,7 @@ from objectives.pooled_windows import pool_measurements, pooled_quantile_ms
 from objectives.sla import Sla
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine import hardware
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.options.run_options import RunOptions
@@ -68,7 +69,7 @@ def prepared(model: str) -> Iterator[tuple[task.Task, EmbeddedTarget, Path]]:
     """Yield the task of the model, a server for it and a folder for logs."""
     of_model = prepare_model(RunOptions(str(TABLES / f"{model}.yaml")))
     with tempfile.TemporaryDirectory() as scratch:
-        target = EmbeddedTarget(of_model.source, log=Path(scratch) / "server.log", say=say)
+        target = EmbeddedTarget(of_model.source, TargetSettings(Path(scratch) / "server.log", say=say))
         with contextlib.closing(target):
             yield of_model, target, Path(scratch)
 

@@ -53,6 +53,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.measurement_windows import WINDOW_STRETCH
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.perf_analyzer import NEVER_UNSTABLE, LocalRunner, PerfAnalyzer, PerfAnalyzerCommand
 from optimizer.measure.perf_output import read_windows
 from optimizer.measure.server_calls import read_statistics
@@ -144,7 +145,7 @@ def compare(
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         perf_analyzer = make_perf_analyzer(prepared, folder)
-        target = EmbeddedTarget(prepared.source, log=folder / "server.log", say=say)
+        target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", say=say))
         with contextlib.closing(target), target.deploy(prepared.dynamic_batching) as endpoint:
             first = make_own_client(prepared, folder).measure(endpoint, load)  # the server is warm for each way
             bound_ms = first.latency_p95_ms or math.inf

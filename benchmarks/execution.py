@@ -35,6 +35,7 @@ from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import CPU_ACCELERATOR, Candidate, FieldValue, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.options.run_options import RunOptions
 
 MODELS = ("mlp:20", "minilm:300", "resnext50-32x4d:1500")  # name:bound on p95 in ms
@@ -80,7 +81,8 @@ def compare(name: str, bound_ms: float, rounds: int, seconds: float) -> dict[str
         prepared = prepare_model(RunOptions(name))
         client = make_own_client(prepared, folder)
         base = Candidate(LARGEST_BATCH, dynamic_batching=True, instance_count=INSTANCES)
-        with contextlib.closing(EmbeddedTarget(prepared.source, log=folder / "server.log", say=say)) as target:
+        target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", say=say))
+        with contextlib.closing(target):
             for number in range(rounds):
                 for setting in list(SETTINGS)[:: 1 if number % 2 == 0 else -1]:
                     with target.deploy(replace(base, fields=SETTINGS[setting])) as endpoint:

@@ -27,6 +27,7 @@ from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import InstalledTarget, embedded_installation
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.model.builders import build
 from optimizer.options.server_options import latency_quantiles
@@ -51,7 +52,7 @@ def measured(*, quantiles: bool, concurrency: int, seconds: float, folder: Path)
     installation = embedded_installation(runtime.ensure(_say))
     if quantiles:
         installation = replace(installation, arguments=latency_quantiles((P95,)))
-    target = InstalledTarget(source, installation, log=folder / "tritonserver.log", metrics=True)
+    target = InstalledTarget(source, installation, TargetSettings(folder / "tritonserver.log", exports_metrics=True))
     client = ClosedLoopGenerator(log=folder / "client.log")
     with contextlib.closing(target), target.deploy(CANDIDATE) as endpoint:
         assert endpoint.server_pid is not None, "the server runs on this machine"

@@ -31,6 +31,7 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.load_shapes import DEFAULTS
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine import hardware
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.generator import OpenLoopGenerator
@@ -85,7 +86,7 @@ def main() -> None:
 @contextlib.contextmanager
 def served(prepared: Task, candidate: Candidate, folder: Path) -> Iterator[Endpoint]:
     """Yield ``candidate`` on a server of its own."""
-    target = EmbeddedTarget(prepared.source, log=folder / "server.log", say=say)
+    target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", say=say))
     with contextlib.closing(target), target.deploy_fresh(candidate) as endpoint:
         yield endpoint
 

@@ -30,6 +30,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine import hardware
 from optimizer.measure import server_calls
 from optimizer.measure.load_client.arrivals import PoissonArrivals
@@ -80,7 +81,7 @@ def bench() -> Iterator[tuple[Endpoint, list[bytes], Path]]:
     prepared = task.prepare_task(RunOptions(str(PROFILE)), replace(hardware.detect(), gpus=()), say)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        target = EmbeddedTarget(prepared.source, log=folder / "server.log", say=say)
+        target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", say=say))
         with contextlib.closing(target), target.deploy(CANDIDATE) as endpoint:
             inputs = stream_requests(
                 server_calls.model_metadata(endpoint),

@@ -38,6 +38,7 @@ from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.options.run_options import RunOptions
 
 MODELS = ("mlp:16", "dlrm:26", "text_recognition-small:4")  # name:concurrency
@@ -93,7 +94,7 @@ def compare(name: str, load: LoadPoint, rounds: int, seconds: float) -> dict[str
         own = make_own_client(prepared, folder)
         clients: dict[str, LoadGenerator] = {PINNED: pinned, NEWER: replace(pinned, binary=newer), OWN: own}
         results: dict[str, list[Result]] = {client: [] for client in clients}
-        target = EmbeddedTarget(prepared.source, log=folder / "server.log", say=say)
+        target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", say=say))
         with contextlib.closing(target), target.deploy(prepared.dynamic_batching) as endpoint:
             for generator in clients.values():  # the server is warm, and the programs are in memory
                 generator.measure(endpoint, load, SMOKE_SECONDS)

@@ -38,6 +38,7 @@ from optimizer.config.queue_policy import (
 from optimizer.core.request_sizes import parse_priorities
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine import hardware
 from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.options.run_options import RunOptions
@@ -73,7 +74,7 @@ def main() -> None:
     batch, sla = of_model.problem.request_batch_size, Sla.from_bounds({"p95": BOUND_MS})
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        target = EmbeddedTarget(of_model.source, log=folder / "server.log", say=say)
+        target = EmbeddedTarget(of_model.source, TargetSettings(folder / "server.log", say=say))
         open_loop = OpenLoopGenerator(
             log=folder / "open.log",
             input_data=of_model.input_data,

@@ -38,6 +38,7 @@ from optimizer.core.interfaces import LoadGenerator, Target
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine import hardware
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
@@ -216,7 +217,7 @@ def bench(task: Task, plan: RecordingPlan) -> Iterator[Bench]:
         )
 
         def make_target() -> EmbeddedTarget:
-            return EmbeddedTarget(task.source, log=logs / "server.log", say=say)
+            return EmbeddedTarget(task.source, TargetSettings(logs / "server.log", say=say))
 
         with contextlib.closing(Bench(make_target, load_generator, Quiet() if plan.gated else None)) as used:
             yield used

@@ -30,6 +30,7 @@ from optimizer.core.errors import DeploymentError, MeasurementError
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine import hardware
 from optimizer.machine.conditions import CpuUsage, server_pids
 from optimizer.measure.perf_analyzer import PerfAnalyzer
@@ -138,7 +139,7 @@ def _served(profile: Profile, cache: Path) -> str:
         cache / "perf_analyzer.log",
         input_data=str(source.input_data or "random"),
     )
-    target = EmbeddedTarget(source, log=cache / "tritonserver.log", say=lambda _: None)
+    target = EmbeddedTarget(source, TargetSettings(cache / "tritonserver.log", say=lambda _: None))
     try:
         with target.deploy(configured_candidate(source, ())) as endpoint:
             load_generator.warm_up(endpoint, load)

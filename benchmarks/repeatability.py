@@ -51,6 +51,7 @@ from optimizer.core.errors import TuneError
 from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.server_process import remove_leftovers
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.results import configuration_text
@@ -174,7 +175,7 @@ def measure(
             shapes=own_task.shapes,
             sla=own_task.problem.sla.latencies,
         )
-        target = EmbeddedTarget(own_task.source, log=Path(scratch, "server.log"), say=say)
+        target = EmbeddedTarget(own_task.source, TargetSettings(Path(scratch, "server.log"), say=say))
         with contextlib.closing(target):
             for number in sorted(set(range(rounds)) - done.keys()):
                 for entrant in random.Random(number).sample(list(entrants), len(entrants)):

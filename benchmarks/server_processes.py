@@ -36,6 +36,7 @@ from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.several_servers_target import ServerProcesses
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import usable_cpus
@@ -90,7 +91,7 @@ def compare(prepared: Task, rounds: int, seconds: float) -> dict[Configuration, 
     with tempfile.TemporaryDirectory() as scratch:
         logs = [Path(scratch, f"tritonserver-{number}.log") for number in range(most)]
         client = make_own_client(prepared, Path(scratch), prepared.problem.sla)
-        servers = [EmbeddedTarget(prepared.source, log=log, say=say, cpus=usable_cpus()) for log in logs]
+        servers = [EmbeddedTarget(prepared.source, TargetSettings(log, say=say, cpus=usable_cpus())) for log in logs]
         with contextlib.closing(ServerProcesses(servers)) as target:
             for number in range(rounds):
                 for configuration in CONFIGURATIONS if number % 2 == 0 else reversed(CONFIGURATIONS):

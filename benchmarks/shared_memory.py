@@ -34,6 +34,7 @@ from optimizer.core.endpoint import SharedMemory
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.options.run_options import RunOptions
 from optimizer.study.task import Task
 from tests.repositories import write_wide
@@ -86,7 +87,7 @@ def compare(name: str, concurrency: int, rounds: int, seconds: float) -> dict[st
         prepared = prepare(name, folder)
         load = LoadPoint(prepared.problem.request_batch_size, concurrency)
         generators = make_generators(prepared, folder)
-        target = EmbeddedTarget(prepared.source, log=folder / "server.log", say=say)
+        target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", say=say))
         with contextlib.closing(target), target.deploy(prepared.dynamic_batching) as endpoint:
             for number in range(rounds):
                 for each, ways in generators.items():

@@ -43,6 +43,7 @@ from optimizer.core.measurement_windows import MIN_WINDOWS
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine import hardware
 from optimizer.measure.perf_analyzer import MAX_THREADS, PerfAnalyzer
 from optimizer.model.repository import read_repository_model
@@ -252,7 +253,7 @@ def bench(config: str = CONFIG) -> Iterator[tuple[EmbeddedTarget, RateLoadGenera
             window_ms=WINDOW_MS,
             repeat=False,
         )
-        with contextlib.closing(EmbeddedTarget(source, log=folder / "server.log", say=say)) as target:
+        with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "server.log", say=say))) as target:
             yield target, load_generator
 
 

@@ -45,6 +45,7 @@ from optimizer.core.measurement_windows import MIN_WINDOWS
 from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine import hardware
 from optimizer.measure import server_calls
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
@@ -113,7 +114,7 @@ def bench(model: str) -> Iterator[tuple[Served, Endpoint, Path]]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         served = streamer(folder) if model == STREAMER else prepared(model)
-        target = EmbeddedTarget(served.source, log=folder / "server.log", say=say)
+        target = EmbeddedTarget(served.source, TargetSettings(folder / "server.log", say=say))
         with contextlib.closing(target), target.deploy(served.candidate) as endpoint:
             yield served, endpoint, folder
 

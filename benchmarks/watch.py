@@ -32,6 +32,7 @@ from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import InstalledTarget, embedded_installation
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.model.builders import build
 from optimizer.results import configuration_text, formatting
@@ -99,7 +100,7 @@ def judged(case: Case, expected: Expectation, folder: Path, interval: float, cou
     installation = embedded_installation(runtime.ensure(_say))
     if case.summaries:
         installation = replace(installation, arguments=(SUMMARIES,))
-    target = InstalledTarget(source, installation, log=folder / "tritonserver.log", metrics=True)
+    target = InstalledTarget(source, installation, TargetSettings(folder / "tritonserver.log", exports_metrics=True))
     kind = OpenLoopGenerator if case.load.request_rate else ClosedLoopGenerator
     client = kind(log=folder / "client.log")
     with contextlib.closing(target), target.deploy(case.candidate) as endpoint:

@@ -16,6 +16,7 @@ from optimizer.core.endpoint import Connection, Tls
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import ServerFolder, TritonServer, embedded_installation
 from optimizer.deploy.remote_server import listener_pid
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.server_calls import open_client
 from optimizer.measure.server_client import CallError
 from tests.certificates import Certificates
@@ -42,7 +43,7 @@ class Production:
         installed = embedded_installation(runtime.ensure(print))
         self.source, self.model = source, source.name
         self.folder = ServerFolder(source, installed)
-        self.server = TritonServer(self.folder, installed, log=log, options=options)
+        self.server = TritonServer(self.folder, installed, TargetSettings(log, arguments=options))
         deadline = time.monotonic() + START_SECONDS
         for _ in range(ATTEMPTS):
             self.server.start()

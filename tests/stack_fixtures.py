@@ -18,6 +18,7 @@ from optimizer.core.files import cache_folder
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.measure.load_client.plan import SendRecord
 from optimizer.measure.perf_analyzer import PerfAnalyzer
@@ -38,7 +39,7 @@ def mlp() -> ModelSource:
 
 @pytest.fixture(scope="module")
 def embedded(mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
-    target = EmbeddedTarget(mlp, log=tmp_path_factory.mktemp("server") / "tritonserver.log", say=print)
+    target = EmbeddedTarget(mlp, TargetSettings(tmp_path_factory.mktemp("server") / "tritonserver.log"))
     yield target
     target.close()
 

@@ -23,6 +23,7 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.study.task import Task
 from peer.search import StatedResult
@@ -118,7 +119,7 @@ def _measure(
             repeat=False,
         )
         source = replace(task.source, config=config)
-        target = EmbeddedTarget(source, log=Path(scratch, "server.log"), say=say)
+        target = EmbeddedTarget(source, TargetSettings(Path(scratch, "server.log"), say=say))
         with contextlib.closing(target), target.deploy_fresh(candidate) as endpoint:
             load_generator.warm_up(endpoint, LoadPoint(batch, result.concurrency))
             for concurrency in loads(result.concurrency):

@@ -23,7 +23,7 @@ from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.target_settings import free_port
+from optimizer.deploy.target_settings import TargetSettings, free_port
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.builders import build
 
@@ -68,7 +68,7 @@ def _measure(tokens: int, folder: Path) -> Iterator[dict[str, Any]]:
         load = Load(address, PurePosixPath("/predict"), [json.dumps(request).encode() for request in requests])
         expected = json.loads(load.ask())
         yield from _loads(load, f"FastAPI · {tokens} tokens")
-    target = EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)
+    target = EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))
     with contextlib.closing(target):
         for name, candidate in CONFIGURATIONS.items():
             with target.deploy(candidate) as endpoint:

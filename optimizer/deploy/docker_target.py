@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,6 @@ from optimizer.core import interrupts
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage, Telemetry
 from optimizer.core.safe_text import read_tail
-from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import docker_engine
 from optimizer.deploy.docker_container import (
     NO_GPUS,
@@ -38,14 +37,7 @@ from optimizer.deploy.server_process import (
     remove_shared_memory,
     shared_memory_prefix,
 )
-from optimizer.deploy.target_settings import (
-    GRPC_PORT,
-    HTTP_PORT,
-    LOAD_SECONDS,
-    METRICS_PORT,
-    TargetSettings,
-    load_limit_seconds,
-)
+from optimizer.deploy.target_settings import GRPC_PORT, HTTP_PORT, METRICS_PORT, TargetSettings
 from optimizer.machine.conditions import total_of
 from optimizer.options.run_options import RunOptions
 
@@ -103,17 +95,9 @@ class DockerTarget(ManagedTarget):
     """
 
     def __init__(
-        self,
-        source: ModelSource,
-        options: RunOptions,
-        *,
-        log: Path,
-        stopwatch: Stopwatch | None = None,
-        base_url: str | None = None,
-        cpus: frozenset[int] | None = None,
-        load_timeout_seconds: float = LOAD_SECONDS,
+        self, source: ModelSource, options: RunOptions, settings: TargetSettings, *, base_url: str | None = None
     ) -> None:
-        settings = read_settings(options)
+        container = read_settings(options)
         with contextlib.ExitStack() as undo:
             client = undo.enter_context(contextlib.closing(connect(base_url)))
             remove_orphaned_containers(client)
@@ -121,21 +105,14 @@ class DockerTarget(ManagedTarget):
             folder = MountedCopy(source)
             undo.callback(folder.remove)
             with_metrics = exports_metrics(source)
-            ports = (*settings.ports, METRICS_PORT) if with_metrics else settings.ports
-            settings = replace(settings, binds=folder.binds + settings.binds, ports=ports)
+            ports = (*container.ports, METRICS_PORT) if with_metrics else container.ports
+            container = replace(container, binds=folder.binds + container.binds, ports=ports)
             flags = [*server_options(source), *options.server_args]
-            if settings.host_ipc:  # the memory of Python models is on this machine then
+            if container.host_ipc:  # the memory of Python models is on this machine then
                 flags.append(f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix(folder.path)}")
-            image = str(options.docker_image)
-            server = ContainerServer(client, image, folder.path.name, settings, log=log, options=flags, cpus=cpus)
-            super().__init__(
-                source,
-                server,
-                folder,
-                stopwatch=stopwatch,
-                load_timeout_seconds=load_timeout_seconds,
-                gpus=bool(settings.gpus),
-            )
+            settings = replace(settings, arguments=tuple(flags), gpus=bool(container.gpus))
+            server = ContainerServer(client, str(options.docker_image), folder.path.name, container, settings)
+            super().__init__(source, server, folder, settings)
             self._open = undo.pop_all()
 
     def close(self) -> None:
@@ -174,14 +151,7 @@ def server_identity(options: RunOptions, say: Callable[[str], None]) -> str:
 
 def make_target(source: ModelSource, options: RunOptions, settings: TargetSettings) -> DockerTarget:
     """Return the target on a server in a container of ``--docker-image``."""
-    return DockerTarget(
-        source,
-        options,
-        log=settings.log,
-        stopwatch=settings.stopwatch,
-        cpus=settings.cpus,
-        load_timeout_seconds=load_limit_seconds(options.budget_seconds),
-    )
+    return DockerTarget(source, options, settings)
 
 
 class ContainerTelemetry:
@@ -205,21 +175,13 @@ class ContainerServer(Server):
     """A tritonserver in a container of ``image``, a new one with each start, with its ports published on loopback."""
 
     def __init__(
-        self,
-        client: DockerClient,
-        image: str,
-        name: str,
-        settings: ContainerSettings,
-        *,
-        log: Path,
-        options: Sequence[str] = (),
-        cpus: frozenset[int] | None = None,
+        self, client: DockerClient, image: str, name: str, container: ContainerSettings, settings: TargetSettings
     ) -> None:
-        super().__init__(name, image, "--docker-image", log=log, cpus=cpus)
+        super().__init__(name, image, "--docker-image", settings)
         self._engine = client
         self._image = image
-        self._settings = settings
-        self._options = options
+        self._container = container
+        self._arguments = settings.arguments
 
     def package_advice(self, module: str) -> str:
         """Return how to build an image with a package."""
@@ -235,7 +197,7 @@ class ContainerServer(Server):
         """Stop the server; also remove containers that an interrupted start has left."""
         super().stop()
         remove_named(self._engine, self._name)
-        if self._settings.host_ipc:
+        if self._container.host_ipc:
             remove_shared_memory(self._name)
 
     def _launch(self) -> Container:
@@ -249,10 +211,10 @@ class ContainerServer(Server):
             f"--http-port={HTTP_PORT}",
             f"--grpc-port={GRPC_PORT}",
             *self._metrics_options(),
-            *self._options,
+            *self._arguments,
             *self._chosen,
         ]
-        settings = replace(self._settings, cpus=self._cpus)
+        settings = replace(self._container, cpus=self._cpus)
         container = Container(self._engine, self._image, command, settings, log=self.log, name=self._name)
         self.grpc = container.address(GRPC_PORT)
         self.http = container.address(HTTP_PORT) if restriction else ""
@@ -260,7 +222,7 @@ class ContainerServer(Server):
         return container
 
     def _metrics_options(self) -> list[str]:
-        if METRICS_PORT not in self._settings.ports:
+        if METRICS_PORT not in self._container.ports:
             return ["--allow-metrics=false"]
         return [f"--metrics-port={METRICS_PORT}", "--allow-gpu-metrics=false", "--allow-cpu-metrics=false"]
 

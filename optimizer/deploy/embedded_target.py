@@ -9,28 +9,19 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict, Unpack
 
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault
 from optimizer.core.process import SupervisedProcess
-from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import runtime
 from optimizer.deploy.managed_target import ManagedTarget, RepositoryCopy, exports_metrics, load_model, server_options
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import Server, remove_leftovers, shared_memory_prefix
-from optimizer.deploy.target_settings import (
-    LOAD_SECONDS,
-    LOOPBACK,
-    ServerPorts,
-    TargetSettings,
-    free_port,
-    load_limit_seconds,
-)
+from optimizer.deploy.target_settings import LOAD_SECONDS, LOOPBACK, ServerPorts, TargetSettings
 from optimizer.machine.nvml import VISIBLE_DEVICES, mps_share
 from optimizer.measure.failure_causes import missing_module, without_traceback
 from optimizer.measure.server_client import CallError
@@ -117,34 +108,16 @@ class ServerFolder(RepositoryCopy):
 class TritonServer(Server):
     """A tritonserver process that serves the repository in ``folder``.
 
-    ``options`` are added to its command line. Over HTTP, models are loaded only with the header
-    ``tritune: <http_secret>``. Without ``gpus`` it sees no GPU. With ``metrics`` it exports those of its models.
-    ``choose_port`` returns its ports one after another, unless ``ports`` are given.
+    Over HTTP, models are loaded only with the header ``tritune: <http_secret>``.
     """
 
-    def __init__(
-        self,
-        folder: ServerFolder,
-        installation: Installation,
-        *,
-        log: Path,
-        options: Sequence[str] = (),
-        choose_port: Callable[[], int] = free_port,
-        ports: ServerPorts | None = None,
-        cpus: frozenset[int] | None = None,
-        gpus: bool = True,
-        metrics: bool = False,
-    ) -> None:
-        program = str(installation.tritonserver)
-        super().__init__(folder.path.name, program, "--tritonserver", log=log, cpus=cpus)
+    def __init__(self, folder: ServerFolder, installation: Installation, settings: TargetSettings) -> None:
+        super().__init__(folder.path.name, str(installation.tritonserver), "--tritonserver", settings)
         self.http_secret = secrets.token_hex(16)
         self._folder = folder
         self._installation = installation
-        self._environment = {**installation.environment, **({} if gpus else {VISIBLE_DEVICES: ""})}
-        self._options = options
-        self._choose_port = choose_port
-        self._ports = ports
-        self._with_metrics = metrics
+        self._environment = {**installation.environment, **({} if settings.gpus else {VISIBLE_DEVICES: ""})}
+        self._settings = settings
 
     def package_advice(self, module: str) -> str:
         """Return how to install a package: the embedded server's models run with the packages of tune."""
@@ -157,7 +130,8 @@ class TritonServer(Server):
         )
 
     def _launch(self) -> SupervisedProcess:
-        ports = self._ports or ServerPorts(self._choose_port(), self._choose_port())
+        choose_port = self._settings.choose_port
+        ports = self._settings.ports[0] if self._settings.ports else ServerPorts(choose_port(), choose_port())
         self.http, self.grpc = "", f"{LOOPBACK}:{ports.grpc}"
         # A web page can send requests to loopback, and a load request can carry code: it now needs a secret header.
         http = [f"--http-restricted-api=model-repository:tritune={self.http_secret}"]
@@ -178,7 +152,7 @@ class TritonServer(Server):
             f"--backend-directory={self._folder.backends}",
             # also read by backends that are based on the Python backend
             f"--backend-config=python,shm-region-prefix-name={self._folder.shared_memory_prefix}",
-            *filter(self._installation.knows, self._options),
+            *filter(self._installation.knows, self._settings.arguments),
             *self._installation.arguments,
             *self._chosen,
         ]
@@ -193,69 +167,29 @@ class TritonServer(Server):
 
     def _metrics_options(self) -> list[str]:
         """Return the options of the metrics. Those of GPUs and CPUs are off, because NVML and psutil provide them."""
-        if not self._with_metrics:
+        if not self._settings.exports_metrics:
             return ["--allow-metrics=false"]
-        port = self._ports.metrics if self._ports else self._choose_port()
+        port = self._settings.ports[0].metrics if self._settings.ports else self._settings.choose_port()
         self.metrics = f"{LOOPBACK}:{port}"
         options = [f"--metrics-address={LOOPBACK}", f"--metrics-port={port}"]
         options += ["--allow-gpu-metrics=false", "--allow-cpu-metrics=false"]
         return list(filter(self._installation.knows, options))
 
 
-class ServerSettings(TypedDict, total=False):
-    """Optional settings of an installed server.
-
-    ``load_timeout_seconds`` limits a load. With ``gpus`` (the default) it sees the GPUs that this process sees.
-    Without, it sees none, and a model without a fixed device is served on the CPU. With ``metrics`` it exports those
-    of its models; by default it does so only with ``ports``, or if a model exports some itself. ``ports`` are those
-    for the clients of the user; by default they are free ones. ``arguments`` are further options of the server, of
-    which those that this version does not know are left out.
-    """
-
-    stopwatch: Stopwatch | None
-    load_timeout_seconds: float
-    choose_port: Callable[[], int]
-    ports: ServerPorts | None
-    arguments: Sequence[str]
-    cpus: frozenset[int] | None
-    gpus: bool
-    metrics: bool
-
-
 class InstalledTarget(ManagedTarget):
-    """Serves candidates on a tritonserver of this machine; ``log`` gets its output.
+    """Serves candidates on a tritonserver of this machine."""
 
-    By default the server's metrics are off, see ServerSettings: NVML provides the same GPU data.
-    """
-
-    def __init__(
-        self, source: ModelSource, installation: Installation, *, log: Path, **settings: Unpack[ServerSettings]
-    ) -> None:
+    def __init__(self, source: ModelSource, installation: Installation, settings: TargetSettings) -> None:
         remove_leftovers()
         folder = ServerFolder(source, installation)
         with contextlib.ExitStack() as undo:
             undo.callback(folder.remove)
-            options = [*server_options(source), *settings.get("arguments", ())]
-            gpus, ports = settings.get("gpus", True), settings.get("ports")
-            server = TritonServer(
-                folder,
-                installation,
-                log=log,
-                options=options,
-                choose_port=settings.get("choose_port", free_port),
-                ports=ports,
-                cpus=settings.get("cpus"),
-                gpus=gpus,
-                metrics=settings.get("metrics", ports is not None or exports_metrics(source)),
+            settings = replace(
+                settings,
+                arguments=(*server_options(source), *settings.arguments),
+                exports_metrics=settings.exports_metrics or bool(settings.ports) or exports_metrics(source),
             )
-            super().__init__(
-                source,
-                server,
-                folder,
-                stopwatch=settings.get("stopwatch"),
-                load_timeout_seconds=settings.get("load_timeout_seconds", LOAD_SECONDS),
-                gpus=gpus,
-            )
+            super().__init__(source, TritonServer(folder, installation, settings), folder, settings)
             undo.pop_all()
 
 
@@ -316,12 +250,10 @@ def stub_search_path() -> str:
 
 
 class EmbeddedTarget(InstalledTarget):
-    """Serves candidates on the pinned tritonserver, which is installed on first use; ``say`` gets its progress."""
+    """Serves candidates on the pinned tritonserver, which is installed on first use."""
 
-    def __init__(
-        self, source: ModelSource, *, log: Path, say: Callable[[str], None], **settings: Unpack[ServerSettings]
-    ) -> None:
-        super().__init__(source, embedded_installation(runtime.ensure(say)), log=log, **settings)
+    def __init__(self, source: ModelSource, settings: TargetSettings) -> None:
+        super().__init__(source, embedded_installation(runtime.ensure(settings.say)), settings)
 
 
 def check_options(options: RunOptions, say: Callable[[str], None]) -> None:
@@ -335,19 +267,7 @@ def server_identity(options: RunOptions, say: Callable[[str], None]) -> str:
 
 def make_target(source: ModelSource, options: RunOptions, settings: TargetSettings) -> EmbeddedTarget:
     """Return the target on the pinned server."""
-    return EmbeddedTarget(source, log=settings.log, say=settings.say, **server_settings(options, settings))
-
-
-def server_settings(options: RunOptions, settings: TargetSettings) -> ServerSettings:
-    """Return the settings of an installed server in a run."""
-    return ServerSettings(
-        stopwatch=settings.stopwatch,
-        ports=settings.ports[0] if settings.ports else None,
-        arguments=settings.arguments,
-        cpus=settings.cpus,
-        gpus=settings.gpus,
-        load_timeout_seconds=load_limit_seconds(options.budget_seconds),
-    )
+    return EmbeddedTarget(source, settings)
 
 
 def complete_config(
@@ -366,8 +286,8 @@ def complete_config(
     folder = ServerFolder(source, installation)
     with contextlib.ExitStack() as undo:
         undo.callback(folder.remove)
-        server = TritonServer(folder, installation, log=folder.path / "tritonserver.log")
-        server.start_seconds = min(server.start_seconds, limit_seconds)
+        settings = TargetSettings(folder.path / "tritonserver.log", load_timeout_seconds=limit_seconds)
+        server = TritonServer(folder, installation, settings)
         undo.callback(server.stop)
         client = server.client()
         try:

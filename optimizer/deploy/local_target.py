@@ -10,7 +10,6 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Unpack
 
 from optimizer.config.backends import backend_of
 from optimizer.config.model_source import ModelSource
@@ -24,8 +23,6 @@ from optimizer.deploy.embedded_target import (
     WITHOUT_TELEMETRY,
     Installation,
     InstalledTarget,
-    ServerSettings,
-    server_settings,
 )
 from optimizer.deploy.server_process import temporary_folder
 from optimizer.deploy.target_settings import TargetSettings
@@ -43,11 +40,9 @@ class LocalTarget(InstalledTarget):
     Raises EnvironmentFault if the server lacks a backend that the models need, or cannot start models in Python.
     """
 
-    def __init__(
-        self, source: ModelSource, installation: Installation, *, log: Path, **settings: Unpack[ServerSettings]
-    ) -> None:
+    def __init__(self, source: ModelSource, installation: Installation, settings: TargetSettings) -> None:
         _check_backends(source, installation)
-        super().__init__(source, installation, log=log, **settings)
+        super().__init__(source, installation, settings)
 
 
 def find_installation(
@@ -86,7 +81,7 @@ def make_target(source: ModelSource, options: RunOptions, settings: TargetSettin
             f"--protocol http: {installation.tritonserver} is too old to keep web pages from loading models over "
             "HTTP; leave it out, or name a newer server"
         )
-    return LocalTarget(source, installation, log=settings.log, **server_settings(options, settings))
+    return LocalTarget(source, installation, settings)
 
 
 def _chosen_installation(options: RunOptions) -> Installation:

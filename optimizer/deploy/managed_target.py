@@ -20,10 +20,9 @@ from optimizer.config.model_source import ModelSource, ServedModels, served_mode
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, EnvironmentFault, LoadRefused, ServerCrashed
 from optimizer.core.process import RunningProcess
-from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
-from optimizer.deploy.target_settings import LOAD_SECONDS
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.failure_causes import (
     hides_cause,
     lacks_gpu_memory,
@@ -124,18 +123,15 @@ SHORTEST_TIMEOUT_SECONDS = 20.0
 class ModelLoader:
     """Loads the models of a deployment into ``server``, from ``folder``.
 
-    ``timeout_seconds`` limits a load. After the first one the limit is lower: a multiple of the slowest load so far.
-    ``gpus`` is whether the server sees GPUs.
+    After the first load, the limit is a multiple of the slowest one so far, at most that of ``settings``.
     """
 
-    def __init__(
-        self, server: Server, folder: RepositoryCopy, log: Path, timeout_seconds: float, *, gpus: bool
-    ) -> None:
+    def __init__(self, server: Server, folder: RepositoryCopy, settings: TargetSettings) -> None:
         self._server = server
         self._folder = folder
-        self._log = log
-        self._timeout_seconds = timeout_seconds
-        self._gpus = gpus
+        self._log = settings.log
+        self._timeout_seconds = settings.load_timeout_seconds
+        self._gpus = settings.gpus
         self._slowest_seconds: float | None = None
         self._loaded: dict[str, tuple[str, Mapping[str, bytes]]] = {}  # model -> config.pbtxt, model.json files
         self._loaded_by: RunningProcess | None = None
@@ -320,31 +316,20 @@ class ManagedTarget:
     restarted when it has died or no longer responds, and for a candidate with other CPUs or server options.
 
     A ServerCrashed that the load generator raises while a candidate is served stops the server, and is raised again
-    with the error in the server's log. ``load_timeout_seconds`` limits a load, see ModelLoader. ``gpus`` is whether
-    the server sees GPUs.
+    with the error in the server's log.
 
     With several server processes each has its own target, and ServerProcesses calls ``launch``, ``serve`` and
     ``crash`` of each.
     """
 
-    def __init__(
-        self,
-        source: ModelSource,
-        server: Server,
-        folder: RepositoryCopy,
-        *,
-        stopwatch: Stopwatch | None = None,
-        load_timeout_seconds: float = LOAD_SECONDS,
-        gpus: bool = True,
-    ) -> None:
+    def __init__(self, source: ModelSource, server: Server, folder: RepositoryCopy, settings: TargetSettings) -> None:
         self.source = source
-        self._gpus = gpus
+        self._gpus = settings.gpus
         self.log = server.log
         self._server = server
-        server.start_seconds = min(server.start_seconds, load_timeout_seconds)
         self._folder = folder
-        self._stopwatch = stopwatch or Stopwatch()
-        self._loader = ModelLoader(server, folder, server.log, load_timeout_seconds, gpus=gpus)
+        self._stopwatch = settings.stopwatch
+        self._loader = ModelLoader(server, folder, settings)
 
     @contextlib.contextmanager
     def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:

@@ -19,6 +19,7 @@ from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrash
 from optimizer.core.process import RunningProcess, describe_exit_code, is_leftover, owner_of, this_process
 from optimizer.core.safe_text import is_shell_path, one_line, read_tail, shorten
 from optimizer.core.trial import Candidate
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.cpus import divide, topology
 from optimizer.measure.failure_causes import lacks_gpu_memory
 from optimizer.measure.server_calls import is_live, open_client
@@ -112,10 +113,8 @@ class Server(ABC):
     """A tritonserver with a life cycle: started on demand, checked, restarted and stopped.
 
     ``name`` is its ``--id``, ``program`` the program or image, and ``flag`` the option that names another one.
-    ``log`` gets its output. It runs on ``cpus`` (None: any) unless a candidate sets others, see ``run_for``. If
-    several servers serve a candidate, this is the one with the number ``position``, from 0.
-
-    It has to start within ``start_seconds``.
+    It runs on the CPUs of ``settings`` unless a candidate sets others, see ``run_for``. If several servers serve a
+    candidate, this is the one with the number ``position``, from 0.
 
     ``grpc`` and ``http`` are the ``host:port`` of the running server. ``http`` is empty if this version cannot keep
     others from loading models over HTTP. ``metrics`` is the address of its metrics, empty unless a model exports some
@@ -123,16 +122,16 @@ class Server(ABC):
     object with each start.
     """
 
-    def __init__(self, name: str, program: str, flag: str, *, log: Path, cpus: frozenset[int] | None = None) -> None:
-        self.log = log
+    def __init__(self, name: str, program: str, flag: str, settings: TargetSettings) -> None:
+        self.log = settings.log
         self.grpc = self.http = self.metrics = self.version = ""
         self._name, self._program, self._flag = name, program, flag
         self._chosen: tuple[str, ...] = ()
-        self._usual_cpus = self._cpus = cpus
+        self._usual_cpus = self._cpus = settings.cpus
         self.position, self._processes = 0, 1
         self._log_start = 0
         self.running: RunningProcess | None = None
-        self.start_seconds = START_SECONDS
+        self._start_seconds = min(START_SECONDS, settings.load_timeout_seconds)
         self._client: ServerClient | None = None
 
     @abstractmethod
@@ -179,7 +178,7 @@ class Server(ABC):
             if self.answers():
                 return self._client
             self.stop()
-        deadline = time.monotonic() + self.start_seconds
+        deadline = time.monotonic() + self._start_seconds
         for _ in range(START_ATTEMPTS):
             self.start()
             self._client = open_client(Connection(self.grpc))

@@ -1,11 +1,11 @@
-"""The settings that a run passes to a target: the ports of its servers, and the limit of a load."""
+"""The settings that a run passes to a target, among them the ports of its servers and the limit of a load."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from optimizer.core.errors import BadInputError
@@ -15,6 +15,8 @@ LOOPBACK = "127.0.0.1"
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002  # Triton's own
 PORT_STEP = 10  # between the ports of two server processes
 LARGEST_PORT = 65535
+LOAD_SECONDS = 120.0  # the default limit of a load
+LEAST_LOAD_SECONDS = 5.0  # with a shorter budget the baseline is measured nevertheless
 
 
 @dataclass(frozen=True)
@@ -81,26 +83,30 @@ class TargetSettings:
     Attributes:
         log: The file that gets the server's output.
         cpus: The CPUs of the server; None for all.
-        gpus: Whether a server on this machine sees GPUs.
+        gpus: Whether a server on this machine sees the GPUs that this process sees. Without, it sees none, and a
+            model without a fixed device is served on the CPU.
         metrics: The address of the metrics of a server on another machine; empty if it has none.
         stopwatch: It counts the time that the server takes.
         say: It gets one line for each slow preparation.
         ports: The ports of each server on this machine, for clients of the user; without them, any free ones.
+        choose_port: Return a port for a server without ``ports``; called for each port at each start.
         arguments: Further options of a server on this machine; those that its version does not know are left out.
+        exports_metrics: Whether a server of this machine exports the metrics of its models also if it has no
+            ``ports`` and no model has metrics that tune reads. NVML provides the data of GPUs.
+        load_timeout_seconds: The limit of the start of the server, and of a load.
     """
 
     log: Path
-    cpus: frozenset[int] | None
-    gpus: bool
-    metrics: str
-    stopwatch: Stopwatch
-    say: Callable[[str], None]
+    cpus: frozenset[int] | None = None
+    gpus: bool = True
+    metrics: str = ""
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    say: Callable[[str], None] = print
     ports: tuple[ServerPorts, ...] = ()
+    choose_port: Callable[[], int] = free_port
     arguments: tuple[str, ...] = ()
-
-
-LOAD_SECONDS = 120.0  # the default limit of a load
-LEAST_LOAD_SECONDS = 5.0  # with a shorter budget the baseline is measured nevertheless
+    exports_metrics: bool = False
+    load_timeout_seconds: float = LOAD_SECONDS
 
 
 def load_limit_seconds(budget_seconds: float) -> float:

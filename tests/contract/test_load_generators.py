@@ -22,7 +22,7 @@ from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.target_settings import free_port
+from optimizer.deploy.target_settings import TargetSettings, free_port
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
 from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
@@ -269,7 +269,7 @@ class SequenceContract(LoadGeneratorContract):
         write_sums(log.parent / "models", log, cls.strategy)
         source = read_repository_model(log.parent / "models", "sums", gpu=False)
         with (
-            contextlib.closing(EmbeddedTarget(source, log=log.with_name("tritonserver.log"), say=print)) as target,
+            contextlib.closing(EmbeddedTarget(source, TargetSettings(log.with_name("tritonserver.log")))) as target,
             target.deploy(Candidate(4)) as endpoint,
         ):
             yield endpoint
@@ -352,7 +352,7 @@ def streamer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     write_streamer(folder / "models", INTERVAL_MS)
     source = read_repository_model(folder / "models", "streamer", gpu=False)
     with (
-        contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as target,
+        contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target,
         target.deploy(Candidate(8, dynamic_batching=True)) as endpoint,
     ):
         yield endpoint

@@ -21,6 +21,7 @@ from optimizer.deploy.docker_target import DockerTarget
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.remote_target import RemoteTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.options.run_options import RunOptions
 from tests.own_server import write_installation
 from tests.podman import Engine
@@ -88,7 +89,7 @@ class TestEmbedded(ModelJsonContract):
     @classmethod
     def target(cls, reader: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         log = tmp_path_factory.mktemp("server") / "tritonserver.log"
-        with contextlib.closing(EmbeddedTarget(reader, log=log, say=print)) as target:
+        with contextlib.closing(EmbeddedTarget(reader, TargetSettings(log))) as target:
             yield target
 
 
@@ -98,7 +99,8 @@ class TestLocal(ModelJsonContract):
     def target(cls, reader: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         folder = tmp_path_factory.mktemp("local")
         installation = find_installation(str(write_installation(folder / "triton", runtime.ensure(print))))
-        with contextlib.closing(LocalTarget(reader, installation, log=folder / "tritonserver.log")) as target:
+        settings = TargetSettings(folder / "tritonserver.log")
+        with contextlib.closing(LocalTarget(reader, installation, settings)) as target:
             yield target
 
 
@@ -109,9 +111,9 @@ class TestDocker(ModelJsonContract):
     def target(
         cls, reader: ModelSource, engine: Engine, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[Target]:
-        log = tmp_path_factory.mktemp("server") / "tritonserver.log"
+        settings = TargetSettings(tmp_path_factory.mktemp("server") / "tritonserver.log")
         options = RunOptions("reader", docker_image=engine.image)
-        with contextlib.closing(DockerTarget(reader, options, log=log, base_url=engine.base_url)) as target:
+        with contextlib.closing(DockerTarget(reader, options, settings, base_url=engine.base_url)) as target:
             yield target
 
 

@@ -32,6 +32,7 @@ from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.deploy.several_servers_target import ServerProcesses
 from optimizer.deploy.target_factory import TargetModule
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.server_calls import open_client
 from optimizer.options.run_options import TARGETS, RunOptions, TargetName
 from optimizer.store.recording import RecordedServer
@@ -146,7 +147,7 @@ class TestEmbeddedTarget(TargetContract):
 
     @pytest.fixture
     def closable_target(self, mlp: ModelSource, tmp_path: Path) -> Target:
-        return EmbeddedTarget(mlp, log=tmp_path / "tritonserver.log", say=print)
+        return EmbeddedTarget(mlp, TargetSettings(tmp_path / "tritonserver.log"))
 
     def serving(self, target: Target, model: str) -> Candidate | None:
         assert isinstance(target, EmbeddedTarget)
@@ -155,7 +156,7 @@ class TestEmbeddedTarget(TargetContract):
 
 def make_processes(source: ModelSource, folder: Path, count: int) -> ServerProcesses:
     logs = [folder / f"tritonserver-{number}.log" for number in range(count)]
-    return ServerProcesses([EmbeddedTarget(source, log=log, say=print) for log in logs])
+    return ServerProcesses([EmbeddedTarget(source, TargetSettings(log)) for log in logs])
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +203,7 @@ def make_local(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], LocalTa
     source = stored(folder / "models")("sleeper")
     program = os.environ.get(SERVER) or write_installation(folder / "triton", runtime.ensure(print))
     installation = find_installation(str(program))
-    return lambda: LocalTarget(source, installation, log=folder / "tritonserver.log")
+    return lambda: LocalTarget(source, installation, TargetSettings(folder / "tritonserver.log"))
 
 
 @pytest.fixture(scope="module")
@@ -330,16 +331,16 @@ class TestDockerTarget(TargetContract):
     @pytest.fixture(scope="class")
     @classmethod
     def target(cls, mlp: ModelSource, engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-        log = tmp_path_factory.mktemp("server") / "tritonserver.log"
-        with contextlib.closing(
-            DockerTarget(mlp, RunOptions(mlp.name, docker_image=engine.image), log=log, base_url=engine.base_url)
-        ) as target:
+        settings = TargetSettings(tmp_path_factory.mktemp("server") / "tritonserver.log")
+        options = RunOptions(mlp.name, docker_image=engine.image)
+        with contextlib.closing(DockerTarget(mlp, options, settings, base_url=engine.base_url)) as target:
             yield target
 
     @pytest.fixture
     def closable_target(self, mlp: ModelSource, engine: Engine, tmp_path: Path) -> Target:
-        log = tmp_path / "tritonserver.log"
-        return DockerTarget(mlp, RunOptions(mlp.name, docker_image=engine.image), log=log, base_url=engine.base_url)
+        settings = TargetSettings(tmp_path / "tritonserver.log")
+        options = RunOptions(mlp.name, docker_image=engine.image)
+        return DockerTarget(mlp, options, settings, base_url=engine.base_url)
 
     def remaining(self) -> set[str]:
         """Return also the containers."""

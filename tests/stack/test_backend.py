@@ -25,6 +25,7 @@ from optimizer.core.errors import DeploymentError, EnvironmentFault
 from optimizer.core.trial import CPU_ACCELERATOR, Candidate
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine import hardware
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.output_comparison import Tolerance
@@ -93,7 +94,7 @@ def serving(folder: Path, model: ModelProto, config: str) -> Iterator[Served]:
     """Yield the model as ``tune`` serves it, loaded with ``config``."""
     write_model(folder / "repository", "m", config, model)
     source = read_repository_model(folder / "repository", "m", gpu=False)
-    target = EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)
+    target = EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))
     candidate = model_config.candidate_of(source.config)
     with (
         contextlib.closing(target),
@@ -377,7 +378,7 @@ def test_the_output_check_guards_a_lower_precision(tmp_path: Path) -> None:
         )
         for tolerance in (Tolerance(), Tolerance(relative=0.05))
     )
-    target = EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)
+    target = EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))
     with contextlib.closing(target):
         with target.deploy(plain) as endpoint:
             strict.record_reference(endpoint)
@@ -434,7 +435,7 @@ def test_other_versions_and_file_names(tmp_path: Path) -> None:
         (folder / str(version) / "net.onnx").write_bytes(model.SerializeToString())
         (folder / str(version) / "factor.bin").write_bytes(np.array([version], np.float32).tobytes())
     source = read_repository_model(tmp_path / "repository", "m", gpu=False)
-    target = EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)
+    target = EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))
     candidate = model_config.candidate_of(source.config)
     with (
         contextlib.closing(target),

@@ -17,6 +17,7 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.request_sizes import parse_priorities
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.model.repository import read_repository_model, read_source
 from tests.command_fixtures import Playground, Run, run_tune
@@ -48,7 +49,7 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget
     folder = tmp_path_factory.mktemp("sleeper")
     write_sleeper(folder / "models", SLEEP_MS)
     source = read_repository_model(folder / "models", "sleeper", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as target:
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
         yield target
 
 
@@ -57,7 +58,7 @@ def ensemble(tmp_path: Path) -> Iterator[EmbeddedTarget]:
     """The target of an ensemble, whose slow step has the queue of a candidate."""
     write_ensemble(tmp_path / "models", SLEEP_MS)
     source = read_source(stored(tmp_path / "models"), "chain", batcher="second")
-    with contextlib.closing(EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)) as target:
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))) as target:
         yield target
 
 

@@ -28,6 +28,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Trial
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.measure.load_client import launcher
 from optimizer.measure.load_client.client import WARM_UPS
@@ -66,7 +67,7 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget
     folder = tmp_path_factory.mktemp("sleeper")
     write_sleeper(folder / "models", SLEEP_MS)
     source = read_repository_model(folder / "models", "sleeper", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as target:
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
         yield target
 
 
@@ -205,7 +206,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]
     (folder / "models" / "reader" / "config.pbtxt").write_text(READER_CONFIG)
     (folder / "models" / "reader" / "1" / "model.py").write_text(READER_PROGRAM)
     source = read_repository_model(folder / "models", "reader", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as target:
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
         yield target
 
 

@@ -20,6 +20,7 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.docker_container import PerfAnalyzerContainer
 from optimizer.deploy.docker_engine import OWNER, connect
 from optimizer.deploy.docker_target import ContainerTelemetry, DockerTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
@@ -60,7 +61,7 @@ def make(mlp: ModelSource, engine: Engine, tmp_path: Path) -> Iterator[Callable[
         def made(image: str = engine.image, **settings: Any) -> DockerTarget:
             log = tmp_path / "tritonserver.log"
             options = RunOptions(mlp.name, docker_image=image, **settings)
-            target = DockerTarget(mlp, options, log=log, base_url=engine.base_url)
+            target = DockerTarget(mlp, options, TargetSettings(log), base_url=engine.base_url)
             return undo.enter_context(contextlib.closing(target))
 
         yield made

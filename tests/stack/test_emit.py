@@ -12,6 +12,7 @@ from optimizer.core.trial import Candidate
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import ServerFolder, TritonServer
 from optimizer.deploy.embedded_target import embedded_installation as installation
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.emit.recommended import read_recommendation
 from optimizer.results.finished_run import read_run
 from tests.run_folders import write_run
@@ -35,7 +36,7 @@ def test_a_repository_with_emitted_configurations_serves(mlp: ModelSource, tmp_p
         emit.main([str(tmp_path / "device" / "run"), *words])
         for options, expected in (((), USUAL), (("--model-config-name=h100",), OF_DEVICE)):
             log = tmp_path / f"{expected.max_batch_size}.log"
-            server = TritonServer(folder, installed, log=log, options=(*arguments, *options))
+            server = TritonServer(folder, installed, TargetSettings(log, arguments=(*arguments, *options)))
             undo.callback(server.stop)
             client = server.client()
             client.load("mlp", None, 60)

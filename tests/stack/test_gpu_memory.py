@@ -19,6 +19,7 @@ from optimizer.core.errors import LoadRefused, ServerCrashed
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.repository import read_source
 from tests.repositories import ENSEMBLE_CONFIG, SLEEPER_CONFIG, stored, write_python_model, write_sleeper
@@ -59,7 +60,7 @@ def target(tmp_path: Path) -> Iterator[EmbeddedTarget]:
     version.mkdir(parents=True)
     version.joinpath("model.py").write_text(MODEL)
     version.parent.joinpath("config.pbtxt").write_text(SLEEPER_CONFIG.replace("KIND_CPU", "KIND_MODEL"))
-    with contextlib.closing(EmbeddedTarget(stored(tmp_path / "models")("m"), log=tmp_path / "log", say=print)) as it:
+    with contextlib.closing(EmbeddedTarget(stored(tmp_path / "models")("m"), TargetSettings(tmp_path / "log"))) as it:
         yield it
 
 
@@ -83,7 +84,7 @@ def test_a_model_that_dies_for_lack_of_memory_lacks_gpu_memory(tmp_path: Path) -
     write_python_model(tmp_path / "models", "m", DYING_MODEL)
     source, installed = stored(tmp_path / "models")("m"), runtime.ensure(print)
     perf_analyzer = PerfAnalyzer(installed.perf_analyzer, installed.perf_analyzer_libraries, tmp_path / "load")
-    with contextlib.closing(EmbeddedTarget(source, log=tmp_path / "log", say=print)) as target:
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(tmp_path / "log"))) as target:
         with pytest.raises(ServerCrashed, match="CUDA out of memory") as caught, target.deploy(ONE) as endpoint:
             perf_analyzer.measure(endpoint, LoadPoint(1, 1))
         assert caught.value.lacks_gpu_memory
@@ -94,7 +95,7 @@ def test_all_instances_are_new(tmp_path: Path) -> None:
     folder = write_sleeper(tmp_path / "models", 1.0)
     folder.joinpath("config.pbtxt").write_text(SLEEPER_CONFIG.replace("KIND_CPU", "KIND_MODEL"))
     source, seen = stored(tmp_path / "models")("sleeper"), set[int]()
-    with contextlib.closing(EmbeddedTarget(source, log=tmp_path / "log", say=print)) as target:
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(tmp_path / "log"))) as target:
         for count in (1, 2, 1):
             with target.deploy(replace(ONE, instance_count=count)) as endpoint:
                 assert endpoint.server_pid
@@ -116,7 +117,7 @@ def chain(tmp_path: Path) -> Iterator[EmbeddedTarget]:
     models.joinpath("chain", "1").mkdir(parents=True)
     models.joinpath("chain", "config.pbtxt").write_text(ENSEMBLE_CONFIG)
     source = read_source(stored(models), "chain", batcher="second")
-    with contextlib.closing(EmbeddedTarget(source, log=tmp_path / "log", say=print)) as it:
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(tmp_path / "log"))) as it:
         yield it
 
 

@@ -21,6 +21,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core.process import SupervisedProcess, run_command
 from optimizer.core.trial import SERVER_CPUS, Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import DISTURBANCE_LIMIT, ProcessTelemetry, describe_disturbance, process_tree
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.values import format_cpus, usable_cpus
@@ -94,7 +95,7 @@ def test_every_thread_of_a_pinned_load_generator_stays(
 def test_every_thread_of_a_pinned_server_stays(mlp: ModelSource, tmp_path: Path, threads: str) -> None:
     candidate = replace(CANDIDATE, instance_count=2, fields=((THREADS, threads),))
     with (
-        contextlib.closing(EmbeddedTarget(mlp, log=tmp_path / "tritonserver.log", say=print, cpus=ONE)) as target,
+        contextlib.closing(EmbeddedTarget(mlp, TargetSettings(tmp_path / "tritonserver.log", cpus=ONE))) as target,
         target.deploy(candidate) as endpoint,
     ):
         assert endpoint.server_pid is not None

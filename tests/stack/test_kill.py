@@ -21,6 +21,7 @@ from optimizer.core.trial import Candidate
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.server_process import remove_environment_folders
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.results.finished_run import read_run
 from tests.command_fixtures import (
     FINISHED,
@@ -322,7 +323,7 @@ def test_a_server_that_never_comes_up_is_an_error(steady: Playground) -> None:
 
 @pytest.fixture
 def target(mlp: ModelSource, tmp_path: Path) -> EmbeddedTarget:
-    return EmbeddedTarget(mlp, log=tmp_path / "tritonserver.log", say=print)
+    return EmbeddedTarget(mlp, TargetSettings(tmp_path / "tritonserver.log"))
 
 
 def processes_of(target: EmbeddedTarget) -> list[psutil.Process]:

@@ -20,6 +20,7 @@ from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.remote_target import RemoteTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.machine.engine_telemetry import EngineTelemetry
 from optimizer.machine.hardware import Hardware
@@ -85,7 +86,8 @@ def target(folder: Path, task: Task) -> Iterator[LocalTarget]:
     installation = find_installation(
         str(folder / "triton" / "bin" / "tritonserver"), str(folder / "triton" / "backends")
     )
-    with contextlib.closing(LocalTarget(task.source, installation, log=folder / "tritonserver.log")) as target:
+    settings = TargetSettings(folder / "tritonserver.log")
+    with contextlib.closing(LocalTarget(task.source, installation, settings)) as target:
         yield target
 
 
@@ -188,7 +190,7 @@ def test_an_engine_is_unloaded_also_after_another_model_was_refused(tmp_path: Pa
         caller = ("caller/parameters.refuses.string_value", refuses)
         return Candidate(8, fields=(caller, (f"parameters.{KV_CACHE_SHARE}.string_value", share)))
 
-    with contextlib.closing(EmbeddedTarget(source, log=tmp_path / "log", say=print)) as target:
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(tmp_path / "log"))) as target:
         with pytest.raises(LoadRefused, match="refused"), target.deploy(candidate("0.8", "yes")):
             pass
         with target.deploy(candidate("0.7", "no")):

@@ -17,6 +17,7 @@ import pytest
 from objectives.sla import Sla
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
 from optimizer.measure.load_client.client import WARM_UPS
 from optimizer.measure.load_client.generator import OpenLoopGenerator
@@ -37,7 +38,7 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget
     folder = tmp_path_factory.mktemp("sleeper")
     write_sleeper(folder / "models", SLEEP_MS)
     source = read_repository_model(folder / "models", "sleeper", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as target:
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
         yield target
 
 
@@ -130,7 +131,7 @@ def test_a_trace_sets_sizes_and_priorities(
     load = LoadPoint(sum(samples) / len(samples), request_rate=len(samples) / PERIOD)
     source = read_repository_model(tmp_path / "models", "sleeper", gpu=False)
     with (
-        contextlib.closing(EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)) as target,
+        contextlib.closing(EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))) as target,
         target.deploy(Candidate(4, dynamic_batching=True)) as endpoint,
     ):
         result = recorded.measure(endpoint, load, seconds=PERIODS * PERIOD - 0.1)

@@ -25,6 +25,7 @@ from optimizer.config import model_config
 from optimizer.core.files import cache_folder
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine import hardware
 from optimizer.model.builders import build
 from optimizer.model.profile import load_profile
@@ -310,7 +311,7 @@ def test_the_best_configuration_loads_unchanged(built: Run, tmp_path: Path) -> N
     shutil.copy(built.folder / "best" / "config.pbtxt", tmp_path / "repository" / "mlp")
     source = read_repository_model(tmp_path / "repository", "mlp", gpu=False)
     assert model_config.to_text(source.config) == text  # so that the server reads these very bytes
-    target = EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)
+    target = EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))
     with (
         contextlib.closing(target),
         target.deploy_fresh(candidate) as endpoint,

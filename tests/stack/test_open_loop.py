@@ -23,6 +23,7 @@ from optimizer.core.process import SUPERVISOR
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client import launcher
 from optimizer.measure.load_client.arrivals import ConstantArrivals
 from optimizer.measure.load_client.client import BEHIND_SECONDS, WARM_UPS
@@ -59,7 +60,7 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget
     folder = tmp_path_factory.mktemp("sleeper")
     write_sleeper(folder / "models", SLEEP_MS)
     source = read_repository_model(folder / "models", "sleeper", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as target:
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
         yield target
 
 

@@ -14,6 +14,7 @@ import pytest
 from optimizer.core.errors import DeploymentError
 from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.score import Scorer, accuracy
 from optimizer.model.repository import read_repository_model
@@ -69,7 +70,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]
     (folder / "models" / "m" / "config.pbtxt").write_text(CONFIG)
     (folder / "models" / "m" / "1" / "model.py").write_text(textwrap.dedent(PROGRAM))
     source = read_repository_model(folder / "models", "m", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as made:
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as made:
         yield made
 
 

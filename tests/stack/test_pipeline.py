@@ -18,6 +18,7 @@ from optimizer.core.errors import DeploymentError
 from optimizer.core.trial import VARIANT, Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.server_calls import read_statistics
@@ -41,7 +42,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def chain(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
     source = read_source(stored(repository), "chain", batcher="second")
-    target = EmbeddedTarget(source, log=tmp_path_factory.mktemp("server") / "log", say=print)
+    target = EmbeddedTarget(source, TargetSettings(tmp_path_factory.mktemp("server") / "log"))
     with contextlib.closing(target):
         yield target
 
@@ -141,7 +142,7 @@ def test_python_model_and_the_models_that_it_calls(repository: Path, tmp_path: P
     source = read_source(stored(repository), "caller", composing=["first", "second"], batcher="second")
     fields = ("caller/instance_group_count", COUNT)
     assert configured_candidate(source, fields) == Candidate(8, fields=((fields[0], 1), (fields[1], 1)))
-    target = EmbeddedTarget(source, log=tmp_path / "log", say=print)
+    target = EmbeddedTarget(source, TargetSettings(tmp_path / "log"))
     with contextlib.closing(target), target.deploy(Candidate(8, True, fields=((fields[0], 2), (COUNT, 1)))):
         assert served(target, "caller").instance_group[0].count == 2
         assert served(target, "second").HasField("dynamic_batching")
@@ -162,7 +163,7 @@ def test_variants_are_compared_with_the_baseline_and_only_one_is_served(tmp_path
         write_model(tmp_path / "models", name, config, model)
     source = read_source(stored(tmp_path / "models"), "plain", variants=["same", "wrong"])
     guard = BaselineOutputCheck(tmp_path / "reference.npz", input_data="random", shapes=(), request_batch_size=1)
-    target = EmbeddedTarget(source, log=tmp_path / "log", say=print)
+    target = EmbeddedTarget(source, TargetSettings(tmp_path / "log"))
     with contextlib.closing(target):
         with target.deploy(configured_candidate(source, [VARIANT])) as endpoint:
             assert endpoint.model == "plain"
@@ -183,7 +184,7 @@ def test_candidates_are_warmed_up_without_response_cache(tmp_path: Path) -> None
     config = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\nresponse_cache { enable: true }\n'
     write_model(tmp_path / "models", "plain", config, doubler(dims=("batch", "width")))
     source = replace(read_source(stored(tmp_path / "models"), "plain"), warm_up={"x": (4,)})
-    target = EmbeddedTarget(source, log=tmp_path / "log", say=print)
+    target = EmbeddedTarget(source, TargetSettings(tmp_path / "log"))
     candidate = Candidate(8, True, preferred_batch_sizes=(4,))
     assert served_models(source, candidate).configs["plain"].response_cache.enable
     with contextlib.closing(target):

@@ -17,6 +17,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.arrivals import PoissonArrivals
 from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.measure.load_client.open_loop import LateError
@@ -54,7 +55,7 @@ def test_latency_and_capacity_of_a_replica(tmp_path: Path) -> None:
         installed.perf_analyzer, installed.perf_analyzer_libraries, tmp_path / "perf_analyzer.log"
     )
     open_loop = OpenLoopGenerator(log=tmp_path / "client.log", sla=SLA)
-    target = EmbeddedTarget(stored(tmp_path / "models")("sleeper"), log=tmp_path / "tritonserver.log", say=print)
+    target = EmbeddedTarget(stored(tmp_path / "models")("sleeper"), TargetSettings(tmp_path / "tritonserver.log"))
     with contextlib.closing(target), target.deploy(CANDIDATE) as endpoint:
         perf_analyzer.warm_up(endpoint, LoadPoint(1, 8))
         loads = [LoadPoint(1, concurrency) for concurrency in (2, 8, 24)]

@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from optimizer.config import model_config
 from optimizer.core.errors import DeploymentError
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import Playground, Run, run_tune
 from tests.repositories import write_model
@@ -78,7 +79,7 @@ def save_export(folder: Path) -> None:
 def serving(folder: Path) -> Iterator[InferenceServerClient]:
     """Return the model ``repository/m`` below ``folder`` as configured."""
     source = read_repository_model(folder / "repository", "m", gpu=False)
-    target = EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)
+    target = EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))
     with (
         contextlib.closing(target),
         target.deploy(model_config.candidate_of(source.config)) as endpoint,

@@ -29,7 +29,7 @@ from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrash
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.target_settings import free_port
+from optimizer.deploy.target_settings import TargetSettings, free_port
 from optimizer.measure import perf_analyzer, server_calls
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.repository import read_repository_model
@@ -72,7 +72,7 @@ def make_target(source: ModelSource, tmp_path: Path) -> Iterator[Callable[..., E
 
         def make(choose_port: Callable[[], int] = free_port) -> EmbeddedTarget:
             log = tmp_path / f"tritonserver-{free_port()}.log"
-            target = EmbeddedTarget(source, log=log, say=print, choose_port=choose_port)
+            target = EmbeddedTarget(source, TargetSettings(log, choose_port=choose_port))
             closing.callback(target.close)
             return target
 
@@ -212,7 +212,7 @@ def test_a_model_is_served_whatever_the_folder_of_temporary_files_is_called(
     folder = tmp_path / "a b $(touch PWNED)"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    target = EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)
+    target = EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))
     with contextlib.closing(target):
         assert server(target).is_running()
     assert list(folder.iterdir()) == []
@@ -244,7 +244,7 @@ def test_a_server_that_dies_while_it_replaces_a_model_is_replaced(target: Embedd
 
 @pytest.mark.usefixtures("short_probe")
 def test_a_server_stopped_while_loading_is_noticed_and_replaced(source: ModelSource, tmp_path: Path) -> None:
-    target = EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)
+    target = EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))
     with contextlib.closing(target):
         before = server(target)
         loads = target.log.read_bytes().count(b"loading: faulty")

@@ -25,6 +25,7 @@ from optimizer.core.notes import ServedOnCpu
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.several_servers_target import ServerProcesses
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.nvml import Gpu
@@ -61,7 +62,7 @@ ATTEMPTS = 3
 def servers(mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcesses]:
     folder = tmp_path_factory.mktemp("servers")
     logs = [folder / "tritonserver.log", folder / "tritonserver-2.log"]
-    targets = [EmbeddedTarget(mlp, log=log, say=print, cpus=usable_cpus()) for log in logs]
+    targets = [EmbeddedTarget(mlp, TargetSettings(log, cpus=usable_cpus())) for log in logs]
     with contextlib.closing(ServerProcesses(targets)) as target:
         yield target
     assert all(log.stat().st_size for log in logs), "each server has its own log"
@@ -158,7 +159,7 @@ def test_a_stream_of_each_server_arrives_at_its_own_request(
     source = read_repository_model(tmp_path / "models", "streamer", gpu=False)
     data = tmp_path / "counts.json"
     data.write_text(json.dumps({"data": [{"count": [count]} for count in counts]}))
-    targets = [EmbeddedTarget(source, log=tmp_path / f"{number}.log", say=print) for number in range(2)]
+    targets = [EmbeddedTarget(source, TargetSettings(tmp_path / f"{number}.log")) for number in range(2)]
     generator = kind(log=tmp_path / "client.log", input_data=str(data), streams=True)
     load = replace(load_of(generator), request_rate=20.0) if kind is OpenLoopGenerator else load_of(generator)
     with contextlib.closing(ServerProcesses(targets)) as servers, servers.deploy(TWO) as endpoint:
@@ -171,7 +172,7 @@ def test_a_stream_of_each_server_arrives_at_its_own_request(
 
 
 def test_all_servers_stop_at_the_end(mlp: ModelSource, tmp_path: Path) -> None:
-    targets = [EmbeddedTarget(mlp, log=tmp_path / f"{number}.log", say=print) for number in range(2)]
+    targets = [EmbeddedTarget(mlp, TargetSettings(tmp_path / f"{number}.log")) for number in range(2)]
     with contextlib.closing(ServerProcesses(targets)) as servers, servers.deploy(TWO) as endpoint:
         pids = [server.server_pid or 0 for server in endpoint.servers]
         assert all(map(psutil.pid_exists, pids))
@@ -257,7 +258,8 @@ def test_two_processes_are_recommended_emitted_and_watched(
     ports = re.findall(r":(\d+):8002\b", text)
     assert ports == ["8002", "8012"]
 
-    targets = [EmbeddedTarget(source, log=tmp_path / f"{number}.log", say=print, metrics=True) for number in range(2)]
+    logs = [tmp_path / f"{number}.log" for number in range(2)]
+    targets = [EmbeddedTarget(source, TargetSettings(log, exports_metrics=True)) for log in logs]
     with (
         contextlib.closing(ServerProcesses(targets)) as servers,
         servers.deploy(recommended.point.candidate) as endpoint,
@@ -311,7 +313,7 @@ def deployed_as(kind: str, mlp: ModelSource, log: Path) -> Endpoint:
     config = model_config.copy(mlp.config)
     for group in config.instance_group:
         group.kind = ModelInstanceGroup.Kind.Value(kind)
-    target = EmbeddedTarget(replace(mlp, config=config), log=log, say=print)
+    target = EmbeddedTarget(replace(mlp, config=config), TargetSettings(log))
     with contextlib.closing(target), target.deploy(Candidate(8)) as endpoint:
         return endpoint
 

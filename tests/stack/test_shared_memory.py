@@ -27,6 +27,7 @@ from optimizer.core.process import this_process
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
@@ -48,7 +49,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
     folder = tmp_path_factory.mktemp("wide")
     write_wide(folder / "models")
     source = read_repository_model(folder / "models", "wide", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as target:
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
         yield target
 
 
@@ -190,7 +191,7 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]
     folder = tmp_path_factory.mktemp("varied")
     write_model(folder / "models", "varied", VARIED_CONFIG, doubler(dims=("batch", "values")))
     source = read_repository_model(folder / "models", "varied", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as target:
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
         yield target
 
 

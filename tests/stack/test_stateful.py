@@ -13,6 +13,7 @@ from optimizer.config import model_config
 from optimizer.core.errors import DeploymentError
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.output_check import SequenceOutputCheck
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.repository import read_repository_model
@@ -27,7 +28,7 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
     folder = tmp_path_factory.mktemp("sums")
     write_sums(folder / "models", folder / "steps")
     source = read_repository_model(folder / "models", "sums", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as target:
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
         yield target
 
 
@@ -68,7 +69,7 @@ def test_perf_analyzer_sends_sequences_of_the_same_length(perf_analyzer: PerfAna
     source = read_repository_model(tmp_path / "models", "sums", gpu=False)
     load = LoadPoint(1, concurrency=6)
     with (
-        contextlib.closing(EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)) as target,
+        contextlib.closing(EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))) as target,
         target.deploy(Candidate(8)) as endpoint,
     ):
         replace(perf_analyzer, input_data="random", sequence_length=LENGTH).measure(endpoint, load, 1.5)

@@ -16,6 +16,7 @@ from objectives.sla import Sla
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import FEWEST_STREAMED
 from optimizer.measure.load_client.plan import NEVER, SendRecord
@@ -40,7 +41,7 @@ def streamer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarge
     folder = tmp_path_factory.mktemp("streamer")
     write_streamer(folder / "models", 10.0)
     source = read_repository_model(folder / "models", "streamer", gpu=False)
-    with contextlib.closing(EmbeddedTarget(source, log=folder / "tritonserver.log", say=print)) as target:
+    with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "tritonserver.log"))) as target:
         yield target
 
 
@@ -149,7 +150,7 @@ def test_a_rate_above_the_capacity_is_an_overload(responses: int, tmp_path: Path
         )
     )
     source = read_repository_model(tmp_path / "models", "streamer", gpu=False)
-    target = EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)
+    target = EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))
     with contextlib.closing(target), target.deploy(CANDIDATE) as endpoint:
         generator = OpenLoopGenerator(
             log=tmp_path / "client.log",
@@ -181,7 +182,7 @@ def test_the_outputs_are_those_of_the_baseline_however_they_are_split(
     program = tmp_path / "models" / "streamer" / "1" / "model.py"
     program.write_text(program.read_text().replace("[[number, count]]", "[[number, count + (number > 4)]]"))
     source = read_repository_model(tmp_path / "models", "streamer", gpu=False)
-    other = EmbeddedTarget(source, log=tmp_path / "tritonserver.log", say=print)
+    other = EmbeddedTarget(source, TargetSettings(tmp_path / "tritonserver.log"))
     with (
         contextlib.closing(other),
         other.deploy(CANDIDATE) as endpoint,

@@ -19,6 +19,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.model.builders import build
 from optimizer.model.input_data import to_json
@@ -80,7 +81,7 @@ def tinygpt() -> ModelSource:
 
 @pytest.fixture(scope="module")
 def target(tinygpt: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedTarget]:
-    made = EmbeddedTarget(tinygpt, log=tmp_path_factory.mktemp("server") / "tritonserver.log", say=print)
+    made = EmbeddedTarget(tinygpt, TargetSettings(tmp_path_factory.mktemp("server") / "tritonserver.log"))
     yield made
     made.close()
 

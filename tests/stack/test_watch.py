@@ -15,6 +15,7 @@ import pytest
 from optimizer.config.model_source import ModelSource
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
+from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.gpu_telemetry import read_metrics_page
 from optimizer.options.server_options import latency_quantiles
 from optimizer.results.finished_run import read_run
@@ -43,7 +44,8 @@ def test_a_low_load_fits_and_larger_requests_do_not(
     assert recommended is not None
 
     exported = latency_quantiles(run.problem.sla.latency_levels)
-    target = EmbeddedTarget(mlp, log=tmp_path / "tritonserver.log", say=print, metrics=True, arguments=exported)
+    settings = TargetSettings(tmp_path / "tritonserver.log", exports_metrics=True, arguments=exported)
+    target = EmbeddedTarget(mlp, settings)
     with contextlib.closing(target), target.deploy(recommended.candidate) as endpoint:
         assert models_of(parse_page(read_metrics_page(endpoint.metrics))) == ["mlp"]
 

@@ -19,7 +19,7 @@ from optimizer.deploy.embedded_target import Installation, TritonServer
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import OLDEST, is_older, last_output, startup_failure
-from optimizer.deploy.target_settings import load_limit_seconds
+from optimizer.deploy.target_settings import TargetSettings, load_limit_seconds
 from optimizer.measure.failure_causes import missing_module
 
 HELP = """\
@@ -109,10 +109,10 @@ def test_a_missing_backend_is_reported_with_the_folder(tmp_path: Path) -> None:
     with pytest.raises(
         EnvironmentFault, match=f"m: backend 'tensorrt' is not in {tmp_path}/backends, which has python"
     ):
-        LocalTarget(source, own, log=tmp_path / "log")
+        LocalTarget(source, own, TargetSettings(tmp_path / "log"))
     (tmp_path / "models" / "m" / "1").mkdir()
     (tmp_path / "models" / "m" / "1" / "libtriton_tensorrt.so").touch()  # a model may contain its backend
-    LocalTarget(source, own, log=tmp_path / "log").close()
+    LocalTarget(source, own, TargetSettings(tmp_path / "log")).close()
 
 
 def test_models_in_python_need_bash_and_backends_on_a_plain_path(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_models_in_python_need_bash_and_backends_on_a_plain_path(tmp_path: Path)
     def check(backend: str, **environment: str) -> None:
         source = ModelSource(tmp_path / "models", "m", ModelConfig(name="m", backend=backend))
         own = Installation(tmp_path / "tritonserver", environment, backends)
-        LocalTarget(source, own, log=tmp_path / "log").close()
+        LocalTarget(source, own, TargetSettings(tmp_path / "log")).close()
 
     check("onnxruntime", PATH="/nowhere")
     with pytest.raises(EnvironmentFault, match=r"^bash is missing"):
@@ -178,7 +178,7 @@ def test_a_server_that_does_not_start_as_one_of_several_fails_its_candidate(tmp_
     source = ModelSource(tmp_path / "models", "m", ModelConfig(name="m", backend="onnxruntime"))
     own = Installation(program(tmp_path, "error: no memory is left\n"), {}, tmp_path / "backends")
     two = Candidate(8, fields=((SERVER_PROCESSES, 2),))
-    with contextlib.closing(LocalTarget(source, own, log=tmp_path / "log")) as target:
+    with contextlib.closing(LocalTarget(source, own, TargetSettings(tmp_path / "log"))) as target:
         message = "^tritonserver did not start as one of 2 server processes: error: no memory is left$"
         with pytest.raises(DeploymentError, match=message), target.deploy(two):
             pass
@@ -190,14 +190,14 @@ def test_a_missing_module_is_named_with_the_way_to_add_it(tmp_path: Path) -> Non
     message = "load failed: ModuleNotFoundError: No module named 'cv2.dnn'\n\nAt:\n  model.py(3): <module>\n"
     assert missing_module(message) == "cv2"
     assert missing_module("ImportError: libGL.so.1") == ""
-    folder = SimpleNamespace(path=tmp_path)
+    folder, settings = SimpleNamespace(path=tmp_path), TargetSettings(tmp_path / "log")
     local, embedded = (
-        TritonServer(folder, Installation(Path("t"), {}, runtime=own), log=tmp_path / "log")  # type: ignore[arg-type]
+        TritonServer(folder, Installation(Path("t"), {}, runtime=own), settings)  # type: ignore[arg-type]
         for own in (None, Runtime(tmp_path))
     )
     assert local.package_advice("cv2").endswith("this server: python3 -m pip install PACKAGE")
     assert embedded.package_advice("cv2").endswith(f"of tune: {sys.executable} -m pip install PACKAGE")
-    container = ContainerServer(None, "triton:24.10", "t", None, log=tmp_path / "log")  # type: ignore[arg-type]
+    container = ContainerServer(None, "triton:24.10", "t", None, settings)  # type: ignore[arg-type]
     assert container.package_advice("cv2") == (
         "build an image with the package of cv2 (FROM triton:24.10, RUN pip install PACKAGE) and give it as "
         "--docker-image"
