@@ -16,7 +16,8 @@ from optimizer.config import model_config
 from optimizer.core.endpoint import Endpoint, SharedMemory
 from optimizer.core.process import SupervisedProcess
 from optimizer.core.trial import Candidate
-from optimizer.deploy.embedded_target import ServerFolder, embedded_installation
+from optimizer.deploy.embedded_target import embedded_installation
+from optimizer.deploy.installed_server import ServerFolder
 from optimizer.deploy.managed_target import server_options
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import startup_failure

@@ -31,7 +31,8 @@ from optimizer.core.errors import MeasurementError, TuneError
 from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
-from optimizer.deploy.embedded_target import InstalledTarget, embedded_installation
+from optimizer.deploy.embedded_target import embedded_installation
+from optimizer.deploy.installed_server import InstalledTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.model.builders import build

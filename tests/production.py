@@ -14,7 +14,8 @@ from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
 from optimizer.core.endpoint import Connection, Tls
 from optimizer.deploy import runtime
-from optimizer.deploy.embedded_target import ServerFolder, TritonServer, embedded_installation
+from optimizer.deploy.embedded_target import embedded_installation
+from optimizer.deploy.installed_server import ServerFolder, TritonServer
 from optimizer.deploy.remote_server import listener_pid
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.server_calls import open_client

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optimizer.deploy import runtime
-from optimizer.deploy.embedded_target import BACKENDS
+from optimizer.deploy.installed_server import BACKENDS
 from optimizer.deploy.runtime import Runtime
 
 if TYPE_CHECKING:

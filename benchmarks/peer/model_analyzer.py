@@ -26,7 +26,8 @@ from quiet import CpuUsage
 from optimizer.config.model_source import ModelSource
 from optimizer.core.process import SupervisedProcess, run_command
 from optimizer.deploy import runtime
-from optimizer.deploy.embedded_target import ServerFolder, embedded_installation, server_environment
+from optimizer.deploy.embedded_target import embedded_installation, server_environment
+from optimizer.deploy.installed_server import ServerFolder
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.target_settings import free_port
 from optimizer.study.task import Task

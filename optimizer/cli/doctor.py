@@ -15,14 +15,8 @@ from typing import Literal
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import cache_folder, shipped_folder
 from optimizer.deploy import perf_analyzer_release, runtime
-from optimizer.deploy.embedded_target import (
-    INSTALL_STUB_SHELL,
-    MORE_ADDRESS_SPACE,
-    NO_STUB_SHELL,
-    STUB_SHELL,
-    address_space_problem,
-    stub_search_path,
-)
+from optimizer.deploy.embedded_target import MORE_ADDRESS_SPACE, address_space_problem, stub_search_path
+from optimizer.deploy.installed_server import INSTALL_STUB_SHELL, NO_STUB_SHELL, STUB_SHELL
 from optimizer.machine import hardware, nvml
 from optimizer.machine.nvml import VISIBLE_DEVICES, filter_visible
 from optimizer.options.command_line import Parser

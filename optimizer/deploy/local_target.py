@@ -16,7 +16,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core import process
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import is_shell_path, one_line, shorten
-from optimizer.deploy.embedded_target import (
+from optimizer.deploy.installed_server import (
     INSTALL_STUB_SHELL,
     NO_STUB_SHELL,
     STUB_SHELL,

@@ -17,7 +17,8 @@ from optimizer.core.interfaces import ServerTarget
 from optimizer.core.safe_text import is_file, one_line
 from optimizer.deploy import docker_engine, local_target, runtime
 from optimizer.deploy.docker_container import ALL_GPUS, NO_GPUS, read_gpus
-from optimizer.deploy.embedded_target import Installation, embedded_installation
+from optimizer.deploy.embedded_target import embedded_installation
+from optimizer.deploy.installed_server import Installation
 from optimizer.deploy.managed_target import ManagedTarget
 from optimizer.deploy.remote_server import is_loopback
 from optimizer.deploy.several_servers_target import ServerProcesses

@@ -15,7 +15,8 @@ from optimizer.core.files import cache_folder
 from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.core.trial import INSTANCE_GPUS
-from optimizer.deploy.embedded_target import Installation, complete_config
+from optimizer.deploy.config_completion import complete_config
+from optimizer.deploy.installed_server import Installation
 from optimizer.deploy.target_factory import ON_THIS_MACHINE, find_installation
 from optimizer.deploy.target_settings import load_limit_seconds
 from optimizer.machine import nvml

@@ -10,8 +10,8 @@ from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
 from optimizer.core.trial import Candidate
 from optimizer.deploy import runtime
-from optimizer.deploy.embedded_target import ServerFolder, TritonServer
 from optimizer.deploy.embedded_target import embedded_installation as installation
+from optimizer.deploy.installed_server import ServerFolder, TritonServer
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.emit.recommended import read_recommendation
 from optimizer.results.finished_run import read_run

@@ -15,7 +15,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerFault
 from optimizer.core.trial import SERVER_PROCESSES, Candidate
 from optimizer.deploy.docker_target import ContainerServer
-from optimizer.deploy.embedded_target import Installation, TritonServer
+from optimizer.deploy.installed_server import Installation, TritonServer
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import OLDEST, is_older, last_output, startup_failure
