@@ -242,6 +242,14 @@ def without_response_cache(config: ModelConfig) -> ModelConfig:
     return result
 
 
+def without_default_preferred_size(config: ModelConfig) -> ModelConfig:
+    """Return a copy without the preferred size that Triton adds to dynamic batching if none is set."""
+    result = copy(config)
+    if list(config.dynamic_batching.preferred_batch_size) == [config.max_batch_size]:
+        result.dynamic_batching.ClearField("preferred_batch_size")
+    return result
+
+
 def with_warmup(config: ModelConfig, dims: Mapping[str, Sequence[int]]) -> ModelConfig:
     """Return a copy whose ``model_warmup`` runs the preferred and the largest batch size on zeros.
 

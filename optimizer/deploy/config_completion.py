@@ -54,6 +54,4 @@ def complete_config(source: ModelSource, find: Callable[[], Installation], limit
     for name in ("dynamic_batching", "model_transaction_policy"):
         if completed.HasField(name) and not (name == "dynamic_batching" and config.WhichOneof("scheduling_choice")):
             getattr(config, name).CopyFrom(getattr(completed, name))
-    if list(config.dynamic_batching.preferred_batch_size) == [config.max_batch_size]:  # added by Triton
-        config.dynamic_batching.ClearField("preferred_batch_size")
-    return replace(source, config=config)
+    return replace(source, config=model_config.without_default_preferred_size(config))

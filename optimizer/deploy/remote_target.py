@@ -165,7 +165,7 @@ class RemoteTarget:
                     ) from error
             if config is None:
                 raise DeploymentError(f"the server's {name} is not ready after it was loaded")
-            self._bases[name] = _without_default_size(config)
+            self._bases[name] = model_config.without_default_preferred_size(config)
         return self._bases[name]
 
     def _check_steps(self, name: str, served: ModelConfig) -> None:
@@ -273,14 +273,6 @@ def _connection(options: RunOptions) -> Connection:
         )
     )
     return Connection(at.host_port, at.protocol, expand_headers(options.headers), tls if at.tls else None)
-
-
-def _without_default_size(config: ModelConfig) -> ModelConfig:
-    """Return ``config`` without the preferred size that Triton adds if none is set."""
-    result = model_config.copy(config)
-    if list(config.dynamic_batching.preferred_batch_size) == [config.max_batch_size]:
-        result.dynamic_batching.ClearField("preferred_batch_size")
-    return result
 
 
 def _listed(names: set[str]) -> str:
