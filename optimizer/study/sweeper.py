@@ -23,7 +23,8 @@ from optimizer.core.signature import sign
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import VARIANT, Candidate, FieldValue, FreshServer, LoadPoint, Trial
 from optimizer.machine.conditions import machine_conditions
-from optimizer.measure.measurer import CandidateMeasurer, Measurer, ProgressObserver
+from optimizer.measure.candidate_measurer import CandidateMeasurer
+from optimizer.measure.measurer import Measurer, ProgressObserver
 from optimizer.model.config_check import too_many_instances
 from optimizer.model.default_space import check_sequence_fields, without_batch_dimension
 from optimizer.model.profile_schema import SpaceSection

@@ -11,9 +11,10 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
 from optimizer.core.interfaces import Target
 from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.measure.candidate_measurer import CandidateMeasurer
 from optimizer.measure.failure_causes import is_rejection
 from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_concurrency, next_rate
-from optimizer.measure.measurer import CandidateMeasurer, Measurer
+from optimizer.measure.measurer import Measurer
 from optimizer.study.scheduler import Scheduler
 
 

@@ -14,7 +14,8 @@ from optimizer.core.errors import DeploymentError
 from optimizer.core.files import write_atomically
 from optimizer.core.notes import ConfirmationIncomplete, Note, present
 from optimizer.core.trial import FreshServer, Trial
-from optimizer.measure.measurer import CrashRetry, ProgressObserver, TrialStore
+from optimizer.measure.candidate_measurer import CrashRetry
+from optimizer.measure.measurer import ProgressObserver, TrialStore
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.distributed.messages import (
     ConfirmationEnded,
