@@ -87,7 +87,7 @@ class CandidateMeasurer:
                 prepare(endpoint)
                 while (load := next_load(trial)) is not None:
                     if not is_warm:
-                        window = self.measurer.warm_up(endpoint, load, confirming=self.fresh is not None)
+                        window = self.measurer.warm_up(endpoint, load, is_fresh=self.fresh is not None)
                         if window is not None and self.is_hopeless(window):
                             trial = self.measurer.record(trial, load, replace(window, reason=GIVEN_UP))
                             return

@@ -46,7 +46,7 @@ class TrialStore(Protocol):
 class Measurer:
     """Measures deployed candidates: call ``check_deployment`` once per deployment, then ``measure`` or ``confirm``.
 
-    Each measurement is written to ``table`` and reported to ``observer``. ``confirming`` is the load generator for
+    Each measurement is written to ``table`` and reported to ``observer``. ``confirmation`` is the load generator for
     fresh servers; it defaults to ``load_generator``. A window on a fresh server in which other processes took more
     than ``disturbance_limit`` of the CPUs does not count for a verdict. ``cross_checking`` is perf_analyzer if
     another load generator confirms, which it checks; None otherwise. ``speed`` probes this machine's speed next to
@@ -61,7 +61,7 @@ class Measurer:
     output_check: OutputCheck = field(default_factory=NoOutputCheck)
     scorer: Scorer | None = None
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
-    confirming: LoadGenerator | None = None
+    confirmation: LoadGenerator | None = None
     cross_checking: LoadGenerator | None = None
     disturbance_limit: float = DISTURBANCE_LIMIT
     speed: SpeedLog | None = None
@@ -102,13 +102,16 @@ class Measurer:
         with self.stopwatch.count_own("probes"):
             return speed.probe()
 
-    def warm_up(self, endpoint: Endpoint, load: LoadPoint, *, confirming: bool = False) -> Measurement | None:
-        """Warm the server up with the load generator that measures it. Raises ServerCrashed."""
-        measurement = self._generator(confirming).warm_up(endpoint, load)
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint, *, is_fresh: bool = False) -> Measurement | None:
+        """Warm the server up with the load generator that measures it; ``is_fresh`` is whether it is a fresh server.
+
+        Raises ServerCrashed.
+        """
+        measurement = self._generator(is_fresh).warm_up(endpoint, load)
         return measurement and self._with_deployment(measurement)
 
-    def _generator(self, confirming: bool) -> LoadGenerator:
-        return self.confirming or self.load_generator if confirming else self.load_generator
+    def _generator(self, is_fresh: bool) -> LoadGenerator:
+        return self.confirmation or self.load_generator if is_fresh else self.load_generator
 
     def measure(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
         """Return ``trial`` with one more measurement; a failed one has a reason and no values.
@@ -147,7 +150,7 @@ class Measurer:
 
         A window that other processes disturbed is marked as not stable. Raises ServerCrashed.
         """
-        generator = self._generator(confirming=True)
+        generator = self._generator(is_fresh=True)
         try:
             measurements = self._measure_with_telemetry(
                 endpoint, lambda: generator.measure_windows(endpoint, load, seconds, count)

@@ -225,7 +225,7 @@ class Environment:
             self.make_output_check(task, folder),
             read_scorer(task.score) if task.score else None,
             self.stopwatch,
-            confirming=generators.confirmation,
+            confirmation=generators.confirmation,
             cross_checking=generators.cross_checking,
             speed=None if self._is_remote else SpeedLog(),
         )

@@ -279,7 +279,7 @@ def test_perf_analyzer_agrees_unless_it_sends_another_load(
     for server in range(1, COMPARED_SERVERS + 1):
         with sleeper.deploy_fresh(ALONE) as endpoint:
             for name, measurer in measurers.items():
-                measurer.warm_up(endpoint, load, confirming=True)
+                measurer.warm_up(endpoint, load, is_fresh=True)
                 fresh = FreshServer(server, error)
                 trial = measurer.confirm(trials[name], endpoint, load, fresh, seconds, count)
                 trials[name] = measurer.cross_check(trial, endpoint, load, fresh, seconds * 3)
