@@ -32,18 +32,19 @@ def listener_pid(address: str) -> int | None:
 
     Returns None if the address is on another machine, or the process belongs to another user.
     """
-    host, _, port = address.rpartition(":")
-    if not is_loopback(host.strip("[]")):
+    if not is_loopback(address):
         return None
     try:
         sockets = [socket for socket in psutil.net_connections("tcp") if socket.status == psutil.CONN_LISTEN]
     except psutil.Error:
         return None
-    return next((socket.pid for socket in sockets if socket.laddr and socket.laddr.port == int(port)), None)
+    port = int(address.rpartition(":")[2])
+    return next((socket.pid for socket in sockets if socket.laddr and socket.laddr.port == port), None)
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether ``host`` is ``localhost`` or a loopback address."""
+def is_loopback(address: str) -> bool:
+    """Return whether the host of ``host:port`` is ``localhost`` or a loopback address."""
+    host = address.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -54,10 +54,9 @@ def visible_gpus(options: RunOptions) -> VisibleGpus:
         return _local_gpus(None if ids == (ALL_GPUS,) else ",".join(ids))
     if options.target != "remote":
         return _local_gpus(os.environ.get(VISIBLE_DEVICES))
-    host = server_address(options.url).host_port.rpartition(":")[0]
     metrics = metrics_address(options)
     uuids = tuple(gpu_telemetry.read_gpu_metrics(metrics))
-    gpus = _local_gpus(os.environ.get(VISIBLE_DEVICES)) if is_loopback(host.strip("[]")) else VisibleGpus()
+    gpus = VisibleGpus() if other_machine_address(options) else _local_gpus(os.environ.get(VISIBLE_DEVICES))
     return replace(gpus, names=uuids or gpus.names, metrics=metrics if uuids else "")
 
 
@@ -77,7 +76,7 @@ CAN_RESTART = (*ON_THIS_MACHINE, "docker")  # targets that can vary the options 
 def check_target(options: RunOptions, say: Callable[[str], None]) -> None:
     """Check the target before a model is looked for. Raises BadInputError or EnvironmentFault as ``make_target``."""
     _module(options).check_options(options, say)
-    if options.shared_memory != "none" and (address := remote_address(options)):
+    if options.shared_memory != "none" and (address := other_machine_address(options)):
         raise BadInputError(
             f"--shared-memory {options.shared_memory}: the server at {address} is on another machine, so it shares "
             "no memory with the client; leave it out, or run tune on that machine with --url localhost:PORT"
@@ -169,7 +168,10 @@ def metrics_address(options: RunOptions) -> str:
     return options.metrics_url or f"{host}:{METRICS_PORT}"
 
 
-def remote_address(options: RunOptions) -> str:
-    """Return the address of a server on another machine; empty if the server runs on this one."""
-    where = server_address(options.url).host_port
-    return "" if options.target != "remote" or is_loopback(where.rpartition(":")[0].strip("[]")) else where
+def other_machine_address(options: RunOptions) -> str:
+    """Return the address of the server if it runs on another machine; empty if it runs on this one.
+
+    ``--target remote`` with an address on loopback names a server on this machine.
+    """
+    address = server_address(options.url).host_port
+    return "" if options.target != "remote" or is_loopback(address) else address

@@ -121,7 +121,7 @@ class Environment:
         target_factory.check_target(options, say)
         gpus = visible_gpus(options)
         hardware = machine.detect()
-        server = target_factory.remote_address(options)
+        server = target_factory.other_machine_address(options)
         cpu = f"CPU of {server} unknown; load from {hardware.cpu}" if server else hardware.cpu
         hardware = replace(hardware, gpus=gpus.names, cpu=cpu)
         fault = gpus.fault
@@ -151,7 +151,7 @@ class Environment:
             if fetch_server:
                 runtime.ensure(self.say)
                 self._ensure_openvino(task)
-        is_elsewhere = bool(target_factory.remote_address(self.options))  # on an unknown number of CPUs
+        is_elsewhere = bool(target_factory.other_machine_address(self.options))  # on an unknown number of CPUs
         problem = replace(
             task.problem,
             cpu_count=None if is_elsewhere else task.problem.cpu_count,
@@ -173,7 +173,7 @@ class Environment:
             target=self.options.target,
             server=target_factory.server_identity(self.options, self.say),
             own_backends=self.options.target == "embedded",
-            at=target_factory.remote_address(self.options),
+            at=target_factory.other_machine_address(self.options),
             perf_analyzer=perf_analyzer_identity(self.options, task, self.say),
         )
 
@@ -307,7 +307,7 @@ class Environment:
         backend, notes = backend_of(task.source.config), list[Note | None]()
         if backend in ("onnxruntime", "pytorch") and self.options.target == "embedded":
             notes.append(OwnBackend(backend))
-        notes += [self.remote_note() if self._is_remote else self.placement(task).note, task.request_note]
+        notes += [self.remote_note() or self.placement(task).note, task.request_note]
         if self.options.shared_memory != "none":
             notes.append(SharedMemoryUsed(self.options.shared_memory))
         if task.problem.space.most_server_processes > 1:

@@ -12,7 +12,7 @@ from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.safe_text import one_line
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint, Point
-from optimizer.deploy.target_factory import remote_address
+from optimizer.deploy.target_factory import other_machine_address
 from optimizer.options.option_reader import external_names
 from optimizer.options.run_options import RunOptions
 from optimizer.results.configuration_text import configuration
@@ -68,7 +68,7 @@ def _point(run: FinishedRun) -> Point:
 
 
 def _check(run: FinishedRun, options: RunOptions) -> None:
-    address, problem = remote_address(options), ""
+    address, problem = other_machine_address(options), ""
     if options.load == "rate":
         problem = "requests are sent at a rate, so the throughput is the same; compare a run with --shared-memory"
     elif address:
