@@ -215,7 +215,7 @@ class ModelLoader:
         try:
             load_model(self._server, client, name, config, self._limit_seconds())
         except CallError as error:
-            raise self._fault(error) from error
+            raise self._handle_failure(error) from error
         self._slowest_seconds = max(self._slowest_seconds or 0.0, time.monotonic() - started)
 
     def _unload(self, name: str, client: ServerClient) -> None:
@@ -226,10 +226,10 @@ class ModelLoader:
             client.unload(name)
             while client.holds(name):
                 if time.monotonic() > deadline:
-                    raise self._server.crashed("unloading", f"{name} was not unloaded")
+                    raise self._server.stop_after_crash("unloading", f"{name} was not unloaded")
                 time.sleep(0.02)
         except CallError as error:
-            raise self._fault(error) from error
+            raise self._handle_failure(error) from error
 
     def _limit_seconds(self) -> float:
         if self._slowest_seconds is None:
@@ -246,7 +246,7 @@ class ModelLoader:
             serving = {name: client.config(name) for name in wanted.configs}
             ready = all(map(client.is_ready, wanted.configs))
         except CallError as error:
-            raise self._fault(error) from error
+            raise self._handle_failure(error) from error
         wrong = wanted.differences(serving)
         if wrong or not ready:
             self._loaded = dict.fromkeys(self._loaded, ("", {}))  # loaded, but not with a known configuration
@@ -255,13 +255,16 @@ class ModelLoader:
             )
         return serving
 
-    def _fault(self, error: CallError) -> DeploymentError:
-        """Return the error to raise: the server refuses this configuration, or it has crashed."""
+    def _handle_failure(self, error: CallError) -> DeploymentError:
+        """Return the error to raise: the server refuses this configuration, or it has crashed.
+
+        A server that has crashed or lacks memory is stopped.
+        """
         answer = str(error)
         if model_died(answer):
-            return self._server.crashed("loading", "the model's process died while loading")
+            return self._server.stop_after_crash("loading", "the model's process died while loading")
         if not self._server.answers():
-            return self._server.crashed("loading")
+            return self._server.stop_after_crash("loading")
         message = without_traceback(answer)
         if hides_cause(message) and (cause := self._server.logged_error()):
             message = f"{message}: {cause}"
@@ -286,11 +289,11 @@ def load_model(server: Server, client: ServerClient, name: str, config: str | No
     loading = _in_background(lambda: client.load(name, config, limit_seconds))
     while not wait_for([loading], CHECK_SECONDS).done:
         if not server.answers():
-            raise server.crashed("loading")
+            raise server.stop_after_crash("loading")
         # the server itself notices most of these deaths; between two checks it has the time to do so
         died, died_earlier = server.dead_model_processes() - died_before, died
         if died & died_earlier:
-            raise server.crashed("loading", "the model's process died while loading")
+            raise server.stop_after_crash("loading", "the model's process died while loading")
     try:
         loading.result()
     except CallError as error:
@@ -319,7 +322,7 @@ class ManagedTarget:
     with the error in the server's log.
 
     With several server processes each has its own target, and ServerProcesses calls ``launch``, ``serve`` and
-    ``crash`` of each.
+    ``stop_after_crash`` of each.
     """
 
     def __init__(self, source: ModelSource, server: Server, folder: RepositoryCopy, settings: TargetSettings) -> None:
@@ -411,9 +414,9 @@ class ManagedTarget:
             metrics=server.metrics,
         )
 
-    def crash(self, error: ServerCrashed) -> ServerCrashed:
+    def stop_after_crash(self, error: ServerCrashed) -> ServerCrashed:
         """Stop the server after ``error`` of the load generator; return the error with the last one in its log."""
-        return self._server.crashed(error.doing, str(error) if self._server.answers() else "")
+        return self._server.stop_after_crash(error.doing, str(error) if self._server.answers() else "")
 
     @contextlib.contextmanager
     def _serving(self, candidate: Candidate, *, as_written: bool) -> Iterator[Endpoint]:
@@ -421,7 +424,7 @@ class ManagedTarget:
         try:
             yield endpoint
         except ServerCrashed as error:
-            raise self.crash(error) from error
+            raise self.stop_after_crash(error) from error
 
 
 def exports_metrics(source: ModelSource) -> bool:

@@ -207,7 +207,7 @@ class Server(ABC):
         """Remember the end of the log, so that later errors quote only later lines."""
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
 
-    def crashed(self, doing: str, cause: str = "") -> ServerCrashed:
+    def stop_after_crash(self, doing: str, cause: str = "") -> ServerCrashed:
         """Stop the server and return the error to raise.
 
         ``cause`` is by default that the server died or hangs while ``doing``.

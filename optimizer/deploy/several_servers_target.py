@@ -79,10 +79,10 @@ class ServerProcesses:
         try:
             yield replace(endpoints[0], replicas=tuple(endpoints[1:]))
         except ServerCrashed as error:
-            raise _crash(error, used) from error
+            raise _stop_after_crash(error, used) from error
 
 
-def _crash(error: ServerCrashed, used: Sequence[ManagedTarget]) -> ServerCrashed:
+def _stop_after_crash(error: ServerCrashed, used: Sequence[ManagedTarget]) -> ServerCrashed:
     """Stop all servers after ``error`` of the load generator; return the error that names the one that caused it.
 
     That is one that no longer answers, or else the only one that has logged an error.
@@ -91,10 +91,10 @@ def _crash(error: ServerCrashed, used: Sequence[ManagedTarget]) -> ServerCrashed
     suspects = [(number, target) for number, target in numbered if not target.answers()]
     logged = [(number, target) for number, target in numbered if target.has_logged_error()]
     if len(used) == 1:
-        crash = used[0].crash(error)
+        crash = used[0].stop_after_crash(error)
     elif suspects or len(logged) == 1:
         number, target = (suspects or logged)[0]
-        crash = _of_process(target.crash(error), number, len(used))
+        crash = _of_process(target.stop_after_crash(error), number, len(used))
     else:
         crash = ServerCrashed(str(error), log=(logged or numbered)[0][1].log)
     for target in used:

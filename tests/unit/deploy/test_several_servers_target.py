@@ -42,7 +42,7 @@ class PlayedTarget(ManagedTarget):
     def has_logged_error(self) -> bool:
         return self.logs_error
 
-    def crash(self, error: ServerCrashed) -> ServerCrashed:
+    def stop_after_crash(self, error: ServerCrashed) -> ServerCrashed:
         self.runs = False
         return ServerCrashed("tritonserver died" if self.dies else str(error), log=self.log)
 
