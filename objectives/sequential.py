@@ -22,21 +22,12 @@ def spent_error(error: float, servers: int) -> float:
     return error * max(0.0, 1 - 2 / servers)
 
 
-def nominal_errors(error: float, looks: tuple[int, ...] = LOOKS) -> tuple[float, ...]:
-    """Return the one-sided error of the test at each look, such that all looks together err with ``error`` at most.
-
-    The levels are applied to Student's t as well (Jennison and Turnbull 1999, "Group Sequential Methods",
-    section 4.4).
-
-    Args:
-        error: One-sided error probability of all looks.
-        looks: Servers after which the data are judged, ascending.
-    """
-    return tuple(_after(error, looks[:count]).level for count in range(1, len(looks) + 1))
-
-
 def look_error(error: float, look: int) -> float:
-    """Return the one-sided error of the test at ``look``, one of LOOKS, as in ``nominal_errors``."""
+    """Return the one-sided error of the test at ``look``, one of LOOKS.
+
+    The tests at all looks together err with ``error`` at most. The levels are applied to Student's t as well
+    (Jennison and Turnbull 1999, "Group Sequential Methods", section 4.4).
+    """
     return _after(error, LOOKS[: LOOKS.index(look) + 1]).level  # without the later looks, which take time to compute
 
 

@@ -381,11 +381,6 @@ class ManagedTarget:
         return bool(self._server.logged_error())
 
     @property
-    def grpc_address(self) -> str:
-        """``host:port`` of the running server."""
-        return self._server.grpc
-
-    @property
     def server_version(self) -> str:
         """The version that the server reports; empty before the first deployment."""
         return self._server.version

@@ -35,11 +35,6 @@ class ServerProcesses:
         """The version that the servers report; empty before the first deployment."""
         return self._targets[0].server_version
 
-    @property
-    def grpc_address(self) -> str:
-        """``host:port`` of the first running server."""
-        return self._targets[0].grpc_address
-
     @contextlib.contextmanager
     def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
         """Serve ``candidate``. Raises the errors of ``ManagedTarget.deploy``."""

@@ -19,7 +19,7 @@ import pytest
 
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
-from optimizer.core.endpoint import Connection
+from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import DeploymentError, TuneError
 from optimizer.core.interfaces import Target
 from optimizer.core.process import this_process
@@ -72,12 +72,12 @@ class TargetContract:
     def test_the_server_runs_exactly_the_candidate(self, target: Target, candidate: Candidate) -> None:
         with target.deploy(candidate) as endpoint:
             assert endpoint.candidate == candidate
-            assert self.serving(target, endpoint.model) in (candidate, None)
+            assert self.serving(target, endpoint) in (candidate, None)
 
     def test_a_fresh_server_runs_exactly_the_candidate(self, target: Target) -> None:
         with target.deploy_fresh(GOOD[2]) as endpoint:
             assert endpoint.candidate == GOOD[2]
-            assert self.serving(target, endpoint.model) in (GOOD[2], None)
+            assert self.serving(target, endpoint) in (GOOD[2], None)
 
     def test_after_a_failure_the_next_candidate_is_served(self, target: Target) -> None:
         """A candidate that cannot be served is a deployment error, before the first candidate and after it."""
@@ -87,7 +87,7 @@ class TargetContract:
             assert str(caught.value)
             assert "\n" not in str(caught.value)
             with target.deploy(candidate) as endpoint:
-                assert self.serving(target, endpoint.model) in (candidate, None)
+                assert self.serving(target, endpoint) in (candidate, None)
 
     def test_an_error_inside_the_context_passes_through(self, target: Target) -> None:
         with pytest.raises(TuneError, match="mine"), target.deploy(GOOD[0]):
@@ -109,9 +109,9 @@ class TargetContract:
     def remaining(self) -> set[str]:
         return leftovers()
 
-    def serving(self, target: Target, model: str) -> Candidate | None:
+    def serving(self, target: Target, endpoint: Endpoint) -> Candidate | None:
         """Return the configuration that the server reports; None if it cannot be queried."""
-        raise NotImplementedError
+        return served_candidate(endpoint)
 
 
 class TestRecordedTable(TargetContract):
@@ -127,14 +127,14 @@ class TestRecordedTable(TargetContract):
         ]
         return RecordedServer([*trials, Trial(9, UNDEPLOYABLE, status="failed", reason="refused")])
 
-    def serving(self, target: Target, model: str) -> Candidate | None:
+    def serving(self, target: Target, endpoint: Endpoint) -> Candidate | None:
         return None
 
 
-def served_candidate(connection: Connection, model: str) -> Candidate:
+def served_candidate(endpoint: Endpoint) -> Candidate:
     """Return the configuration that the server reports, without the preferred size that Triton adds."""
-    with contextlib.closing(open_client(connection)) as client:
-        candidate = model_config.candidate_of(client.config(model))
+    with contextlib.closing(open_client(endpoint.connection)) as client:
+        candidate = model_config.candidate_of(client.config(endpoint.model))
     if candidate.preferred_batch_sizes == (candidate.max_batch_size,):
         return replace(candidate, preferred_batch_sizes=())
     return candidate
@@ -148,10 +148,6 @@ class TestEmbeddedTarget(TargetContract):
     @pytest.fixture
     def closable_target(self, mlp: ModelSource, tmp_path: Path) -> Target:
         return EmbeddedTarget(mlp, TargetSettings(tmp_path / "tritonserver.log"))
-
-    def serving(self, target: Target, model: str) -> Candidate | None:
-        assert isinstance(target, EmbeddedTarget)
-        return served_candidate(Connection(target.grpc_address), model)
 
 
 def make_processes(source: ModelSource, folder: Path, count: int) -> ServerProcesses:
@@ -183,15 +179,11 @@ class TestServerProcesses(TargetContract):
             assert len({server.server_pid for server in endpoint.servers}) == 2
             for server in endpoint.servers:
                 assert server.candidate == candidate
-                assert served_candidate(server.connection, server.model) == GOOD[2]
+                assert served_candidate(server) == GOOD[2]
             pids = [server.server_pid for server in endpoint.servers]
         with processes.deploy(GOOD[2]) as alone:
             assert alone.replicas == ()
             assert not psutil.pid_exists(pids[1] or 0), "a server that the candidate does not need is stopped"
-
-    def serving(self, target: Target, model: str) -> Candidate | None:
-        assert isinstance(target, ServerProcesses)
-        return served_candidate(Connection(target.grpc_address), model)
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +219,7 @@ class TestLocalTarget(TargetContract):
         limited = replace(GOOD[0], fields=((LIMIT, "execution_count"),))
         for candidate in (limited, GOOD[0]):
             with target.deploy(candidate) as endpoint:
-                assert self.serving(target, endpoint.model) == GOOD[0]
+                assert self.serving(target, endpoint) == GOOD[0]
                 (server,) = psutil.Process(endpoint.server_pid).children()
                 assert ("--rate-limit=execution_count" in server.cmdline()) is (candidate == limited)
 
@@ -238,12 +230,12 @@ class TestLocalTarget(TargetContract):
             pass
         assert "\n" not in str(caught.value)
         with target.deploy(GOOD[0]) as endpoint:
-            assert self.serving(target, endpoint.model) == GOOD[0]
+            assert self.serving(target, endpoint) == GOOD[0]
 
-    def serving(self, target: Target, model: str) -> Candidate | None:
+    def serving(self, target: Target, endpoint: Endpoint) -> Candidate | None:
         assert isinstance(target, LocalTarget)
         assert target.server_version == runtime.TRITON_VERSION or SERVER in os.environ
-        return served_candidate(Connection(target.grpc_address), model)
+        return served_candidate(endpoint)
 
 
 class TestRemoteTarget(TargetContract):
@@ -256,17 +248,17 @@ class TestRemoteTarget(TargetContract):
 
     @pytest.fixture
     def closable_target(self, embedded: EmbeddedTarget, tmp_path: Path) -> Target:
-        with embedded.deploy(Candidate(max_batch_size=32)):
-            return RemoteTarget(Connection(embedded.grpc_address), embedded.source, keep=tmp_path)
+        with embedded.deploy(Candidate(max_batch_size=32)) as endpoint:
+            return RemoteTarget(endpoint.connection, embedded.source, keep=tmp_path)
 
     def remaining(self) -> set[str]:
         """The server keeps running, and keeps its shared memory."""
         return {name for name in leftovers() if not name.startswith("tritune_")}
 
-    def serving(self, target: Target, model: str) -> Candidate | None:
+    def serving(self, target: Target, endpoint: Endpoint) -> Candidate | None:
         assert isinstance(target, RemoteTarget)
         assert target.server_version == runtime.TRITON_VERSION
-        return served_candidate(target.connection, model)
+        return served_candidate(endpoint)
 
 
 @pytest.fixture(scope="module")
@@ -311,13 +303,13 @@ class TestRemoteTargetOnAnotherVersion(TestRemoteTarget):
 
     @pytest.fixture
     def closable_target(self, local: LocalTarget, tmp_path: Path) -> Target:
-        with local.deploy(Candidate(max_batch_size=32)):
-            return RemoteTarget(Connection(local.grpc_address), local.source, keep=tmp_path)
+        with local.deploy(Candidate(max_batch_size=32)) as endpoint:
+            return RemoteTarget(endpoint.connection, local.source, keep=tmp_path)
 
-    def serving(self, target: Target, model: str) -> Candidate | None:
+    def serving(self, target: Target, endpoint: Endpoint) -> Candidate | None:
         assert isinstance(target, RemoteTarget)
         assert target.server_version
-        return served_candidate(target.connection, model)
+        return served_candidate(endpoint)
 
 
 @pytest.mark.alone(exclusive=True)  # counts all containers of the engine
@@ -346,10 +338,6 @@ class TestDockerTarget(TargetContract):
         """Return also the containers."""
         with contextlib.closing(connect(self.base_url)) as client:
             return leftovers() | {one.name for one in client.containers.list(all=True, filters={"label": OWNER})}
-
-    def serving(self, target: Target, model: str) -> Candidate | None:
-        assert isinstance(target, DockerTarget)
-        return served_candidate(Connection(target.grpc_address), model)
 
 
 MODULES: dict[TargetName, TargetModule] = {

@@ -14,6 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from objectives import batch_stats
 from optimizer.config.model_source import configured_candidate, served_models
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError
 from optimizer.core.trial import VARIANT, Candidate, LoadPoint
 from optimizer.deploy import runtime
@@ -47,18 +48,18 @@ def chain(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield target
 
 
-def served(target: EmbeddedTarget, model: str) -> ModelConfig:
-    with InferenceServerClient(target.grpc_address) as client:
+def served(endpoint: Endpoint, model: str) -> ModelConfig:
+    with InferenceServerClient(endpoint.grpc) as client:
         assert client.is_model_ready(model)
         config = client.get_model_config(model).config
     assert isinstance(config, ModelConfig)
     return config
 
 
-def answer(target: EmbeddedTarget, model: str, x: str, y: str) -> list[float]:
+def answer(endpoint: Endpoint, model: str, x: str, y: str) -> list[float]:
     values = InferInput(x, [1, 4], "FP32")
     values.set_data_from_numpy(np.arange(4, dtype=np.float32)[None])
-    with InferenceServerClient(target.grpc_address) as client:
+    with InferenceServerClient(endpoint.grpc) as client:
         return [float(value) for value in client.infer(model, [values]).as_numpy(y)[0]]
 
 
@@ -67,29 +68,30 @@ def test_each_step_is_served_as_the_candidate_says(chain: EmbeddedTarget) -> Non
         Candidate(8, True, 300, (4,), 2, ((COUNT, 2), (DELAY, 0))),
         Candidate(8, True, 300, (4,), 2, ((COUNT, 1), (DELAY, "off"))),  # only the first step changes
     ):
-        with chain.deploy(candidate):
-            second, first = served(chain, "second"), served(chain, "first")
+        with chain.deploy(candidate) as endpoint:
+            second, first = served(endpoint, "second"), served(endpoint, "first")
             assert second.dynamic_batching.max_queue_delay_microseconds == 300
             assert list(second.dynamic_batching.preferred_batch_size) == [4]
             assert second.instance_group[0].count == 2
             fields = dict(candidate.fields)
             assert first.instance_group[0].count == fields[COUNT]
             assert first.HasField("dynamic_batching") == (fields[DELAY] == 0)
-            assert answer(chain, "chain", "X", "Y") == [0, 1, 2, 3]
+            assert answer(endpoint, "chain", "X", "Y") == [0, 1, 2, 3]
 
 
 def test_an_ensemble_takes_no_more_than_its_steps(chain: EmbeddedTarget) -> None:
     for size, other in ((4, 8), (8, 2), (8, 8)):
-        with chain.deploy(Candidate(size, fields=((SIZE, other),))):
-            assert served(chain, "chain").max_batch_size == min(size, other)
-            assert (served(chain, "second").max_batch_size, served(chain, "first").max_batch_size) == (size, other)
+        with chain.deploy(Candidate(size, fields=((SIZE, other),))) as endpoint:
+            assert served(endpoint, "chain").max_batch_size == min(size, other)
+            assert served(endpoint, "second").max_batch_size == size
+            assert served(endpoint, "first").max_batch_size == other
 
 
 def test_models_load_from_the_handed_out_files(chain: EmbeddedTarget) -> None:
     with chain.deploy_fresh(Candidate(4, True, fields=((COUNT, 2),))) as endpoint:
         assert (endpoint.model, endpoint.batcher, endpoint.largest_request) == ("chain", "second", 4)
-        assert served(chain, "first").instance_group[0].count == 2
-        assert served(chain, "second").max_batch_size == 4
+        assert served(endpoint, "first").instance_group[0].count == 2
+        assert served(endpoint, "second").max_batch_size == 4
 
 
 def test_refused_step_fails_the_candidate_and_the_next_is_served(chain: EmbeddedTarget) -> None:
@@ -100,8 +102,8 @@ def test_refused_step_fails_the_candidate_and_the_next_is_served(chain: Embedded
     ):
         with pytest.raises(DeploymentError), chain.deploy(candidate):
             pass
-    with chain.deploy(Candidate(8, True, fields=((DELAY, 0),))):
-        assert answer(chain, "chain", "X", "Y") == [0, 1, 2, 3]
+    with chain.deploy(Candidate(8, True, fields=((DELAY, 0),))) as endpoint:
+        assert answer(endpoint, "chain", "X", "Y") == [0, 1, 2, 3]
 
 
 def test_batches_are_counted_for_the_tuned_model(chain: EmbeddedTarget, tmp_path: Path) -> None:
@@ -143,10 +145,11 @@ def test_python_model_and_the_models_that_it_calls(repository: Path, tmp_path: P
     fields = ("caller/instance_group_count", COUNT)
     assert configured_candidate(source, fields) == Candidate(8, fields=((fields[0], 1), (fields[1], 1)))
     target = EmbeddedTarget(source, TargetSettings(tmp_path / "log"))
-    with contextlib.closing(target), target.deploy(Candidate(8, True, fields=((fields[0], 2), (COUNT, 1)))):
-        assert served(target, "caller").instance_group[0].count == 2
-        assert served(target, "second").HasField("dynamic_batching")
-        assert answer(target, "caller", "x", "y") == [0, 1, 2, 3]
+    candidate = Candidate(8, True, fields=((fields[0], 2), (COUNT, 1)))
+    with contextlib.closing(target), target.deploy(candidate) as endpoint:
+        assert served(endpoint, "caller").instance_group[0].count == 2
+        assert served(endpoint, "second").HasField("dynamic_batching")
+        assert answer(endpoint, "caller", "x", "y") == [0, 1, 2, 3]
 
 
 def test_variants_are_compared_with_the_baseline_and_only_one_is_served(tmp_path: Path) -> None:
@@ -170,8 +173,8 @@ def test_variants_are_compared_with_the_baseline_and_only_one_is_served(tmp_path
             guard.record_reference(endpoint)
         with target.deploy(Candidate(8, fields=((VARIANT, "same"),))) as endpoint:
             guard.check(endpoint)
-            assert answer(target, "same", "x", "y") == [0, 2, 4, 6]
-            with InferenceServerClient(target.grpc_address) as client:
+            assert answer(endpoint, "same", "x", "y") == [0, 2, 4, 6]
+            with InferenceServerClient(endpoint.grpc) as client:
                 assert not client.is_model_ready("plain")
         with (
             target.deploy(Candidate(8, fields=((VARIANT, "wrong"),))) as endpoint,
@@ -189,9 +192,9 @@ def test_candidates_are_warmed_up_without_response_cache(tmp_path: Path) -> None
     assert served_models(source, candidate).configs["plain"].response_cache.enable
     with contextlib.closing(target):
         for deploy in (target.deploy, target.deploy_fresh):
-            with deploy(candidate):
-                now = served(target, "plain")
+            with deploy(candidate) as endpoint:
+                now = served(endpoint, "plain")
                 assert [sample.batch_size for sample in now.model_warmup] == [1, 4, 8]
                 assert list(now.model_warmup[0].inputs["x"].dims) == [4]
                 assert not now.response_cache.enable
-                assert answer(target, "plain", "x", "y") == [0, 2, 4, 6]
+                assert answer(endpoint, "plain", "x", "y") == [0, 2, 4, 6]

@@ -294,8 +294,8 @@ def test_a_run_whose_server_dies_names_the_cause_and_the_commands_that_go_on(
 
 
 def test_the_embedded_server_is_found_by_its_port(embedded: EmbeddedTarget) -> None:
-    with embedded.deploy(Candidate(8)):
-        pid = listener_pid(embedded.grpc_address)
+    with embedded.deploy(Candidate(8)) as endpoint:
+        pid = listener_pid(endpoint.grpc)
         assert pid is not None
         assert psutil.Process(pid).name() == "tritonserver"
     assert listener_pid("192.0.2.1:8001") is None

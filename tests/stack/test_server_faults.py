@@ -175,11 +175,12 @@ def meanwhile(condition: Callable[[], object], act: Callable[[], object]) -> Ite
 def test_a_failed_load_keeps_the_server_and_fails_the_candidate(
     target: EmbeddedTarget, load_generator: PerfAnalyzer
 ) -> None:
-    before = server(target)
+    with target.deploy(candidate()) as endpoint:
+        before = server(target, endpoint)
     error = refusal(target, candidate("loading: raise", max_batch_size=2))
     assert "ValueError: no such weights" in str(error)
     assert not isinstance(error, ServerCrashed)
-    with InferenceServerClient(target.grpc_address) as client:
+    with InferenceServerClient(endpoint.grpc) as client:
         assert client.is_model_ready("faulty")
         assert model_config.candidate_of(client.get_model_config("faulty").config).max_batch_size == 8
     assert_serves(target, load_generator)
@@ -394,7 +395,8 @@ def test_another_server_at_the_port_is_not_used(
         chosen = [free_port(), int(endpoint.grpc.rpartition(":")[2])]
         target = make_target(lambda: chosen.pop(0) if chosen else free_port())
         assert_serves(target, load_generator)
-        assert target.grpc_address != other.grpc_address
+        with target.deploy(candidate()) as own:
+            assert own.grpc != endpoint.grpc
 
 
 def test_the_error_says_that_every_port_is_in_use(make_target: Callable[..., EmbeddedTarget]) -> None:

@@ -19,7 +19,7 @@ from objectives.confidence import (
     overdispersion,
     share_bound,
 )
-from objectives.sequential import LOOKS, nominal_errors
+from objectives.sequential import LOOKS, look_error
 from objectives.server_spread import PRIOR_DEVIATION, PRIOR_FREEDOM, ServerSpread, pool_server_spread
 
 SPREAD = ServerSpread(0.03**2, 9.0)
@@ -244,7 +244,7 @@ def test_a_verdict_between_two_looks_has_the_error_of_the_next_look() -> None:
     """A look that was not planned must not have a larger error than the next planned one."""
     highs = [judge_share(counts(0.02, servers), 0.05, SPREAD, 0.005, 28).high for servers in (LOOKS[1] - 1, LOOKS[1])]
     effective = effective_requests(counts(0.02, LOOKS[1] - 1), 0.05, SPREAD)
-    near, sample = counts(0.02, LOOKS[1] - 1), (effective, SPREAD.freedom, nominal_errors(0.005)[1])
+    near, sample = counts(0.02, LOOKS[1] - 1), (effective, SPREAD.freedom, look_error(0.005, LOOKS[1]))
     expected = min(miss_rate_bounds(0.02, *sample)[1], share_bound(near, 0.05, *sample))
     assert highs[0] == pytest.approx(expected)
     assert highs[1] < highs[0]

@@ -4,21 +4,21 @@ import numpy as np
 import pytest
 from scipy import special
 
-from objectives.sequential import LOOKS, nominal_errors, spent_error
+from objectives.sequential import LOOKS, look_error, spent_error
 
 
 @pytest.mark.parametrize("error", [0.05, 0.01, 0.00125])
 def test_the_looks_together_spend_the_planned_error(error: float) -> None:
     sums = np.random.default_rng(0).normal(size=(400_000, 13)).cumsum(1)
     crossed = np.zeros(len(sums), dtype=bool)
-    for look, level in zip(LOOKS[:4], nominal_errors(error)[:4], strict=True):
-        crossed |= sums[:, look - 1] / np.sqrt(look) > -special.ndtri(level)
+    for look in LOOKS[:4]:
+        crossed |= sums[:, look - 1] / np.sqrt(look) > -special.ndtri(look_error(error, look))
         spent = spent_error(error, look)
         assert crossed.mean() == pytest.approx(spent, abs=4 * np.sqrt(spent / len(sums)))
 
 
 def test_each_look_has_a_smaller_error_than_all_together() -> None:
-    levels = nominal_errors(0.01)
+    levels = [look_error(0.01, look) for look in LOOKS]
     assert all(
         0 < level < spent_error(0.01, look) or look == LOOKS[0] for look, level in zip(LOOKS, levels, strict=True)
     )
