@@ -73,6 +73,7 @@ class CandidateSelector:
         self._candidates = problem.space.candidates()
         self._shortlist: list[Candidate] = []
         self._surrogate: Surrogate | None = None
+        self._followed_cells: list[ConfigurationLoad] | None = None  # screened with this surrogate
         self._sources: dict[str, SourceMachine | None] = {}  # keys are the binding latency metrics
 
     @single_threaded
@@ -172,7 +173,7 @@ class CandidateSelector:
     def _fit(self, state: SearchState, measured: Sequence[Point], running: int) -> Surrogate:
         """Return the surrogate, fitted again if many trials have ended since."""
         if self._surrogate is None or self._surrogate.missing_trials(state) > (running - 1) * STALE_SHARE:
-            self._surrogate = Surrogate(state, measured)
+            self._surrogate, self._followed_cells = Surrogate(state, measured), None
         return self._surrogate
 
     def _screened(
@@ -186,14 +187,14 @@ class CandidateSelector:
         if surrogate is fitted:
             cells = self._cells(followed, every=2)
             return cells, fitted.improvements(cells, SCREENING_SAMPLES)
-        if fitted.followed_cells is None:
-            fitted.followed_cells = self._cells(followed, every=2)
-        gains = surrogate.improvements(fitted.followed_cells, SCREENING_SAMPLES)
-        places = [i for i, (candidate, _) in enumerate(fitted.followed_cells) if candidate in remaining]
+        if self._followed_cells is None:
+            self._followed_cells = self._cells(followed, every=2)
+        gains = surrogate.improvements(self._followed_cells, SCREENING_SAMPLES)
+        places = [i for i, (candidate, _) in enumerate(self._followed_cells) if candidate in remaining]
         if not places:  # all of them are being tried
-            fitted.followed_cells = None
+            self._followed_cells = None
             return self._screened(fitted, surrogate, left)
-        return [fitted.followed_cells[i] for i in places], gains[places]
+        return [self._followed_cells[i] for i in places], gains[places]
 
     def _cells(self, candidates: Sequence[Candidate], every: int = 1) -> list[ConfigurationLoad]:
         """Return the candidates at their loads, or at ``every`` second, third, ... of them."""

@@ -35,7 +35,6 @@ class Surrogate:
     def __init__(self, state: SearchState, measured: Sequence[Point]) -> None:
         """Fit the simulation and its correction to ``measured``, points that are complete."""
         self._state, self._measured = state, measured
-        self.followed_cells: list[ConfigurationLoad] | None = None  # kept by the selector between decisions
         self.bounds_s = latency_bounds_s(state.problem, state.latencies)
         self.has_feasible = any(is_feasible(point, state.problem) for point in measured)
         self._model = fit_model(measured, state.problem, state.latencies, state.seed)
