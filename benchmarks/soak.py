@@ -56,9 +56,10 @@ from fuzz_sections import CommandCase
 from optimizer.cli.main import INTERRUPTED
 from optimizer.core import interrupts
 from optimizer.core.errors import EnvironmentFault
+from optimizer.core.files import SHARED_MEMORY_FOLDER
 from optimizer.core.process import SUPERVISOR
 from optimizer.deploy import runtime
-from optimizer.deploy.server_process import SHARED_MEMORY, remove_leftovers
+from optimizer.deploy.server_process import remove_leftovers
 from optimizer.measure.load_client.launcher import CLIENT
 from optimizer.simulator.simulate import compile_simulator
 from optimizer.store.run_folder import RUN_FILE, SWEEP_FILE
@@ -530,7 +531,7 @@ class Soak:
         runs, because they do not name their owner.
         """
         files = set()
-        for region in SHARED_MEMORY.glob("tritune_*"):
+        for region in SHARED_MEMORY_FOLDER.glob("tritune_*"):
             owner = int(region.name.split("_")[1])
             if owner == self._worker.pid or not psutil.pid_exists(owner):
                 files.add(region)

@@ -17,12 +17,12 @@ from optimizer.core.safe_text import one_line
 from optimizer.deploy.target_settings import (
     GRPC_PORT,
     HTTP_PORT,
-    LARGEST_PORT,
     METRICS_PORT,
     PORT_STEP,
     ServerPorts,
     choose_ports,
 )
+from optimizer.options.addresses import LARGEST_PORT
 from optimizer.options.command_line import RUN_HELP, Parser, add_results, values_of
 from optimizer.options.option_reader import EXTERNAL, changed_options
 from optimizer.options.run_options import RunOptions

@@ -17,6 +17,7 @@ from optimizer.core.safe_text import one_line
 
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # the place is right, but its disk takes nothing
 FREE_BYTES = 8 << 20  # more than most load generators write during a measurement
+SHARED_MEMORY_FOLDER = Path("/dev/shm")
 _REMEDIES = {
     errno.ENOSPC: "free space there",
     errno.EDQUOT: "free space in your quota there",

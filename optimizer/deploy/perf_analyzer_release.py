@@ -18,7 +18,7 @@ from optimizer.deploy.wheels import Wheel, install, lock_cache, make_executable
 
 NEWER_VERSION, OLDER_VERSION = "2.60.0", "2.36.0"
 NEWER_GLIBC = (2, 38)
-START_SECONDS = 60.0  # on a busy machine or from a network disk it may take more than 10 s
+START_LIMIT_SECONDS = 60.0  # on a busy machine or from a network disk it may take more than 10 s
 
 NEWER_WHEEL = Wheel(
     f"perf-analyzer=={NEWER_VERSION}",
@@ -65,12 +65,12 @@ def start_problem(program: Path) -> str:
     """Return why ``program`` does not start, as a clause; empty if it does. Cached for this process."""
     try:
         done = subprocess.run(
-            [program, "--version"], env={}, capture_output=True, text=True, timeout=START_SECONDS, check=False
+            [program, "--version"], env={}, capture_output=True, text=True, timeout=START_LIMIT_SECONDS, check=False
         )
     except OSError as error:
         return f"it does not start: {error.strerror}"
     except subprocess.TimeoutExpired:
-        return f"it does not start within {START_SECONDS:g} s"
+        return f"it does not start within {START_LIMIT_SECONDS:g} s"
     if done.returncode == 0:
         return ""
     lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from optimizer.core.endpoint import Connection
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
+from optimizer.core.files import SHARED_MEMORY_FOLDER
 from optimizer.core.process import RunningProcess, describe_exit_code, is_leftover, owner_of, this_process
 from optimizer.core.safe_text import is_shell_path, one_line, read_tail, shorten
 from optimizer.core.trial import Candidate
@@ -26,8 +27,6 @@ from optimizer.measure.server_calls import is_live, open_client
 from optimizer.measure.server_client import CallError, ServerClient
 from optimizer.options import server_options
 from optimizer.options.values import parse_cpus
-
-SHARED_MEMORY = Path("/dev/shm")
 
 
 def temporary_parent() -> Path:
@@ -61,14 +60,14 @@ def shared_memory_prefix(folder: Path) -> str:
 
 def remove_shared_memory(folder_name: str) -> None:
     """Remove the shared memory of the server that used the folder of this name, if this user may."""
-    for region in SHARED_MEMORY.glob(f"{folder_name.replace('-', '_')}_*"):
+    for region in SHARED_MEMORY_FOLDER.glob(f"{folder_name.replace('-', '_')}_*"):
         with contextlib.suppress(OSError):
             region.unlink()
 
 
 def remove_leftovers() -> None:
     """Remove the shared memory and the temporary folders of processes that no longer exist."""
-    for region in SHARED_MEMORY.glob("tritune_*"):
+    for region in SHARED_MEMORY_FOLDER.glob("tritune_*"):
         if is_leftover(region.name):
             with contextlib.suppress(OSError):
                 region.unlink()
@@ -103,7 +102,7 @@ def remove_environment_folders() -> None:
 
 
 OLDEST = (2, 30)  # the first version with the protocol, statistics and options that tune uses
-START_SECONDS = 60.0
+START_LIMIT_SECONDS = 60.0
 START_ATTEMPTS = 3  # a port may be taken between the probe and the bind
 ENDING_SECONDS = 1.0  # the longest wait for the exit code of a server that died
 HTTP_SECONDS, METADATA_BYTES = 0.5, 2**16  # limits of the server's metadata over HTTP
@@ -131,7 +130,7 @@ class Server(ABC):
         self.position, self._processes = 0, 1
         self._log_start = 0
         self.running: RunningProcess | None = None
-        self._start_seconds = min(START_SECONDS, settings.load_timeout_seconds)
+        self._start_seconds = min(START_LIMIT_SECONDS, settings.load_timeout_seconds)
         self._client: ServerClient | None = None
 
     @abstractmethod

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.stopwatch import Stopwatch
+from optimizer.options.addresses import LARGEST_PORT
 
 LOOPBACK = "127.0.0.1"
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002  # Triton's own
 PORT_STEP = 10  # between the ports of two server processes
-LARGEST_PORT = 65535
 LOAD_SECONDS = 120.0  # the default limit of a load
 LEAST_LOAD_SECONDS = 5.0  # with a shorter budget the baseline is measured nevertheless
 

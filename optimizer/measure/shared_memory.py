@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import BadInputError, EnvironmentFault, MeasurementError
-from optimizer.core.files import cache_folder, write_error
+from optimizer.core.files import SHARED_MEMORY_FOLDER, cache_folder, write_error
 from optimizer.core.locks import file_lock
 from optimizer.core.process import is_leftover, this_process
 from optimizer.core.safe_text import one_line
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse
 
 
-FOLDER = Path("/dev/shm")
 PROBE_BYTES = 4096
 LOCK = "perf_analyzer_shared_memory.lock"  # in the cache folder
 FREE_SECONDS = 3.0  # after the kill of a run, its supervisor removes the regions within this time
@@ -54,14 +53,14 @@ def region(name: str, size: int, contents: bytes = b"") -> Iterator[None]:
     Its memory is reserved at once, because the kernel kills a server that writes to memory that is not available.
     Raises MeasurementError if it is not.
     """
-    path = FOLDER / name
+    path = SHARED_MEMORY_FOLDER / name
     try:
         try:
             _write(path, size, contents)
         except OSError as error:
             raise MeasurementError(
-                f"{FOLDER} has no space for {size / 2**20:,.1f} MiB of inputs or outputs ({error.strerror}); "
-                "enlarge it, or measure with --shared-memory none"
+                f"{SHARED_MEMORY_FOLDER} has no space for {size / 2**20:,.1f} MiB of inputs or outputs "
+                f"({error.strerror}); enlarge it, or measure with --shared-memory none"
             ) from error
         yield
     finally:
@@ -101,7 +100,9 @@ def claimed(patterns: Sequence[str]) -> Iterator[None]:
 
 def _wait_until_free(patterns: Sequence[str]) -> None:
     deadline = time.monotonic() + FREE_SECONDS
-    while taken := [path for path in FOLDER.iterdir() if any(fnmatchcase(path.name, name) for name in patterns)]:
+    while taken := [
+        path for path in SHARED_MEMORY_FOLDER.iterdir() if any(fnmatchcase(path.name, name) for name in patterns)
+    ]:
         if time.monotonic() > deadline:
             raise EnvironmentFault(
                 f"{one_line(str(taken[0]))}: another program has shared memory with the name that perf_analyzer "

@@ -15,12 +15,12 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelMetadataRespon
 
 from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError
+from optimizer.core.files import SHARED_MEMORY_FOLDER
 from optimizer.core.process import is_leftover, this_process
 from optimizer.core.trial import Candidate
 from optimizer.measure import server_calls, shared_memory
 from optimizer.measure.server_client import CallError, CallFailure
 from optimizer.measure.shared_memory import (
-    FOLDER,
     check_is_shared,
     in_shared_memory,
     new_name,
@@ -43,7 +43,7 @@ class Server:
     def register_shared_memory(self, name: str, size: int) -> None:
         if self._failure is not None:
             raise CallError(Connection("localhost:1"), self._failure, "Unable to open shared memory region")
-        assert (FOLDER / name).stat().st_size == size
+        assert (SHARED_MEMORY_FOLDER / name).stat().st_size == size
         self.regions[name] = size
 
     def unregister_shared_memory(self, name: str) -> None:
@@ -66,16 +66,16 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield
-    assert list(FOLDER.glob(f"tritune_{os.getpid()}_*")) == []
+    assert list(SHARED_MEMORY_FOLDER.glob(f"tritune_{os.getpid()}_*")) == []
 
 
 def test_a_region_is_private_and_has_its_memory() -> None:
     with region(name := new_name(), 10_000, b"abc"):
-        status = (FOLDER / name).stat()
+        status = (SHARED_MEMORY_FOLDER / name).stat()
         assert status.st_mode & 0o777 == 0o600
         assert status.st_size == 10_000
         assert status.st_blocks * 512 >= 10_000
-        assert (FOLDER / name).read_bytes()[:4] == b"abc\0"
+        assert (SHARED_MEMORY_FOLDER / name).read_bytes()[:4] == b"abc\0"
 
 
 def test_memory_that_is_not_available_is_a_measurement_error() -> None:
@@ -136,7 +136,7 @@ def test_requests_refer_to_their_inputs_and_places(server: Server) -> None:
     with in_shared_memory([Connection("localhost:1")], messages, outputs, concurrency=3) as sent:
         assert len(sent.places) == 3
         (inputs_name, inputs_size), (outputs_name, outputs_size) = server.regions.items()
-        contents = (FOLDER / inputs_name).read_bytes()
+        contents = (SHARED_MEMORY_FOLDER / inputs_name).read_bytes()
         used = set()
         for each, message in zip(arrays, sent.messages, strict=True):
             for place in sent.places:
