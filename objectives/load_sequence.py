@@ -25,7 +25,7 @@ OTHER_MARGIN = 0.22  # the same for a second candidate, whose test has less erro
 PREDICTION_ERROR = 0.1  # standard deviation of the log of the measured latency over the predicted one
 STEP_ERROR = 0.05  # the same after predictions were shifted to the latency of another load on fresh servers
 SMALLEST_STEP = 0.06  # log of latency by which a lower load must be better than one that failed
-SMALLEST_GAIN = 1.02  # a load is tested after a PASS if it is expected to serve at least this multiple
+SMALLEST_GAIN_FACTOR = 1.02  # a load is tested after a PASS if it is expected to serve at least this multiple
 CLEAR_GAIN = 1.05  # another candidate is tested if it is expected to serve at least this multiple
 
 
@@ -237,7 +237,7 @@ class LoadSequence:
         loads = range(min([end, *self._failed]))
         if self.passed is None:
             return list(loads)
-        wanted = SMALLEST_GAIN * self.throughput[self.passed]
+        wanted = SMALLEST_GAIN_FACTOR * self.throughput[self.passed]
         return [load for load in loads[self.passed + 1 :] if self.throughput[load] >= wanted]
 
 
