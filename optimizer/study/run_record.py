@@ -175,7 +175,7 @@ def _arguments() -> list[str]:
     return sys.argv[1:] if Path(sys.argv[0]).name in ("tune", "__main__.py") else []
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunRecord:
     """Writes run.json and the files derived from the trials of one run.
 
@@ -197,9 +197,9 @@ class RunRecord:
     planned: dict[str, Any] = field(default_factory=dict)
     earlier_times: object = None
 
-    def with_notes(self, notes: Iterable[Note | None]) -> RunRecord:
-        """Return the record with those of ``notes`` too that are not None and that it lacks."""
-        return replace(self, notes=present([*self.notes, *notes]))
+    def add_notes(self, notes: Iterable[Note | None]) -> None:
+        """Add those of ``notes`` that are not None and that the record lacks."""
+        self.notes = present([*self.notes, *notes])
 
     @contextlib.contextmanager
     def adding_version(self, server_version: Callable[[], str]) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from optimizer.confirmation.confirmer import Confirmer, model_fitter
@@ -84,8 +84,7 @@ class StudySetup:
 
     ``open_searcher`` yields the searcher and the other workers of the study. Earlier sessions used
     ``spent_seconds`` of the budget. ``confirm_seconds`` replaces the budget of a session that only continues the
-    confirmation; None for the budget of the options. ``notes`` gets the notes on the measurements, also if the study
-    is interrupted or fails.
+    confirmation; None for the budget of the options.
     """
 
     task: Task
@@ -96,7 +95,6 @@ class StudySetup:
     spent_seconds: float
     mode: RunMode
     confirm_seconds: float | None = None
-    notes: list[Note] = field(default_factory=list)
 
     def budget(self, at_once: int = 1) -> Budget:
         """Return the budget. Earlier time is divided by ``at_once``, the number of parallel trials."""
@@ -133,7 +131,10 @@ def run_locally(setup: StudySetup) -> StudyResult:
 def run_study(
     setup: StudySetup, make_executor: Callable[[ProgressObserver], TrialExecutor], at_once: int = 1
 ) -> StudyResult:
-    """Search, then confirm. ``make_executor`` returns what runs the trials, ``at_once`` of them in parallel."""
+    """Search, then confirm. ``make_executor`` returns what runs the trials, ``at_once`` of them in parallel.
+
+    The record gets the notes on the measurements, also if the study is interrupted or fails.
+    """
     task, record, environment = setup.task, setup.record, setup.record.environment
     stopwatch = environment.stopwatch
     if environment.options.search == "simulated":  # workers and servers start meanwhile
@@ -145,7 +146,7 @@ def run_study(
         contextlib.ExitStack() as searching,
     ):
         executor = make_executor(observer)
-        searching.callback(lambda: setup.notes.extend(executor.notes))
+        searching.callback(lambda: record.add_notes(executor.notes))
         with stopwatch.count("search"):
             searcher, others = searching.enter_context(setup.open_searcher())
         scheduler = Scheduler(task.problem, searcher, budget, stopwatch, task.comparisons(), others)

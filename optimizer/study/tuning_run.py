@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -177,12 +177,10 @@ class _Session:
             record.write("running", None)
             searcher = partial(open_searcher, options, problem, folder, fingerprint, transfer, spent, environment.say)
             setup = StudySetup(task, record, table, searcher, open_observer, spent, self.mode, self.confirm_seconds)
-            result, record = self._measure(setup)
+            result = self._measure(setup)
             trials = result.trials if result else table.read()
             outcome = assess(trials, problem, task.baseline, task.dynamic_batching)
-            record = record.with_notes(
-                [*notes_on_measurements(trials), *notes_on_outcome(outcome, trials, task, options)]
-            )
+            record.add_notes([*notes_on_measurements(trials), *notes_on_outcome(outcome, trials, task, options)])
             status = _status(result, outcome)
             ended = RunResult(
                 status,
@@ -230,33 +228,35 @@ class _Session:
         """Return the record of the run, which continues that of its earlier sessions."""
         before = self.resumed.read_info() if self.resumed and self.resumed.info.exists() else {}
         reason, planned = why_perf_analyzer(self.environment.options, task), before.get("confirmation_plan")
-        record = RunRecord(
+        notes = [*self.environment.notes(task), reason and ConfirmedByPerfAnalyzer(reason.value), *transfer_notes]
+        return RunRecord(
             folder,
             self.environment,
             task,
             fingerprint,
-            present([*self.environment.notes(task), reason and ConfirmedByPerfAnalyzer(reason.value)]),
+            present([*notes, *read_lasting(before.get("lasting_notes"))]),
             before.get("search_ended") if self.mode is RunMode.CONFIRM else None,
             reason,
             versions=current_versions(before),
             planned=dict(planned) if isinstance(planned, dict) else {},
             earlier_times=before.get("times"),
         )
-        return record.with_notes([*transfer_notes, *read_lasting(before.get("lasting_notes"))])
 
-    def _measure(self, setup: StudySetup) -> tuple[StudyResult | None, RunRecord]:
-        """Run the study. Return its result, which is None if it was interrupted, and the record with its notes."""
+    def _measure(self, setup: StudySetup) -> StudyResult | None:
+        """Run the study and record how it ended. Return its result; None if it was interrupted."""
         record, only_confirms = setup.record, self.mode is RunMode.CONFIRM
         try:
             self._announce(setup)
             result = self.cluster.run(setup) if self.cluster else run_locally(setup)
             if not (only_confirms and record.search_ended):
-                record = replace(record, search_ended=result.search_ended)
-            return result, record.with_notes([*setup.notes, *notes_on_end(result, record, self.confirm_seconds)])
+                record.search_ended = result.search_ended
+            record.add_notes(notes_on_end(result, record, self.confirm_seconds))
+            return result
         except KeyboardInterrupt:
             interrupts.acknowledge()
-            record = record if only_confirms else replace(record, search_ended="interrupted")
-            return None, record.with_notes(setup.notes)
+            if not only_confirms:
+                record.search_ended = "interrupted"
+            return None
         except BaseException as error:
             self._record_failure(setup, error)
             raise
@@ -274,7 +274,7 @@ class _Session:
         with contextlib.suppress(TuneError):  # a full disk must not hide the first error
             trials = setup.table.read()
             outcome = assess(trials, task.problem, task.baseline, task.dynamic_batching)
-            setup.record.with_notes(setup.notes).write("failed", outcome, reason=str(error))
+            setup.record.write("failed", outcome, reason=str(error))
             if any(trial.measurements for trial in trials):
                 error.add_note(_how_to_continue(folder, only_confirms=self.mode is RunMode.CONFIRM))
 

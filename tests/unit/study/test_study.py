@@ -18,7 +18,9 @@ from optimizer.core.trial import Candidate, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
+from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
+from optimizer.study.run_record import RunRecord
 from optimizer.study.scheduler import OtherWorkers, Scheduler
 from optimizer.study.study import StudySetup, run_study
 
@@ -54,10 +56,10 @@ def setup_of(problem: Problem, folder: Path, mode: RunMode, **fields: Any) -> St
         stopwatch=Stopwatch(),
         hardware=None,
     )
-    record = SimpleNamespace(environment=environment, confirmation_plan=lambda: None, write_plan=None)
+    record = RunRecord(RunFolder(folder), environment, None, None, ())  # type: ignore[arg-type]
     return StudySetup(
         SimpleNamespace(problem=problem, comparisons=lambda: [("baseline", Candidate(1))]),  # type: ignore[arg-type]
-        record,  # type: ignore[arg-type]
+        record,
         TrialsTable(folder / "trials.csv", "known", {}),
         lambda: contextlib.nullcontext((make_searcher("random", problem), OtherWorkers())),
         lambda *_: contextlib.nullcontext(QuietObserver()),
@@ -72,7 +74,7 @@ def test_an_interrupted_study_keeps_its_notes(problem: Problem, tmp_path: Path, 
     setup, executor = setup_of(problem, tmp_path, RunMode.SEARCH_AND_CONFIRM), Executor(interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_study(setup, lambda _: executor)
-    assert setup.notes == [ON_CPU]
+    assert setup.record.notes == (ON_CPU,)
 
 
 @pytest.mark.parametrize(
