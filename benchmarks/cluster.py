@@ -96,8 +96,9 @@ def measure(workers: int, trials: int) -> Clock:
             out=str(Path(root, "results")),
         )
         clock = Clock()
-        if tune(options, None, say, lambda *_: clock, RunMode.SEARCH, report=False).status == "interrupted":
-            raise KeyboardInterrupt
+        with tune(options, None, say, lambda *_: clock, RunMode.SEARCH, report=False) as result:
+            if result.status == "interrupted":
+                raise KeyboardInterrupt
         return clock
 
 

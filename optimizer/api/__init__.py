@@ -54,14 +54,15 @@ def tune(model: str | Path | None = None, **keywords: Unpack[RunKeywords]) -> Ru
         if log != "none":
             terminal.print(line, highlight=False, markup=False)
 
-    result = run(
+    with run(
         request.options,
         request.resumed,
         say,
         lambda problem, budget, hardware: make_observer(log, terminal, problem, budget, str(hardware)),
         report="no-report" not in request.parsed,
-    )
-    return load_run(result.folder.path)
+    ) as result:
+        folder = result.folder.path
+    return load_run(folder)
 
 
 def load_run(run: str | Path, out: str | Path = "results") -> Run:

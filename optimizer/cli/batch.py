@@ -201,6 +201,7 @@ def _runs_on(terminal: Console) -> RunEntry:
 
     def run_slice(options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
         is_last = mode is RunMode.CONFIRM  # only the last session of a run writes its page
-        return tune(options, folder, _line_printer(terminal), watch, mode, report=is_last).status
+        with tune(options, folder, _line_printer(terminal), watch, mode, report=is_last) as result:
+            return result.status
 
     return run_slice

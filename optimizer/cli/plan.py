@@ -382,9 +382,9 @@ def _tune_model(model: str, arguments: PlanArguments) -> FinishedRun:
     if "/" not in model and not Path(model).suffix and not exists(Path(model)):
         find_profile(model)  # refuse an unknown name before anything is announced
     _say(f"{quote(model)} has no run in {arguments.results} yet: tuning it first")
-    result = tune(options, None, *progress_on(terminal()))
-    if result.status == "interrupted":
-        raise KeyboardInterrupt
+    with tune(options, None, *progress_on(terminal())) as result:
+        if result.status == "interrupted":
+            raise KeyboardInterrupt
     return read_run(result.folder.path, arguments.results)
 
 

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from optimizer.cli.completion import complete_model
@@ -141,8 +140,8 @@ def main(words: list[str]) -> int:
         print(note, file=sys.stderr, flush=True)
     from optimizer.study.tuning_run import tune
 
-    show = partial(show_result, as_json=arguments.as_json, verbose=arguments.verbose)
-    result = tune(options, arguments.resumed, *progress, report=arguments.report, show=show)
+    with tune(options, arguments.resumed, *progress, report=arguments.report) as result:
+        show_result(result, as_json=arguments.as_json, verbose=arguments.verbose)
     return exit_code(result.status, result.outcome.verdict)
 
 

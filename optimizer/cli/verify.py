@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 from optimizer.cli.main import EXIT_CODES, progress_on, terminal
 from optimizer.core.errors import BadInputError
@@ -145,8 +144,8 @@ def main(words: list[str]) -> int:
         from optimizer.study.tuning_run import continue_confirmation
 
         seconds = arguments.budget_seconds or parse_budget_seconds(VERIFY_BUDGET)
-        show = partial(show_result, as_json=arguments.as_json, verbose=arguments.verbose)
-        continued = continue_confirmation(arguments.run, arguments.options, seconds, *progress, show)
+        with continue_confirmation(arguments.run, arguments.options, seconds, *progress) as continued:
+            show_result(continued, as_json=arguments.as_json, verbose=arguments.verbose)
         return exit_code(continued.status, continued.outcome.verdict)
     from optimizer.results.verification import document, print_verification
     from optimizer.study.fresh_verification import verify

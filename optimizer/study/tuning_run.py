@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from optimizer.core import interrupts
 from optimizer.core.budget import RunMode, spent_seconds
@@ -64,13 +65,7 @@ class RunResult:
     continued_by: str = ""
 
 
-ShowResult: TypeAlias = Callable[[RunResult], None]
-
-
-def show_nothing(_: RunResult) -> None:
-    """Leave the result to the caller of ``tune``."""
-
-
+@contextlib.contextmanager
 def tune(
     options: RunOptions,
     resumed: RunFolder | None,
@@ -79,10 +74,11 @@ def tune(
     mode: RunMode | None = None,
     *,
     report: bool = True,
-    show: ShowResult = show_nothing,
     confirm_seconds: float | None = None,
-) -> RunResult:
-    """Run a study, or continue the one in ``resumed``, and return its result.
+) -> Iterator[RunResult]:
+    """Run a study, or continue the one in ``resumed``, and yield its result. The folder of the run stays locked.
+
+    The report page is written when the context ends, because it takes a second or more.
 
     Args:
         options: What to tune, and how.
@@ -91,7 +87,6 @@ def tune(
         open_observer: Opens the display of progress.
         mode: Whether to search, to confirm, or both; by default as ``options`` say.
         report: Whether to write the report page.
-        show: Called with the result before the report page is written, which takes a second or more.
         confirm_seconds: Time of a session in the mode CONFIRM; None for the budget of ``options``.
 
     An interrupt (KeyboardInterrupt) ends the run early with the best result so far. Raises TuneError.
@@ -99,16 +94,18 @@ def tune(
     stopwatch = Stopwatch()
     if mode is None:
         mode = RunMode.SEARCH_AND_CONFIRM if options.confirmation else RunMode.SEARCH
-    if options.cluster is None:
-        environment = Environment.detect(options, stopwatch, say)
-        session = _Session(environment, None, resumed, mode, confirm_seconds)
-        return session.run(open_observer, show, report=report)
-    from optimizer.study.distributed.ray_study import open_cluster
+    with contextlib.ExitStack() as opened:
+        cluster = None
+        if options.cluster is None:
+            environment = Environment.detect(options, stopwatch, say)
+        else:
+            from optimizer.study.distributed.ray_study import open_cluster
 
-    preferred = resumed.fingerprint() if resumed else None
-    with open_cluster(options, stopwatch, say, preferred) as cluster:
-        session = _Session(cluster.environment, cluster, resumed, mode, confirm_seconds)
-        return session.run(open_observer, show, report=report)
+            preferred = resumed.fingerprint() if resumed else None
+            cluster = opened.enter_context(open_cluster(options, stopwatch, say, preferred))
+            environment = cluster.environment
+        session = _Session(environment, cluster, resumed, mode, confirm_seconds)
+        yield opened.enter_context(session.run(open_observer, report=report))
 
 
 def continue_confirmation(
@@ -117,9 +114,8 @@ def continue_confirmation(
     seconds: float,
     say: Callable[[str], None],
     open_observer: ObserverFactory,
-    show: ShowResult = show_nothing,
-) -> RunResult:
-    """Continue the confirmation of ``run`` where it ended, for ``seconds``, and return the result of the run.
+) -> AbstractContextManager[RunResult]:
+    """Return a context that continues the confirmation of ``run`` for ``seconds`` and yields its result, as ``tune``.
 
     The tests continue with all their windows, so repeating this until PASS makes no more errors than one session. The
     confirmation of a run that has none begins.
@@ -130,7 +126,6 @@ def continue_confirmation(
         seconds: Time of the measurements.
         say: Called with one line for each slow preparation.
         open_observer: Opens the display of progress.
-        show: As for ``tune``.
 
     Raises BadInputError if the run has no trial or found nothing, its confirmation was not planned in run.json, or
     its profile has other bounds by now; TuneError as ``tune``.
@@ -147,7 +142,7 @@ def continue_confirmation(
             f"{path}: run.json has no confirmation_plan, so the test cannot continue; make a separate one: "
             f"`tune verify --fresh {path}`"
         )
-    return tune(options, run, say, open_observer, RunMode.CONFIRM, show=show, confirm_seconds=seconds)
+    return tune(options, run, say, open_observer, RunMode.CONFIRM, confirm_seconds=seconds)
 
 
 @dataclass(frozen=True)
@@ -160,8 +155,9 @@ class _Session:
     mode: RunMode
     confirm_seconds: float | None
 
-    def run(self, open_observer: ObserverFactory, show: ShowResult, *, report: bool) -> RunResult:
-        """Measure, and return and ``show`` the result; ``report`` as for ``tune``."""
+    @contextlib.contextmanager
+    def run(self, open_observer: ObserverFactory, *, report: bool) -> Iterator[RunResult]:
+        """Measure, and yield the result; ``report`` as for ``tune``."""
         environment, options = self.environment, self.environment.options
         _check_folders(options, self.resumed)
         task = environment.make_task()
@@ -195,11 +191,10 @@ class _Session:
                 result.continued_by if result else "",
             )
             try:
-                show(ended)
+                yield ended
             finally:  # the folder gets its page even if nothing can be shown
                 if report:
                     record.write_page(status, outcome, trials, ended.document)
-        return ended
 
     def _fingerprint(self, task: Task) -> Fingerprint:
         """Return the fingerprint of the machine. Raises BadInputError if the resumed run has another one."""
