@@ -26,7 +26,7 @@ from optimizer.core.files import cache_folder
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from optimizer.cli.main import EXIT_CODES  # noqa: E402
+from optimizer.cli.output import EXIT_CODES  # noqa: E402
 from optimizer.deploy import runtime  # noqa: E402
 from optimizer.deploy.local_target import find_installation  # noqa: E402
 from optimizer.deploy.runtime import Runtime  # noqa: E402

@@ -53,7 +53,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fuzz_commands import STOPPED, check_output
 from fuzz_sections import CommandCase
 
-from optimizer.cli.main import INTERRUPTED
+from optimizer.cli.output import INTERRUPTED
 from optimizer.core import interrupts
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import SHARED_MEMORY_FOLDER

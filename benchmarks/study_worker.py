@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 import optimizer
-from optimizer.cli.main import EXIT_CODES
+from optimizer.cli.output import EXIT_CODES
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ import psutil
 import pytest
 
 from optimizer.cli.commands import COMMANDS
-from optimizer.cli.main import EXIT_CODES, main
+from optimizer.cli.main import main
+from optimizer.cli.output import EXIT_CODES
 from optimizer.core import interrupts
 from optimizer.simulator.continuous_batching import compile_batching
 from optimizer.simulator.simulate import compile_simulator

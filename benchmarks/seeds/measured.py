@@ -16,7 +16,7 @@ from kept import StepResults
 from published import Row
 from studies import Step
 
-from optimizer.cli.main import EXIT_CODES
+from optimizer.cli.output import EXIT_CODES
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.core.errors import TuneError
 from optimizer.core.notes import OwnBackend

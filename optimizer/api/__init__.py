@@ -40,7 +40,7 @@ def tune(model: str | Path | None = None, **keywords: Unpack[RunKeywords]) -> Ru
     """
     from rich.console import Console
 
-    from optimizer.results.progress_observers import make_observer
+    from optimizer.results.progress_observers import make_progress
     from optimizer.study.run_request import read_run_request
     from optimizer.study.tuning_run import tune as run
 
@@ -48,19 +48,8 @@ def tune(model: str | Path | None = None, **keywords: Unpack[RunKeywords]) -> Ru
     name = None if model is None else str(model)
     request = read_run_request(name, values, is_known=lambda option: "python" in option.taken_by)
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as the command does
-    log, terminal = request.parsed.get("log", "none"), Console(stderr=True)
-
-    def say(line: str) -> None:
-        if log != "none":
-            terminal.print(line, highlight=False, markup=False)
-
-    with run(
-        request.options,
-        request.resumed,
-        say,
-        lambda problem, budget, hardware: make_observer(log, terminal, problem, budget, str(hardware)),
-        report="no-report" not in request.parsed,
-    ) as result:
+    progress = make_progress(Console(stderr=True), request.parsed.get("log", "none"))
+    with run(request.options, request.resumed, *progress, report="no-report" not in request.parsed) as result:
         folder = result.folder.path
     return load_run(folder)
 

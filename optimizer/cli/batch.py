@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.cli.main import EXIT_CODES, INTERRUPTED, fail
+from optimizer.cli.output import EXIT_CODES, INTERRUPTED, fail, progress_on_terminal
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import one_line
@@ -22,9 +21,8 @@ from optimizer.study.batch.suite import Suite, read_suite
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rich.console import Console
-
     from optimizer.study.batch.batch_runner import RunEntry
+    from optimizer.study.environment import ObserverFactory
 
 
 WORST_FIRST = (EnvironmentFault.exit_code, *(EXIT_CODES[verdict] for verdict in ("FAIL", "UNDECIDED", "PASS")))
@@ -60,10 +58,9 @@ def main(words: list[str]) -> int:
     from optimizer.study.batch.batch_runner import BatchRunner
     from optimizer.study.batch.reports import print_batch
 
-    terminal = Console(stderr=True)
-    say = _line_printer(terminal)
+    say, open_observer = progress_on_terminal(with_time=True)
     with folder.locked():
-        batch = BatchRunner(suite, folder, record, _runs_on(terminal), say).run()
+        batch = BatchRunner(suite, folder, record, _run_entry(say, open_observer), say).run()
         batch = _finish(batch, folder, before or _previous_batch(folder, arguments.out, suite), regression)
     if arguments.json:
         print(json.dumps(RECORD.dump_python(batch, mode="json"), indent=2))
@@ -177,31 +174,13 @@ def _finish(
     return batch
 
 
-def _line_printer(terminal: Console) -> Callable[[str], None]:
-    """Return a printer of lines: wrapped above the live display on a terminal, with the time otherwise."""
-    from optimizer.results.terminal_output import wrap
-
-    def say(line: str) -> None:
-        for part in map(one_line, line.splitlines()):
-            if terminal.is_terminal:
-                text = "\n".join(wrap(part, terminal.width))
-            else:
-                text = f"{time.strftime('%H:%M:%S')} {part}"
-            terminal.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    return say
-
-
-def _runs_on(terminal: Console) -> RunEntry:
-    from optimizer.cli.main import progress_on
+def _run_entry(say: Callable[[str], None], open_observer: ObserverFactory) -> RunEntry:
     from optimizer.options.run_options import RunOptions
     from optimizer.study.tuning_run import tune
 
-    _, watch = progress_on(terminal)
-
     def run_slice(options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
         is_last = mode is RunMode.CONFIRM  # only the last session of a run writes its page
-        with tune(options, folder, _line_printer(terminal), watch, mode, report=is_last) as result:
+        with tune(options, folder, say, open_observer, mode, report=is_last) as result:
             return result.status
 
     return run_slice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from optimizer.cli.main import EXIT_CODES
+from optimizer.cli.output import EXIT_CODES
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
 from optimizer.options.values import parse_optional, parse_regression
 

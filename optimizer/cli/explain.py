@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from optimizer.cli.main import busy, progress_on, terminal
+from optimizer.cli.output import busy, progress_on_terminal
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
 from optimizer.options.values import number_where, parse_optional
 
@@ -50,7 +50,7 @@ def main(words: list[str]) -> int:
     if arguments.measure:
         from optimizer.study.shared_memory_measurement import measure_shared_memory
 
-        say, _ = progress_on(terminal())
+        say, _ = progress_on_terminal()
         measure_shared_memory(run, say)
     with busy("simulating changes"):
         explanation = explain(run, factor or FP16_FACTOR)

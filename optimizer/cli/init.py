@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from optimizer.cli.completion import complete_model
-from optimizer.cli.main import progress_on, terminal
+from optimizer.cli.output import progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error, replace_file
 from optimizer.core.safe_text import exists, one_line
@@ -57,7 +57,7 @@ def main(words: list[str]) -> int:
     output = None if is_printed or arguments.out is None else Path(arguments.out)
     from optimizer.study.initial_profile import initial_profile
 
-    say, _ = progress_on(terminal())
+    say, _ = progress_on_terminal()
     profile = initial_profile(options, output, say, with_schema=not is_printed)
     if is_printed:
         print(profile.text, end="")

@@ -1,4 +1,4 @@
-"""The entry point of the ``tune`` command, and its output on the terminal."""
+"""The entry point of the ``tune`` command: it runs a subcommand and reports its errors."""
 
 from __future__ import annotations
 
@@ -8,73 +8,22 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from optimizer.cli import output
 from optimizer.cli.commands import COMMANDS, overview, refuse_misspelt_command, version_line
+from optimizer.cli.output import INTERRUPTED, fail, flush, guarded_streams
 from optimizer.core import interrupts
 from optimizer.core.errors import EnvironmentFault, TuneError
 from optimizer.core.files import DISK_FAULTS, write_error
-from optimizer.core.safe_text import one_line
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from optimizer.study.environment import ObserverFactory
-
-
-INTERRUPTED = 130
-LONGEST_MESSAGE = 900  # characters; a longer one loses its middle
 NEAR_LIMIT_BYTES = 64 << 20  # of `ulimit -v`: libraries allocate and map blocks of this size
 # errors of the dynamic loader, of Python and of protobuf
 OUT_OF_MEMORY = (
     *("Cannot allocate memory", "failed to map segment", "can't start new thread"),
     "Couldn't build proto file into descriptor pool: out of memory",
 )
-EXIT_CODES = {"PASS": 0, "FAIL": 1, "UNDECIDED": 4}  # by the value of a Verdict, whose module takes long to import
-
-
-def fail(message: str, code: int) -> int:
-    """Print an error to standard error and return ``code``."""
-    print(f"tune: {one_line(message, LONGEST_MESSAGE)}", file=sys.stderr)
-    return code
-
-
-def terminal() -> Console:
-    """Return a console on standard error."""
-    from rich.console import Console
-
-    return Console(stderr=True)
-
-
-def busy(text: str) -> AbstractContextManager[object]:
-    """Return a context that shows ``text`` and a spinner on a terminal. Only standard error may be written in it."""
-    console = terminal()
-    return console.status(text) if console.is_interactive else nullcontext()
-
-
-def progress_on(console: Console, log: str | None = None) -> tuple[Callable[[str], None], ObserverFactory]:
-    """Return two functions that show progress on ``console``: one prints a line, the other makes a progress observer.
-
-    ``log`` is one of ``LOGS``; None selects the live display on a terminal, and a line for each trial otherwise.
-    """
-    from optimizer.results.progress_observers import make_observer
-    from optimizer.results.terminal_output import wrap
-
-    kind = log or ("live" if console.is_terminal else "plain")
-
-    def say(line: str) -> None:
-        lines = wrap(one_line(line), console.width) if kind == "live" else [one_line(line)]
-        if kind != "none":
-            console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
-
-    return say, lambda problem, budget, hardware: make_observer(kind, console, problem, budget, str(hardware))
-
-
 # Address space for the report of an error, which may be a lack of memory. A process that cannot reserve it ends at
 # once, because Python does not always survive a lack of memory within an import.
 RESERVE_BYTES = 32 << 20
@@ -82,7 +31,7 @@ RESERVE_BYTES = 32 << 20
 
 def main() -> NoReturn:
     """Run the command in ``sys.argv`` and exit."""
-    with output.guarded_streams():
+    with guarded_streams():
         try:
             with mmap.mmap(-1, RESERVE_BYTES):
                 code = _run(sys.argv[1:])
@@ -180,4 +129,4 @@ def _dispatch(words: list[str]) -> int:
         command, rest = (first, words[1:]) if first in COMMANDS else ("run", words)
         return int(import_module(f"optimizer.cli.{command}").main(rest))
     finally:
-        output.flush()
+        flush()

@@ -1,4 +1,7 @@
-"""The streams of the command: closed pipes, full disks, characters of another encoding, questions on a terminal."""
+"""The output of the commands: exit codes, errors and progress, questions on a terminal, and the streams themselves.
+
+The streams report closed pipes and full disks, and replace characters that their encoding lacks.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,47 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any, TextIO
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TextIO
 
 from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from optimizer.results.progress_observers import Progress
+
+
+EXIT_CODES = {"PASS": 0, "FAIL": 1, "UNDECIDED": 4}  # by the value of a Verdict, whose module takes long to import
+INTERRUPTED = 130
+LONGEST_MESSAGE = 900  # characters; a longer one loses its middle
+
+
+def fail(message: str, code: int) -> int:
+    """Print an error to standard error and return ``code``."""
+    print(f"tune: {one_line(message, LONGEST_MESSAGE)}", file=sys.stderr)
+    return code
+
+
+def busy(text: str) -> AbstractContextManager[object]:
+    """Return a context that shows ``text`` and a spinner on a terminal. Only standard error may be written in it."""
+    console = _terminal()
+    return console.status(text) if console.is_interactive else contextlib.nullcontext()
+
+
+def progress_on_terminal(log: str | None = None, *, with_time: bool = False) -> Progress:
+    """Return the progress of a run on standard error; the arguments are those of ``make_progress``."""
+    from optimizer.results.progress_observers import make_progress
+
+    return make_progress(_terminal(), log, with_time=with_time)
+
+
+def _terminal() -> Console:
+    """Return a console on standard error."""
+    from rich.console import Console
+
+    return Console(stderr=True)
 
 
 class OutputClosed(SystemExit):

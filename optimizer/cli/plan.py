@@ -14,7 +14,7 @@ from textwrap import fill
 from objectives.sla import Sla, parse_duration_ms, parse_rate
 from optimizer.cli.emit import DEFAULT_UTILIZATION_TEXT, parse_utilization
 from optimizer.cli.emit import MAX_REPLICAS as MOST_AUTOSCALED
-from optimizer.cli.main import EXIT_CODES, busy
+from optimizer.cli.output import EXIT_CODES, busy, progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import exists, is_file, is_folder, one_line
 from optimizer.options.command_line import Parser, add_results, values_of
@@ -374,7 +374,6 @@ def _is_run_name(name: str, out: str) -> bool:
 
 
 def _tune_model(model: str, arguments: PlanArguments) -> FinishedRun:
-    from optimizer.cli.main import progress_on, terminal
     from optimizer.model.profile_lookup import find_profile
     from optimizer.study.tuning_run import tune
 
@@ -382,7 +381,7 @@ def _tune_model(model: str, arguments: PlanArguments) -> FinishedRun:
     if "/" not in model and not Path(model).suffix and not exists(Path(model)):
         find_profile(model)  # refuse an unknown name before anything is announced
     _say(f"{quote(model)} has no run in {arguments.results} yet: tuning it first")
-    with tune(options, None, *progress_on(terminal())) as result:
+    with tune(options, None, *progress_on_terminal()) as result:
         if result.status == "interrupted":
             raise KeyboardInterrupt
     return read_run(result.folder.path, arguments.results)

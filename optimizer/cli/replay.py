@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from optimizer.cli.main import fail
+from optimizer.cli.output import fail
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.options.command_line import Parser, values_of

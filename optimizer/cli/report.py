@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.cli.main import busy
+from optimizer.cli.output import busy
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.options.command_line import RUN_HELP, Parser, add_results

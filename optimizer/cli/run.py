@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from optimizer.cli.completion import complete_model
-from optimizer.cli.main import EXIT_CODES, INTERRUPTED, progress_on, terminal
+from optimizer.cli.output import EXIT_CODES, INTERRUPTED, progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, command_line, command_with_larger_budget, values_of
 from optimizer.options.run_options import RunOptions
@@ -133,7 +133,7 @@ def main(words: list[str]) -> int:
         gpu = assignment.stored_on_gpu(Path(options.model_repository or "."), mapped.model)
         print(profile_text(mapped, options, gpu=gpu), end="")
         return 0
-    progress = progress_on(terminal(), arguments.log)
+    progress = progress_on_terminal(arguments.log)
     if arguments.dry_run:  # the preview has the notes
         return _preview(options, progress[0], as_json=arguments.as_json)
     for note in mapped.notes if mapped is not None and not arguments.as_json else ():

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from optimizer.cli import output
-from optimizer.cli.main import progress_on, terminal
+from optimizer.cli.output import progress_on_terminal
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
@@ -124,7 +124,7 @@ def main(words: list[str]) -> int:
     options = _read_options(run.folder, arguments)
     choose = partial(choose_ports, recommended.server_processes, given)
     choose()  # refuses a given port before the model is built
-    say, _ = progress_on(terminal())
+    say, _ = progress_on_terminal()
     say(f"starting the server of {one_line(str(run.folder.path))}")
     candidate = recommended.point.candidate
     quantiles = recommended.quantiles if arguments.latency_quantiles else recommended.affordable_quantiles

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from objectives.sla import parse_duration_ms
 from optimizer.cli.completion import complete_model
-from optimizer.cli.main import INTERRUPTED, progress_on, terminal
+from optimizer.cli.output import INTERRUPTED, progress_on_terminal
 from optimizer.config.batching import parse_policy
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder
@@ -285,7 +285,7 @@ def main(words: list[str]) -> int:
     from optimizer.study.sweep_output import SweepProgress, print_sweep, write_csv
     from optimizer.study.sweeper import sweep
 
-    say, _ = progress_on(terminal())
+    say, _ = progress_on_terminal()
     result = sweep(
         arguments.options, arguments.request, arguments.resumed, say, lambda plan: SweepProgress(say, plan)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from optimizer.cli.main import EXIT_CODES, progress_on, terminal
+from optimizer.cli.output import EXIT_CODES, progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.options.addresses import server_address
@@ -137,7 +137,7 @@ def _fresh_options(run: RunFolder, model: str | None, values: dict[str, object])
 def main(words: list[str]) -> int:
     """Run ``tune verify`` and return its exit code. Raises TuneError."""
     arguments = read_verify_arguments(words)
-    progress = progress_on(terminal())
+    progress = progress_on_terminal()
     if not arguments.is_fresh:
         from optimizer.cli.run import exit_code, show_result
         from optimizer.results.summary import VERIFY_BUDGET

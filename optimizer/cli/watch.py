@@ -7,7 +7,7 @@ import sys
 import time
 
 from objectives.sla import parse_duration_ms
-from optimizer.cli.main import EXIT_CODES
+from optimizer.cli.output import EXIT_CODES
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.options.addresses import parse_metrics_url

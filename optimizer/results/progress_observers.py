@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,14 +18,13 @@ from objectives import pareto
 from objectives.metrics import METRICS, Measurement
 from objectives.pooled_windows import pool_measurements
 from optimizer.config.search_space import Problem
+from optimizer.core.budget import Budget
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.machine.hardware import Hardware
 from optimizer.results import configuration_text, formatting
 from optimizer.results.recommendation import best_load, front_metrics
-
-if TYPE_CHECKING:
-    from optimizer.core.budget import Budget
-
+from optimizer.results.terminal_output import wrap
 
 NOTHING_MEASURED = "nothing was measured"
 
@@ -420,10 +419,30 @@ def _newest_confirmation(trial: Trial) -> Point:
     return Point(trial.number, trial.candidate, last.load, pool_measurements(windows))
 
 
-def make_observer(
-    log: str, terminal: Console, problem: Problem, budget: Budget, hardware: str
-) -> LiveObserver | QuietObserver:
-    """Return the observer for ``log``, one of ``run_options.LOGS``."""
-    if log == "plain":
-        return PlainObserver(terminal, problem, budget)
-    return LiveObserver(terminal, problem, budget, hardware) if log == "live" else QuietObserver()
+AnyObserver: TypeAlias = LiveObserver | QuietObserver
+Progress: TypeAlias = tuple[Callable[[str], None], Callable[[Problem, Budget, Hardware], AnyObserver]]
+
+
+def make_progress(console: Console, log: str | None = None, *, with_time: bool = False) -> Progress:
+    """Return two functions that show progress on ``console``: one prints a line, the other makes a progress observer.
+
+    ``log`` is one of ``LOGS``; None selects the live display on a terminal, and a line for each trial otherwise.
+    ``with_time`` adds the time to each line, except above the live display.
+    """
+    kind = log or ("live" if console.is_terminal else "plain")
+
+    def say(line: str) -> None:
+        text = one_line(line)
+        if kind == "live":
+            text = "\n".join(wrap(text, console.width))
+        elif with_time:
+            text = f"{time.strftime('%H:%M:%S')} {text}"
+        if kind != "none":
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def make_observer(problem: Problem, budget: Budget, hardware: Hardware) -> AnyObserver:
+        if kind == "plain":
+            return PlainObserver(console, problem, budget)
+        return LiveObserver(console, problem, budget, str(hardware)) if kind == "live" else QuietObserver()
+
+    return say, make_observer

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from optimizer.cli.main import EXIT_CODES
+from optimizer.cli.output import EXIT_CODES
 from tests.command_fixtures import Ended, Playground, Tune
 from tests.repositories import write_sleeper
 from tests.stack.test_main_job import write_steady

@@ -138,7 +138,8 @@ class BatchRunner:
         except TuneError as error:
             reason = str(error).partition("\n")[0] + (f" (log: {error.log})" if error.log else "")
         except Exception as error:  # the other entries still run
-            self.say(redact(traceback.format_exc()))
+            for line in redact(traceback.format_exc()).splitlines():
+                self.say(line)
             reason = f"a fault of tune itself: {type(error).__name__}: {redact(str(error))}"
         entry = self._entry_after(index, status, self.clock() - started, confirmed=mode is RunMode.CONFIRM)
         if status == "failed":

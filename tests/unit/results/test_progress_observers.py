@@ -12,7 +12,6 @@ from rich.console import Console
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
-from optimizer.cli.main import progress_on
 from optimizer.cli.run import read_run_arguments
 from optimizer.core.budget import Budget
 from optimizer.core.trial import Confirmation, Point, latest_points
@@ -26,7 +25,7 @@ from optimizer.results.progress_observers import (
     LiveObserver,
     PlainObserver,
     QuietObserver,
-    make_observer,
+    make_progress,
     scatter,
 )
 from optimizer.results.recommendation import assess
@@ -147,7 +146,8 @@ class TestPlain:
         (load, _), *_ = trial.measurements
         refused = Measurement(reason="Exceeds maximum queue size")
         console = Console(file=text, width=120, height=40, force_terminal=log == "live", color_system=None)
-        with make_observer(log, console, run.problem, Budget(240.0, clock=lambda: 0.0), "some CPU") as observer:
+        _, open_observer = make_progress(console, log)
+        with open_observer(run.problem, Budget(240.0, clock=lambda: 0.0), hardware.detect()) as observer:
             observer.trial_started(0, trial.candidate, "search")
             observer.trial_finished(replace(trial, measurements=((load, refused),)), None)
         assert "failed: Exceeds maximum queue size" in text.getvalue()
@@ -213,8 +213,8 @@ class TestPlain:
     def test_the_observer_depends_on_flag_and_terminal(self, run: FinishedRun) -> None:
         def chosen(log: str | None, *, terminal: bool) -> type:
             console = Console(file=io.StringIO(), force_terminal=terminal)
-            _, watch = progress_on(console, log)
-            return type(watch(run.problem, Budget(1.0), hardware.detect()))
+            _, open_observer = make_progress(console, log)
+            return type(open_observer(run.problem, Budget(1.0), hardware.detect()))
 
         assert chosen(None, terminal=True) is LiveObserver
         assert chosen(None, terminal=False) is PlainObserver
@@ -225,13 +225,13 @@ class TestPlain:
     @pytest.mark.parametrize(("log", "printed"), [(None, True), ("plain", True), ("none", False)])
     def test_a_preparation_is_one_line_without_a_terminal(self, log: str | None, printed: bool) -> None:
         text, line = io.StringIO(), "word " * 40
-        say, _ = progress_on(Console(file=text, width=80), log)
+        say, _ = make_progress(Console(file=text, width=80), log)
         say(line)
         assert text.getvalue() == (f"{line}\n" if printed else "")
 
     def test_a_preparation_breaks_between_words_on_a_terminal(self) -> None:
         text = io.StringIO()
-        say, _ = progress_on(Console(file=text, width=20, force_terminal=True, color_system=None))
+        say, _ = make_progress(Console(file=text, width=20, force_terminal=True, color_system=None))
         say("tuning dlrm within p95 <= 20 ms")
         assert text.getvalue().splitlines() == ["tuning dlrm within", "p95 <= 20 ms"]
 

@@ -16,7 +16,7 @@ from objectives.latency_sketch import sketch_latencies
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
-from optimizer.cli.main import INTERRUPTED
+from optimizer.cli.output import INTERRUPTED
 from optimizer.cli.run import exit_code
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import judge_confirmations

@@ -15,13 +15,14 @@ import pytest
 from rich.console import Console
 
 from objectives.sla import Sla
-from optimizer.cli.batch import _line_printer, exit_code
+from optimizer.cli.batch import exit_code
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import BadInputError, ServerFault
 from optimizer.core.trial import Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.replay.engine import recorded_problem
 from optimizer.results.finished_run import FinishedRun, read_run
+from optimizer.results.progress_observers import make_progress
 from optimizer.search import make_searcher
 from optimizer.store.recording import read_recording
 from optimizer.store.run_folder import RunFolder
@@ -432,7 +433,8 @@ def test_lines_are_wrapped_on_a_terminal_only(is_terminal: bool, shown: str, mon
     monkeypatch.setattr("time.strftime", lambda _: "04:00:00")
     text = io.StringIO()
     console = Console(width=50, file=text, force_terminal=is_terminal, color_system=None)
-    _line_printer(console)("tuning ranker on the embedded server, for at most 0:12 minutes: highest throughput")
+    say, _ = make_progress(console, with_time=True)
+    say("tuning ranker on the embedded server, for at most 0:12 minutes: highest throughput")
     assert text.getvalue() == shown
 
 
