@@ -151,13 +151,8 @@ class Environment:
             if fetch_server:
                 runtime.ensure(self.say)
                 self._ensure_openvino(task)
-        is_elsewhere = bool(target_factory.other_machine_address(self.options))  # on an unknown number of CPUs
-        problem = replace(
-            task.problem,
-            cpu_count=None if is_elsewhere else task.problem.cpu_count,
-            client_shares_cpus=bool(self.server_resources(task).client_shares_cpus),
-        )
-        return replace(task, problem=problem)
+        shares_cpus = bool(self.server_resources(task).client_shares_cpus)  # follows from the task's search space
+        return replace(task, problem=replace(task.problem, client_shares_cpus=shares_cpus))
 
     def fingerprint(self, task: Task) -> Fingerprint:
         """Return the fingerprint of this environment, on which measurements depend.

@@ -25,6 +25,7 @@ from optimizer.core.request_sizes import (
 )
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Candidate, FieldChoices, FieldValue, model_of_field
+from optimizer.deploy.target_factory import other_machine_address
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, parse_arrivals
 from optimizer.measure.output_comparison import Tolerance
@@ -164,7 +165,7 @@ def _make_problem(
         open_loop=options.load == "rate",
         confidence=options.confidence,
         fixed_shapes=model_config.has_fixed_shapes(source.tuned_config),
-        cpu_count=None if on_gpu else hardware.cpu_count,
+        cpu_count=None if on_gpu or other_machine_address(options) else hardware.cpu_count,  # of an unknown machine
         kind=source.kind,
         request_times=arrivals.times if arrivals else None,
         tokens=token_requests(named, request_options(named, options), options),

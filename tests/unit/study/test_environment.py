@@ -10,12 +10,10 @@ from typing import Any, cast
 import pytest
 
 from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
-from optimizer.config.model_source import ModelSource
-from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import ServerFault
 from optimizer.core.notes import ShareOfNode
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import SERVER_CPUS, Candidate
+from optimizer.core.trial import SERVER_CPUS
 from optimizer.deploy import target_factory
 from optimizer.deploy.target_factory import VisibleGpus
 from optimizer.machine import cpus
@@ -26,6 +24,7 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.study import environment as environment_module
 from optimizer.study.environment import Environment
 from optimizer.study.task import Task
+from tests.repositories import write_sleeper
 
 HOST = Hardware((), "Some CPU", 16, 1 << 34)
 
@@ -116,18 +115,15 @@ def test_nothing_is_known_of_a_remote_server(environment: Environment) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (RunOptions("m"), 12),
-        (RunOptions("m", target="remote", url="localhost:8001"), 12),
-        (RunOptions("m", target="remote", url="192.0.2.1:8001"), None),
+        ({}, 12),
+        ({"target": "remote", "url": "localhost:8001"}, 12),
+        ({"target": "remote", "url": "192.0.2.1:8001"}, None),
     ],
 )
 def test_the_search_knows_the_cpus_of_a_server_on_this_machine(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch, options: RunOptions, expected: int | None
+    environment: Environment, tmp_path: Path, options: dict[str, str], expected: int | None
 ) -> None:
-    def prepared(options: RunOptions, hardware: Hardware, say: object, swept: object) -> Task:
-        problem = Problem("m", SearchSpace((8,)), 1, 64, cpu_count=hardware.cpu_count)
-        return Task(cast("ModelSource", None), problem, Candidate(8), Candidate(8, True), "random")
-
-    monkeypatch.setattr(environment_module, "prepare_task", prepared)
-    task = replace(environment, options=options).make_task(fetch_server=False)
+    write_sleeper(tmp_path, 1.0)
+    of_sleeper = RunOptions("sleeper", model_repository=str(tmp_path), **options)  # type: ignore[arg-type]
+    task = replace(environment, options=of_sleeper).make_task(fetch_server=False)
     assert task.problem.cpu_count == expected
