@@ -50,6 +50,52 @@ class PerfAnalyzerReason(Enum):
 
 
 @dataclass(frozen=True)
+class ClientChoice:
+    """Which programs send the load of a run.
+
+    Attributes:
+        own_client_searches: Whether the project's own client measures the search; otherwise perf_analyzer does.
+        perf_analyzer_reason: Why perf_analyzer measures a closed loop on fresh servers; None if the own client does.
+        perf_analyzer_checks: Whether perf_analyzer checks the own client on each fresh server.
+    """
+
+    own_client_searches: bool
+    perf_analyzer_reason: PerfAnalyzerReason | None
+    perf_analyzer_checks: bool
+
+
+def choose_clients(options: RunOptions, task: Task) -> ClientChoice:
+    """Return which programs send the load of ``task``.
+
+    The own client measures open loops, sequences and streams, and what ``Problem.why_own_client`` names. It is not
+    checked by perf_analyzer in an open loop, a stream, or a mix of lengths or priorities. Several servers need one
+    perf_analyzer each, whose regions of shared memory would have the same names.
+    """
+    problem, length, streams = task.problem, task.sequence_length, task.source.is_streaming
+    if not (problem.open_loop or length is not None or streams or problem.why_own_client):
+        reason = _perf_analyzer_reason(options, task)
+        return ClientChoice(False, reason, perf_analyzer_checks=reason is None)
+    has_mix = problem.priorities is not None or (length is not None and length.fixed is None)
+    would_collide = problem.space.most_server_processes > 1 and options.shared_memory != "none"
+    checks = not (problem.open_loop or streams or has_mix or would_collide)
+    return ClientChoice(True, None, perf_analyzer_checks=checks)
+
+
+def _perf_analyzer_reason(options: RunOptions, task: Task) -> PerfAnalyzerReason | None:
+    """Return why the own client cannot send a closed loop that perf_analyzer searches; None if it can."""
+    protocol = server_address(options.url).protocol if options.target == "remote" else options.protocol
+    if protocol != "grpc":
+        return PerfAnalyzerReason.HTTP
+    if task.source.concurrent:
+        return PerfAnalyzerReason.SEVERAL_MODELS
+    if options.perf_analyzer_image is not None:
+        return PerfAnalyzerReason.IMAGE
+    if options.shared_memory == "cuda":
+        return PerfAnalyzerReason.CUDA
+    return PerfAnalyzerReason.INPUT_DATA if is_too_large(task) else None
+
+
+@dataclass(frozen=True)
 class LoadGenerators:
     """The load generators of a run.
 
@@ -84,10 +130,10 @@ def make_load_generators(
             f"--input-data {quote(task.input_data)}: has more than {MAX_SENT_ENTRIES:,} entries, but "
             f"{task.problem.why_own_client}; that client keeps them in memory, so give fewer"
         )
-    own = _make_own_client(options, task, folder, cpus, stopwatch)
-    if own_client_searches(task):
+    clients, own = choose_clients(options, task), _make_own_client(options, task, folder, cpus, stopwatch)
+    if clients.own_client_searches:
         generator = IndexHintLoadGenerator(_sharing(own), task.unbounded)
-        if not perf_analyzer_checks(options, task):
+        if not clients.perf_analyzer_checks:
             return LoadGenerators(generator, generator)
         checker = _make_perf_analyzer(options, folder, say, own)
         if task.sequence_length is not None:
@@ -100,7 +146,7 @@ def make_load_generators(
     search = IndexHintLoadGenerator(
         _make_concurrent(perf_analyzer, task) if task.source.concurrent else _sharing(perf_analyzer), task.unbounded
     )
-    if why_perf_analyzer(options, task):
+    if clients.perf_analyzer_reason:
         return LoadGenerators(search, search)
     return LoadGenerators(search, _sharing(own), cross_checking=search)
 
@@ -110,39 +156,17 @@ def _sharing(generator: LoadClientGenerator | PerfAnalyzer) -> LoadGenerator:
     return SharedMemoryLoadGenerator(generator, generator.shared_memory) if generator.shared_memory else generator
 
 
-def own_client_searches(task: Task) -> bool:
-    """Return whether the project's own client measures the search too.
-
-    It measures open loops, sequences, streams, several priorities and several server processes, and goals that
-    perf_analyzer does not report.
-    """
-    is_special = task.problem.open_loop or task.sequence_length is not None or task.source.is_streaming
-    return is_special or bool(task.problem.why_own_client)
-
-
 def perf_analyzer_identity(options: RunOptions, task: Task, say: Callable[[str], None]) -> str:
     """Return the version of the perf_analyzer that measures or checks ``task``, or the ID of its image.
 
     The result is empty if tune's own client alone measures. Raises EnvironmentFault.
     """
-    if own_client_searches(task) and not perf_analyzer_checks(options, task):
+    clients = choose_clients(options, task)
+    if clients.own_client_searches and not clients.perf_analyzer_checks:
         return ""
     if options.perf_analyzer_image is not None:
         return docker_engine.image_id(options.perf_analyzer_image)
     return runtime.ensure(say).perf_analyzer_version
-
-
-def perf_analyzer_checks(options: RunOptions, task: Task) -> bool:
-    """Return whether perf_analyzer can check the own client.
-
-    It cannot in an open loop, a stream, or a mix of lengths or priorities. Several servers need one perf_analyzer
-    each, whose regions of shared memory would have the same names.
-    """
-    has_mix = task.problem.priorities is not None or (
-        task.sequence_length is not None and task.sequence_length.fixed is None
-    )
-    would_collide = task.problem.space.most_server_processes > 1 and options.shared_memory != "none"
-    return not (task.problem.open_loop or task.source.is_streaming or has_mix or would_collide)
 
 
 def _make_own_client(
@@ -201,26 +225,6 @@ def _for_process(checker: PerfAnalyzer, number: int) -> PerfAnalyzer:
     log = checker.log if number == 1 else checker.log.parent / f"process-{number}" / checker.log.name
     log.parent.mkdir(exist_ok=True)
     return replace(checker, log=log)
-
-
-def why_perf_analyzer(options: RunOptions, task: Task) -> PerfAnalyzerReason | None:
-    """Return why perf_analyzer has to confirm a closed loop; None if the project's own client can send the same.
-
-    The result is None if the own client also measures the search. Mixes of request sizes are refused before by
-    ``task.prepare_task``.
-    """
-    if own_client_searches(task):
-        return None
-    protocol = server_address(options.url).protocol if options.target == "remote" else options.protocol
-    if protocol != "grpc":
-        return PerfAnalyzerReason.HTTP
-    if task.source.concurrent:
-        return PerfAnalyzerReason.SEVERAL_MODELS
-    if options.perf_analyzer_image is not None:
-        return PerfAnalyzerReason.IMAGE
-    if options.shared_memory == "cuda":
-        return PerfAnalyzerReason.CUDA
-    return PerfAnalyzerReason.INPUT_DATA if is_too_large(task) else None
 
 
 def is_too_large(task: Task) -> bool:

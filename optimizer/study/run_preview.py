@@ -28,7 +28,7 @@ from optimizer.search.transfer import TransferredStudy
 from optimizer.simulator.performance_model import model_type
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.environment import Environment, ServerResources
-from optimizer.study.load_generators import own_client_searches, why_perf_analyzer
+from optimizer.study.load_generators import choose_clients
 from optimizer.study.model_finder import find_model, undeclared_models
 from optimizer.study.run_messages import goal
 from optimizer.study.run_record import problem_document
@@ -83,6 +83,7 @@ class RunPreview:
     def document(self) -> dict[str, Any]:
         """Return the document of ``--dry-run --json``, with the names of run.json."""
         problem, options = self.task.problem, self.options
+        clients = choose_clients(options, self.task)
         return {
             "command": command_line(options),
             "problem": problem_document(self.task),
@@ -90,8 +91,8 @@ class RunPreview:
             "hardware": str(self.hardware),
             **asdict(self.resources),
             "load": {
-                "generator": "tune" if own_client_searches(self.task) else "perf_analyzer",
-                "confirmation_generator": "perf_analyzer" if why_perf_analyzer(options, self.task) else "tune",
+                "generator": "tune" if clients.own_client_searches else "perf_analyzer",
+                "confirmation_generator": "perf_analyzer" if clients.perf_analyzer_reason else "tune",
                 "protocol": options.protocol,
                 "shared_memory": options.shared_memory,
                 "kind": options.load,
@@ -243,9 +244,9 @@ def _load(shown: RunPreview) -> str:
         return f"tune's own client, {times}; {each}, {data}"
     if length := shown.task.sequence_length:
         each = f"sequences of {length} {each}"
-    generator = "tune's own client over grpc"
-    if not own_client_searches(shown.task):
-        confirming = "" if why_perf_analyzer(options, shown.task) else ", and tune's own client on fresh servers"
+    generator, clients = "tune's own client over grpc", choose_clients(options, shown.task)
+    if not clients.own_client_searches:
+        confirming = "" if clients.perf_analyzer_reason else ", and tune's own client on fresh servers"
         generator = f"perf_analyzer over {options.protocol}{confirming}"
     return f"{generator}; {each}, 1 to {problem.max_concurrency:,} in flight, {data}"
 

@@ -30,7 +30,7 @@ from optimizer.results.recommendation import Outcome, assess
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment, ObserverFactory
-from optimizer.study.load_generators import why_perf_analyzer
+from optimizer.study.load_generators import choose_clients
 from optimizer.study.run_messages import action_of, notes_on_end, notes_on_measurements, notes_on_outcome, start_line
 from optimizer.study.run_record import RunRecord, current_versions
 from optimizer.study.searcher_factory import check_stored_study, load_warm_start, open_searcher
@@ -222,7 +222,8 @@ class _Session:
     ) -> RunRecord:
         """Return the record of the run, which continues that of its earlier sessions."""
         before = self.resumed.read_info() if self.resumed and self.resumed.info.exists() else {}
-        reason, planned = why_perf_analyzer(self.environment.options, task), before.get("confirmation_plan")
+        reason = choose_clients(self.environment.options, task).perf_analyzer_reason
+        planned = before.get("confirmation_plan")
         notes = [*self.environment.notes(task), reason and ConfirmedByPerfAnalyzer(reason.value), *transfer_notes]
         return RunRecord(
             folder,

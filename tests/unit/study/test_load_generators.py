@@ -22,12 +22,7 @@ from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
 from optimizer.study import load_generators
-from optimizer.study.load_generators import (
-    PerfAnalyzerReason,
-    make_load_generators,
-    own_client_searches,
-    why_perf_analyzer,
-)
+from optimizer.study.load_generators import PerfAnalyzerReason, choose_clients, make_load_generators
 from optimizer.study.task import Task
 
 OPTIONS = RunOptions("m")
@@ -58,6 +53,10 @@ def task_with(
     return cast("Task", SimpleNamespace(problem=problem, source=source, **requests))
 
 
+def perf_analyzer_reason(options: RunOptions, task: Task) -> PerfAnalyzerReason | None:
+    return choose_clients(options, task).perf_analyzer_reason
+
+
 def data_file(folder: Path, entries: int) -> str:
     path = folder / "data.json"
     path.write_text('{"data": [' + ", ".join(['{"x": [1]}'] * entries) + "]}")
@@ -66,9 +65,9 @@ def data_file(folder: Path, entries: int) -> str:
 
 def test_the_own_client_confirms_what_it_can_send(tmp_path: Path) -> None:
     for input_data in ("random", "zero", data_file(tmp_path, 5)):
-        assert why_perf_analyzer(OPTIONS, task_with(input_data)) is None
+        assert perf_analyzer_reason(OPTIONS, task_with(input_data)) is None
     for url in ("triton:8001", "grpcs://triton:8001", "127.0.0.1:8001"):
-        assert why_perf_analyzer(replace(OPTIONS, target="remote", url=url), task_with()) is None
+        assert perf_analyzer_reason(replace(OPTIONS, target="remote", url=url), task_with()) is None
 
 
 @pytest.mark.parametrize(
@@ -82,16 +81,16 @@ def test_the_own_client_confirms_what_it_can_send(tmp_path: Path) -> None:
 def test_perf_analyzer_confirms_a_load_that_the_own_client_cannot_send(
     options: RunOptions, reason: PerfAnalyzerReason
 ) -> None:
-    assert why_perf_analyzer(options, task_with()) is reason
+    assert perf_analyzer_reason(options, task_with()) is reason
 
 
 def test_perf_analyzer_confirms_several_models_and_large_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert why_perf_analyzer(OPTIONS, task_with(concurrent=("other",))) is PerfAnalyzerReason.SEVERAL_MODELS
+    assert perf_analyzer_reason(OPTIONS, task_with(concurrent=("other",))) is PerfAnalyzerReason.SEVERAL_MODELS
     monkeypatch.setattr(load_generators, "MAX_SENT_ENTRIES", 4)
-    assert why_perf_analyzer(OPTIONS, task_with(data_file(tmp_path, 4))) is None
-    assert why_perf_analyzer(OPTIONS, task_with(data_file(tmp_path, 5))) is PerfAnalyzerReason.INPUT_DATA
+    assert perf_analyzer_reason(OPTIONS, task_with(data_file(tmp_path, 4))) is None
+    assert perf_analyzer_reason(OPTIONS, task_with(data_file(tmp_path, 5))) is PerfAnalyzerReason.INPUT_DATA
 
 
 @pytest.fixture
@@ -112,7 +111,7 @@ def test_the_search_keeps_perf_analyzer(folder: RunFolder) -> None:
     assert isinstance(made.confirmation, ClosedLoopGenerator)
     assert made.confirmation.sla == Sla.from_bounds({"p95": 20.0})
     assert made.cross_checking is made.search
-    assert why_perf_analyzer(OPTIONS, task_with()) is None
+    assert perf_analyzer_reason(OPTIONS, task_with()) is None
 
 
 def test_perf_analyzer_confirms_over_http(folder: RunFolder) -> None:
@@ -120,11 +119,11 @@ def test_perf_analyzer_confirms_over_http(folder: RunFolder) -> None:
     made = make(options, task_with(), folder)
     assert made.confirmation is made.search
     assert made.cross_checking is None
-    assert why_perf_analyzer(options, task_with()) is PerfAnalyzerReason.HTTP
+    assert perf_analyzer_reason(options, task_with()) is PerfAnalyzerReason.HTTP
 
 
 def test_one_open_loop_searches_and_confirms(folder: RunFolder) -> None:
-    assert why_perf_analyzer(replace(OPTIONS, protocol="http"), task_with(open_loop=True)) is None
+    assert perf_analyzer_reason(replace(OPTIONS, protocol="http"), task_with(open_loop=True)) is None
     made = make(OPTIONS, task_with(open_loop=True), folder)
     assert made.confirmation is made.search
     assert made.cross_checking is None
@@ -134,7 +133,7 @@ def test_one_open_loop_searches_and_confirms(folder: RunFolder) -> None:
 
 def test_the_own_client_measures_stateful_models(folder: RunFolder) -> None:
     task = task_with(sequence_length=parse_size_distribution("5"))
-    assert own_client_searches(task)
+    assert choose_clients(OPTIONS, task).own_client_searches
     made = make(OPTIONS, task, folder)
     assert made.confirmation is made.search
     assert isinstance(made.search, IndexHintLoadGenerator)
@@ -150,7 +149,7 @@ def test_the_own_client_measures_models_that_stream(folder: RunFolder) -> None:
     assert (made.search.load_generator.streams, made.search.load_generator.token_output) == (True, "ids")
     assert made.confirmation is made.search
     assert made.cross_checking is None
-    assert why_perf_analyzer(OPTIONS, task_with(streaming=True)) is None
+    assert perf_analyzer_reason(OPTIONS, task_with(streaming=True)) is None
 
 
 @pytest.mark.parametrize("bounds", [{"p99.9": 30.0}, {"p95": 20.0, "error-rate": 0.1}])
@@ -184,7 +183,7 @@ def test_it_refuses_data_that_it_cannot_keep_in_memory(
 
 def test_a_perf_analyzer_for_each_server_process_checks_the_own_client(folder: RunFolder) -> None:
     task = task_with(server_processes=2)
-    assert own_client_searches(task)
+    assert choose_clients(OPTIONS, task).own_client_searches
     made = make(OPTIONS, task, folder)
     assert made.confirmation is made.search
     assert isinstance(made.cross_checking, ServerProcessesLoadGenerator)
