@@ -43,8 +43,8 @@ from optimizer.search import make_searcher
 from optimizer.store.recording import Recording, baselines, read_recording
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.scheduler import Scheduler
-from optimizer.study.searcher_factory import read_transfer
 from optimizer.study.trial_runner import run_trials
+from optimizer.study.warm_start import read_transfer
 
 MAX_TRIALS = 30
 FEWER, NO_MORE = 0.25, 1.3  # deployments with a related study, and with a misleading one

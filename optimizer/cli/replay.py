@@ -98,7 +98,7 @@ def main(words: list[str]) -> int:
         unstable_rows,
     )
     from optimizer.store.recording import read_recordings
-    from optimizer.study.searcher_factory import read_transfer
+    from optimizer.study.warm_start import read_transfer
 
     recordings, comparisons = read_recordings(Path(arguments.table)), dict[str, Comparison]()
     if len(recordings) > 1:

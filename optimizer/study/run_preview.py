@@ -32,8 +32,8 @@ from optimizer.study.load_generators import choose_clients
 from optimizer.study.model_finder import find_model, undeclared_models
 from optimizer.study.run_messages import goal
 from optimizer.study.run_record import problem_document
-from optimizer.study.searcher_factory import load_warm_start
 from optimizer.study.task import Task
+from optimizer.study.warm_start import load_warm_start
 
 DYNAMIC_BATCHING = ("max_queue_delay_us", "preferred_batch_sizes")  # parameters that a stateful model does not have
 CHOICES_WIDTH = 24  # columns of a terminal that are left for the choices next to a long name
@@ -137,10 +137,10 @@ def preview(options: RunOptions, say: Callable[[str], None]) -> RunPreview:
     task = environment.make_task(fetch_server=False)
     if has_server or options.target != "embedded":
         target_factory.check_space(task.problem.space, options, say)
-    transfer, transfer_notes = load_warm_start(options, task, None)
+    transferred, transfer_notes = load_warm_start(options, task, None)
     notes = (*task.notes, *map(str, (*environment.notes(task), *transfer_notes)))
     resources = environment.server_resources(task)
-    first = _first_trials(options, task, transfer)
+    first = _first_trials(options, task, transferred)
     hardware = environment.hardware
     return RunPreview(options, task, hardware, resources, first, notes, has_server, bool(undeclared))
 
@@ -154,11 +154,11 @@ def _undeclared(environment: Environment) -> list[str]:
     return undeclared_models(named.source)
 
 
-def _first_trials(options: RunOptions, task: Task, transfer: TransferredStudy | None) -> tuple[FirstTrial, ...]:
+def _first_trials(options: RunOptions, task: Task, transferred: TransferredStudy | None) -> tuple[FirstTrial, ...]:
     compared = [FirstTrial(role, candidate, REASONS[role]) for role, candidate in task.comparisons()]
     most = PROPOSALS if options.max_trials is None else options.max_trials - len(compared)
     proposals = first_proposals(
-        options.search, task.problem, options.seed, [trial.candidate for trial in compared], transfer
+        options.search, task.problem, options.seed, [trial.candidate for trial in compared], transferred
     )
     reason = f"a first proposal of {options.search} with the seed {options.seed}"
     searched = [FirstTrial("search", candidate, reason) for candidate in proposals]

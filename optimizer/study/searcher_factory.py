@@ -1,180 +1,22 @@
-"""Makes the searcher of a run, with the study of another machine that ``--warm-start`` names."""
+"""Makes the searcher of a run on its Optuna study."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from objectives import batch_stats
-from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem
-from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import Searcher
-from optimizer.core.notes import Note, OtherModelTransferred, TransferLeftOut, WarmStarted, WarmStartMissing
-from optimizer.core.safe_text import is_file, is_folder, one_line, read_bytes
-from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.machine.hardware import Fingerprint, parse_fingerprint
-from optimizer.options.option import DEFAULTS
+from optimizer.machine.hardware import Fingerprint
 from optimizer.options.run_options import RunOptions
 from optimizer.search import make_searcher, make_searcher_on
-from optimizer.store.recording import baselines, read_recording
-from optimizer.store.run_folder import MAX_INFO_BYTES, RunFolder
-from optimizer.store.trials_table import RunTable, read_run_table
+from optimizer.store.run_folder import RunFolder
 from optimizer.study.scheduler import OtherWorkers
-from optimizer.study.task import Task
 
 if TYPE_CHECKING:
     from optimizer.search.transfer import TransferredStudy
-
-
-FLAG = "--warm-start"
-MAX_CONCURRENCY = 1024  # limit of transferred measurements, unless this problem allows more
-
-
-@dataclass(frozen=True)
-class WarmStartSource:
-    """The trials of the study that ``--warm-start`` names. An unknown ``model`` is empty.
-
-    ``cpu_count`` is the number of the server's CPUs; None if it served on a GPU or the number is unknown.
-    """
-
-    name: str
-    trials: tuple[Trial, ...]
-    model: str = ""
-    fingerprint: Fingerprint | None = None
-    cpu_count: int | None = None
-
-
-def read_warm_start(path_or_run: str, out: str, request_batch_size: float) -> WarmStartSource:
-    """Return the trials of a run, a sweep or a table, finished or not.
-
-    ``path_or_run`` is a table, a folder, the name of a folder in ``out``, or a name for ``RunFolder.newest``. Raises
-    BadInputError if it is none.
-    """
-    name, newest = one_line(path_or_run), RunFolder.newest(path_or_run, out)
-    for path in (Path(path_or_run), *([newest.path] if newest else []), Path(out) / path_or_run):
-        if is_file(path):
-            return _of_table(name, path, path.parent)
-        for table in (RunFolder(path).trials, path / f"trials-b{request_batch_size:g}.csv"):
-            if is_file(table):
-                return _of_table(name, table, path)
-        if is_folder(path):
-            raise BadInputError(f"{FLAG} {name}: it holds no measurements; give the folder of a run, or a table")
-    raise BadInputError(
-        f"{FLAG} {name}: no such run; give its folder (`tune runs` lists runs), or a table such as its trials.csv"
-    )
-
-
-def select_fitting(
-    source: WarmStartSource, problem: Problem, compared: Collection[Candidate]
-) -> tuple[TransferredStudy, tuple[Note, ...]]:
-    """Return the trials of ``source`` that fit ``problem``, and notes on the rest.
-
-    A trial fits if its configuration is in the space or in ``compared``. Only its measurements with the same request
-    batch size count. Raises BadInputError if none fits.
-    """
-    from optimizer.search.transfer import TransferredStudy  # imports Optuna
-
-    space, fitting = problem.space, list[Trial]()
-    baselines_here = {space.canonical(candidate) for candidate in compared}
-    other_size = outside = 0
-    for trial in source.trials:
-        measured = [
-            (load, m) for load, m in trial.measurements if _can_be_simulated(trial.candidate, load, m, problem)
-        ]
-        own = [(load, m) for load, m in measured if load.request_batch_size == problem.request_batch_size]
-        other_size += len(measured) - len(own)
-        candidate = space.canonical(trial.candidate)
-        if own and (space.parameter_values(candidate) is not None or candidate in baselines_here):
-            fitting.append(
-                replace(trial, candidate=candidate, measurements=tuple(own), confirmations=(), cross_checks=())
-            )
-        else:
-            outside += bool(own)
-    if not fitting:
-        raise BadInputError(f"{FLAG} {source.name}: {_nothing(problem, outside, other_size)}; leave it out")
-    machine = one_line(str(source.fingerprint), 200) if source.fingerprint else ""
-    notes: list[Note] = [WarmStarted(len(fitting), source.name, machine)]
-    if source.model and problem.model not in ("recorded", source.model):
-        notes.append(OtherModelTransferred(source.name, source.model))
-    if outside:
-        notes.append(TransferLeftOut(outside, "configuration", source.name))
-    if other_size:
-        notes.append(TransferLeftOut(other_size, "measurement", source.name))
-    return TransferredStudy(tuple(fitting), source.cpu_count), tuple(notes)
-
-
-def read_transfer(path_or_run: str | None, problem: Problem) -> tuple[TransferredStudy | None, tuple[Note, ...]]:
-    """Return the fitting trials of ``path_or_run`` for a recorded table, and notes on the rest."""
-    if path_or_run is None:
-        return None, ()
-    compared = [candidate for _, candidate in baselines(problem.space)]
-    return select_fitting(read_warm_start(path_or_run, DEFAULTS.out, problem.request_batch_size), problem, compared)
-
-
-def _of_table(name: str, table: Path, folder: Path) -> WarmStartSource:
-    known = read_run_table(table)
-    if known is None:
-        recording = read_recording(table)
-        known = RunTable("", recording.trials(), recording.cpu_count)
-    fingerprint, cpu_count = _fingerprint(folder / "run.json"), known.cpu_count
-    if cpu_count is None and fingerprint is not None and not fingerprint.gpus:
-        cpu_count = fingerprint.cpu_count or None
-    return WarmStartSource(name, tuple(known.trials), known.model, fingerprint, cpu_count)
-
-
-def _fingerprint(info: Path) -> Fingerprint | None:
-    """Return None if run.json is missing or damaged: only the table is needed."""
-    if not is_file(info):
-        return None
-    try:
-        document = json.loads(read_bytes(info, MAX_INFO_BYTES, "give the folder of a run"))
-        return parse_fingerprint(document.get("fingerprint"))
-    except (BadInputError, ValueError, AttributeError, RecursionError):
-        return None
-
-
-def _nothing(problem: Problem, outside: int, other_size: int) -> str:
-    if outside:
-        return "none of its configurations is in this space"
-    if other_size:
-        return f"its request batch sizes differ from {problem.request_batch_size:g}"
-    return "it holds no measurements"
-
-
-def _can_be_simulated(candidate: Candidate, load: LoadPoint, measurement: Measurement, problem: Problem) -> bool:
-    """Return whether a measurement has a throughput and its load and batches can be simulated.
-
-    The reader of the table has checked the range of each value.
-    """
-    largest = max(candidate.max_batch_size, load.request_batch_size)
-    return (
-        load.concurrency <= max(problem.max_concurrency, MAX_CONCURRENCY)
-        and bool(measurement.throughput_infer_per_sec)
-        and all(size <= largest for size, _, _ in batch_stats.from_text(measurement.batch_stats))
-    )
-
-
-def load_warm_start(
-    options: RunOptions, task: Task, resumed: RunFolder | None
-) -> tuple[TransferredStudy | None, tuple[Note, ...]]:
-    """Return the study that ``--warm-start`` transfers, and notes on it. A resumed run does not need it."""
-    if options.warm_start is None:
-        return None, ()
-
-    compared = [candidate for _, candidate in task.comparisons()]
-    try:
-        source = read_warm_start(options.warm_start, options.out, task.problem.request_batch_size)
-        return select_fitting(source, task.problem, compared)
-    except BadInputError as error:
-        if resumed is None:
-            raise
-        return None, (WarmStartMissing(str(error)),)
 
 
 def check_stored_study(options: RunOptions, problem: Problem, folder: RunFolder, fingerprint: Fingerprint) -> None:
@@ -192,7 +34,7 @@ def open_searcher(
     problem: Problem,
     folder: RunFolder,
     fingerprint: Fingerprint,
-    transfer: TransferredStudy | None,
+    transferred: TransferredStudy | None,
     spent_seconds: float,
     say: Callable[[str], None],
 ) -> Iterator[tuple[Searcher, OtherWorkers]]:
@@ -204,7 +46,7 @@ def open_searcher(
 
         retry = RetryPolicy(time.monotonic() + options.budget_seconds - spent_seconds, say, str(folder.trials))
         with join(options, problem, folder, fingerprint, StudySharing(retry)) as shared:
-            yield make_searcher_on(shared.tracker, options.search, problem, options.seed, transfer), shared
+            yield make_searcher_on(shared.tracker, options.search, problem, options.seed, transferred), shared
         return
     searcher = make_searcher(
         options.search,
@@ -213,6 +55,6 @@ def open_searcher(
         options.storage or str(folder.study),
         folder.study_name,
         fingerprint=fingerprint,
-        transferred=transfer,
+        transferred=transferred,
     )
     yield searcher, OtherWorkers()

@@ -33,9 +33,10 @@ from optimizer.study.environment import Environment, ObserverFactory
 from optimizer.study.load_generators import choose_clients
 from optimizer.study.run_messages import action_of, notes_on_end, notes_on_measurements, notes_on_outcome, start_line
 from optimizer.study.run_record import RunRecord, current_versions
-from optimizer.study.searcher_factory import check_stored_study, load_warm_start, open_searcher
+from optimizer.study.searcher_factory import check_stored_study, open_searcher
 from optimizer.study.study import StudyResult, StudySetup, run_locally
 from optimizer.study.task import Task
+from optimizer.study.warm_start import load_warm_start
 
 if TYPE_CHECKING:
     from optimizer.study.distributed.ray_study import ClusterStudy
@@ -162,7 +163,7 @@ class _Session:
         _check_folders(options, self.resumed)
         task = environment.make_task()
         fingerprint = self._fingerprint(task)
-        transfer, transfer_notes = load_warm_start(options, task, self.resumed)
+        transferred, transfer_notes = load_warm_start(options, task, self.resumed)
         folder, problem = self.resumed or RunFolder.create(options.out, task.source.name), task.problem
         with folder.locked():
             table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
@@ -171,7 +172,8 @@ class _Session:
             spent = spent_seconds(table.read())
             record = self._make_record(folder, task, fingerprint, transfer_notes)
             record.write("running", None)
-            searcher = partial(open_searcher, options, problem, folder, fingerprint, transfer, spent, environment.say)
+            say = environment.say
+            searcher = partial(open_searcher, options, problem, folder, fingerprint, transferred, spent, say)
             setup = StudySetup(task, record, table, searcher, open_observer, spent, self.mode, self.confirm_seconds)
             result = self._measure(setup)
             trials = result.trials if result else table.read()

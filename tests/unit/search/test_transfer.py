@@ -39,8 +39,8 @@ from optimizer.store.recording import RecordedServer, baselines, read_recording,
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.scheduler import Scheduler
-from optimizer.study.searcher_factory import WarmStartSource, read_warm_start, select_fitting
 from optimizer.study.trial_runner import run_trials
+from optimizer.study.warm_start import WarmStartSource, read_warm_start, select_fitting
 from tests.command_fixtures import Playground, Tune, called_tune, playground
 from tests.conftest import known_server, measurement
 

@@ -16,7 +16,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_list import delete_run, find_deletable, list_runs
 from optimizer.study.run_request import read_run_request
-from optimizer.study.searcher_factory import read_warm_start
+from optimizer.study.warm_start import read_warm_start
 from tests.run_folders import write_run
 
 RESULT = {"recommended": {"throughput_infer_per_sec": 15984.0}}

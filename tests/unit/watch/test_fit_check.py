@@ -28,7 +28,7 @@ from optimizer.options.option_reader import run_options
 from optimizer.results.finished_run import read_run
 from optimizer.results.summary import NextStep
 from optimizer.study.model_finder import trace_sizes
-from optimizer.study.searcher_factory import read_warm_start
+from optimizer.study.warm_start import read_warm_start
 from optimizer.watch.expectation import (
     Expectation,
     ExpectedAtRate,
