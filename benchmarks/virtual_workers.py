@@ -130,7 +130,7 @@ def search(
             continue
         role, trial = following
         history.searching_s += now_s - idle_from.pop(0)
-        trial = runner.run(trial, role, scheduler.rules(trial.candidate))
+        trial = runner.run(trial, role, scheduler.rules(trial.candidate)).trial
         slower = float(random.lognormal(0.0, SPREAD))
         at_s = now_s + slower * pace.deploy_s
         for _, measurement in trial.measurements:

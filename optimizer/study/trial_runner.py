@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
@@ -16,6 +17,18 @@ from optimizer.measure.failure_causes import is_rejection
 from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_concurrency, next_rate
 from optimizer.measure.measurer import Measurer
 from optimizer.study.scheduler import Scheduler
+
+
+class EndedTrial(NamedTuple):
+    """A trial at its end.
+
+    ``log`` is that of its failure. ``was_deployed`` is False if nothing was left to do, as for a trial that failed,
+    whose load search is complete, or that has measurements when the time is over.
+    """
+
+    trial: Trial
+    log: Path | None = None
+    was_deployed: bool = True
 
 
 @dataclass
@@ -30,23 +43,17 @@ class TrialRunner:
     measurer: Measurer
     baseline: Candidate | None
     seconds_left: Callable[[], float]
+    _retook_reference: bool = field(default=False, init=False)
 
-    def __post_init__(self) -> None:
-        self._retook_reference = False
-        self.log: Path | None = None  # log of the last trial that failed
-
-    def run(self, trial: Trial, role: str, rules: LoadSearchRules) -> Trial:
-        """Return ``trial`` at its end.
-
-        It is the same object if nothing is left to do: a trial that failed, whose load search is complete, or that
-        has measurements when the time is over, is not deployed again.
+    def run(self, trial: Trial, role: str, rules: LoadSearchRules) -> EndedTrial:
+        """Run ``trial`` and return it at its end.
 
         Raises BadInputError if the server refuses the baseline, which is the model as the user configured it.
         """
         next_load = next_rate if rules.open_loop else next_concurrency
         is_over = self.seconds_left() < 0
         if trial.status != "ok" or (trial.measurements and (is_over or next_load(trial.measurements, rules) is None)):
-            return trial
+            return EndedTrial(trial, was_deployed=False)
         self.measurer.observer.trial_started(trial.number, trial.candidate, role)
         self._retake_reference(trial.candidate)
         is_baseline = trial.candidate == self.baseline
@@ -81,25 +88,17 @@ class TrialRunner:
             is_worth_retrying=lambda: is_baseline or self.seconds_left() > 0,  # all is compared with the baseline
             always_deploy=not trial.measurements,
         ).run(trial, choose_load)
-        if error is None:
-            return trial
-        trial = self._fail(trial, error)
+        served = any(measurement.throughput_infer_per_sec is not None for _, measurement in trial.measurements)
+        if error is None or (isinstance(error, ServerCrashed) and served):  # the time was up before another attempt
+            return EndedTrial(trial)
+        trial = trial.with_failure(error)  # whatever its measurements were; its rows stay in the table
+        self.measurer.table.append_failure(trial)
         if is_baseline and isinstance(error, LoadRefused):
             raise BadInputError(
                 f"the server refuses the model as it is configured: {error}; correct its config.pbtxt or its files",
                 log=error.log,
             )
-        return trial
-
-    def _fail(self, trial: Trial, error: DeploymentError) -> Trial:
-        """Return ``trial`` as infeasible, whatever its measurements were; its rows stay in the table."""
-        served = any(measurement.throughput_infer_per_sec is not None for _, measurement in trial.measurements)
-        if isinstance(error, ServerCrashed) and served:
-            return trial  # the time was up before another attempt
-        trial = trial.with_failure(error)
-        self.log = error.log
-        self.measurer.table.append_failure(trial)
-        return trial
+        return EndedTrial(trial, error.log)
 
     def _retake_reference(self, candidate: Candidate) -> None:
         """Deploy the baseline once for its reference outputs, if a resume or a dead server lost them."""
@@ -123,9 +122,9 @@ def run_trials(scheduler: Scheduler, target: Target, measurer: Measurer) -> list
     while scheduled is not None:
         role, trial = scheduled
         ended = runner.run(trial, role, scheduler.rules(trial.candidate))
-        scheduler.finished(ended, runner.log)
-        if ended is not trial:  # an earlier session has shown a trial that needs nothing more
-            measurer.observer.trial_finished(ended, scheduler.best())
+        scheduler.finished(ended.trial, ended.log)
+        if ended.was_deployed:  # an earlier session has shown a trial that needs nothing more
+            measurer.observer.trial_finished(ended.trial, scheduler.best())
         scheduled = scheduler.next_or_wait()
     return scheduler.trials
 

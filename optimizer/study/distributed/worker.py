@@ -134,12 +134,12 @@ class Worker:
         """Run a trial. The last event is TrialEnded or WorkerFailed."""
         with self._reporting_faults():
             self._deadline = time.monotonic() + job.seconds_left
-            self._runner.log = None
             self._use_references(job.references)
-            trial = self._runner.run(job.trial, job.role, job.rules)
-            log, references = _tail(self._runner.log), self._new_references()
-            notes = self._runner.measurer.notes
-            self._outbox.put(TrialEnded(trial, log, references, notes, self._target.server_version))
+            ended = self._runner.run(job.trial, job.role, job.rules)
+            references, notes = self._new_references(), self._runner.measurer.notes
+            self._outbox.put(
+                TrialEnded(ended.trial, _tail(ended.log), references, notes, self._target.server_version)
+            )
 
     def confirm(self, job: ConfirmJob) -> None:
         """Confirm the best trials. The last event is ConfirmationEnded or WorkerFailed."""
