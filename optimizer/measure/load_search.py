@@ -2,8 +2,8 @@
 
 A load search finds the highest load whose latency meets the SLA. If throughput is no objective, it finds the lowest
 load that reaches the throughput floor instead. In the closed loop it chooses concurrencies (``next_concurrency``),
-in the open loop request rates (``next_rate``). The next load is a pure function of the measurements, so an
-interrupted search resumes from the stored ones.
+in the open loop request rates (``next_rate``); ``next_load`` calls one of the two. The next load is a pure function of
+the measurements, so an interrupted search resumes from the stored ones.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class LoadSearchRules:
         max_loads: The number of different loads to measure at most.
         to_beat: A throughput in infer/s, at the reference speed of ``speed``. The search gives up a deployment that
             misses the bounds before it reaches this throughput; None finds the best load in any case.
-        lowest: Find the lowest load that serves ``throughput_floor`` (infer/s) instead of the highest load.
+        finds_lowest_load: Find the lowest load that serves ``throughput_floor`` (infer/s), not the highest load.
         loads: The concurrencies that can be measured, ascending; None for any.
-        every: Measure exactly these concurrencies, whatever the results, for an exhaustive table.
+        only_concurrencies: Measure exactly these concurrencies, whatever the results, for an exhaustive table.
         goal: Find the load with the highest value of this metric within the bounds, such as the goodput, which may
             fall again at higher loads. None finds the highest load.
         speed: Correction of measurements for the speed of the machine, so that a slow minute neither lowers the loads
@@ -52,12 +52,17 @@ class LoadSearchRules:
     open_loop: bool = False
     max_loads: int = 5
     to_beat: float | None = None
-    lowest: bool = False
+    finds_lowest_load: bool = False
     throughput_floor: float = 0.0
     loads: tuple[int, ...] | None = None
-    every: tuple[int, ...] = ()
+    only_concurrencies: tuple[int, ...] = ()
     goal: Metric | None = None
     speed: SpeedCorrection = field(default_factory=SpeedCorrection)
+
+
+def next_load(measured: Sequence[tuple[LoadPoint, Measurement]], rules: LoadSearchRules) -> LoadPoint | None:
+    """Return the load to measure next, or None if the search is over."""
+    return (next_rate if rules.open_loop else next_concurrency)(measured, rules)
 
 
 def is_hopeless(warm_up: Measurement, rules: LoadSearchRules) -> bool:
@@ -74,7 +79,7 @@ def is_hopeless(warm_up: Measurement, rules: LoadSearchRules) -> bool:
     return HOPELESS_LATENCY < rules.sla.share_of_bound(warm_up) < math.inf
 
 
-def towards_best(met: Mapping[int | float, float], seen: Collection[int | float], resolution: float) -> float | None:
+def _next_to_best(met: Mapping[int | float, float], seen: Collection[int | float], resolution: float) -> float | None:
     """Return a load next to the one with the highest value; None if its neighbors are as close as ``resolution``.
 
     ``met`` has the values of the loads in ``seen`` that meet the bounds.
@@ -114,12 +119,13 @@ def next_concurrency(measured: Sequence[tuple[LoadPoint, Measurement]], rules: L
     In a closed loop latency grows with concurrency (by Little's law in proportion once the server is saturated), so
     proportional steps bracket the bound and interpolation narrows the bracket.
     """
-    if rules.every:
+    if rules.only_concurrencies:
         known = {load.concurrency for load, _ in measured}
-        return next((_concurrency_load(load, rules) for load in rules.every if load not in known), None)
+        return next((_concurrency_load(load, rules) for load in rules.only_concurrencies if load not in known), None)
     if not measured:
-        start = _nearest(1 if rules.lowest else min(round(rules.start), rules.max_concurrency), 0, None, rules)
-        return None if start is None else _concurrency_load(start, rules)
+        start = 1 if rules.finds_lowest_load else min(round(rules.start), rules.max_concurrency)
+        first = _nearest(start, 0, None, rules)
+        return None if first is None else _concurrency_load(first, rules)
     seen = {load.concurrency: rules.speed.correct(measurement) for load, measurement in measured}
     concurrency = None if len(seen) >= rules.max_loads else _search(seen, rules)
     if concurrency is None or concurrency in seen:
@@ -129,13 +135,13 @@ def next_concurrency(measured: Sequence[tuple[LoadPoint, Measurement]], rules: L
 
 
 def _search(seen: dict[int, Measurement], rules: LoadSearchRules) -> int | None:
-    if rules.lowest:
+    if rules.finds_lowest_load:
         return _lowest(seen, rules)
     met = [c for c, m in seen.items() if rules.sla.is_met(m)]
     missed = [c for c in seen if c not in met]
     low, high = max(met, default=0), min((c for c in missed if c > max(met, default=0)), default=None)
     if met and rules.goal:
-        wanted = towards_best({c: rules.goal.value(seen[c]) or 0.0 for c in met}, seen, RESOLUTION)
+        wanted = _next_to_best({c: rules.goal.value(seen[c]) or 0.0 for c in met}, seen, RESOLUTION)
         wanted = None if wanted is None else min(round(wanted), rules.max_concurrency)
         return None if wanted in seen else _nearest(wanted, 0, None, rules)
     if high is None:
@@ -244,7 +250,7 @@ LOWEST_RATE = 1.0
 def next_rate(measured: Sequence[tuple[LoadPoint, Measurement]], rules: LoadSearchRules) -> LoadPoint | None:
     """Return the request rate to measure next, or None if the search is over."""
     seen = {load.request_rate: measurement for load, measurement in measured}
-    if rules.lowest:
+    if rules.finds_lowest_load:
         floor = rules.throughput_floor / rules.request_batch_size
         return None if seen else _rate_load(floor or float(rules.start), rules)
     if not seen:
@@ -256,7 +262,7 @@ def next_rate(measured: Sequence[tuple[LoadPoint, Measurement]], rules: LoadSear
     high = min((rate for rate in seen if rate > low and rate not in met), default=math.inf)
     if met and rules.goal:
         goals = {rate: rules.goal.value(seen[rate]) or 0.0 for rate in met}
-        wanted = towards_best(goals, seen, RATE_RESOLUTION) or 0.0
+        wanted = _next_to_best(goals, seen, RATE_RESOLUTION) or 0.0
     elif math.isinf(high):
         wanted = low * min(max(1 / rules.sla.share_of_bound(seen[low]), MIN_STEP), MAX_STEP)
     elif low == 0:

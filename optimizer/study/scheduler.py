@@ -203,17 +203,18 @@ class Scheduler:
         Comparisons are measured up to their own best load; the search of another candidate stops once it is clearly
         worse.
         """
-        problem, best = self.problem, self.best()
+        problem, trials = self.problem, self._all_trials()
+        speed = fit_speed_correction(trials, problem)
+        best = speed.best_point(latest_points(trials), problem.best_point)
         goal = METRICS["goodput"] if METRICS["goodput"] in problem.objectives else None
-        speed = fit_speed_correction(self._all_trials(), problem)
-        every = self.searcher.is_exhaustive and not problem.open_loop
+        is_exhaustive = self.searcher.is_exhaustive and not problem.open_loop
         by_throughput = problem.maximizes_throughput and len(problem.objectives) == 1
         compared = any(candidate == comparison for _, comparison in self.comparisons)
-        searched = by_throughput and not compared and not every
+        searched = by_throughput and not compared and not is_exhaustive
         possible = problem.space.allowed_concurrencies(candidate)
         expected = self.searcher.expected_load(candidate)
         only: tuple[int, ...] = ()
-        if every:
+        if is_exhaustive:
             only = possible or doubling_loads(problem.max_concurrency)
         elif expected is None:  # the searcher did not suggest this trial
             only = self._control_loads(candidate, speed)
@@ -229,7 +230,7 @@ class Scheduler:
             problem.sla.of_requests,
             start=start,
             open_loop=problem.open_loop,
-            lowest=not problem.maximizes_throughput,
+            finds_lowest_load=not problem.maximizes_throughput,
             throughput_floor=problem.sla.throughput_floor,
             to_beat=(goal or METRICS["throughput"]).value(speed.correct(best.measurement))
             if best and searched
@@ -237,7 +238,7 @@ class Scheduler:
             goal=goal,
             loads=possible,
             max_loads=max_loads,
-            every=only,
+            only_concurrencies=only,
             speed=speed,
         )
 

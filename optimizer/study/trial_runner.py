@@ -14,7 +14,7 @@ from optimizer.core.interfaces import Target
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.candidate_measurer import CandidateMeasurer
 from optimizer.measure.failure_causes import is_rejection
-from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_concurrency, next_rate
+from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_load
 from optimizer.measure.measurer import Measurer
 from optimizer.study.scheduler import Scheduler
 
@@ -50,7 +50,6 @@ class TrialRunner:
 
         Raises BadInputError if the server refuses the baseline, which is the model as the user configured it.
         """
-        next_load = next_rate if rules.open_loop else next_concurrency
         is_over = self.seconds_left() < 0
         if trial.status != "ok" or (trial.measurements and (is_over or next_load(trial.measurements, rules) is None)):
             return EndedTrial(trial, was_deployed=False)

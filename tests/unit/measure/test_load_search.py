@@ -89,7 +89,7 @@ def test_an_unstable_load_is_repeated_if_no_stable_one_met_the_bound() -> None:
 
 
 def test_without_a_throughput_objective_the_lowest_sufficient_load_is_searched() -> None:
-    rules = LoadSearchRules(1, 256, P95_20MS, start=40, lowest=True)
+    rules = LoadSearchRules(1, 256, P95_20MS, start=40, finds_lowest_load=True)
     assert [load.concurrency for load, _ in sweep(saturating(2.0), rules)] == [1]
 
     def growing(concurrency: int) -> Measurement:
@@ -183,7 +183,8 @@ def test_a_warm_up_with_a_p99_uses_it() -> None:
 
 
 def test_every_load_is_measured_whatever_the_results() -> None:
-    rules = LoadSearchRules(2, 20, Sla.from_bounds({"p95": 1.0}), max_loads=3, to_beat=1e9, every=doubling_loads(20))
+    sla, loads = Sla.from_bounds({"p95": 1.0}), doubling_loads(20)
+    rules = LoadSearchRules(2, 20, sla, max_loads=3, to_beat=1e9, only_concurrencies=loads)
     measured: tuple[tuple[LoadPoint, Measurement], ...] = ()
     while (load := next_concurrency(measured, rules)) is not None:
         measured = (*measured, (load, Measurement(10.0, latency_p95_ms=500.0)))
@@ -355,7 +356,7 @@ def test_only_the_given_loads_are_measured(
         return Measurement(1000 * concurrency / latency, latency_p95_ms=latency, stable=stable)
 
     rules = LoadSearchRules(
-        1, 256, P95_20MS, start=start, lowest=lowest, to_beat=to_beat, throughput_floor=500, loads=loads
+        1, 256, P95_20MS, start=start, finds_lowest_load=lowest, to_beat=to_beat, throughput_floor=500, loads=loads
     )
     measured = measured_loads(server, rules)
     assert set(measured) <= set(loads)

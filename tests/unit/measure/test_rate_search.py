@@ -71,7 +71,7 @@ def test_a_deployment_that_cannot_beat_the_best_is_given_up() -> None:
 
 
 def test_with_a_latency_objective_the_throughput_floor_is_measured() -> None:
-    rules = LoadSearchRules(4, 64, Sla(), start=100, lowest=True, throughput_floor=2000.0)
+    rules = LoadSearchRules(4, 64, Sla(), start=100, finds_lowest_load=True, throughput_floor=2000.0)
     load = next_rate((), rules)
     assert load == LoadPoint(4, request_rate=500.0)
     assert next_rate(((load, Measurement(2000.0, stable=True)),), rules) is None

@@ -122,7 +122,7 @@ def test_the_scheduler_names_a_repeat_and_measures_it_at_the_expected_load() -> 
     assert (role, repeat.number, repeat.candidate) == ("repeat", 2, FAST)
     rules = scheduler.rules(repeat.candidate)
     assert 12 <= rules.start <= 16
-    assert rules.every == ()
+    assert rules.only_concurrencies == ()
 
 
 def test_repeats_count_as_trials_of_the_limit() -> None:

@@ -139,7 +139,7 @@ def test_the_load_search_seeks_the_highest_load_for_requests_and_for_tokens(*, o
         candidate = Candidate(8, dynamic_batching=True)
         rules.append(scheduler.rules(candidate))
     assert rules[0] == rules[1]
-    assert not rules[0].lowest
+    assert not rules[0].finds_lowest_load
 
 
 def test_the_load_search_for_goodput_compares_goodput_and_keeps_the_bounds_on_requests() -> None:
@@ -155,5 +155,5 @@ def test_the_load_search_for_goodput_compares_goodput_and_keeps_the_bounds_on_re
     rules = scheduler.rules(Candidate(8, dynamic_batching=True))
     assert rules.goal is METRICS["goodput"]
     assert rules.to_beat == 70.0
-    assert not rules.lowest
+    assert not rules.finds_lowest_load
     assert rules.sla == Sla.from_bounds({"p95": 20.0, "error-rate": 0.1})
