@@ -28,7 +28,8 @@ from optimizer.plan.fleet import MOST_REPLICAS
 from optimizer.plan.traffic import BALANCERS, SPLIT, STEADY, ConstantTraffic, Day, PoissonTraffic, read_trace
 from optimizer.results.autoscaling import DEFAULT_MAX_REPLICAS, DEFAULT_MIN_REPLICAS
 from optimizer.results.finished_run import FinishedRun, read_run
-from optimizer.store.run_folder import LATEST, RUN_FILE, SWEEP_FILE, RunFolder, list_command
+from optimizer.store.run_folder import RUN_FILE, SWEEP_FILE
+from optimizer.store.run_lookup import LATEST, list_command, runs_in
 
 TRAFFIC = ("poisson", "constant", "diurnal")
 DEFAULT_PEAK_FACTOR = 1.5
@@ -353,7 +354,7 @@ def _run(name: str, arguments: PlanArguments) -> FinishedRun:
             f"(`{list_command(arguments.results)}` lists runs)"
         )
     first: FinishedRun | None = None
-    for folder in RunFolder.all_in(arguments.results, Path(name).stem):
+    for folder in runs_in(arguments.results, Path(name).stem):
         try:
             run = read_run(folder.path, arguments.results)
         except BadInputError as error:

@@ -33,6 +33,7 @@ from optimizer.options.values import (
     whole_number,
 )
 from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_lookup import newest_run
 from optimizer.study.run_request import read_run_request
 from optimizer.study.sweep_output import FILE, read_options
 from optimizer.study.sweep_plan import MODEL, GivenOptions, SweepChoices, SweepRequest
@@ -115,13 +116,13 @@ def _given_options(arguments: argparse.Namespace) -> GivenOptions:
 
 
 def _find_sweep(sweep: str) -> Path:
-    """Return the folder of a sweep, which is given by its path or by a name for ``RunFolder.newest``.
+    """Return the folder of a sweep, which is given by its path or by a name for ``newest_run``.
 
     Raises BadInputError.
     """
     if is_folder(Path(sweep)):
         return Path(sweep)
-    newest = RunFolder.newest(sweep, DEFAULTS.out, FILE)
+    newest = newest_run(sweep, DEFAULTS.out, FILE)
     if newest is None:
         raise BadInputError(
             f"--resume {quote(sweep)}: no such folder, and no sweep of such a model in {DEFAULTS.out}; "

@@ -14,6 +14,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.options.table import OF_TARGET
 from optimizer.options.values import parse_budget_seconds, parse_optional
 from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_lookup import find_run
 from optimizer.study.run_request import read_run_request, read_stored_options, refuse_foreign_values
 
 _TARGET = {option.name for option in OF_TARGET}
@@ -102,7 +103,7 @@ def read_verify_arguments(words: list[str]) -> VerifyArguments:
     budget_seconds = parse_optional("--budget", arguments.budget, parse_budget_seconds)
     values = values_of(arguments)
     values.pop("budget", None)
-    run = RunFolder.find(arguments.run, arguments.results, "RUN")
+    run = find_run(arguments.run, arguments.results, "RUN")
     as_json = values.pop("json", False) is True
     verbose = values.pop("verbose", False) is True
     read_options = _fresh_options if arguments.fresh else _continued_options

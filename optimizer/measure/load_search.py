@@ -2,8 +2,8 @@
 
 A load search finds the highest load whose latency meets the SLA. If throughput is no objective, it finds the lowest
 load that reaches the throughput floor instead. In the closed loop it chooses concurrencies (``next_concurrency``),
-in the open loop request rates (``next_rate``); ``next_load`` calls one of the two. The next load is a pure function of
-the measurements, so an interrupted search resumes from the stored ones.
+in the open loop request rates (``next_rate``); ``next_load`` calls one of the two. The next load is a pure function
+of the measurements, so an interrupted search resumes from the stored ones.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.options.values import LARGEST_COUNT
 from optimizer.results.recommendation import Outcome, assess, count_confirmations, count_measurements
 from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_lookup import find_run
 from optimizer.store.trials_reader import LOAD, NUMBERS, WHOLE_NUMBERS
 from optimizer.store.trials_table import TrialsTable
 
@@ -72,11 +73,11 @@ class FinishedRun:
 
 
 def read_run(run: str | Path, out: str = "results") -> FinishedRun:
-    """Return the run that ``run`` stands for in ``RunFolder.find``; a table row cut by a crash is skipped.
+    """Return the run that ``run`` stands for in ``find_run``; a table row cut by a crash is skipped.
 
     Raises BadInputError, in one line, if there is no such run or it is damaged.
     """
-    folder = RunFolder.find(str(run), out, "run")
+    folder = find_run(str(run), out, "run")
     options, info = folder.read_options(), folder.read_info()
     try:
         problem = _problem(info, options)

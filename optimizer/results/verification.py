@@ -21,7 +21,8 @@ from optimizer.core.safe_text import is_file, one_line, read_bytes
 from optimizer.core.trial import Candidate, latest_points
 from optimizer.results import configuration_text, formatting, result_document, summary
 from optimizer.results.recommendation import may_meet_undisturbed
-from optimizer.store.run_folder import RunFolder, newest_first
+from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_lookup import newest_first
 
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem

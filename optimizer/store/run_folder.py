@@ -6,13 +6,11 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +18,19 @@ from objectives.sla import Sla
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.files import DISK_FAULTS, write_atomically, write_error
 from optimizer.core.locks import LOCK_FILE, folder_lock, lock_holder
-from optimizer.core.safe_text import is_file, is_folder, one_line, printable, read_bytes
+from optimizer.core.safe_text import one_line, printable, read_bytes
 from optimizer.core.signature import is_signed, sign
 from optimizer.machine.hardware import Fingerprint, parse_fingerprint
-from optimizer.options.option import DEFAULTS
 from optimizer.options.option_reader import external_values, move_options
 from optimizer.options.run_options import RunOptions
-from optimizer.options.values import quote
 
 SCHEMA_VERSION = 1  # of run.json: raised with every change that an older or newer tune would misread
 MAX_INFO_BYTES = 64 << 20
 LONGEST_WHY = 200
-LONGEST_NAME = 100  # of a folder in a message that names a run too
 RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"  # the records of a run and of a sweep
 MODEL_HASH, _HASH_DIGITS = "sha256", 12  # fact of a model whose files were hashed, and how much of it is shown
-LATEST = "latest"  # stands for the newest run
 STAMP = re.compile(r"([0-9]{8}-[0-9]{6})(?:-([0-9]{1,2}))?")  # the name of a folder that new_folder makes
-_STAMP_FORMAT = "%Y%m%d-%H%M%S"
+STAMP_FORMAT = "%Y%m%d-%H%M%S"
 
 
 class FileIn:
@@ -54,7 +48,7 @@ def new_folder(out: str, parent: str, inner: str = "") -> Path:
 
     Raises BadInputError if ``out`` cannot be written, EnvironmentFault if its disk is full or faulty.
     """
-    stamp = time.strftime(_STAMP_FORMAT)
+    stamp = time.strftime(STAMP_FORMAT)
     path = Path(out) / parent
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -66,45 +60,6 @@ def new_folder(out: str, parent: str, inner: str = "") -> Path:
     except OSError as error:
         raise _unwritable(out, error) from None
     raise BadInputError(f"results folder {path}: too many runs started in this second; try again")
-
-
-def list_command(out: str) -> str:
-    """Return the command that lists the runs in ``out``."""
-    words = ["tune", "runs", *([] if out == DEFAULTS.out else ["--results", out])]
-    return one_line(shlex.join(words), LONGEST_NAME)
-
-
-def folders_in(out: str, model: str | None = None) -> list[Path]:
-    """Return the folders in which the runs of ``model``, or of all models, may be: ``<out>/<model>/<run>``."""
-    parents = _subfolders(Path(out)) if model is None else [Path(out) / model]
-    return [path for parent in parents for path in _subfolders(parent)]
-
-
-def newest_first(paths: Iterable[Path]) -> list[Path]:
-    """Return the folders of runs in the order of their starts, the newest first."""
-    return sorted(paths, key=_started, reverse=True)
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    try:
-        return [path for path in folder.iterdir() if is_folder(path) and not path.name.startswith(".")]
-    except (OSError, ValueError):
-        return []
-
-
-def _started(path: Path) -> tuple[float, int, float]:
-    """Return when a run started: the time in its name, else that in its record; then when the record was written."""
-    modified = 0.0
-    for file in (path, path / RUN_FILE):
-        with contextlib.suppress(OSError):
-            modified = file.stat().st_mtime
-    match = STAMP.fullmatch(path.name)
-    with contextlib.suppress(BadInputError, ValueError, OverflowError):
-        if match:
-            return time.mktime(time.strptime(match[1], _STAMP_FORMAT)), int(match[2] or 1), modified
-        written = str(RunFolder(path).read_info().get("written"))
-        return datetime.strptime(written, "%Y-%m-%dT%H:%M:%S%z").timestamp(), 1, modified
-    return modified, 1, modified
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,66 +112,6 @@ class RunFolder:
     def create(cls, out: str, model: str) -> RunFolder:
         """Create and return a folder named after the time. Raises BadInputError if ``out`` cannot be written."""
         return cls(new_folder(out, model, "logs"))
-
-    @classmethod
-    def find(cls, run: str, out: str, flag: str = "--resume") -> RunFolder:
-        """Return an existing run, given by its path, as ``<model>/<run>`` in ``out``, or by a name; see ``newest``.
-
-        A path takes precedence over a name.
-
-        Raises BadInputError, which begins with ``flag``, if there is no such run.
-        """
-        place = Path(out) / run
-        for path in (Path(run), place):
-            if is_file(path / RUN_FILE):
-                return cls(path)
-        if (newest := cls.newest(run, out)) is not None:
-            return newest
-        if (sweep := cls._find_sweep(run, out)) is not None:
-            raise sweep._sweep_error(flag, run)
-        here, shown = one_line(out, LONGEST_NAME), list_command(out)
-        if run == LATEST:
-            raise BadInputError(f"{flag} {LATEST}: no run in {here}; give the folder of a run (`{shown}` lists runs)")
-        also = "" if place == Path(run) or Path(run).is_relative_to(out) else f" nor in {quote(str(place))}"
-        raise BadInputError(
-            f"{flag} {quote(run)}: no {RUN_FILE} there{also}, and {here} has no run of such a model; "
-            f"give a run's folder, a model or {LATEST} (`{shown}` lists runs)"
-        )
-
-    @classmethod
-    def _find_sweep(cls, run: str, out: str) -> RunFolder | None:
-        """Return the sweep that ``run`` stands for as in ``find``; None if there is none."""
-        for path in (Path(run), Path(out) / run):
-            if is_file(path / SWEEP_FILE):
-                return cls(path)
-        return None if run == LATEST else cls.newest(run, out, SWEEP_FILE)
-
-    def _sweep_error(self, flag: str, run: str) -> BadInputError:
-        """Return the error for this sweep, which the user gave as ``run`` in place of a run."""
-        path = one_line(str(self.path))
-        where = "" if Path(run) == self.path else f" ({path})"
-        tables = [shlex.quote(one_line(str(table))) for table in sorted(self.path.glob("trials*.csv"))]
-        replayed = f"`tune replay {tables[0]}` searches in its measurements, and " if tables else ""
-        return BadInputError(
-            f"{flag} {quote(run)}: is a sweep{where}, which has no recommendation; {replayed}`tune sweep --resume "
-            f"{shlex.quote(path)}` continues it"
-        )
-
-    @classmethod
-    def newest(cls, name: str, out: str, record: str = RUN_FILE) -> RunFolder | None:
-        """Return the newest run in ``out`` that ``name`` stands for; None if there is none.
-
-        ``latest`` stands for the newest run, and the name of a model for its newest run. With ``SWEEP_FILE`` as
-        ``record`` it is a sweep.
-        """
-        is_name = Path(name).name == name.rstrip("/") and name not in ("", "..")
-        model = None if name == LATEST else name
-        return next(iter(cls.all_in(out, model, record)), None) if is_name else None
-
-    @classmethod
-    def all_in(cls, out: str, model: str | None = None, record: str = RUN_FILE) -> list[RunFolder]:
-        """Return the runs in ``out``, or those of one model, the newest first. Runs of batches are not among them."""
-        return [cls(path) for path in newest_first(p for p in folders_in(out, model) if is_file(p / record))]
 
     def writer(self) -> str | None:
         """Return the name of the process that measures something for the run now; None if there is none.

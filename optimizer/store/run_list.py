@@ -16,17 +16,8 @@ from optimizer.core.files import stored_bytes
 from optimizer.core.locks import LOCK_FILE
 from optimizer.core.safe_text import exists, is_file, is_folder, one_line, read_bytes
 from optimizer.options.values import parse_path, parse_value, quote
-from optimizer.store.run_folder import (
-    LATEST,
-    MAX_INFO_BYTES,
-    RUN_FILE,
-    STAMP,
-    SWEEP_FILE,
-    RunFolder,
-    folders_in,
-    list_command,
-    newest_first,
-)
+from optimizer.store.run_folder import MAX_INFO_BYTES, RUN_FILE, STAMP, SWEEP_FILE, RunFolder
+from optimizer.store.run_lookup import LATEST, find_run, folders_in, list_command, newest_first
 
 FLAG = "--delete"
 LONGEST_TEXT = 100
@@ -113,7 +104,7 @@ def find_deletable(run: str, out: str) -> ListedRun:
     named = f"{FLAG} {quote(run)}"
     path = next((path for path in (Path(run), Path(out) / run) if _is_link(path) or exists(path)), None)
     if path is None or (run == LATEST and not _is_run(path)):
-        path = RunFolder.find(run, out, FLAG).path
+        path = find_run(run, out, FLAG).path
     if _is_link(path):
         raise BadInputError(f"{named}: is a link; give the folder that it leads to, or remove the link with rm")
     if path != Path(run) and not path.resolve().is_relative_to(Path(out).resolve()):

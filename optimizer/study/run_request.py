@@ -28,6 +28,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.options.table import TIMING
 from optimizer.options.values import quote, storage_file
 from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_lookup import find_run, newest_run
 
 if TYPE_CHECKING:
     from optimizer.model.model_analyzer.reader import ModelAnalyzerImport
@@ -98,7 +99,7 @@ def _missing_model(repository: str | None) -> BadInputError:
 def _with_found_run(options: RunOptions) -> RunOptions:
     """Return ``options`` with the folder of the run that --warm-start names: later the name means another run."""
     name = options.warm_start
-    found = None if name is None or exists(Path(name)) else RunFolder.newest(name, options.out)
+    found = None if name is None or exists(Path(name)) else newest_run(name, options.out)
     return options if found is None else replace(options, warm_start=str(found.path))
 
 
@@ -117,7 +118,7 @@ def read_stored_options(folder: RunFolder) -> RunOptions:
 
 def _resumed(model: str | None, resume: str, out: str, values: Mapping[str, object], resuming: str) -> RunRequest:
     about = f"{resuming} {one_line(resume)}"
-    folder = RunFolder.find(resume, out)
+    folder = find_run(resume, out)
     folder.refuse_links()
     stored = read_stored_options(folder)
     if refused := [f"--{name}" for name in changed_options(stored, values)]:

@@ -20,6 +20,7 @@ from optimizer.options.option import DEFAULTS
 from optimizer.options.run_options import RunOptions
 from optimizer.store.recording import baselines, read_recording
 from optimizer.store.run_folder import MAX_INFO_BYTES, RunFolder
+from optimizer.store.run_lookup import newest_run
 from optimizer.store.trials_table import RunTable, read_run_table
 from optimizer.study.task import Task
 
@@ -48,10 +49,10 @@ class WarmStartSource:
 def read_warm_start(path_or_run: str, out: str, request_batch_size: float) -> WarmStartSource:
     """Return the trials of a run, a sweep or a table, finished or not.
 
-    ``path_or_run`` is a table, a folder, the name of a folder in ``out``, or a name for ``RunFolder.newest``. Raises
+    ``path_or_run`` is a table, a folder, the name of a folder in ``out``, or a name for ``newest_run``. Raises
     BadInputError if it is none.
     """
-    name, newest = one_line(path_or_run), RunFolder.newest(path_or_run, out)
+    name, newest = one_line(path_or_run), newest_run(path_or_run, out)
     for path in (Path(path_or_run), *([newest.path] if newest else []), Path(out) / path_or_run):
         if is_file(path):
             return _of_table(name, path, path.parent)

@@ -16,6 +16,7 @@ from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.options.option_reader import move_options
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_lookup import find_run
 from optimizer.store.trials_table import TrialsTable
 from tests.conftest import measurement
 
@@ -204,7 +205,7 @@ def test_the_inputs_of_a_run_are_found_from_another_folder(tmp_path: Path, monke
 
 def test_a_run_that_is_not_there_is_named_on_one_short_line(project: Path) -> None:
     with pytest.raises(BadInputError) as caught:
-        RunFolder.find("a\x85b\nc" + "d" * 5000, "results")
+        find_run("a\x85b\nc" + "d" * 5000, "results")
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1000
 
@@ -217,11 +218,11 @@ def test_a_sweep_is_named_with_the_commands_that_take_it(run: str, project: Path
     said = f"run {run}: is a sweep{where}, which has no recommendation; "
     continued = "`tune sweep --resume results/mine/sweep` continues it"
     with pytest.raises(BadInputError) as caught:
-        RunFolder.find(run, "results", "run")
+        find_run(run, "results", "run")
     assert str(caught.value) == said + continued
     (project / "results/mine/sweep/trials-b8.csv").touch()
     with pytest.raises(BadInputError) as caught:
-        RunFolder.find(run, "results", "run")
+        find_run(run, "results", "run")
     replayed = "`tune replay results/mine/sweep/trials-b8.csv` searches in its measurements, and "
     assert str(caught.value) == said + replayed + continued
 
@@ -230,4 +231,4 @@ def test_a_run_is_found_although_its_model_has_a_sweep(project: Path) -> None:
     (project / "results/mine/sweep").mkdir()
     (project / "results/mine/sweep/sweep.json").write_text("{}")
     started(project, GIVEN)
-    assert RunFolder.find("mine", "results").path == Path("results/mine/run")
+    assert find_run("mine", "results").path == Path("results/mine/run")

@@ -15,6 +15,7 @@ from optimizer.core.locks import LOCK_FILE, file_lock
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_list import delete_run, find_deletable, list_runs
+from optimizer.store.run_lookup import find_run, newest_run, runs_in
 from optimizer.study.run_request import read_run_request
 from optimizer.study.warm_start import read_warm_start
 from tests.run_folders import write_run
@@ -49,10 +50,10 @@ def test_latest_and_a_model_stand_for_the_newest_run() -> None:
     for run in ("dlrm/20261121-072139", "dlrm/20261122-091502-2", "dlrm/20261122-091502-10", "mlp/20261123-010000"):
         record(run)
     record("dlrm/20261122-091502-9").info.unlink()
-    assert RunFolder.find("latest", "results").study_name == "mlp/20261123-010000"
+    assert find_run("latest", "results").study_name == "mlp/20261123-010000"
     for name in ("dlrm", "dlrm/"):
-        assert RunFolder.find(name, "results").study_name == "dlrm/20261122-091502-10"
-    assert [run.path.name for run in RunFolder.all_in("results", "dlrm")] == [
+        assert find_run(name, "results").study_name == "dlrm/20261122-091502-10"
+    assert [run.path.name for run in runs_in("results", "dlrm")] == [
         "20261122-091502-10",
         "20261122-091502-2",
         "20261121-072139",
@@ -62,9 +63,9 @@ def test_latest_and_a_model_stand_for_the_newest_run() -> None:
 def test_a_run_with_another_name_counts_from_its_record_not_from_its_file() -> None:
     record("dlrm/sample", written="2001-01-01T10:00:00+0000")
     record("dlrm/20020101-100000")
-    assert RunFolder.find("latest", "results").path.name == "20020101-100000"
+    assert find_run("latest", "results").path.name == "20020101-100000"
     record("dlrm/copy", written="2003-01-01T10:00:00+0000")
-    assert RunFolder.find("latest", "results").path.name == "copy"
+    assert find_run("latest", "results").path.name == "copy"
 
 
 @pytest.mark.parametrize("written", [None, 5, "soon"])
@@ -73,7 +74,7 @@ def test_a_record_without_a_valid_time_counts_from_its_file(written: object) -> 
     os.utime(old.info, (0, 0))
     record("dlrm/20020101-100000")
     record("dlrm/20269999-999999").info.write_text("{")
-    assert [run.path.name for run in RunFolder.all_in("results")][1:] == ["20020101-100000", "sample"]
+    assert [run.path.name for run in runs_in("results")][1:] == ["20020101-100000", "sample"]
 
 
 def test_a_path_takes_precedence_over_a_name() -> None:
@@ -81,22 +82,22 @@ def test_a_path_takes_precedence_over_a_name() -> None:
     record("other/run")
     Path("results/other/run").rename("dlrm")
     Path("results/dlrm/20261121-072139").rename("results/latest")
-    assert RunFolder.find("dlrm", "results").path == Path("dlrm")
-    assert RunFolder.find("latest", "results").path == Path("results/latest")
+    assert find_run("dlrm", "results").path == Path("dlrm")
+    assert find_run("latest", "results").path == Path("results/latest")
 
 
 def test_a_folder_that_is_no_run_does_not_hide_a_model() -> None:
     record("dlrm/20261121-072139")
     Path("dlrm").mkdir()
-    assert RunFolder.find("dlrm", "results").study_name == "dlrm/20261121-072139"
+    assert find_run("dlrm", "results").study_name == "dlrm/20261121-072139"
 
 
 def test_verifications_and_batches_are_no_runs_of_a_model() -> None:
     record("dlrm/20261121-072139")
     record("batches/nightly/20261122-091502/dlrm")
     Path("results/dlrm/20261121-072139/verify/20261123-010000/logs").mkdir(parents=True)
-    assert RunFolder.find("latest", "results").study_name == "dlrm/20261121-072139"
-    assert RunFolder.newest("batches", "results") is None
+    assert find_run("latest", "results").study_name == "dlrm/20261121-072139"
+    assert newest_run("batches", "results") is None
     assert [run.name for run in list_runs("results")] == ["20261121-072139"]
     (entry,) = list_runs("results/batches/nightly")
     assert (entry.model, entry.name) == ("20261122-091502", "dlrm")
@@ -105,7 +106,7 @@ def test_verifications_and_batches_are_no_runs_of_a_model() -> None:
 @pytest.mark.parametrize("name", ["nowhere", "latest", "..", "dlrm/..", "a\0b", "x" * 5000, ""])
 def test_a_run_that_is_not_found_is_reported_with_the_command_that_lists_runs(name: str) -> None:
     with pytest.raises(BadInputError) as caught:
-        RunFolder.find(name, "my results", "RUN")
+        find_run(name, "my results", "RUN")
     message = str(caught.value)
     assert message.isprintable()
     assert len(message) < 1000
@@ -267,10 +268,10 @@ def test_a_sweep_is_listed_and_can_be_deleted() -> None:
     )
     (listed,) = list_runs("results")
     assert (listed.kind, listed.status, listed.written) == ("sweep", "interrupted", "2026-11-21")
-    found = RunFolder.newest("dlrm", "results", "sweep.json")
+    found = newest_run("dlrm", "results", "sweep.json")
     assert found is not None
     assert found.path == sweep
-    assert RunFolder.newest("dlrm", "results") is None
+    assert newest_run("dlrm", "results") is None
     (sweep / "sweep.json").write_text("[]")
     assert [(run.status, "not the record of a sweep" in run.fault) for run in list_runs("results")] == [
         ("damaged", True)
