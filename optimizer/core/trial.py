@@ -46,6 +46,17 @@ SETTING_COLUMNS = (  # the attributes of a candidate other than its fields, as c
     "preferred_batch_sizes",
     "instance_count",
 )
+TrialRole: TypeAlias = Literal[  # why a trial runs
+    "baseline",  # the configuration as given, which gains are relative to
+    "dynamic_batching",  # the same configuration with plain `dynamic_batching {}`
+    "search",  # the searcher suggests a candidate
+    "repeat",  # the searcher suggests a candidate again, because deployments of one candidate differ
+    "control",  # the speed of the machine has changed, so the best candidate is measured again
+    "abandoned",  # the worker of a shared study that tried the candidate has died
+    "resumed",  # an earlier session of the run began it
+    "confirm",  # the candidate is measured on a fresh server
+    "sweep",  # `tune sweep` measures the candidate
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from optimizer.core.files import check_space
 from optimizer.core.interfaces import LoadGenerator, OutputCheck, Telemetry
 from optimizer.core.notes import Note, ServedOnCpu, present
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import CROSS_CHECKING, Candidate, Crash, FreshServer, LoadPoint, Point, Trial
+from optimizer.core.trial import CROSS_CHECKING, Candidate, Crash, FreshServer, LoadPoint, Point, Trial, TrialRole
 from optimizer.machine.conditions import DISTURBANCE_LIMIT, SpeedLog, describe_disturbance, lost_cpu_time
 from optimizer.measure.output_check import NoOutputCheck
 from optimizer.measure.score import Scorer
@@ -23,7 +23,7 @@ from optimizer.measure.score import Scorer
 class ProgressObserver(Protocol):
     """Receives the events of a run as they happen, for example to print them."""
 
-    def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
+    def trial_started(self, number: int, candidate: Candidate, role: TrialRole) -> None: ...
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
 

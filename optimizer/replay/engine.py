@@ -20,7 +20,7 @@ from optimizer.core.budget import Budget
 from optimizer.core.errors import BadInputError, ServerFault
 from optimizer.core.interfaces import Searcher
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial, latest_points
+from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial, TrialRole, latest_points
 from optimizer.measure.measurer import Measurer
 from optimizer.results import configuration_text, formatting, result_document
 from optimizer.results.terminal_output import print_indented, print_line, print_table, wrap
@@ -200,7 +200,7 @@ class _Meter:
     measurements: int = 0
     until: dict[float, Effort] = field(default_factory=dict)
 
-    def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
+    def trial_started(self, number: int, candidate: Candidate, role: TrialRole) -> None:
         self.candidate = self.recording.space.canonical(candidate)
         self.best_by_deployment.append(self.best_by_deployment[-1] if self.best_by_deployment else None)
         before = self.seconds_by_deployment[-1] if self.seconds_by_deployment else 0.0

@@ -20,7 +20,7 @@ from objectives.pooled_windows import pool_measurements
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole, latest_points
 from optimizer.machine.hardware import Hardware
 from optimizer.results import configuration_text, formatting
 from optimizer.results.recommendation import best_load, front_metrics
@@ -38,7 +38,7 @@ class QuietObserver:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
+    def trial_started(self, number: int, candidate: Candidate, role: TrialRole) -> None:
         pass
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
@@ -60,7 +60,7 @@ class PlainObserver(QuietObserver):
         self._roles: dict[int, str] = {}  # roles of running trials, by number
         self._servers: dict[int, int] = {}  # newest fresh server that was shown, by trial
 
-    def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
+    def trial_started(self, number: int, candidate: Candidate, role: TrialRole) -> None:
         self._roles[number] = role
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
@@ -255,7 +255,7 @@ class LiveObserver:
     def __exit__(self, *error: object) -> None:
         self._live.stop()
 
-    def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
+    def trial_started(self, number: int, candidate: Candidate, role: TrialRole) -> None:
         self._running = (*_others(self._running, number), (role, Trial(number, candidate)))
         self._live.refresh()
 

@@ -13,7 +13,7 @@ from optimizer.config.search_space import OFF, Problem, SearchSpace
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError
 from optimizer.core.interfaces import ResourceUsage
-from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial
+from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial, TrialRole
 from optimizer.store.recorded_rows import REQUIRED, RecordedRow, read_recorded_rows
 from optimizer.store.trials_reader import CsvTable, read_csv
 
@@ -117,7 +117,7 @@ def _policy(candidate: Candidate, *, relative: bool) -> str:
     return ",".join(map(term, candidate.preferred_batch_sizes)) or "none"
 
 
-def baselines(space: SearchSpace) -> list[tuple[str, Candidate]]:
+def baselines(space: SearchSpace) -> list[tuple[TrialRole, Candidate]]:
     """Return the roles and candidates that a search in ``space`` is compared with.
 
     They have the largest max_batch_size and the fewest instances. The baseline has no dynamic batching; the other
@@ -130,8 +130,9 @@ def baselines(space: SearchSpace) -> list[tuple[str, Candidate]]:
         instance_count=min(space.instance_count),
         fields=tuple((path, choices[0]) for path, choices in space.fields.items()),
     )
-    roles = {"baseline": baseline, "dynamic_batching": replace(baseline, dynamic_batching=True)}
-    candidates: dict[Candidate, str] = {}
+    dynamic_batching = replace(baseline, dynamic_batching=True)
+    roles: dict[TrialRole, Candidate] = {"baseline": baseline, "dynamic_batching": dynamic_batching}
+    candidates: dict[Candidate, TrialRole] = {}
     for role, candidate in roles.items():
         if space.parameter_values(candidate) is not None:
             candidates.setdefault(space.canonical(candidate), role)

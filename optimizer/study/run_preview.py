@@ -15,7 +15,7 @@ from optimizer.core.budget import CONFIRM_SHARE
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.safe_text import one_line
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, Trial
+from optimizer.core.trial import Candidate, Trial, TrialRole
 from optimizer.deploy import runtime, target_factory
 from optimizer.machine.hardware import Hardware
 from optimizer.options.command_line import command_line
@@ -48,7 +48,7 @@ REASONS = {
 class FirstTrial(NamedTuple):
     """A configuration that is tried first, and why."""
 
-    role: str
+    role: TrialRole
     candidate: Candidate
     reason: str
 

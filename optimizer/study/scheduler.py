@@ -14,7 +14,7 @@ from optimizer.core.budget import Budget
 from optimizer.core.errors import ServerFault
 from optimizer.core.interfaces import Searcher
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole, latest_points
 from optimizer.measure.load_search import LoadSearchRules, doubling_loads
 from optimizer.measure.measurer import TrialStore
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
@@ -82,7 +82,7 @@ class Scheduler:
     searcher: Searcher
     budget: Budget
     stopwatch: Stopwatch
-    comparisons: Sequence[tuple[str, Candidate]]
+    comparisons: Sequence[tuple[TrialRole, Candidate]]
     others: OtherWorkers = field(default_factory=OtherWorkers)
     trials: list[Trial] = field(default_factory=list)
     converged: bool = False
@@ -119,7 +119,7 @@ class Scheduler:
         numbered = [replace(trial, number=first + place) for place, trial in enumerate(others)]
         return [*self.trials, *numbered]
 
-    def next(self, running: Sequence[Trial] = ()) -> tuple[str, Trial] | None:
+    def next(self, running: Sequence[Trial] = ()) -> tuple[TrialRole, Trial] | None:
         """Return the role and trial to run next; None if the search is over or has to wait for ``running`` trials.
 
         Raises ServerFault if the search is over and nothing could be deployed.
@@ -129,12 +129,13 @@ class Scheduler:
             self._refuse_if_all_failed(self._all_trials())
         return scheduled
 
-    def _choose(self, running: Sequence[Trial]) -> tuple[str, Trial] | None:
+    def _choose(self, running: Sequence[Trial]) -> tuple[TrialRole, Trial] | None:
         if self._is_over(running):
             return None
         tried = {trial.candidate for trial in (*self.trials, *running)}
-        abandoned = [("abandoned", candidate) for candidate in self.others.abandoned()]
-        for role, candidate in (*self.comparisons, *abandoned):
+        first = [*self.comparisons]
+        first += [("abandoned", candidate) for candidate in self.others.abandoned()]
+        for role, candidate in first:
             if candidate not in tried and self.others.claim(candidate):
                 return role, self._numbered(candidate, running)
         if (control := self._control(running)) is not None:
@@ -151,19 +152,19 @@ class Scheduler:
         if suggestion is None:
             self.converged = not running and not others_run
             return None
-        role = "repeat" if suggestion in self._canonical(self.trials) else "search"
-        return role, self._numbered(suggestion, running)
+        is_repeat = suggestion in self._canonical(self.trials)
+        return "repeat" if is_repeat else "search", self._numbered(suggestion, running)
 
     def _canonical(self, trials: Sequence[Trial]) -> set[Candidate]:
         return {self.problem.space.canonical(trial.candidate) for trial in trials}
 
-    def next_or_wait(self) -> tuple[str, Trial] | None:
+    def next_or_wait(self) -> tuple[TrialRole, Trial] | None:
         """Return what ``next`` returns, after waiting for other workers whose trials may change its answer."""
         while (scheduled := self.next()) is None and self._has_to_wait():
             self.others.wait(self.budget.search_seconds_left())
         return scheduled
 
-    def resume_unfinished(self, unfinished: Trial) -> tuple[str, Trial] | None:
+    def resume_unfinished(self, unfinished: Trial) -> tuple[TrialRole, Trial] | None:
         """Return the trial that an earlier session began, unless another worker has it; then as ``next_or_wait``."""
         if self.others.claim(unfinished.candidate):
             return "resumed", unfinished

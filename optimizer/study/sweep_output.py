@@ -17,7 +17,7 @@ from optimizer.core import files
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import DisturbedCells, Note, UnstableCells, present
 from optimizer.core.safe_text import one_line, read_bytes
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole
 from optimizer.machine.conditions import lost_cpu_time
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.results import configuration_text, formatting, result_document
@@ -125,7 +125,7 @@ class SweepProgress:
     def __init__(self, say: Callable[[str], None], plan: SweepPlan) -> None:
         self._say, self._plan, self._done = say, plan, 0
 
-    def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
+    def trial_started(self, number: int, candidate: Candidate, role: TrialRole) -> None:
         self._say(f"{number + 1}/{len(self._plan.configurations)}  {configuration_text.configuration(candidate)}")
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:

@@ -24,7 +24,7 @@ from optimizer.core.request_sizes import (
     parse_token_lengths,
 )
 from optimizer.core.safe_text import one_line
-from optimizer.core.trial import Candidate, FieldChoices, FieldValue, model_of_field
+from optimizer.core.trial import Candidate, FieldChoices, FieldValue, TrialRole, model_of_field
 from optimizer.deploy.target_factory import other_machine_address
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import Arrivals, RecordedArrivals, parse_arrivals
@@ -78,9 +78,12 @@ class Task:
     token_output: str = ""
     sequence_length: SizeDistribution | None = None
 
-    def comparisons(self) -> list[tuple[str, Candidate]]:
+    def comparisons(self) -> list[tuple[TrialRole, Candidate]]:
         """Return the roles and configurations that are measured first; one if both behave the same."""
-        roles = [("baseline", self.baseline), ("dynamic_batching", self.dynamic_batching)]
+        roles: list[tuple[TrialRole, Candidate]] = [
+            ("baseline", self.baseline),
+            ("dynamic_batching", self.dynamic_batching),
+        ]
         return roles[: 1 if self.baseline == self.dynamic_batching else 2]
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
 from optimizer.core.interfaces import Target
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import Candidate, LoadPoint, Trial, TrialRole
 from optimizer.measure.candidate_measurer import CandidateMeasurer
 from optimizer.measure.failure_causes import is_rejection
 from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_load
@@ -45,7 +45,7 @@ class TrialRunner:
     seconds_left: Callable[[], float]
     _retook_reference: bool = field(default=False, init=False)
 
-    def run(self, trial: Trial, role: str, rules: LoadSearchRules) -> EndedTrial:
+    def run(self, trial: Trial, role: TrialRole, rules: LoadSearchRules) -> EndedTrial:
         """Run ``trial`` and return it at its end.
 
         Raises BadInputError if the server refuses the baseline, which is the model as the user configured it.

@@ -13,7 +13,7 @@ from optimizer.core.budget import Budget
 from optimizer.core.errors import DeploymentError
 from optimizer.core.files import write_atomically
 from optimizer.core.notes import ConfirmationIncomplete, Note, present
-from optimizer.core.trial import FreshServer, Trial
+from optimizer.core.trial import FreshServer, Trial, TrialRole
 from optimizer.measure.candidate_measurer import CrashRetry
 from optimizer.measure.measurer import ProgressObserver, TrialStore
 from optimizer.store.run_folder import RunFolder
@@ -202,8 +202,8 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._unfinished = UnfinishedTrials(self.recorder.folder.path)
-        self._running: dict[WorkerHandle, tuple[str, Trial]] = {}
-        self._waiting: deque[tuple[str, Trial]] = deque()  # lost or of an earlier session: they run first
+        self._running: dict[WorkerHandle, tuple[TrialRole, Trial]] = {}
+        self._waiting: deque[tuple[TrialRole, Trial]] = deque()  # lost or of an earlier session: they run first
         self._losses: defaultdict[int, CrashRetry] = defaultdict(CrashRetry)
 
     def run(self) -> list[Trial]:
@@ -230,7 +230,7 @@ class Driver:
             self._assign(worker, *scheduled)
         return True
 
-    def _next(self) -> tuple[str, Trial] | None:
+    def _next(self) -> tuple[TrialRole, Trial] | None:
         while self._waiting:
             role, trial = self._waiting.popleft()
             if trial.candidate == self.scheduler.baseline or self.scheduler.budget.search_seconds_left() > 0:
@@ -239,7 +239,7 @@ class Driver:
                 self._finish(trial)
         return self.scheduler.next([trial for _, trial in self._running.values()])
 
-    def _assign(self, worker: WorkerHandle, role: str, trial: Trial) -> None:
+    def _assign(self, worker: WorkerHandle, role: TrialRole, trial: Trial) -> None:
         self._running[worker] = role, trial
         self._write_unfinished()
         seconds_left = self.scheduler.budget.search_seconds_left()
@@ -272,7 +272,7 @@ class Driver:
             self._running[worker] = role, known
         return False
 
-    def _lose(self, role: str, trial: Trial, reason: str) -> None:
+    def _lose(self, role: TrialRole, trial: Trial, reason: str) -> None:
         """Repeat a trial whose worker was lost, unless it has lost so many workers that it may be the cause."""
         retry = self._losses[trial.number]
         if retry.count_crash():

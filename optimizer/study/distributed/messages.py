@@ -16,7 +16,7 @@ from optimizer.config.model_config_proto import ModelConfig
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.notes import Note
-from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial
+from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial, TrialRole
 from optimizer.measure.load_search import LoadSearchRules
 from optimizer.model.input_data import GENERATED_DATA
 from optimizer.model.profile_schema import ScoreSection
@@ -31,7 +31,7 @@ class TrialStarted:
 
     number: int
     candidate: Candidate
-    role: str
+    role: TrialRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class Outbox:
         """Return nothing: the driver has the table."""
         return []
 
-    def trial_started(self, number: int, candidate: Candidate, role: str) -> None:
+    def trial_started(self, number: int, candidate: Candidate, role: TrialRole) -> None:
         self.put(TrialStarted(number, candidate, role))
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
@@ -176,7 +176,7 @@ class SearchJob:
     """
 
     trial: Trial
-    role: str
+    role: TrialRole
     rules: LoadSearchRules
     seconds_left: float
     references: Mapping[str, bytes]

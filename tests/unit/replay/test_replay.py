@@ -519,8 +519,9 @@ def test_the_trials_of_a_run_are_a_table(tmp_path: Path, problem: Problem, known
         + [Trial(99, broken, status="failed", reason="out of memory")]
     )
     path = tmp_path / "trials.csv"
-    comparisons = [("baseline", Candidate(1, fields=((threads, "1"),)))]
-    scheduler = Scheduler(problem, make_searcher("grid", problem), Budget(600), Stopwatch(), comparisons)
+    baseline = Candidate(1, fields=((threads, "1"),))
+    searcher = make_searcher("grid", problem)
+    scheduler = Scheduler(problem, searcher, Budget(600), Stopwatch(), [("baseline", baseline)])
     table = TrialsTable(path, "known", space.fields)
     trials = run_trials(scheduler, server, Measurer(server, server, table, QuietObserver()))
     assert len(trials) == len(space)

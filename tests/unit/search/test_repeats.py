@@ -127,8 +127,9 @@ def test_the_scheduler_names_a_repeat_and_measures_it_at_the_expected_load() -> 
 
 def test_repeats_count_as_trials_of_the_limit() -> None:
     searcher = make_searcher("simulated", PROBLEM, 0)
-    comparisons = (("baseline", SLOW), ("dynamic_batching", FAST))
-    scheduler = Scheduler(PROBLEM, searcher, Budget(1e9, 2), Stopwatch(), comparisons)
+    scheduler = Scheduler(
+        PROBLEM, searcher, Budget(1e9, 2), Stopwatch(), (("baseline", SLOW), ("dynamic_batching", FAST))
+    )
     for one in (FEASIBLE, MISSED):
         scheduled = scheduler.next()
         assert scheduled is not None

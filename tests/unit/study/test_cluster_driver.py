@@ -99,8 +99,10 @@ class DriverSetup:
 
     def driver(self, workers: SimulatedWorkers, max_trials: int = 10, search: str = "random") -> Driver:
         searcher = make_searcher(search, self.problem, storage=str(self.folder.study))
-        comparisons = [("baseline", BASELINE), ("dynamic_batching", Candidate(64, True))]
-        scheduler = Scheduler(self.problem, searcher, Budget(600, max_trials), Stopwatch(), comparisons)
+        budget, plain = Budget(600, max_trials), Candidate(64, True)
+        scheduler = Scheduler(
+            self.problem, searcher, budget, Stopwatch(), (("baseline", BASELINE), ("dynamic_batching", plain))
+        )
         return Driver(workers, scheduler, self.recorder())
 
     def recorder(self) -> EventRecorder:

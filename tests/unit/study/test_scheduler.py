@@ -14,13 +14,13 @@ from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.budget import Budget
 from optimizer.core.errors import ServerFault
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import Candidate, LoadPoint, Trial, TrialRole
 from optimizer.search import make_searcher
 from optimizer.search.candidate_selector import CandidateSelector
 from optimizer.study.scheduler import Scheduler
 
 BASELINE, PLAIN = Candidate(1), Candidate(32, dynamic_batching=True)
-COMPARISONS = (("baseline", BASELINE), ("dynamic_batching", PLAIN))
+COMPARISONS: list[tuple[TrialRole, Candidate]] = [("baseline", BASELINE), ("dynamic_batching", PLAIN)]
 SPACE = SearchSpace((1, 2, 4, 8, 16, 32), ("off", 0, 100, 500, 2000), ("none", "max/2"), (1, 2, 3, 4))
 PROBLEM = Problem("m", SPACE, 1, 64, sla=Sla.from_bounds({"p95": 20.0}))
 

@@ -17,7 +17,7 @@ from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Trial, latest_points
+from optimizer.core.trial import Candidate, LoadPoint, Trial, TrialRole, latest_points
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
@@ -31,7 +31,7 @@ from optimizer.study.trial_runner import run_trials
 
 BASELINE = Candidate(max_batch_size=1)
 PLAIN = Candidate(max_batch_size=64, dynamic_batching=True)
-COMPARISONS = [("baseline", BASELINE), ("dynamic_batching", PLAIN)]
+COMPARISONS: list[tuple[TrialRole, Candidate]] = [("baseline", BASELINE), ("dynamic_batching", PLAIN)]
 SLOWER = 1.6
 
 

@@ -19,7 +19,7 @@ from optimizer.core.errors import BadInputError, LoadRefused, MeasurementError, 
 from optimizer.core.interfaces import LoadGenerator, ResourceUsage, Target
 from optimizer.core.notes import ServedOnCpu
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole
 from optimizer.measure.measurer import Measurer
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.search import make_searcher
@@ -31,7 +31,7 @@ from optimizer.study.trial_runner import run_trials
 
 BASELINE = Candidate(max_batch_size=1)
 PLAIN = Candidate(max_batch_size=64, dynamic_batching=True)
-COMPARISONS = [("baseline", BASELINE), ("dynamic_batching", PLAIN)]
+COMPARISONS: list[tuple[TrialRole, Candidate]] = [("baseline", BASELINE), ("dynamic_batching", PLAIN)]
 
 
 class RecordingObserver:
