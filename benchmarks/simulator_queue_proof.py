@@ -11,7 +11,7 @@ The model, the calibration and the errors are those of simulator_proof.py. The s
 - ``priorities``: a fifth of the requests has the first of two priority levels, whose queues have their own policies.
 - ``apart`` and ``together``: the cells of the last three with the batcher's thread on another CPU than the server's
   other threads, or on the same one. A trace of the threads says how many ends of executions it then misses: 1 or 62 %
-  (docs/queues.md). So nothing is fitted to these queues.
+  (MISSED_WHERE). So nothing is fitted to these queues.
 
 The requests are sent by tritune's own client, because perf_analyzer stops at the first refused request. Sizes, shapes
 and arrivals of a recording are exactly those of the simulation. Throughput and latency are those of the requests that

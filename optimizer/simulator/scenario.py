@@ -139,7 +139,7 @@ class Scenario:
         missed_share: Share of the ends of executions at which the batcher runs too early. Without prefetch it needs
             an idle instance. The thread of an instance first notifies the batcher and then counts itself as idle. If
             the operating system runs the batcher in between, it finds no idle instance. It then sleeps until the
-            next request is accepted, or for half a second. docs/queues.md has the measured shares.
+            next request is accepted, or for half a second. docs/queues.md explains the effects.
     """
 
     candidate: Candidate

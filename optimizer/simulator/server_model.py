@@ -61,7 +61,7 @@ INTERVALS = (
     (math.inf, MeasurementInterval()),
 )
 REFUSED_REQUESTS = 2000  # requests of an open loop in which refusals are counted
-MISSED_SHARE = 0.4  # the mean of 20 configurations and loads, see docs/queues.md
+MISSED_SHARE = 0.4  # the mean of 20 configurations and loads; docs/queues.md explains the cause
 ERRORS = ModelErrors(throughput=0.1, tail=0.1)
 BLACK_BOX_ERRORS = ModelErrors(throughput=0.2, tail=0.1)  # without the server's statistics
 

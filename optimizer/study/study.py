@@ -24,7 +24,7 @@ from optimizer.study.scheduler import OtherWorkers, Scheduler, SearchEnd
 from optimizer.study.task import Task
 from optimizer.study.trial_runner import run_trials
 
-# The start of Python and the report took 2 s each on 2 cores (benchmarks/real_verdicts.md).
+# The start of Python and the report took about 2 s each on 2 cores.
 START_AND_REPORT_SECONDS = 4.0
 START_AND_REPORT_SHARE = 0.025  # of a short budget
 
