@@ -1,13 +1,14 @@
 """Compare search methods on recorded and on simulated tables: regret, deployments and seconds.
 
-    python benchmarks/search_methods.py --noise --runs FILE --plots benchmarks/plots > benchmarks/search_methods.md
-    python benchmarks/search_methods.py --only goodput --methods simulated,tpe,random > benchmarks/goodput_search.md
-    python benchmarks/search_methods.py --only execution --methods simulated > benchmarks/execution_search.md
+    python benchmarks/search_methods.py --noise --runs FILE --plots benchmarks/plots
+    python benchmarks/search_methods.py --only goodput --methods simulated,tpe,random
+    python benchmarks/search_methods.py --only execution --methods simulated
 
-Replays each tables/*.csv (see record_tables.py) and each server of simulated_tables.py (without noise) as
-`tune replay` does, under three bounds, by each method with each seed. Prints Markdown; progress goes to standard
-error. A method whose packages are missing is left out: see rivals/requirements.txt. With --noise measurements differ
-from the recorded ones as repeated recordings do. With --runs a killed comparison is continued.
+Replays each tables/*.csv (see record_tables.py) and tables of simulated servers (simulated_tables.py) as
+`tune replay` does, under three bounds, by each method with each seed. Prints Markdown; the latest tables are in
+search_methods.md. Progress goes to standard error. A method whose packages are missing is left out: see
+rivals/requirements.txt. With --noise measurements differ from the recorded ones as repeated recordings do. With
+--runs a killed comparison is continued.
 """
 
 from __future__ import annotations
