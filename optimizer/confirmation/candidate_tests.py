@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from objectives.load_sequence import (
     ERROR_SHARES,
@@ -55,32 +55,56 @@ def error_shares(plan: ConfirmationPlan, trials: Sequence[Trial], number: int) -
     return SHARES[0] if number in first else None  # its confirmations do not follow the plan: CandidateTests says so
 
 
-@dataclass
-class CandidateTests:
-    """The tests of one candidate at its predicted loads, which are numbered from 0, ascending.
+@dataclass(frozen=True, slots=True)
+class ConfirmationState:
+    """The state of a confirmation, from which the next test is chosen.
 
     Attributes:
         problem: The search problem.
         plan: The plan of the confirmation.
         trials: All trials of the run, with the confirmations so far.
-        point: The candidate at its best load.
-        predictions: Its loads.
-        shares: The shares of the error for its tests.
         start_seconds: The estimated time of the start of a fresh server.
         left_seconds: Returns the time that is left for tests.
         is_cross_checked: Whether perf_analyzer measures each tested server as well.
-        sequence: The tests, which continue where the confirmations of the trial end.
     """
 
     problem: Problem
     plan: ConfirmationPlan
     trials: Sequence[Trial]
+    start_seconds: float
+    left_seconds: Callable[[], float] = lambda: math.inf
+    is_cross_checked: bool = False
+
+    def plan_test_server(self, point: Point, load: LoadPoint, error: float = 0.0) -> ServerPlan:
+        """Return how the next server is measured that tests the candidate of ``point`` at ``load``."""
+        problem = self.problem
+        return plan_server(
+            point,
+            load,
+            problem.request_times,
+            error,
+            problem.sla,
+            self.start_seconds,
+            is_cross_checked=self.is_cross_checked,
+        )
+
+
+@dataclass
+class CandidateTests:
+    """The tests of one candidate at its predicted loads, which are numbered from 0, ascending.
+
+    Attributes:
+        confirmation: The state of the confirmation.
+        point: The candidate at its best load.
+        predictions: Its loads.
+        shares: The shares of the error for its tests.
+        sequence: The tests, which continue where the confirmations of the trial end.
+    """
+
+    confirmation: ConfirmationState
     point: Point
     predictions: LoadPredictions
     shares: tuple[float, ...]
-    start_seconds: float
-    left_seconds: Callable[[], float]
-    is_cross_checked: bool
     sequence: LoadSequence = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +112,7 @@ class CandidateTests:
         self.sequence = LoadSequence(
             self.predictions.log_latency_ratios,
             self.predictions.throughput_infer_per_sec,
-            self.plan.error,
+            self.confirmation.plan.error,
             self.shares,
             MARGIN if self.shares == ERROR_SHARES else OTHER_MARGIN,
             self.predictions.highest_first,
@@ -106,7 +130,7 @@ class CandidateTests:
     @property
     def trial(self) -> Trial:
         """The tested trial, with its confirmations so far."""
-        return next(trial for trial in self.trials if trial.number == self.point.trial)
+        return next(trial for trial in self.confirmation.trials if trial.number == self.point.trial)
 
     def next_load(self) -> int | None:
         """Return the load that needs another server; None if no load can pass in the time that is left."""
@@ -136,13 +160,14 @@ class CandidateTests:
     def possible_servers(self) -> int:
         """Return how many more servers the time allows."""
         seconds = self._server_plan(self.point.load, LOOKS[0]).server_seconds
-        return max(0, int(min(self.left_seconds() / seconds, LOOKS[-1])))
+        return max(0, int(min(self.confirmation.left_seconds() / seconds, LOOKS[-1])))
 
     def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
         """Return the verdict on this load."""
         place = self.predictions.loads[load]
-        spreads = tested_spreads(self.trials, self.trial, place, self.problem)
-        judged = judge_load(self.trial, place, self.problem, spreads, error, most_servers)
+        problem = self.confirmation.problem
+        spreads = tested_spreads(self.confirmation.trials, self.trial, place, problem)
+        judged = judge_load(self.trial, place, problem, spreads, error, most_servers)
         return LoadJudgement(judged.verdict, judged.is_promising, judged.excess)
 
     def throughput(self, load: int) -> float:
@@ -161,8 +186,8 @@ class CandidateTests:
 
     def _server_plan(self, load: LoadPoint, servers: int) -> ServerPlan:
         error = 0.0 if self.sequence.current is None else self.sequence.current_error
-        own = plan_server(self.point, load, self.problem.request_times, error, self.problem.sla, self.start_seconds)
-        return replace(own, is_cross_checked=self.is_cross_checked).fitting(servers, self.left_seconds())
+        planned = self.confirmation.plan_test_server(self.point, load, error)
+        return planned.fitting(servers, self.confirmation.left_seconds())
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,33 +207,20 @@ class NextTest:
         return self.missing_servers * self.server.server_seconds
 
 
-def next_test(
-    plan: ConfirmationPlan,
-    trials: Sequence[Trial],
-    best: Sequence[Point],
-    problem: Problem,
-    *,
-    start_seconds: float,
-    left_seconds: Callable[[], float] = lambda: math.inf,
-    is_cross_checked: bool = False,
-) -> NextTest | None:
+def next_test(confirmation: ConfirmationState, best: Sequence[Point]) -> NextTest | None:
     """Return which finalist is tested next; None if no further server can change a verdict.
 
     The first one that can be deployed is tested, and one other, a rival: the one that is expected to serve the most
     by its fresh servers. ``choose_candidate`` says which of the two is next.
 
     Args:
-        plan: The plan of the confirmation.
-        trials: All trials of the run.
+        confirmation: The state of the confirmation.
         best: The best point of each finalist, in the order of testing.
-        problem: The search problem.
-        start_seconds: The estimated time of the start of a fresh server.
-        left_seconds: Returns the time that is left for tests.
-        is_cross_checked: Whether perf_analyzer measures each tested server as well.
     """
+    plan, trials = confirmation.plan, confirmation.trials
     by_number = {trial.number: trial for trial in trials}
     deployable = [point for point in best if by_number[point.trial].status != "failed"]
-    compared = _compared_predictions(plan, trials, problem)
+    compared = _compared_predictions(confirmation)
     tests, states = list[NextTest | None](), list[CandidateState]()
     for point in (*deployable[:1], *_rival(deployable[1:], by_number, compared)):
         shares = error_shares(plan, trials, point.trial)
@@ -216,23 +228,10 @@ def next_test(
         if shares is None:
             continue
         if predictions is None:
-            server = plan_server(
-                point, point.load, problem.request_times, sla=problem.sla, start_seconds=start_seconds
-            )
-            tests.append(NextTest(point, server, LOOKS[0]))
+            tests.append(NextTest(point, confirmation.plan_test_server(point, point.load), LOOKS[0]))
             states.append(CandidateState(passed=0.0, expected=0.0))
             continue
-        own = CandidateTests(
-            problem,
-            plan,
-            trials,
-            point,
-            predictions,
-            shares,
-            start_seconds,
-            left_seconds,
-            is_cross_checked=is_cross_checked,
-        )
+        own = CandidateTests(confirmation, point, predictions, shares)
         load = own.next_load()
         states.append(own.state(load))
         tests.append(None if load is None else NextTest(point, own.server_plan(load), own.missing_servers(load)))
@@ -246,8 +245,8 @@ def next_verdict(plan: ConfirmationPlan, trials: Sequence[Trial], problem: Probl
     """Return the test that a later session continues with; None if no further server can change a verdict."""
     trials = [without_lost_end(trial) for trial in trials]
     points = fit_speed_correction(trials, problem).correct_points(latest_points(trials))
-    start_seconds = estimate_start_seconds(trials)
-    return next_test(plan, trials, plan.best_points(points, problem), problem, start_seconds=start_seconds)
+    confirmation = ConfirmationState(problem, plan, trials, estimate_start_seconds(trials))
+    return next_test(confirmation, plan.best_points(points, problem))
 
 
 def corrected_predictions(plan: ConfirmationPlan, trial: Trial, problem: Problem) -> LoadPredictions | None:
@@ -275,10 +274,9 @@ def _rival(
     return [] if rival is None else [rival]
 
 
-def _compared_predictions(
-    plan: ConfirmationPlan, trials: Sequence[Trial], problem: Problem
-) -> dict[int, LoadPredictions]:
+def _compared_predictions(confirmation: ConfirmationState) -> dict[int, LoadPredictions]:
     """Return the corrected loads of each finalist that was compared on enough fresh servers and not tested."""
-    finalists = (trial for trial in trials if trial.number in plan.finalists)
+    plan, problem = confirmation.plan, confirmation.problem
+    finalists = (trial for trial in confirmation.trials if trial.number in plan.finalists)
     corrected = {trial.number: corrected_predictions(plan, trial, problem) for trial in finalists}
     return {number: predictions for number, predictions in corrected.items() if predictions is not None}

@@ -13,7 +13,7 @@ from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.candidate_tests import (
     CandidateTests,
-    NextTest,
+    ConfirmationState,
     corrected_predictions,
     error_shares,
     next_test,
@@ -115,7 +115,7 @@ class Confirmer:
         only = LoadPredictions((recommended.load,), (-math.inf,), (recommended.throughput_infer_per_sec,))
         limit = self.measurer.disturbance_limit = disturbance_limit(self.trials)
         self._plan = ConfirmationPlan(1 - self.problem.confidence, limit, (recommended.trial,))
-        tests = self._tests_at(recommended, only, (1.0,))
+        tests = CandidateTests(self._state(), recommended, only, (1.0,))
         self._measure_in_turn(tests, planned[1:])
         while (load := tests.next_load()) is not None and self.measure(tests.server_plan(load)):
             pass
@@ -176,7 +176,7 @@ class Confirmer:
 
     def _test(self, *, until_pass: bool = False) -> None:
         """Measure one server after another of the candidate that is tested next."""
-        while (test := self._next_test()) is not None and not (until_pass and self._has_passed()):
+        while (test := next_test(self._state(), self.best)) is not None and not (until_pass and self._has_passed()):
             plan = self._plan
             self._predict_loads([test.point])
             self._correct_loads(test.point)
@@ -187,21 +187,15 @@ class Confirmer:
             if self.trial(test.point.trial) == before:
                 break
 
-    def _next_test(self) -> NextTest | None:
-        """Return which finalist is tested next; None if no server that the time allows can change a verdict."""
-        return next_test(
+    def _state(self) -> ConfirmationState:
+        return ConfirmationState(
+            self.problem,
             self._plan,
             self.trials,
-            self.best,
-            self.problem,
-            start_seconds=self._expected_start_seconds(),
-            left_seconds=self.budget.left_seconds,
-            is_cross_checked=self._is_cross_checked,
+            self._expected_start_seconds(),
+            self.budget.left_seconds,
+            is_cross_checked=self.measurer.cross_checking is not None,
         )
-
-    @property
-    def _is_cross_checked(self) -> bool:
-        return self.measurer.cross_checking is not None
 
     def _expected_start_seconds(self) -> float:
         """Return the time that the start of the next fresh server is expected to take.
@@ -219,20 +213,9 @@ class Confirmer:
     def _tests(self, point: Point) -> CandidateTests | None:
         """Return the tests of the candidate of ``point``; None if other candidates use all of the error."""
         shares = error_shares(self._plan, self.trials, point.trial)
-        return None if shares is None else self._tests_at(point, self._plan.predictions[point.trial], shares)
-
-    def _tests_at(self, point: Point, predictions: LoadPredictions, shares: tuple[float, ...]) -> CandidateTests:
-        return CandidateTests(
-            self.problem,
-            self._plan,
-            self.trials,
-            point,
-            predictions,
-            shares,
-            self._expected_start_seconds(),
-            self.budget.left_seconds,
-            is_cross_checked=self._is_cross_checked,
-        )
+        if shares is None:
+            return None
+        return CandidateTests(self._state(), point, self._plan.predictions[point.trial], shares)
 
     def _place(self, number: int) -> int:
         return next(place for place, trial in enumerate(self.trials) if trial.number == number)
@@ -272,11 +255,7 @@ class Confirmer:
         """
         if was_search_disturbed(self.trials):
             return False
-        start_seconds = self._expected_start_seconds()
-        planned = plan_server(
-            point, point.load, self.problem.request_times, sla=self.problem.sla, start_seconds=start_seconds
-        )
-        planned = replace(planned, is_cross_checked=self._is_cross_checked)
+        planned = self._state().plan_test_server(point, point.load)
         return self.budget.left_seconds() < planned.reserved_seconds(LOOKS[0])
 
     def _correct_loads(self, point: Point) -> None:

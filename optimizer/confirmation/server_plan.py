@@ -89,6 +89,8 @@ def plan_server(
     error: float = 0.0,
     sla: Sla | None = None,
     start_seconds: float = START_SECONDS,
+    *,
+    is_cross_checked: bool = False,
 ) -> ServerPlan:
     """Return the plan for the candidate of ``point`` at ``load``, sent at ``times`` in an open loop.
 
@@ -113,6 +115,7 @@ def plan_server(
         load,
         seconds,
         error,
+        is_cross_checked=is_cross_checked,
         start_seconds=start_seconds,
         lead_in_seconds=lead_in_seconds,
     )
