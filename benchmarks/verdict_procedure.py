@@ -43,14 +43,13 @@ from objectives.load_sequence import (
     OTHER_ERROR_SHARES,
     OTHER_MARGIN,
     CandidateState,
-    LoadJudgement,
     LoadSequence,
     choose_candidate,
 )
 from objectives.sequential import LOOKS
 from objectives.server_spread import pool_server_spread
 from objectives.sla import CONFIDENCE
-from objectives.verdict import MOST_EXCLUDED, counted_windows
+from objectives.verdict import MOST_EXCLUDED, SlaVerdict, counted_windows
 from optimizer.confirmation.load_predictions import FARTHEST_LOAD, HIGHEST_LOAD, LOAD_STEP, LOWEST_LOAD
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, SHORTEST_SECONDS, START_SECONDS, WINDOWS, ServerPlan
 from optimizer.core.trial import Candidate, LoadPoint
@@ -357,7 +356,7 @@ class SimulatedTests:
         left_seconds = self.confirmation.left_seconds()
         return int(left_seconds / TESTED.fitting(LOOKS[0], left_seconds).server_seconds)
 
-    def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+    def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
         log_bound = self.confirmation.log_bound
         own = counted(self.measured[load])
         has_disturbed = any(server.is_disturbed.any() for server in own)
@@ -369,7 +368,7 @@ class SimulatedTests:
         )
         misses = counts(own, self.confirmation.in_flight[load], log_bound)
         judged = judge_share(misses, ALLOWED, spread, error, most_servers)
-        return LoadJudgement(judged.verdict, judged.is_promising, judged.excess)
+        return SlaVerdict(judged.verdict, judged.reason, is_promising=judged.is_promising, excess=judged.excess)
 
 
 def _speed(servers: list[Server]) -> float:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from objectives.confidence import Verdict
 from objectives.sequential import LOOKS
+from objectives.verdict import SlaVerdict
 
 ERROR_SHARES = (1 / 2, 1 / 4, 1 / 16)  # of the first load and of the loads that are tried after failures
 OTHER_ERROR_SHARES = (1 / 8, 1 / 16)  # the same for a second candidate, see docs/verdict.md
@@ -71,22 +72,6 @@ def _most_promising(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LoadJudgement:
-    """The verdict on a load after some servers.
-
-    Attributes:
-        verdict: PASS, FAIL or UNDECIDED.
-        is_promising: Whether more servers may turn UNDECIDED into PASS.
-        excess: By how much the log of latency has to fall until a test is likely to pass. After a PASS it is usually
-            negative: by so much it may rise.
-    """
-
-    verdict: Verdict
-    is_promising: bool
-    excess: float
-
-
 class LoadResults(Protocol):
     """The measurements of one configuration on fresh servers, at loads that are numbered from 0, ascending."""
 
@@ -98,7 +83,7 @@ class LoadResults(Protocol):
         """Return how many more servers the time allows."""
         ...
 
-    def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+    def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
         """Return the verdict on this load, whose test errs with ``error`` and can have ``most_servers`` servers."""
         ...
 

@@ -51,7 +51,8 @@ class SlaVerdict:
         slow_share: Bounds on the share of requests over the first latency bound.
         disturbed_share: Share of the windows in which the machine was disturbed, see ``counted_windows``.
         is_promising: Whether more servers with the same results would turn UNDECIDED into PASS.
-        excess: By how much the log of latency has to fall until the test is likely to pass.
+        excess: By how much the log of latency has to fall until the test is likely to pass. After a PASS it is
+            usually negative: by so much it may rise.
         effective_by_metric: Effective requests of each bound on a latency, by metric.
     """
 

@@ -12,12 +12,12 @@ from objectives.load_sequence import (
     OTHER_ERROR_SHARES,
     OTHER_MARGIN,
     CandidateState,
-    LoadJudgement,
     LoadSequence,
     choose_candidate,
 )
 from objectives.pooled_windows import pool_measurements
 from objectives.sequential import LOOKS
+from objectives.verdict import SlaVerdict
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.plan import ConfirmationPlan
@@ -162,13 +162,12 @@ class CandidateTests:
         seconds = self._server_plan(self.point.load, LOOKS[0]).server_seconds
         return max(0, int(min(self.confirmation.left_seconds() / seconds, LOOKS[-1])))
 
-    def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+    def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
         """Return the verdict on this load."""
         place = self.predictions.loads[load]
         problem = self.confirmation.problem
         spreads = tested_spreads(self.confirmation.trials, self.trial, place, problem)
-        judged = judge_load(self.trial, place, problem, spreads, error, most_servers)
-        return LoadJudgement(judged.verdict, judged.is_promising, judged.excess)
+        return judge_load(self.trial, place, problem, spreads, error, most_servers)
 
     def throughput(self, load: int) -> float:
         """Return the throughput at this load: the predicted one, corrected by the measurement at a tested load.

@@ -14,12 +14,12 @@ from objectives.load_sequence import (
     MARGIN,
     OTHER_ERROR_SHARES,
     CandidateState,
-    LoadJudgement,
     LoadSequence,
     choose_candidate,
     first_load,
 )
 from objectives.sequential import LOOKS
+from objectives.verdict import SlaVerdict
 
 PREDICTED = (-0.6, -0.4, -0.2, -0.1, 0.05)  # log of the predicted latency over its bound
 
@@ -33,7 +33,7 @@ def sequence_of(predicted: tuple[float, ...] = PREDICTED, gain: float = 1.1) -> 
 class ScriptedResults:
     """Answers by a function of the load and the number of servers at planned looks; records what was deployed."""
 
-    answer: Callable[[int, int], LoadJudgement]
+    answer: Callable[[int, int], SlaVerdict]
     possible: int = 100
     deployed: list[int] = field(default_factory=list)
     errors: list[tuple[int, float]] = field(default_factory=list)
@@ -50,7 +50,7 @@ class ScriptedResults:
     def possible_servers(self) -> int:
         return self.possible
 
-    def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+    def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
         if self.servers(load) not in LOOKS:
             return judged(Verdict.UNDECIDED, promising=True)
         if (load, error) not in self.errors:
@@ -58,8 +58,8 @@ class ScriptedResults:
         return self.answer(load, self.servers(load))
 
 
-def judged(verdict: Verdict, *, promising: bool = False, excess: float = 0.1) -> LoadJudgement:
-    return LoadJudgement(verdict, promising, excess)
+def judged(verdict: Verdict, *, promising: bool = False, excess: float = 0.1) -> SlaVerdict:
+    return SlaVerdict(verdict, "", is_promising=promising, excess=excess)
 
 
 def test_the_first_load_is_predicted_to_be_inside_the_bound_by_a_margin() -> None:
@@ -99,7 +99,7 @@ def test_a_pass_hands_its_error_on_to_a_higher_load() -> None:
 
 
 def test_after_a_pass_far_inside_the_bound_loads_that_would_pass_as_well_are_skipped() -> None:
-    def answer(load: int, _: int) -> LoadJudgement:
+    def answer(load: int, _: int) -> SlaVerdict:
         return judged(Verdict.FAIL, excess=0.1) if load == 4 else judged(Verdict.PASS, excess=-0.3)
 
     tester = ScriptedResults(answer)
@@ -165,7 +165,7 @@ def test_the_sequence_ends_when_the_time_allows_no_further_look() -> None:
 
 def test_before_the_first_look_the_time_of_a_lower_load_is_reserved() -> None:
     class Recording(ScriptedResults):
-        def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+        def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
             most.append((load, self.servers(load), most_servers))
             return super().judge(load, error, most_servers)
 
@@ -193,7 +193,7 @@ def test_a_finished_sequence_takes_no_verdict() -> None:
 
 def test_a_hopeless_load_is_given_up_before_the_first_look() -> None:
     class Hopeless(ScriptedResults):
-        def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+        def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
             if load == 2:
                 return judged(Verdict.UNDECIDED, excess=0.1)
             return super().judge(load, error, most_servers)
@@ -241,7 +241,7 @@ class RememberedResults:
     def possible_servers(self) -> int:
         return self.left if self.is_in_time else 100
 
-    def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+    def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
         servers = self.servers(load)
         chance = random.Random(f"{self.seed} {load} {servers}")
         verdict = chance.choice([Verdict.PASS, Verdict.UNDECIDED, Verdict.UNDECIDED, Verdict.FAIL])
@@ -249,7 +249,7 @@ class RememberedResults:
             verdict = Verdict.UNDECIDED
         needed = chance.choice([look for look in LOOKS if look > servers] or [10**9])
         is_promising = verdict is Verdict.UNDECIDED and needed <= most_servers
-        return LoadJudgement(verdict, is_promising, chance.uniform(-0.1, 0.4))
+        return judged(verdict, promising=is_promising, excess=chance.uniform(-0.1, 0.4))
 
 
 predictions = st.lists(st.floats(-1, 0.5), min_size=1, max_size=12).map(tuple)
@@ -287,7 +287,7 @@ def test_sessions_with_short_budgets_spend_no_more_error_than_one(
 
 def test_a_load_given_up_for_lack_of_time_stays_given_up_once_a_lower_one_is_tested() -> None:
     class NeedingTime(RememberedResults):
-        def judge(self, load: int, error: float, most_servers: int) -> LoadJudgement:
+        def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
             return judged(Verdict.UNDECIDED, promising=most_servers >= (13 if load == 2 else 6), excess=0.3)
 
     tester = NeedingTime(1, left=8, is_in_time=True)
