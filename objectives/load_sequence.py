@@ -31,7 +31,7 @@ CLEAR_GAIN = 1.05  # another candidate is tested if it is expected to serve at l
 
 
 def first_load(predicted: Sequence[float], throughput: Sequence[float], margin: float) -> int:
-    """Return the number of the load at which the tests of a configuration begin.
+    """Return the index of the load at which the tests of a configuration begin.
 
     It is the most promising one, if a prediction that is inside the bound by ``margin`` is likely to pass.
 
@@ -44,38 +44,39 @@ def first_load(predicted: Sequence[float], throughput: Sequence[float], margin: 
 
 
 def _most_promising(
-    loads: Sequence[int],
+    indices: Sequence[int],
     predicted: Sequence[float],
     throughput: Sequence[float],
     limit: float,
     error: float,
     passed: float = 0.0,
 ) -> int:
-    """Return the number of the most promising load, which is tested next.
+    """Return the index of the most promising load, which is tested next.
 
     It is the highest load whose prediction is at most ``limit``, or one above it for which the product of the gain
     and of the probability to pass is higher. Latency is not monotonic in the load, so a much higher load may miss the
     limit by little.
 
     Args:
-        loads: The numbers of the possible loads, ascending; at least one.
+        indices: The indices of the possible loads, ascending; at least one.
         predicted: The log of the predicted latency over its bound at each load.
         throughput: The predicted throughput at each load.
         limit: The prediction with which a load passes, unless its latency is more than one ``error`` higher.
         error: The standard deviation of the log of the latency over its prediction.
         passed: The throughput at the load that passed; 0 if none did.
     """
-    inside = max((place for place, load in enumerate(loads) if predicted[load] <= limit), default=0)
-    excess = NormalDist(0.0, error)
+    inside = [index for index in indices if predicted[index] <= limit]
+    lowest, excess = max(inside, default=indices[0]), NormalDist(0.0, error)
     return max(
-        loads[inside:], key=lambda load: (throughput[load] - passed) * excess.cdf(limit + error - predicted[load])
+        (index for index in indices if index >= lowest),
+        key=lambda index: (throughput[index] - passed) * excess.cdf(limit + error - predicted[index]),
     )
 
 
 class LoadResults(Protocol):
-    """The measurements of one configuration on fresh servers, at loads that are numbered from 0, ascending."""
+    """The measurements of one configuration on fresh servers, at ascending loads that are named by their index."""
 
-    def servers(self, load: int) -> int:
+    def servers(self, index: int) -> int:
         """Return the number of servers that were measured at this load."""
         ...
 
@@ -83,7 +84,7 @@ class LoadResults(Protocol):
         """Return how many more servers the time allows."""
         ...
 
-    def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
+    def judge(self, index: int, error: float, most_servers: int) -> SlaVerdict:
         """Return the verdict on this load, whose test errs with ``error`` and can have ``most_servers`` servers."""
         ...
 
@@ -98,9 +99,9 @@ class LoadSequence:
         error: Error probability of all tests of the run together.
         shares: Share of the error for the first load and for each load that is tried after a failure.
         margin: Log of latency by which the prediction of the first load is inside the bound, see ``first_load``.
-        highest_first: The highest load that may be the first; None if all may be.
-        current: Load that is tested; None if the sequence is over.
-        passed: The highest load that passed; None if none did.
+        highest_first: Index of the highest load that may be the first; None if all may be.
+        current: Index of the load that is tested; None if the sequence is over.
+        passed: Index of the highest load that passed; None if none did.
     """
 
     predicted: Sequence[float]
@@ -129,37 +130,37 @@ class LoadSequence:
         A test ended with a PASS if a higher load has inherited its error, and otherwise without one.
 
         Args:
-            tested: Load and error of each test, in the order of testing; empty if there were none.
+            tested: Index of the load and error of each test, in the order of testing; empty if there were none.
 
         Raises:
             ValueError: The tests are not those of this sequence.
         """
-        for place, (load, error) in enumerate(tested):
-            if place and self.current is not None and load > self.current:
-                self.current = load if load in self._pass() else None
-            elif place and self.current is not None:
-                self.current = load if load in self._fail() else None
-            if self.current != load or not math.isclose(error, self.current_error):
-                raise ValueError(f"the test of load {load} with error {error:g} is not one of this sequence")
+        for number, (index, error) in enumerate(tested):
+            if number and self.current is not None and index > self.current:
+                self.current = index if index in self._pass() else None
+            elif number and self.current is not None:
+                self.current = index if index in self._fail() else None
+            if self.current != index or not math.isclose(error, self.current_error):
+                raise ValueError(f"the test of load {index} with error {error:g} is not one of this sequence")
 
     def next_load(self, results: LoadResults) -> int | None:
-        """Return the load that needs another server; None if no load can pass in the time that is left.
+        """Return the index of the load that needs another server; None if none can pass in the time that is left.
 
         Tests that ``results`` decide are ended first. A load is given up between the planned looks as well, which
         errs on the safe side. Servers that were measured before, such as those of an interrupted run, count.
         """
         while self.current is not None:
-            load, servers = self.current, results.servers(self.current)
+            index, servers = self.current, results.servers(self.current)
             if servers:
-                judged = results.judge(load, self.current_error, self._most_servers(load, servers, results))
+                judged = results.judge(index, self.current_error, self._most_servers(index, servers, results))
                 if judged.verdict is Verdict.PASS and servers in LOOKS:
                     self.finish_passed(judged.excess)
                 elif judged.verdict is not Verdict.PASS and not judged.is_promising:
                     self.finish_failed(judged.excess)
-                if self.current != load:
+                if self.current != index:
                     continue
             look = next((look for look in LOOKS if look > servers), None)
-            return load if look is not None and look - servers <= results.possible_servers() else None
+            return index if look is not None and look - servers <= results.possible_servers() else None
         return None
 
     def finish_passed(self, excess: float) -> None:
@@ -184,24 +185,24 @@ class LoadSequence:
         limit = self.predicted[self.current] - max(excess, SMALLEST_STEP) if math.isfinite(excess) else -math.inf
         self.current = self._next(self._fail(), limit)
 
-    def _most_servers(self, load: int, servers: int, results: LoadResults) -> int:
-        """Return how many servers the test of ``load`` may have.
+    def _most_servers(self, index: int, servers: int, results: LoadResults) -> int:
+        """Return how many servers the test of the load at ``index`` may have.
 
         Before its first look, the time of a lower load is reserved, if one can follow.
         """
         most = servers + results.possible_servers()
-        if servers < LOOKS[0] <= most and self._failures + 1 < len(self.shares) and self._worth_testing(load):
+        if servers < LOOKS[0] <= most and self._failures + 1 < len(self.shares) and self._worth_testing(index):
             return max(LOOKS[0], most - LOOKS[0])
         return most
 
     def _pass(self) -> list[int]:
-        """Count the current load as passed, and return the loads that may be next, ascending."""
+        """Count the current load as passed, and return the indices that may be next, ascending."""
         assert self.current is not None
         self.passed = self.current
         return self._worth_testing(len(self.predicted))
 
     def _fail(self) -> list[int]:
-        """Count the current load as failed, and return the loads that may be next, ascending."""
+        """Count the current load as failed, and return the indices that may be next, ascending."""
         assert self.current is not None
         self._failed.add(self.current)
         if self._failures + 1 == len(self.shares):
@@ -210,20 +211,20 @@ class LoadSequence:
         self._failures += bool(lower)
         return lower
 
-    def _next(self, loads: Sequence[int], limit: float) -> int | None:
-        """Return the most promising of ``loads``; None if there are none."""
-        if not loads:
+    def _next(self, indices: Sequence[int], limit: float) -> int | None:
+        """Return the most promising of ``indices``; None if there are none."""
+        if not indices:
             return None
         passed = 0.0 if self.passed is None else self.throughput[self.passed]
-        return _most_promising(loads, self.predicted, self.throughput, limit, STEP_ERROR, passed)
+        return _most_promising(indices, self.predicted, self.throughput, limit, STEP_ERROR, passed)
 
     def _worth_testing(self, end: int) -> list[int]:
-        """Return the loads below ``end`` and all failed ones that are expected to serve more than the passed one."""
-        loads = range(min([end, *self._failed]))
+        """Return the indices below ``end`` and all failed ones that are worth a test after the passed one."""
+        indices = range(min([end, *self._failed]))
         if self.passed is None:
-            return list(loads)
+            return list(indices)
         wanted = SMALLEST_GAIN_FACTOR * self.throughput[self.passed]
-        return [load for load in loads[self.passed + 1 :] if self.throughput[load] >= wanted]
+        return [index for index in indices[self.passed + 1 :] if self.throughput[index] >= wanted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +243,7 @@ class CandidateState:
 
 
 def choose_candidate(states: Sequence[CandidateState]) -> int | None:
-    """Return the place of the configuration that is tested next; None if no other test can improve the result.
+    """Return the index of the configuration that is tested next; None if no other test can improve the result.
 
     A begun test is finished first, and the first configuration is tested until one of its loads passes or none is
     left. After a PASS, the configuration is next that is expected to serve clearly more than another one that has
@@ -251,12 +252,12 @@ def choose_candidate(states: Sequence[CandidateState]) -> int | None:
     chosen: int | None = None
     most = 0.0
     has_passed = any(state.passed for state in states)
-    for place, state in enumerate(states):
+    for index, state in enumerate(states):
         if state.expected is None:
             continue
         if state.is_begun or not has_passed:
-            return place
-        others = max((other.passed for number, other in enumerate(states) if number != place), default=0.0)
+            return index
+        others = max((other.passed for other_index, other in enumerate(states) if other_index != index), default=0.0)
         if state.expected >= CLEAR_GAIN * others and (chosen is None or state.expected >= CLEAR_GAIN * most):
-            chosen, most = place, state.expected
+            chosen, most = index, state.expected
     return chosen

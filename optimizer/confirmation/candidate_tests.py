@@ -91,7 +91,7 @@ class ConfirmationState:
 
 @dataclass
 class CandidateTests:
-    """The tests of one candidate at its predicted loads, which are numbered from 0, ascending.
+    """The tests of one candidate at its predicted loads, which are ascending and named by their index.
 
     Attributes:
         confirmation: The state of the confirmation.
@@ -133,28 +133,28 @@ class CandidateTests:
         return next(trial for trial in self.confirmation.trials if trial.number == self.point.trial)
 
     def next_load(self) -> int | None:
-        """Return the load that needs another server; None if no load can pass in the time that is left."""
+        """Return the index of the load that needs another server; None if none can pass in the time that is left."""
         return self.sequence.next_load(self)
 
-    def state(self, load: int | None) -> CandidateState:
-        """Return how far the tests are; ``load`` is ``next_load``."""
+    def state(self, index: int | None) -> CandidateState:
+        """Return how far the tests are; ``index`` is that of ``next_load``."""
         passed = 0.0 if self.sequence.passed is None else self.throughput(self.sequence.passed)
-        if load is None:
+        if index is None:
             return CandidateState(passed, None)
-        return CandidateState(passed, self.throughput(load), is_begun=self.servers(load) > 0)
+        return CandidateState(passed, self.throughput(index), is_begun=self.servers(index) > 0)
 
-    def server_plan(self, load: int) -> ServerPlan:
+    def server_plan(self, index: int) -> ServerPlan:
         """Return how the next server at this load is measured, with fewer windows if the time is short."""
-        return self._server_plan(self.predictions.loads[load], self.missing_servers(load))
+        return self._server_plan(self.predictions.loads[index], self.missing_servers(index))
 
-    def servers(self, load: int) -> int:
+    def servers(self, index: int) -> int:
         """Return the number of servers that were measured to test this load."""
-        place = self.predictions.loads[load]
-        return len(server_windows(self.trial, place)) if place in errors_by_load(self.trial) else 0
+        load = self.predictions.loads[index]
+        return len(server_windows(self.trial, load)) if load in errors_by_load(self.trial) else 0
 
-    def missing_servers(self, load: int) -> int:
+    def missing_servers(self, index: int) -> int:
         """Return how many more servers the next look at this load needs."""
-        servers = self.servers(load)
+        servers = self.servers(index)
         return next((look - servers for look in LOOKS if look > servers), 1)
 
     def possible_servers(self) -> int:
@@ -162,26 +162,25 @@ class CandidateTests:
         seconds = self._server_plan(self.point.load, LOOKS[0]).server_seconds
         return max(0, int(min(self.confirmation.left_seconds() / seconds, LOOKS[-1])))
 
-    def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
+    def judge(self, index: int, error: float, most_servers: int) -> SlaVerdict:
         """Return the verdict on this load."""
-        place = self.predictions.loads[load]
-        problem = self.confirmation.problem
-        spreads = tested_spreads(self.confirmation.trials, self.trial, place, problem)
-        return judge_load(self.trial, place, problem, spreads, error, most_servers)
+        load, problem = self.predictions.loads[index], self.confirmation.problem
+        spreads = tested_spreads(self.confirmation.trials, self.trial, load, problem)
+        return judge_load(self.trial, load, problem, spreads, error, most_servers)
 
-    def throughput(self, load: int) -> float:
+    def throughput(self, index: int) -> float:
         """Return the throughput at this load: the predicted one, corrected by the measurement at a tested load.
 
         That is this load if it was tested, otherwise the one that passed, otherwise the last one.
         """
         predicted = self.predictions.throughput_infer_per_sec
-        tested = [self.predictions.loads.index(own) for own in errors_by_load(self.trial)]
+        tested = [self.predictions.loads.index(load) for load in errors_by_load(self.trial)]
         if not tested:
-            return predicted[load]
-        reference = next((own for own in (load, self.sequence.passed) if own in tested), tested[-1])
-        windows = [window for own in server_windows(self.trial, self.predictions.loads[reference]) for window in own]
-        measured = pool_measurements(windows).throughput_infer_per_sec or 0.0
-        return measured * predicted[load] / predicted[reference]
+            return predicted[index]
+        reference = next((other for other in (index, self.sequence.passed) if other in tested), tested[-1])
+        servers = server_windows(self.trial, self.predictions.loads[reference])
+        measured = pool_measurements([window for windows in servers for window in windows])
+        return (measured.throughput_infer_per_sec or 0.0) * predicted[index] / predicted[reference]
 
     def _server_plan(self, load: LoadPoint, servers: int) -> ServerPlan:
         error = 0.0 if self.sequence.current is None else self.sequence.current_error
@@ -230,12 +229,15 @@ def next_test(confirmation: ConfirmationState, best: Sequence[Point]) -> NextTes
             tests.append(NextTest(point, confirmation.plan_test_server(point, point.load), LOOKS[0]))
             states.append(CandidateState(passed=0.0, expected=0.0))
             continue
-        own = CandidateTests(confirmation, point, predictions, shares)
-        load = own.next_load()
-        states.append(own.state(load))
-        tests.append(None if load is None else NextTest(point, own.server_plan(load), own.missing_servers(load)))
-        if load is None and not errors_by_load(own.trial):
-            break  # there is no time for it, nor for the other
+        candidate = CandidateTests(confirmation, point, predictions, shares)
+        index = candidate.next_load()
+        states.append(candidate.state(index))
+        if index is not None:
+            tests.append(NextTest(point, candidate.server_plan(index), candidate.missing_servers(index)))
+        else:
+            tests.append(None)
+            if not errors_by_load(candidate.trial):
+                break  # there is no time for it, nor for the other
     chosen = choose_candidate(states)
     return None if chosen is None else tests[chosen]
 

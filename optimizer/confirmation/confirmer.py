@@ -117,7 +117,7 @@ class Confirmer:
         self._plan = ConfirmationPlan(1 - self.problem.confidence, limit, (recommended.trial,))
         tests = CandidateTests(self._state(), recommended, only, (1.0,))
         self._measure_in_turn(tests, planned[1:])
-        while (load := tests.next_load()) is not None and self.measure(tests.server_plan(load)):
+        while (index := tests.next_load()) is not None and self.measure(tests.server_plan(index)):
             pass
         if self.trial(recommended.trial).confirmations:  # otherwise there is nothing to compare the others with
             self._compare_in_turn(planned[1:])
@@ -159,7 +159,7 @@ class Confirmer:
         if error is not None and not isinstance(error, ServerCrashed):
             trial = trial.with_failure(error)
             self.measurer.table.append_failure(trial)
-        self.trials[self._place(trial.number)] = trial
+        self.trials[self._index(trial.number)] = trial
         if isinstance(error, ServerCrashed):  # the time is up and this measurement is lost
             return False
         if error is None and attempts == 1:
@@ -172,7 +172,7 @@ class Confirmer:
 
     def trial(self, number: int) -> Trial:
         """Return the trial with this number, with its confirmations so far."""
-        return self.trials[self._place(number)]
+        return self.trials[self._index(number)]
 
     def _test(self, *, until_pass: bool = False) -> None:
         """Measure one server after another of the candidate that is tested next."""
@@ -217,8 +217,8 @@ class Confirmer:
             return None
         return CandidateTests(self._state(), point, self._plan.predictions[point.trial], shares)
 
-    def _place(self, number: int) -> int:
-        return next(place for place, trial in enumerate(self.trials) if trial.number == number)
+    def _index(self, number: int) -> int:
+        return next(index for index, trial in enumerate(self.trials) if trial.number == number)
 
     def _compared_load(self, point: Point) -> LoadPoint:
         """Return the first load at which the candidate of ``point`` was compared, or is."""
@@ -277,12 +277,12 @@ class Confirmer:
         If time is short, the last of ``others`` are left out: the verdict needs the time, see
         ``ServerPlan.reserved_seconds``. Servers of an earlier session count.
         """
-        load = tests.sequence.current or 0
-        own_seconds = tests.server_plan(load).reserved_seconds(max(0, LOOKS[0] - tests.servers(load)))
-        missing = self._affordable(others, self.budget.left_seconds() - own_seconds)
+        index = tests.sequence.current or 0
+        reserved_seconds = tests.server_plan(index).reserved_seconds(max(0, LOOKS[0] - tests.servers(index)))
+        missing = self._affordable(others, self.budget.left_seconds() - reserved_seconds)
         for server in range(1, COMPARED_SERVERS + 1) if missing else ():
-            if tests.servers(load) < server:
-                self.measure(tests.server_plan(load))
+            if tests.servers(index) < server:
+                self.measure(tests.server_plan(index))
             self._add_servers(missing, server)
 
     def _begin_test(self, point: Point) -> None:
@@ -291,10 +291,10 @@ class Confirmer:
         if tests is None or self._has_passed():
             return
         tests.next_load()
-        if (load := tests.sequence.current) is None:
+        if (index := tests.sequence.current) is None:
             return
-        for _ in range(LOOKS[0] - tests.servers(load)):
-            if not tests.possible_servers() or not self.measure(tests.server_plan(load)):
+        for _ in range(LOOKS[0] - tests.servers(index)):
+            if not tests.possible_servers() or not self.measure(tests.server_plan(index)):
                 return
 
     def _has_passed(self) -> bool:
@@ -303,10 +303,11 @@ class Confirmer:
 
     def _affordable(self, others: Sequence[ServerPlan], seconds: float) -> list[ServerPlan]:
         """Return those of ``others`` that lack servers, and of them the first that take ``seconds`` together."""
-        missing = {place: COMPARED_SERVERS - self._servers(other) for place, other in enumerate(others)}
-        lacking = [place for place, servers in missing.items() if servers > 0]
-        ends = itertools.accumulate(missing[place] * others[place].server_seconds for place in lacking)
-        return [others[place] for place, end in zip(lacking, ends, strict=True) if end <= seconds]
+        lacking = [other for other in others if self._servers(other) < COMPARED_SERVERS]
+        ends = itertools.accumulate(
+            (COMPARED_SERVERS - self._servers(other)) * other.server_seconds for other in lacking
+        )
+        return [other for other, end in zip(lacking, ends, strict=True) if end <= seconds]
 
     def _continue_comparisons(self, compared: Sequence[Point]) -> None:
         """Measure comparisons at better loads, in turn, while there are such loads and time is left."""

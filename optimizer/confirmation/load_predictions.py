@@ -37,7 +37,7 @@ class LoadPredictions:
         loads: At least one load.
         log_latency_ratios: The log of the latency over its bound; NO_BOUND if no latency is bounded.
         throughput_infer_per_sec: The throughput at each load.
-        highest_first: Number of the highest load at which the tests may begin; None if all may be the first.
+        highest_first: Index of the highest load at which the tests may begin; None if all may be the first.
     """
 
     loads: tuple[LoadPoint, ...]
@@ -70,8 +70,8 @@ class LoadPredictions:
         is_unknown = latency == NO_BOUND and bool(problem.sla.latencies)
         if measured.load not in self.loads or is_unknown or throughput <= 0:
             return None
-        load = self.loads.index(measured.load)
-        shift, factor = latency - self.log_latency_ratios[load], throughput / self.throughput_infer_per_sec[load]
+        index = self.loads.index(measured.load)
+        shift, factor = latency - self.log_latency_ratios[index], throughput / self.throughput_infer_per_sec[index]
         if math.isclose(shift, 0, abs_tol=ROUNDING) and math.isclose(factor, 1, rel_tol=ROUNDING):
             return replace(self, highest_first=None)  # they were corrected before
         return LoadPredictions(
@@ -118,7 +118,7 @@ class LoadPredictions:
         return None if chosen in known else chosen
 
     def _first(self, margin: float) -> int:
-        """Return the number of the load at which the tests begin."""
+        """Return the index of the load at which the tests begin."""
         end = len(self.loads) if self.highest_first is None else self.highest_first + 1
         return first_load(self.log_latency_ratios[:end], self.throughput_infer_per_sec, margin)
 
@@ -213,8 +213,8 @@ def has_all_latencies(point: Point, problem: Problem) -> bool:
 
 def _interpolated(loads: Sequence[LoadPoint], known: Sequence[LoadPoint], values: FloatArray) -> FloatArray:
     """Return ``values`` [known, columns] interpolated at ``loads``; values at the same load are averaged."""
-    distinct, place = np.unique(list(map(_log_size, known)), return_inverse=True)
-    averages = [np.bincount(place, column) / np.bincount(place) for column in values.T]
+    distinct, indices = np.unique(list(map(_log_size, known)), return_inverse=True)
+    averages = [np.bincount(indices, column) / np.bincount(indices) for column in values.T]
     sizes = list(map(_log_size, loads))
     return np.stack([np.interp(sizes, distinct, average) for average in averages], axis=1)
 
