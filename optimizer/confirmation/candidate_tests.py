@@ -184,8 +184,8 @@ class CandidateTests:
 
     def _server_plan(self, load: LoadPoint, servers: int) -> ServerPlan:
         error = 0.0 if self.sequence.current is None else self.sequence.current_error
-        planned = self.confirmation.plan_test_server(self.point, load, error)
-        return planned.fitting(servers, self.confirmation.left_seconds())
+        server_plan = self.confirmation.plan_test_server(self.point, load, error)
+        return server_plan.fitting(servers, self.confirmation.left_seconds())
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class Confirmer:
         budget: Its time that is left is used.
         trials: The trials of the search; they get confirmations.
         fit: Fits a performance model to the search's points; None predicts latencies without one.
-        plan: The plan of an earlier session, whose tests continue.
+        recorded_plan: The plan of an earlier session, whose tests continue, then the one that was stored last.
         record: Stores a plan; called before the first window that depends on it.
     """
 
@@ -60,7 +60,7 @@ class Confirmer:
     budget: Budget
     trials: list[Trial]
     fit: Callable[[Sequence[Point]], PerformanceModel | None] = lambda _: None
-    plan: ConfirmationPlan | None = None
+    recorded_plan: ConfirmationPlan | None = None
     record: Callable[[ConfirmationPlan], None] = lambda _: None
     best: Sequence[Point] = field(default=(), init=False)
     _disturbances: DisturbanceCorrection = field(default_factory=DisturbanceCorrection, init=False)
@@ -89,7 +89,7 @@ class Confirmer:
         self.trials = [without_lost_end(trial) for trial in self.trials]
         with self.measurer.stopwatch.count("search"):
             self._points, self._disturbances = usual_points(self.trials, self.problem, self.fit)
-        self._plan = plan_tests(self.plan, self.trials, self._points, self.problem, self._disturbances)
+        self._plan = plan_tests(self.recorded_plan, self.trials, self._points, self.problem, self._disturbances)
         self.measurer.disturbance_limit = self._plan.disturbance_limit
         best = self.best = self._plan.best_points(self._points, self.problem)
         if not best:
@@ -101,52 +101,54 @@ class Confirmer:
         if (tests := self._tests(best[0])) is not None:
             untested = [other for other in compared if not errors_by_load(self.trial(other.trial))]
             loads = [self._compared_load(other) for other in untested]
-            self._measure_in_turn(tests, list(map(self._planned, untested, loads)))
+            self._measure_in_turn(tests, list(map(self._comparison_plan, untested, loads)))
         self._test()
         self._begin_test(best[0])
         self._continue_comparisons(compared)
         return self.trials
 
-    def verify(self, recommended: Point, planned: Sequence[ServerPlan]) -> None:
-        """Test the recommendation at its own load, and measure the others in turn with its first servers.
+    def verify(self, recommended: Point, others: Sequence[ServerPlan]) -> list[Trial]:
+        """Return the trials with a test of the recommendation at its own load.
 
-        Others for which the time seemed too short are measured after the test, if it left enough.
+        The others are measured in turn with its first servers. Those for which the time seemed too short are measured
+        after the test, if it left enough.
         """
         only = LoadPredictions((recommended.load,), (-math.inf,), (recommended.throughput_infer_per_sec,))
         limit = self.measurer.disturbance_limit = disturbance_limit(self.trials)
         self._plan = ConfirmationPlan(1 - self.problem.confidence, limit, (recommended.trial,))
         tests = CandidateTests(self._state(), recommended, only, (1.0,))
-        self._measure_in_turn(tests, planned[1:])
+        self._measure_in_turn(tests, others)
         while (index := tests.next_load()) is not None and self.measure(tests.server_plan(index)):
             pass
         if self.trial(recommended.trial).confirmations:  # otherwise there is nothing to compare the others with
-            self._compare_in_turn(planned[1:])
+            self._compare_in_turn(others)
+        return self.trials
 
-    def measure(self, planned: ServerPlan) -> bool:
-        """Measure one more fresh server of ``planned``. Return False if it could not be measured."""
+    def measure(self, server_plan: ServerPlan) -> bool:
+        """Measure one more fresh server by ``server_plan``. Return False if it could not be measured."""
         if self.budget.left_seconds() <= 0:
             return False
-        trial = self.trial(planned.trial)
+        trial = self.trial(server_plan.trial)
         if trial.status == "failed":
             return False
         begun = self.budget.left_seconds()
         self.measurer.observer.trial_started(trial.number, trial.candidate, "confirm")
-        number = self._lost_servers.pop(planned.trial, last_server(self.trials) + 1)
-        fresh = FreshServer(number, planned.error)
+        number = self._lost_servers.pop(server_plan.trial, last_server(self.trials) + 1)
+        fresh = FreshServer(number, server_plan.error)
         before, attempts = len(trial.confirmations), 0
 
         def next_load(current: Trial) -> LoadPoint | None:
             measured = current.confirmations[before:]
             is_done = bool(measured) and not (len(measured) == 1 and measured[0].is_lost and attempts < MAX_ATTEMPTS)
-            return None if is_done else planned.load
+            return None if is_done else server_plan.load
 
         def measure(current: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
             nonlocal attempts
             attempts += 1
-            seconds = planned.window_seconds
-            current = self.measurer.confirm(current, endpoint, load, fresh, seconds, planned.windows)
-            if planned.is_cross_checked:
-                current = self.measurer.cross_check(current, endpoint, load, fresh, planned.cross_check_seconds)
+            seconds = server_plan.window_seconds
+            current = self.measurer.confirm(current, endpoint, load, fresh, seconds, server_plan.windows)
+            if server_plan.is_cross_checked:
+                current = self.measurer.cross_check(current, endpoint, load, fresh, server_plan.cross_check_seconds)
             return current
 
         trial, error = CandidateMeasurer(
@@ -164,7 +166,7 @@ class Confirmer:
             return False
         if error is None and attempts == 1:
             taken = begun - self.budget.left_seconds()
-            self._start_seconds.append(planned.start_seconds + taken - planned.server_seconds)
+            self._start_seconds.append(server_plan.start_seconds + taken - server_plan.server_seconds)
         speed = fit_speed_correction(self.trials, self.problem)
         best = speed.best_point(latest_points(self.trials), self.problem.best_point)
         self.measurer.observer.trial_finished(trial, best)
@@ -206,7 +208,7 @@ class Confirmer:
         estimate = estimate_start_seconds(self.trials)
         return max(estimate, statistics.fmean(self._start_seconds)) if self._start_seconds else estimate
 
-    def _planned(self, point: Point, load: LoadPoint) -> ServerPlan:
+    def _comparison_plan(self, point: Point, load: LoadPoint) -> ServerPlan:
         """Return how the candidate of ``point`` is measured at ``load`` for comparison."""
         return plan_server(point, load, self.problem.request_times, start_seconds=self._expected_start_seconds())
 
@@ -255,8 +257,8 @@ class Confirmer:
         """
         if was_search_disturbed(self.trials):
             return False
-        planned = self._state().plan_test_server(point, point.load)
-        return self.budget.left_seconds() < planned.reserved_seconds(LOOKS[0])
+        server_plan = self._state().plan_test_server(point, point.load)
+        return self.budget.left_seconds() < server_plan.reserved_seconds(LOOKS[0])
 
     def _correct_loads(self, point: Point) -> None:
         """Correct the loads of an untested candidate in the plan by its comparisons."""
@@ -267,8 +269,8 @@ class Confirmer:
     def _record(self, predictions: Mapping[int, LoadPredictions]) -> None:
         """Add ``predictions`` to the plan, and record it if it is new."""
         self._plan = replace(self._plan, predictions={**self._plan.predictions, **predictions})
-        if self._plan != self.plan and self._plan.finalists:
-            self.plan = self._plan
+        if self._plan != self.recorded_plan and self._plan.finalists:
+            self.recorded_plan = self._plan
             self.record(self._plan)
 
     def _measure_in_turn(self, tests: CandidateTests, others: Sequence[ServerPlan]) -> None:
@@ -313,14 +315,14 @@ class Confirmer:
         """Measure comparisons at better loads, in turn, while there are such loads and time is left."""
         for _ in range(COMPARED_LOADS):
             judged = judge_confirmations(self.trials, self.problem)
-            planned = list[ServerPlan]()
+            server_plans = list[ServerPlan]()
             for point in compared:
                 own = [entry for entry in judged if entry.point.trial == point.trial]
                 if any(entry.error for entry in own) or self.trial(point.trial).status == "failed":
                     continue
                 if (load := self._plan.predictions[point.trial].next_compared_load(own, self.problem)) is not None:
-                    planned.append(self._planned(point, load))
-            self._compare_in_turn(planned)
+                    server_plans.append(self._comparison_plan(point, load))
+            self._compare_in_turn(server_plans)
 
     def _compare_in_turn(self, others: Sequence[ServerPlan]) -> None:
         """Measure the missing servers of those of ``others`` for which the time suffices, in turn."""
@@ -334,8 +336,8 @@ class Confirmer:
             if self._servers(other) < servers:
                 self.measure(other)
 
-    def _servers(self, planned: ServerPlan) -> int:
-        return len(server_windows(self.trial(planned.trial), planned.load))
+    def _servers(self, server_plan: ServerPlan) -> int:
+        return len(server_windows(self.trial(server_plan.trial), server_plan.load))
 
 
 def model_fitter(problem: Problem, options: RunOptions) -> Callable[[Sequence[Point]], PerformanceModel | None]:

@@ -65,15 +65,15 @@ def verify(
     before = assess(trials, problem, task.baseline, task.dynamic_batching)
     if before.recommended is None:
         raise summary.nothing_recommended(run.path, problem, "verify", before)
-    planned = verification.verification_candidates(before.recommended, trials, problem)
+    server_plans = verification.verification_candidates(before.recommended, trials, problem)
     folder = RunFolder.create(str(run.path), verification.FOLDER)
     fingerprint = environment.fingerprint(task)
     table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
     if run.reference.exists():
         shutil.copyfile(run.reference, folder.reference)  # the requests are the same, so are the outputs
     fresh = [replace(trial, confirmations=(), cross_checks=()) for trial in trials]
-    servers = [LOOKS[1], *(COMPARED_SERVERS for _ in planned[1:])]
-    expected_seconds = sum(n * entrant.server_seconds for n, entrant in zip(servers, planned, strict=True))
+    servers = [LOOKS[1], *(COMPARED_SERVERS for _ in server_plans[1:])]
+    expected_seconds = sum(n * plan.server_seconds for n, plan in zip(servers, server_plans, strict=True))
     budget = Budget(TIME_FACTOR * expected_seconds if seconds is None else seconds)
     say(start_line("testing", problem, options, budget.seconds, folder.path))
     # the lock tells `tune runs` that a process works on the run
@@ -84,10 +84,9 @@ def verify(
     ):
         measurer = environment.make_measurer(task, folder, table, observer)
         take_reference(target, measurer, task.baseline)
-        confirmer = Confirmer(problem, target, measurer, budget, fresh)
-        confirmer.verify(before.recommended, planned)
-    verified = verification.verify(confirmer.trials, planned, problem)
-    windows = [window.measurement for trial in confirmer.trials for window in trial.confirmations]
+        measured = Confirmer(problem, target, measurer, budget, fresh).verify(before.recommended, server_plans[1:])
+    verified = verification.verify(measured, server_plans, problem)
+    windows = [window.measurement for trial in measured for window in trial.confirmations]
     shown = present([environment.remote_note(), *measurer.notes, lateness_note(windows), speed_note(windows)])
     document = verification.document(verified, before, str(folder.path), shown)
     write_json(folder.path / verification.FILE, document)

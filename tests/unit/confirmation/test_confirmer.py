@@ -581,7 +581,9 @@ def test_an_interrupted_confirmation_is_continued(problem: Problem, tmp_path: Pa
         confirmer.run(COMPARISONS)
     assert sum(len(trial.confirmations) for trial in table.read()) == 4 * WINDOWS
     measuring = Measurer(server, server, table, QuietObserver())
-    trials = Confirmer(problem, server, measuring, Budget(600), table.read(), plan=confirmer.plan).run(COMPARISONS)
+    continued = Confirmer(problem, server, measuring, Budget(600), table.read())
+    continued.recorded_plan = confirmer.recorded_plan
+    trials = continued.run(COMPARISONS)
     compared = [own for own in judge_confirmations(trials, problem) if not own.error]
     assert {own.point.candidate for own in compared} == {FAST, BASELINE}
     assert all(own.servers == COMPARED_SERVERS for own in compared)

@@ -84,7 +84,7 @@ class Sessions:
         measuring = Measurer(self.server, self.server, self.table, QuietObserver())
         budget = Budget(seconds, clock=lambda: self.server.seconds)
         confirmer = Confirmer(self.problem, self.server, measuring, budget, self.table.read())
-        confirmer.plan, confirmer.record = self.plan, self.record
+        confirmer.recorded_plan, confirmer.record = self.plan, self.record
         with contextlib.suppress(KeyboardInterrupt):
             confirmer.run(COMPARISONS)
         self.limit = measuring.disturbance_limit

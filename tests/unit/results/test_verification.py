@@ -42,9 +42,8 @@ def verified(path: Path, problem: Problem, budget_seconds: float = 600, **server
     assert [candidate.candidate for candidate in candidates] == [FASTER, FAST, BASELINE]
     now = Drawing(**server)  # type: ignore[arg-type]
     measuring = Measurer(now, now, TrialsTable(path / "trials.csv", "drawn", {}), QuietObserver())
-    confirmer = Confirmer(problem, now, measuring, Budget(budget_seconds), before)
-    confirmer.verify(recommended, candidates)
-    return verify(confirmer.trials, candidates, problem)
+    trials = Confirmer(problem, now, measuring, Budget(budget_seconds), before).verify(recommended, candidates[1:])
+    return verify(trials, candidates, problem)
 
 
 def test_a_recommendation_holds_on_the_same_server(problem: Problem, tmp_path: Path) -> None:
@@ -100,9 +99,8 @@ def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp
     now = Drawing()
     measuring = Measurer(now, now, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
     candidates = verification_candidates(recommended, before, problem)
-    confirmer = Confirmer(problem, now, measuring, Budget(600), before)
-    confirmer.verify(recommended, candidates[:1])
-    verification = verify(confirmer.trials, candidates, problem)
+    trials = Confirmer(problem, now, measuring, Budget(600), before).verify(recommended, [])
+    verification = verify(trials, candidates, problem)
     assert verification.verdict_holds
     assert verification.ranking_holds is None
     assert verification.verdict is Verdict.UNDECIDED
