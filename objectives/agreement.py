@@ -159,7 +159,7 @@ def compare_load_generators(
     metrics = list(dict.fromkeys(("throughput", *latencies)))
     undisturbed = [_usable(pair) for pair in pairs]
     usable = [pair for pair in undisturbed if pair]
-    lost = [pair for pair, own in zip(pairs, undisturbed, strict=True) if own is None]
+    lost = [pair for pair, kept in zip(pairs, undisturbed, strict=True) if kept is None]
     reason = (lost[0].other.reason or "its windows were disturbed") if lost else ""
     ratios = [_ratio(usable, metric, sla, error / len(metrics), shares_cpus=shares_cpus) for metric in metrics]
     return Agreement(len(pairs), len(usable), tuple(filter(None, ratios)), reason)

@@ -41,7 +41,7 @@ def from_text(text: str) -> tuple[BatchStatistic, ...]:
 def sum_by_size(measurements: Iterable[Iterable[tuple[int, int, int]]]) -> tuple[BatchStatistic, ...]:
     """Return the sums over several measurements, one statistic per batch size, in ascending order of size."""
     sums: dict[int, tuple[int, int]] = {}
-    for size, executions, compute_ns in (statistic for own in measurements for statistic in own):
+    for size, executions, compute_ns in (statistic for statistics in measurements for statistic in statistics):
         before = sums.get(size, (0, 0))
         sums[size] = before[0] + executions, before[1] + compute_ns
     return tuple(BatchStatistic(size, *sums[size]) for size in sorted(sums))

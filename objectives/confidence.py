@@ -88,7 +88,7 @@ class MissCounts:
 
     def server_shares(self, some: Windows) -> FloatArray:
         """Return the share [servers] of ``misses`` or ``tail`` in the requests of each server."""
-        return np.array([own.sum() / all_.sum() for own, all_ in zip(some, self.requests, strict=True)])
+        return np.array([counts.sum() / requests.sum() for counts, requests in zip(some, self.requests, strict=True)])
 
 
 def effective_requests(counts: MissCounts, allowed: float, spread: ServerSpread) -> float:
@@ -141,9 +141,9 @@ def overdispersion(requests: Windows, tail: Windows) -> float:
     """
     share = sum(float(windows.sum()) for windows in tail) / sum(float(windows.sum()) for windows in requests)
     squares = expected = 0.0
-    for own, over in zip(requests, tail, strict=True):
-        squares += float(np.square(np.diff(over / own)).sum())
-        expected += share * (1 - share) * float((1 / own[1:] + 1 / own[:-1]).sum())
+    for windows, over in zip(requests, tail, strict=True):
+        squares += float(np.square(np.diff(over / windows)).sum())
+        expected += share * (1 - share) * float((1 / windows[1:] + 1 / windows[:-1]).sum())
     return max(1.0, squares / expected) if expected > 0 else 1.0
 
 

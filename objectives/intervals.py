@@ -62,7 +62,7 @@ def throughput_interval(
     logs = metric_logs(servers, metric)
     if not logs:
         return UNBOUNDED
-    served = [own for own in logs if np.isfinite(own).all()]
+    served = [windows for windows in logs if np.isfinite(windows).all()]
     if not served:
         return ConfidenceInterval(0.0, 0.0)
     low, high = mean_bounds(served, spread, 1 - confidence)
@@ -83,8 +83,8 @@ def throughput_ratio(
         spread: The variance of the log of the throughput between servers, as ``server_spreads`` returns it.
         confidence: One-sided confidence of each end of the interval.
     """
-    both = [[own for own in servers if metric_logs([own], "throughput")] for servers in (ours, theirs)]
-    if not all(both) or not all(has_log(own, "throughput") for servers in both for own in servers):
+    both = [[server for server in servers if metric_logs([server], "throughput")] for servers in (ours, theirs)]
+    if not all(both) or not all(has_log(server, "throughput") for servers in both for server in servers):
         return None
     logs = [metric_logs(servers, "throughput") for servers in both]
     probes = [statistics.fmean(map(log_probe, servers)) for servers in both]
@@ -116,7 +116,7 @@ def latency_interval_ms(
         return ConfidenceInterval(math.exp(low), math.exp(high))
     if effective_requests < 1:
         return UNBOUNDED
-    windows = [window for own in servers for window in own]
+    windows = [window for server in servers for window in server]
     low, high = order_statistic_levels(effective_requests, level, confidence)
     return ConfidenceInterval(pooled_quantile_ms(windows, low, timing), pooled_quantile_ms(windows, high, timing))
 

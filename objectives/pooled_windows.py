@@ -26,10 +26,10 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     are.
     """
     values: dict[str, object] = {}
-    for own in fields(Measurement):
-        known = [value for w in windows if isinstance(value := getattr(w, own.name), (int, float))]
-        if known and own.name not in ("stable", "overloaded", *_SUMMED):
-            values[own.name] = round(statistics.median(known), 4)
+    for name in (field.name for field in fields(Measurement)):
+        known = [value for window in windows if isinstance(value := getattr(window, name), (int, float))]
+        if known and name not in ("stable", "overloaded", *_SUMMED):
+            values[name] = round(statistics.median(known), 4)
     served = [window for window in windows if window.requests != 0]
     for timing in TIMINGS if served else ():
         for name, level in QUANTILES.items():
@@ -62,17 +62,17 @@ def pooled_quantile_ms(windows: Sequence[Measurement], level: float, timing: Tim
     Otherwise the tail of a window is taken as exponential between its quantiles and beyond the highest one, as in
     ``_tail_shares``, and the result is inf above ``HIGHEST_LEVEL``.
     """
-    known = [(window, own) for window in windows if (own := latency_quantiles(window, timing))]
+    known = [(window, quantiles) for window in windows if (quantiles := latency_quantiles(window, timing))]
     if known and all(timing.sketch(window) for window, _ in known):
         return latency_sketch.pooled_quantile_ms([timing.sketch(window) for window, _ in known], level)
     if level > HIGHEST_LEVEL:
         return math.inf
     if not known:
         return math.nan
-    ends_ms = [ms for _, own in known for ms in (*own.values(), _tail_quantile_ms(own, level))]
+    ends_ms = [ms for _, quantiles in known for ms in (*quantiles.values(), _tail_quantile_ms(quantiles, level))]
     edges_ms = np.unique([*ends_ms, *np.linspace(min(ends_ms), max(ends_ms), EDGES)])
     requests = [requests_with(window, timing) for window, _ in known]
-    shares = np.average([_tail_shares(own, edges_ms) for _, own in known], axis=0, weights=requests)
+    shares = np.average([_tail_shares(quantiles, edges_ms) for _, quantiles in known], axis=0, weights=requests)
     return float(np.interp(-math.log(1 - level), -np.log(shares), edges_ms))  # shares fall as the edges rise
 
 

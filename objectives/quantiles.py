@@ -34,7 +34,7 @@ def quantile_at(known: Mapping[float, float], level: float) -> float:
     import numpy as np  # takes too long to import for the help of the command
 
     levels = np.array([0.0, *sorted(known)])
-    values = np.array([0.0, *(known[own] for own in sorted(known))])
+    values = np.array([0.0, *(known[known_level] for known_level in sorted(known))])
     depths = -np.log1p(-levels)
     depth = -math.log1p(-level)
     if depth <= depths[-1]:

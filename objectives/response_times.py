@@ -38,7 +38,7 @@ def median_request(times_ms: Sequence[FloatArray]) -> str:
     Args:
         times_ms: The times of the responses of each request, in ms after it was sent.
     """
-    answered = sorted((own for own in times_ms if len(own)), key=lambda own: float(own[-1]))
+    answered = sorted((request for request in times_ms if len(request)), key=lambda request: float(request[-1]))
     return to_text(answered[(len(answered) - 1) // 2].tolist()) if answered else ""
 
 

@@ -56,7 +56,7 @@ def server_spreads(groups: Sequence[ServerWindows], latencies: Sequence[str] = (
         latencies: Latency metrics: those that are judged.
     """
     metrics = ["throughput", *latencies]
-    if any(window.output_tokens_per_sec for servers in groups for own in servers for window in own):
+    if any(window.output_tokens_per_sec for servers in groups for server in servers for window in server):
         metrics.append("output-throughput")
     return {metric: _metric_spread(groups, metric) for metric in metrics}
 
@@ -94,10 +94,10 @@ def _spread_given(
     residuals = deviations([[float(windows.mean()) for windows in group] for group in groups])
     freedom = float(sum(len(group) - 1 for group in groups if len(group)))
     states = [deviations(log_probes), deviations(other_shares)]
-    known = [place for place, own in enumerate(states) if own @ own > 0]
+    known = [index for index, state in enumerate(states) if state @ state > 0]
     slopes, precision = np.zeros(2), np.zeros((2, 2))
     if known and freedom > len(known):
-        matrix = np.stack([states[place] for place in known], axis=1)
+        matrix = np.stack([states[index] for index in known], axis=1)
         slopes[known], _, rank, _ = np.linalg.lstsq(matrix, residuals)
         precision[np.ix_(known, known)] = np.linalg.pinv(matrix.T @ matrix)
         residuals = residuals - matrix @ slopes[known]
@@ -113,7 +113,8 @@ def _spread_given(
 
 def _mean_variance_of_windows(groups: Sequence[Windows]) -> float:
     """Return the variance of a server's mean that the differences between its windows explain."""
-    known = [float(own.var(ddof=1)) / len(own) for group in groups for own in group if len(own) > 1]
+    servers = [windows for group in groups for windows in group if len(windows) > 1]
+    known = [float(windows.var(ddof=1)) / len(windows) for windows in servers]
     return float(np.mean(known)) if known else 0.0
 
 
@@ -123,9 +124,9 @@ def _metric_spread(groups: Sequence[ServerWindows], metric: str) -> ServerSpread
     Ratios of throughputs are at the same speed of the machine, but not at the same share of other processes. So
     differences that other processes explain are left out for latencies only.
     """
-    known = [[own for own in servers if has_log(own, metric)] for servers in groups]
-    probes = [[log_probe(own) for own in servers] for servers in known]
-    shares = [[_other_share(own) for own in servers] for servers in known] if METRICS[metric].timing else []
+    known = [[server for server in servers if has_log(server, metric)] for servers in groups]
+    probes = [[log_probe(server) for server in servers] for servers in known]
+    shares = [[_other_share(server) for server in servers] for servers in known] if METRICS[metric].timing else []
     logs = [metric_logs(servers, metric) for servers in known]
     return pool_server_spread(logs, _if_known(probes), _if_known(shares))
 
@@ -160,8 +161,8 @@ def metric_logs(servers: ServerWindows, metric: str) -> list[FloatArray]:
     """
     is_rate = METRICS[metric].better == "higher"
     logs = []
-    for own in servers:
-        values = [0.0 if is_rate and served_nothing(window) else METRICS[metric].value(window) for window in own]
+    for server in servers:
+        values = [0.0 if is_rate and served_nothing(window) else METRICS[metric].value(window) for window in server]
         known = [value for value in values if value is not None and 0 <= value < math.inf]
         mean = statistics.fmean(known) if known else 0.0
         if known and min(known) > 0:
@@ -173,4 +174,4 @@ def metric_logs(servers: ServerWindows, metric: str) -> list[FloatArray]:
 
 def has_log(windows: Sequence[Measurement], metric: str) -> bool:
     """Return whether the metric of a server has a log: it is known, and not 0 in all windows."""
-    return any(np.isfinite(own).all() for own in metric_logs([windows], metric))
+    return any(np.isfinite(logs).all() for logs in metric_logs([windows], metric))

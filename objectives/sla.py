@@ -106,8 +106,9 @@ class Sla:
     @property
     def latency_levels(self) -> tuple[float, ...]:
         """The levels of the bounds on quantiles of the latency, each once."""
-        bounded = (METRICS[constraint.metric] for constraint in self)
-        return tuple(dict.fromkeys(own.quantile for own in bounded if own.timing is LATENCY and own.quantile))
+        metrics = (METRICS[constraint.metric] for constraint in self)
+        levels = (metric.quantile for metric in metrics if metric.timing is LATENCY and metric.quantile)
+        return tuple(dict.fromkeys(levels))
 
     @property
     def of_requests(self) -> Sla:

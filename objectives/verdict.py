@@ -105,11 +105,11 @@ def counted_windows(servers: Sequence[Sequence[Window]], disturbed: Callable[[Wi
         servers: The windows of each server, such as measurements.
         disturbed: Returns whether a window was disturbed: ``is_disturbed`` for measurements.
     """
-    flags = [disturbed(window) for own in servers for window in own]
+    flags = [disturbed(window) for server in servers for window in server]
     if sum(flags) > MOST_EXCLUDED * len(flags):
-        return [list(own) for own in servers if own]
-    kept = [[window for window in own if not disturbed(window)] for own in servers]
-    return [own for own in kept if own]
+        return [list(server) for server in servers if server]
+    kept = [[window for window in server if not disturbed(window)] for server in servers]
+    return [server for server in kept if server]
 
 
 def estimand(sla: Sla) -> str:
@@ -136,7 +136,7 @@ def judge_sla(
         spreads: The variance between servers by metric, as ``server_spreads`` returns it.
         test: The error that the test may make.
     """
-    windows = [window for own in servers for window in own]
+    windows = [window for server in servers for window in server]
     lost = next((window for window in windows if window.throughput_infer_per_sec is None), None)
     if lost is not None or not windows:
         reason = f"a measurement was lost: {lost.reason or 'it has no figures'}" if lost else NOTHING
@@ -156,23 +156,24 @@ def judge_sla(
 
 
 def _combine(judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence: float) -> SlaVerdict:
-    verdicts = {own.verdict for _, own in judged}
+    entries = [entry for _, entry in judged]
+    verdicts = {entry.verdict for entry in entries}
     verdict = next((kind for kind in (Verdict.FAIL, Verdict.UNDECIDED) if kind in verdicts), Verdict.PASS)
-    deciding = [(constraint, own) for constraint, own in judged if own.verdict is verdict]
-    slow = next((own for constraint, own in judged if METRICS[constraint.metric].quantile), None)
-    of_requests = [own for constraint, own in judged if METRICS[constraint.metric].is_of_requests]
+    deciding = [(constraint, entry) for constraint, entry in judged if entry.verdict is verdict]
+    slow = next((entry for constraint, entry in judged if METRICS[constraint.metric].quantile), None)
+    of_requests = [entry for constraint, entry in judged if METRICS[constraint.metric].is_of_requests]
     return SlaVerdict(
         verdict,
-        "; ".join(f"{constraint}: {own.reason}" for constraint, own in deciding),
+        "; ".join(f"{constraint}: {entry.reason}" for constraint, entry in deciding),
         effective_requests=min(
-            (own.effective_requests for _, own in deciding if own.effective_requests), default=0.0
+            (entry.effective_requests for _, entry in deciding if entry.effective_requests), default=0.0
         ),
         confidence=confidence,
         slow_share=UNBOUNDED if slow is None else ConfidenceInterval(slow.low, slow.high),
-        is_promising=all(own.verdict is Verdict.PASS or own.is_promising for _, own in judged),
-        excess=max((own.excess for own in of_requests or [own for _, own in judged]), default=0.0),
+        is_promising=all(entry.verdict is Verdict.PASS or entry.is_promising for entry in entries),
+        excess=max((entry.excess for entry in of_requests or entries), default=0.0),
         effective_by_metric={
-            constraint.metric: own.effective_requests for constraint, own in judged if own.effective_requests
+            constraint.metric: entry.effective_requests for constraint, entry in judged if entry.effective_requests
         },
     )
 
@@ -211,12 +212,12 @@ def _judge_constraint(
             test.most_servers,
             higher_is_better=metric.better == "higher",
         )
-        nothing = sum(served_nothing(window) for own in servers for window in own) if timing is not None else 0
+        nothing = sum(served_nothing(window) for server in servers for window in server) if timing is not None else 0
         if not nothing or judged.verdict is Verdict.FAIL:
             return judged
         reason = f"no request was served in {nothing} of {sum(map(len, servers))} windows"
         return ConstraintVerdict(Verdict.UNDECIDED, reason, excess=max(judged.excess, COUNTED_EXCESS))
-    return _judge_each_window([metric.value(window) for own in servers for window in own], bound)
+    return _judge_each_window([metric.value(window) for server in servers for window in server], bound)
 
 
 def count_misses(servers: ServerWindows, bound_ms: float, level: float, timing: Timing = LATENCY) -> MissCounts:
@@ -225,20 +226,20 @@ def count_misses(servers: ServerWindows, bound_ms: float, level: float, timing: 
     They are counted where the load generator did so, otherwise estimated from a window's quantiles. Failed requests
     are above both.
     """
-    windows = [window for own in servers for window in own]
+    windows = [window for server in servers for window in server]
     served = sum(requests_with(window, timing) for window in windows)
     failed = sum(window.errors or 0 for window in windows)
     level_of_served = level * (1 + failed / served) if served else math.inf
-    own_ms = pooled_quantile_ms(windows, level_of_served, timing) if level_of_served < 1 else math.inf
+    quantile_ms = pooled_quantile_ms(windows, level_of_served, timing) if level_of_served < 1 else math.inf
     return MissCounts(
         [
-            np.array([float(requests_with(window, timing) + (window.errors or 0)) for window in own])
-            for own in servers
+            np.array([float(requests_with(window, timing) + (window.errors or 0)) for window in server])
+            for server in servers
         ],
-        [np.array([misses_over(window, bound_ms, timing) for window in own]) for own in servers],
-        [np.array([misses_over(window, own_ms, timing) for window in own]) for own in servers],
+        [np.array([misses_over(window, bound_ms, timing) for window in server]) for server in servers],
+        [np.array([misses_over(window, quantile_ms, timing) for window in server]) for server in servers],
         _slope(windows, level, timing),
-        math.log(bound_ms / own_ms) if 0 < own_ms < math.inf else -math.inf,
+        math.log(bound_ms / quantile_ms) if 0 < quantile_ms < math.inf else -math.inf,
     )
 
 
@@ -267,17 +268,18 @@ def _judge_counted(
     The variance between servers is that of their shares beyond the binomial one, since no latency explains it. Its
     degrees of freedom are those of the throughput, for which the run has more servers.
     """
-    known = [[(window, count) for window in own if (count := counted(window)) is not None] for own in servers]
+    known = [[(window, count) for window in server if (count := counted(window)) is not None] for server in servers]
     if not known or not all(known):
         return ConstraintVerdict(Verdict.UNDECIDED, "failed requests were not counted")
-    if any(window.overloaded for own in servers for window in own):  # unanswered requests are in none of the counts
+    # unanswered requests are in none of the counts
+    if any(window.overloaded for server in servers for window in server):
         return ConstraintVerdict(
             Verdict.FAIL if len(servers) >= LOOKS[0] else Verdict.UNDECIDED,
             "the server was overloaded, and requests stayed unanswered",
             excess=COUNTED_EXCESS,
         )
-    requests = [np.array([float((window.requests or 0) + count) for window, count in own]) for own in known]
-    misses = [np.array([float(count) for _, count in own]) for own in known]
+    requests = [np.array([float((window.requests or 0) + count) for window, count in server]) for server in known]
+    misses = [np.array([float(count) for _, count in server]) for server in known]
     allowed = bound.bound / 100
     counts = MissCounts(requests, misses, misses, 1.0, -math.inf)
     spread = share_spread(counts, allowed, freedom)

@@ -49,7 +49,7 @@ def error_shares(plan: ConfirmationPlan, trials: Sequence[Trial], number: int) -
         if trial.number in plan.finalists and (errors := errors_by_load(trial))
     }
     for shares in SHARES:
-        users = [own for own, error in first.items() if math.isclose(error, plan.error * shares[0])]
+        users = [other for other, error in first.items() if math.isclose(error, plan.error * shares[0])]
         if number in users or (number not in first and not users):
             return shares
     return SHARES[0] if number in first else None  # its confirmations do not follow the plan: CandidateTests says so

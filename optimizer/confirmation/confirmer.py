@@ -317,10 +317,11 @@ class Confirmer:
             judged = judge_confirmations(self.trials, self.problem)
             server_plans = list[ServerPlan]()
             for point in compared:
-                own = [entry for entry in judged if entry.point.trial == point.trial]
-                if any(entry.error for entry in own) or self.trial(point.trial).status == "failed":
+                entries = [entry for entry in judged if entry.point.trial == point.trial]
+                if any(entry.error for entry in entries) or self.trial(point.trial).status == "failed":
                     continue
-                if (load := self._plan.predictions[point.trial].next_compared_load(own, self.problem)) is not None:
+                predictions = self._plan.predictions[point.trial]
+                if (load := predictions.next_compared_load(entries, self.problem)) is not None:
                     server_plans.append(self._comparison_plan(point, load))
             self._compare_in_turn(server_plans)
 

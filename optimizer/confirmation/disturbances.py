@@ -132,7 +132,7 @@ def _usual_correction(
 
     points = [point for point in points if has_all_latencies(point, problem)]
     corrected = [correction(factor).correct_points(points) for factor in SLOPE_FACTORS]
-    known = [value for own in corrected if (value := _log_likelihood(own, problem, fit)) is not None]
+    known = [value for state in corrected if (value := _log_likelihood(state, problem, fit)) is not None]
     if len(known) < len(SLOPE_FACTORS):
         return correction(1.0)
     return correction(float(np.average(SLOPE_FACTORS, weights=np.exp(np.array(known) - max(known)))))
@@ -162,7 +162,8 @@ def _usual_share(trials: Sequence[Trial]) -> float:
 
 def log_share_lost(measurements: Sequence[Measurement], usual_share: float) -> FloatArray:
     """Return the fall of the log of the CPU share that other processes left, from the usual one; 0 if unknown."""
-    shares = [usual_share if own.other_cpu_share is None else own.other_cpu_share for own in measurements]
+    known = (measurement.other_cpu_share for measurement in measurements)
+    shares = [usual_share if share is None else share for share in known]
     left = np.log1p(-np.minimum(shares, MOST_TAKEN))
     return np.asarray(math.log1p(-min(usual_share, MOST_TAKEN)) - left)
 

@@ -147,29 +147,29 @@ def predict_loads(
         every_load: Whether the loads cover all concurrencies, for a candidate of which the search tried few loads.
     """
     loads = _possible_loads(point, problem, every_load=every_load)
-    own = [other for other in points if other.candidate == point.candidate and has_all_latencies(other, problem)]
-    own = own or [point]
-    expected = None if model is None or problem.open_loop else _modeled(model, own, loads, problem)
+    known = [other for other in points if other.candidate == point.candidate and has_all_latencies(other, problem)]
+    known = known or [point]
+    expected = None if model is None or problem.open_loop else _modeled(model, known, loads, problem)
     if expected is None:
-        expected = _extrapolated(own, loads, problem)
+        expected = _extrapolated(known, loads, problem)
     if point.measurement.is_streamed:
         expected[:, 0] += STREAM_CAUTION
     return LoadPredictions(tuple(loads), tuple(expected[:, 0].tolist()), tuple(np.exp(expected[:, 1]).tolist()))
 
 
 def _modeled(
-    model: PerformanceModel, own: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem
+    model: PerformanceModel, known: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem
 ) -> FloatArray | None:
     """Return ``_log_metrics`` at ``loads`` [loads, 2] by ``model``; None where it predicts nothing.
 
-    The errors at ``own``, the points of one candidate, correct the predictions.
+    The errors at ``known``, the points of one candidate, correct the predictions.
     """
-    known = [other.load for other in own]
-    cells = [(own[0].candidate, load.concurrency) for load in (*loads, *known)]
+    known_loads = [point.load for point in known]
+    cells = [(known[0].candidate, load.concurrency) for load in (*loads, *known_loads)]
     if (figures := _log_simulated(model, cells, problem)) is None:
         return None
-    errors = _measured(own, problem) - figures[len(loads) :]
-    correction = np.median(errors, axis=0) if problem.is_simulated else _interpolated(loads, known, errors)
+    errors = _measured(known, problem) - figures[len(loads) :]
+    correction = np.median(errors, axis=0) if problem.is_simulated else _interpolated(loads, known_loads, errors)
     predicted: FloatArray = figures[: len(loads)] + correction
     return predicted
 
@@ -188,22 +188,22 @@ def _log_simulated(
     return figures if np.isfinite(figures).all() else None
 
 
-def _extrapolated(own: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem) -> FloatArray:
-    """Return ``_log_metrics`` at ``loads`` [loads, 2], interpolated between ``own``, the points of one candidate.
+def _extrapolated(known: Sequence[Point], loads: Sequence[LoadPoint], problem: Problem) -> FloatArray:
+    """Return ``_log_metrics`` at ``loads`` [loads, 2], interpolated between ``known``, the points of one candidate.
 
     Beyond them, latency is proportional to the load, and throughput no higher.
     """
-    known = [other.load for other in own]
-    sizes, ends = np.array(list(map(_log_size, loads))), list(map(_log_size, known))
+    known_loads = [point.load for point in known]
+    sizes, ends = np.array(list(map(_log_size, loads))), list(map(_log_size, known_loads))
     beyond = sizes - np.clip(sizes, min(ends), max(ends))
-    inside = _interpolated(loads, known, _measured(own, problem))
+    inside = _interpolated(loads, known_loads, _measured(known, problem))
     extrapolated: FloatArray = inside + np.stack([beyond, np.minimum(beyond, 0.0)], axis=1)
     return extrapolated
 
 
-def _measured(own: Sequence[Point], problem: Problem) -> FloatArray:
+def _measured(points: Sequence[Point], problem: Problem) -> FloatArray:
     """Return ``_log_metrics`` of points [points, 2]."""
-    return np.array([_log_metrics(other.measurement, problem) for other in own])
+    return np.array([_log_metrics(point.measurement, problem) for point in points])
 
 
 def has_all_latencies(point: Point, problem: Problem) -> bool:
@@ -225,7 +225,7 @@ def _possible_loads(point: Point, problem: Problem, *, every_load: bool) -> list
         return [load]
     if any(METRICS[bound.metric].counted for bound in problem.sla) or METRICS["goodput"] in problem.objectives:
         # only the search's measurements show at which load too many requests fail, or the goodput falls again
-        return [own for own in _loads_around(point, problem, possible, every_load=every_load) if own <= load]
+        return [other for other in _loads_around(point, problem, possible, every_load=every_load) if other <= load]
     return _loads_around(point, problem, possible, every_load=every_load)
 
 

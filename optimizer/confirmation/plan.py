@@ -42,8 +42,8 @@ class ConfirmationPlan:
 
     def best_points(self, points: Sequence[Point], problem: Problem) -> list[Point]:
         """Return the best of ``points`` for each finalist that can be deployed, in the order of testing."""
-        best = [finalists([own for own in points if own.trial == number], problem, 1) for number in self.finalists]
-        return [point for own in best for point in own]
+        by_finalist = ([point for point in points if point.trial == trial] for trial in self.finalists)
+        return [point for measured in by_finalist for point in finalists(measured, problem, 1)]
 
 
 def usual_points(
@@ -107,8 +107,8 @@ def compared_points(
     """
     chosen = dict[Candidate, Point]()
     for candidate in comparisons:
-        own = [point for point in points if point.candidate == candidate]
-        point = problem.best_point(own) or problem.sla.closest_point(own)
+        measured = [point for point in points if point.candidate == candidate]
+        point = problem.best_point(measured) or problem.sla.closest_point(measured)
         if point is not None:
             chosen[candidate] = point
     compared = {execution_settings(candidate) for candidate in (best[0].candidate, *chosen)}
@@ -138,17 +138,19 @@ def read_plan_document(document: object) -> ConfirmationPlan:
     except ValidationError as error:
         fault = error.errors()[0]
         raise ValueError(".".join(map(str, ("confirmation_plan", *fault["loc"]))) + f": {fault['msg']}") from None
-    for number, own in plan.predictions.items():
-        key = f"confirmation_plan.predictions.{number}"
-        figures = (*own.log_latency_ratios, *own.throughput_infer_per_sec)
-        if not own.loads or len(figures) != 2 * len(own.loads) or not all(map(math.isfinite, figures)):
+    by_trial = dict[int, LoadPredictions]()
+    for trial, predictions in plan.predictions.items():
+        key = f"confirmation_plan.predictions.{trial}"
+        count = len(predictions.loads)
+        figures = (*predictions.log_latency_ratios, *predictions.throughput_infer_per_sec)
+        if not count or len(figures) != 2 * count or not all(map(math.isfinite, figures)):
             raise ValueError(f"{key}: not a prediction for each load")
-        if own.highest_first is not None and not 0 <= own.highest_first < len(own.loads):
+        if predictions.highest_first is not None and not 0 <= predictions.highest_first < count:
             raise ValueError(f"{key}: highest_first is not one of the loads")
+        by_trial[trial] = replace(predictions, loads=_whole(predictions.loads))
     if not 0 < plan.error < 1:
         raise ValueError(f"confirmation_plan.error: {plan.error:g} is not between 0 and 1")
-    predictions = plan.predictions.items()
-    return replace(plan, predictions={number: replace(own, loads=_whole(own.loads)) for number, own in predictions})
+    return replace(plan, predictions=by_trial)
 
 
 def _whole(loads: Sequence[LoadPoint]) -> tuple[LoadPoint, ...]:

@@ -228,28 +228,28 @@ def _latency_interval_ms(
     return interval
 
 
-def _rise(own: Sequence[Confirmation], sla: Sla) -> str:
+def _rise(windows: Sequence[Confirmation], sla: Sla) -> str:
     """Return which mean time of a request rose too much for its bound, which a growing queue does; else nothing."""
     for timing in TIMINGS:
-        rise_ms = _rise_ms(own, timing)
+        rise_ms = _rise_ms(windows, timing)
         if rise_ms > MOST_RISE * min(sla.bounds_ms(timing), default=math.inf):
             rose = f"the {timing.subject} rose by {four_digits(rise_ms)} ms on each server"
             return f"{rose}: the rate may exceed the capacity"
     return ""
 
 
-def _rise_ms(own: Sequence[Confirmation], timing: Timing) -> float:
+def _rise_ms(windows: Sequence[Confirmation], timing: Timing) -> float:
     """Return by how much the mean of ``timing`` rose on each server, from the first to the last third of its windows.
 
     The result is the average over servers, and 0 if latency did not rise on one of them. It is 0 in a closed loop,
     where no queue can grow.
     """
     rises = []
-    for server in {confirmation.server for confirmation in own}:
+    for server in {window.server for window in windows}:
         mean = timing.field_of("avg")
-        means = [getattr(window.measurement, mean) or 0.0 for window in own if window.server == server]
+        means = [getattr(window.measurement, mean) or 0.0 for window in windows if window.server == server]
         third = len(means) // 3
-        if third == 0 or not own[0].load.request_rate:
+        if third == 0 or not windows[0].load.request_rate:
             return 0.0
         rises.append((sum(means[-third:]) - sum(means[:third])) / third)
     return sum(rises) / len(rises) if rises and min(rises) > 0 else 0.0

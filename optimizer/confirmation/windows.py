@@ -29,10 +29,10 @@ def counted_server_windows(trial: Trial, load: LoadPoint) -> list[list[Measureme
 
 def windows_by_server(trial: Trial, load: LoadPoint) -> dict[int, list[Measurement]]:
     """Return ``server_windows`` by the number of the fresh server."""
-    own = [confirmation for confirmation in trial.confirmations if confirmation.load == load]
+    windows = [window for window in trial.confirmations if window.load == load]
     servers: dict[int, list[Measurement]] = {}
-    for confirmation in [again for again in own if again.error] or own:
-        servers.setdefault(confirmation.server, []).append(confirmation.measurement)
+    for window in [window for window in windows if window.error] or windows:
+        servers.setdefault(window.server, []).append(window.measurement)
     return servers
 
 
@@ -45,8 +45,8 @@ def confirmed_windows(trials: Sequence[Trial], *, disturbed: bool = False) -> li
     if disturbed:
         return [counted_server_windows(trial, load) for trial, load in confirmed]
     groups = [server_windows(trial, load) for trial, load in confirmed]
-    kept = [[[window for window in own if not is_disturbed(window)] for own in servers] for servers in groups]
-    return [[own for own in servers if own] for servers in kept]
+    kept = [[[window for window in server if not is_disturbed(window)] for server in servers] for servers in groups]
+    return [[server for server in servers if server] for servers in kept]
 
 
 def windows_of(point: Point, trials: Sequence[Trial]) -> list[list[Measurement]]:
@@ -57,7 +57,7 @@ def windows_of(point: Point, trials: Sequence[Trial]) -> list[list[Measurement]]
 
 def pooled_point(trial: Trial, load: LoadPoint) -> Point:
     """Return the candidate of ``trial`` at ``load``, with the pooled measurement of the windows that count."""
-    windows = [window for own in counted_server_windows(trial, load) for window in own]
+    windows = [window for server in counted_server_windows(trial, load) for window in server]
     return Point(trial.number, trial.candidate, load, pool_measurements(windows))
 
 
@@ -69,7 +69,7 @@ def confirmed_spreads(
     It is that of the conditions of ``counted``, the windows of one candidate and load that count. A disturbance makes
     servers differ more, so disturbed windows of the others count only if one of these was disturbed as well.
     """
-    has_disturbed = any(is_disturbed(window) for own in counted for window in own)
+    has_disturbed = any(is_disturbed(window) for server in counted for window in server)
     return server_spreads(confirmed_windows(trials, disturbed=has_disturbed), problem.sla.bounded_latencies)
 
 
@@ -83,7 +83,7 @@ def tested_spreads(
     """
     counted = counted_server_windows(trial, load)
     if tested := [again.server for again in trial.confirmations if again.load == load and again.error]:
-        trials = [_until(own, max(tested)) for own in trials]
+        trials = [_until(other, max(tested)) for other in trials]
     return confirmed_spreads(trials, problem, counted)
 
 
