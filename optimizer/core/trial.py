@@ -284,6 +284,11 @@ class Trial:
     lacks_gpu_memory: bool = False
     crashes: tuple[Crash, ...] = ()
 
+    @property
+    def has_served(self) -> bool:
+        """Whether a measurement of the search has a throughput."""
+        return any(measurement.throughput_infer_per_sec is not None for _, measurement in self.measurements)
+
     def with_failure(self, error: DeploymentError) -> Trial:
         """Return the trial as failed with ``error``, without measurements."""
         return Trial(

@@ -403,10 +403,10 @@ def may_meet_undisturbed(measurement: Measurement, sla: Sla) -> bool:
 
 def _failure(candidate: Candidate, trials: Sequence[Trial]) -> str:
     """Return why no measurement of ``candidate`` has values; empty if one has, or if there is none."""
-    own = [trial for trial in trials if trial.candidate == candidate]
-    if any(point.measurement.throughput_infer_per_sec is not None for point in all_points(own)):
+    tried = [trial for trial in trials if trial.candidate == candidate]
+    if any(trial.has_served for trial in tried):
         return ""
-    reasons = [reason for trial in own for reason in (trial.reason, *(m.reason for _, m in trial.measurements))]
+    reasons = [reason for trial in tried for reason in (trial.reason, *(m.reason for _, m in trial.measurements))]
     return next(filter(None, reversed(reasons)), "")
 
 

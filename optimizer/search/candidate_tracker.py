@@ -124,7 +124,7 @@ class CandidateTracker:
         for trial in trials:
             candidate = self._space.canonical(trial.candidate)
             deployments[candidate] += 1
-            if not any(m.throughput_infer_per_sec is not None for _, m in trial.measurements):
+            if not trial.has_served:
                 without_result.add(candidate)
         few = {candidate for candidate, times in deployments.items() if times < MAX_DEPLOYMENTS}
         return few - without_result - self._started.keys()

@@ -93,11 +93,7 @@ def beyond_gpu_memory(trials: Sequence[Trial], candidates: Iterable[Candidate]) 
     lacking = [trial.candidate for trial in trials if trial.lacks_gpu_memory]
     if not lacking:
         return set()
-    served = [
-        trial.candidate
-        for trial in trials
-        if any(measured.throughput_infer_per_sec is not None for _, measured in trial.measurements)
-    ]
+    served = [trial.candidate for trial in trials if trial.has_served]
     lacking = [failed for failed in lacking if not any(_needs_as_much(other, failed) for other in served)]
     return {other for other in candidates if any(_needs_as_much(other, failed) for failed in lacking)}
 

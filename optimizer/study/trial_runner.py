@@ -87,8 +87,7 @@ class TrialRunner:
             is_worth_retrying=lambda: is_baseline or self.seconds_left() > 0,  # all is compared with the baseline
             always_deploy=not trial.measurements,
         ).run(trial, choose_load)
-        served = any(measurement.throughput_infer_per_sec is not None for _, measurement in trial.measurements)
-        if error is None or (isinstance(error, ServerCrashed) and served):  # the time was up before another attempt
+        if error is None or (isinstance(error, ServerCrashed) and trial.has_served):  # no time for another attempt
             return EndedTrial(trial)
         trial = trial.with_failure(error)  # whatever its measurements were; its rows stay in the table
         self.measurer.table.append_failure(trial)
