@@ -64,16 +64,16 @@ class ConfirmationState:
         plan: The plan of the confirmation.
         trials: All trials of the run, with the confirmations so far.
         start_seconds: The estimated time of the start of a fresh server.
-        left_seconds: Returns the time that is left for tests.
         is_cross_checked: Whether perf_analyzer measures each tested server as well.
+        left_seconds: Returns the time that is left for tests.
     """
 
     problem: Problem
     plan: ConfirmationPlan
     trials: Sequence[Trial]
     start_seconds: float
+    is_cross_checked: bool
     left_seconds: Callable[[], float] = lambda: math.inf
-    is_cross_checked: bool = False
 
     def plan_test_server(self, point: Point, load: LoadPoint, error: float = 0.0) -> ServerPlan:
         """Return how the next server is measured that tests the candidate of ``point`` at ``load``."""
@@ -242,11 +242,17 @@ def next_test(confirmation: ConfirmationState, best: Sequence[Point]) -> NextTes
     return None if chosen is None else tests[chosen]
 
 
-def next_verdict(plan: ConfirmationPlan, trials: Sequence[Trial], problem: Problem) -> NextTest | None:
-    """Return the test that a later session continues with; None if no further server can change a verdict."""
+def next_verdict(
+    plan: ConfirmationPlan, trials: Sequence[Trial], problem: Problem, *, is_cross_checked: bool
+) -> NextTest | None:
+    """Return the test that a later session continues with; None if no further server can change a verdict.
+
+    ``is_cross_checked`` says whether perf_analyzer measures each tested server as well.
+    """
     trials = [without_lost_end(trial) for trial in trials]
     points = fit_speed_correction(trials, problem).correct_points(latest_points(trials))
-    confirmation = ConfirmationState(problem, plan, trials, estimate_start_seconds(trials))
+    start_seconds = estimate_start_seconds(trials)
+    confirmation = ConfirmationState(problem, plan, trials, start_seconds, is_cross_checked=is_cross_checked)
     return next_test(confirmation, plan.best_points(points, problem))
 
 

@@ -195,8 +195,8 @@ class Confirmer:
             self._plan,
             self.trials,
             self._expected_start_seconds(),
-            self.budget.left_seconds,
             is_cross_checked=self.measurer.cross_checking is not None,
+            left_seconds=self.budget.left_seconds,
         )
 
     def _expected_start_seconds(self) -> float:

@@ -65,15 +65,26 @@ class Verification:
         return Verdict.UNDECIDED if self.is_undecided else Verdict.FAIL
 
 
-def verification_candidates(recommended: Point, trials: Sequence[Trial], problem: Problem) -> list[ServerPlan]:
-    """Return the recommendation at its own load, which is tested, then the runners-up for comparison."""
+def verification_candidates(
+    recommended: Point, trials: Sequence[Trial], problem: Problem, *, is_cross_checked: bool
+) -> list[ServerPlan]:
+    """Return the recommendation at its own load, which is tested, then the runners-up for comparison.
+
+    ``is_cross_checked`` says whether perf_analyzer measures each tested server as well.
+    """
     rest = [point for point in latest_points(trials) if point.candidate != recommended.candidate]
     times, start_seconds = problem.request_times, estimate_start_seconds(trials)
+    tested = plan_server(
+        recommended,
+        recommended.load,
+        times,
+        1 - problem.confidence,
+        problem.sla,
+        start_seconds,
+        is_cross_checked=is_cross_checked,
+    )
     others = finalists(rest, problem, RUNNERS_UP)
-    return [
-        plan_server(recommended, recommended.load, times, 1 - problem.confidence, problem.sla, start_seconds),
-        *(plan_server(point, point.load, times, start_seconds=start_seconds) for point in others),
-    ]
+    return [tested, *(plan_server(point, point.load, times, start_seconds=start_seconds) for point in others)]
 
 
 def verify(trials: Sequence[Trial], candidates: Sequence[ServerPlan], problem: Problem) -> Verification:

@@ -24,6 +24,7 @@ from optimizer.results.recommendation import Outcome, assess
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment, ObserverFactory
+from optimizer.study.load_generators import choose_clients
 from optimizer.study.run_messages import start_line
 from optimizer.study.trial_runner import take_reference
 
@@ -65,7 +66,10 @@ def verify(
     before = assess(trials, problem, task.baseline, task.dynamic_batching)
     if before.recommended is None:
         raise summary.nothing_recommended(run.path, problem, "verify", before)
-    server_plans = verification.verification_candidates(before.recommended, trials, problem)
+    is_checked = choose_clients(options, task).perf_analyzer_checks
+    server_plans = verification.verification_candidates(
+        before.recommended, trials, problem, is_cross_checked=is_checked
+    )
     folder = RunFolder.create(str(run.path), verification.FOLDER)
     fingerprint = environment.fingerprint(task)
     table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)

@@ -36,6 +36,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting
 from optimizer.results.recommendation import Outcome
 from optimizer.search import SMALLEST_GAIN
+from optimizer.study.load_generators import choose_clients
 from optimizer.study.run_record import RunRecord
 from optimizer.study.study import StudyResult
 from optimizer.study.task import Task
@@ -114,7 +115,8 @@ def notes_on_end(result: StudyResult, record: RunRecord, confirm_seconds: float 
         SearchConverged(SMALLEST_GAIN) if record.search_ended == "converged" else None,
     ]
     if confirm_seconds is not None and (plan := record.confirmation_plan()) is not None:
-        test = next_verdict(plan, result.trials, record.task.problem)
+        is_checked = choose_clients(record.environment.options, record.task).perf_analyzer_checks
+        test = next_verdict(plan, result.trials, record.task.problem, is_cross_checked=is_checked)
         notes.append(NextVerdictNeeds(test.missing_servers, test.seconds) if test else ConfirmationComplete())
     return notes
 

@@ -163,7 +163,7 @@ def test_a_complete_confirmation_deploys_nothing(new_sessions: Callable[..., Ses
     trials = sessions.run()
     deployed = len(sessions.server.deployed)
     assert sessions.plan is not None
-    assert next_verdict(sessions.plan, trials, problem) is None
+    assert next_verdict(sessions.plan, trials, problem, is_cross_checked=False) is None
     assert sessions.run() == trials
     assert len(sessions.server.deployed) == deployed
 
@@ -172,7 +172,7 @@ def test_what_the_next_verdict_needs_is_known(new_sessions: Callable[..., Sessio
     sessions = new_sessions()
     trials = sessions.run(servers=1)
     assert sessions.plan is not None
-    look = next_verdict(sessions.plan, trials, problem)
+    look = next_verdict(sessions.plan, trials, problem, is_cross_checked=False)
     assert look is not None
     assert look.missing_servers == LOOKS[0] - 1
     assert look.seconds == pytest.approx(look.missing_servers * (START_SECONDS + WINDOWS * 0.5))

@@ -556,7 +556,7 @@ def verify_separately(run: Path, name: str, p95_ms: float, trial: int = 0) -> No
     window = measurement(1000.0, p95_ms)
     again = [Confirmation(server, point.load, window, 0.01) for server in range(1, LOOKS[0] + 1) for _ in range(8)]
     trials = [Trial(trial, point.candidate, ((point.load, window),), confirmations=tuple(again))]
-    candidates = verification_candidates(point, trials, finished.problem)
+    candidates = verification_candidates(point, trials, finished.problem, is_cross_checked=False)
     verified = verification.verify(trials, candidates, finished.problem)
     folder = run / verification.FOLDER / name
     folder.mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,22 @@ def verified(path: Path, problem: Problem, budget_seconds: float = 600, **server
     before = searched(Drawing(), LOADS)
     recommended = assess(before, problem, BASELINE, FAST).recommended
     assert recommended is not None
-    candidates = verification_candidates(recommended, before, problem)
+    candidates = verification_candidates(recommended, before, problem, is_cross_checked=False)
     assert [candidate.candidate for candidate in candidates] == [FASTER, FAST, BASELINE]
     now = Drawing(**server)  # type: ignore[arg-type]
     measuring = Measurer(now, now, TrialsTable(path / "trials.csv", "drawn", {}), QuietObserver())
     trials = Confirmer(problem, now, measuring, Budget(budget_seconds), before).verify(recommended, candidates[1:])
     return verify(trials, candidates, problem)
+
+
+def test_perf_analyzer_checks_the_recommendation_only(problem: Problem) -> None:
+    trials = searched(Drawing(), LOADS)
+    recommended = assess(trials, problem, BASELINE, FAST).recommended
+    assert recommended is not None
+    checked = verification_candidates(recommended, trials, problem, is_cross_checked=True)
+    tested, *others = verification_candidates(recommended, trials, problem, is_cross_checked=False)
+    assert checked == [replace(tested, is_cross_checked=True), *others]
+    assert checked[0].server_seconds > tested.server_seconds
 
 
 def test_a_recommendation_holds_on_the_same_server(problem: Problem, tmp_path: Path) -> None:
@@ -68,7 +79,7 @@ def test_a_test_that_the_time_ends_is_undecided(problem: Problem, tmp_path: Path
     assert recommended is not None
     now = Drawing()
     measuring = Measurer(now, now, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
-    candidates = verification_candidates(recommended, before, problem)[:1]
+    candidates = verification_candidates(recommended, before, problem, is_cross_checked=False)[:1]
     confirmer = Confirmer(problem, now, measuring, Budget(600), before)
     assert confirmer.measure(candidates[0])
     verification = verify(confirmer.trials, candidates, problem)
@@ -98,7 +109,7 @@ def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp
     assert recommended is not None
     now = Drawing()
     measuring = Measurer(now, now, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
-    candidates = verification_candidates(recommended, before, problem)
+    candidates = verification_candidates(recommended, before, problem, is_cross_checked=False)
     trials = Confirmer(problem, now, measuring, Budget(600), before).verify(recommended, [])
     verification = verify(trials, candidates, problem)
     assert verification.verdict_holds
@@ -116,7 +127,7 @@ def test_time_that_the_test_leaves_is_used_for_the_runners_up(problem: Problem, 
     before = searched(Drawing(), LOADS)
     recommended = assess(before, problem, BASELINE, FAST).recommended
     assert recommended is not None
-    tested, *_ = verification_candidates(recommended, before, problem)
+    tested, *_ = verification_candidates(recommended, before, problem, is_cross_checked=False)
     verification = verified(tmp_path, problem, budget_seconds=tested.reserved_seconds(LOOKS[0]))
     assert [own.servers for own in verification.measured] == [LOOKS[0], COMPARED_SERVERS, COMPARED_SERVERS]
     assert verification.ranking_holds

@@ -101,7 +101,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 def make(options: RunOptions, task: Task, folder: RunFolder) -> load_generators.LoadGenerators:
-    return make_load_generators(options, task, folder, frozenset({0}), Stopwatch(), print)
+    made = make_load_generators(options, task, folder, frozenset({0}), Stopwatch(), print)
+    assert choose_clients(options, task).perf_analyzer_checks == (made.cross_checking is not None)
+    return made
 
 
 def test_the_search_keeps_perf_analyzer(folder: RunFolder) -> None:

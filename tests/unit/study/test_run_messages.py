@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -11,22 +13,43 @@ from objectives.confidence import Verdict
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
-from optimizer.core.budget import RunMode
+from optimizer.confirmation.confirmer import Confirmer
+from optimizer.confirmation.plan import ConfirmationPlan
+from optimizer.confirmation.server_plan import (
+    CROSS_CHECK_START_SECONDS,
+    CROSS_CHECK_WINDOWS,
+    SHORTEST_SECONDS,
+    START_SECONDS,
+    WINDOWS,
+)
+from optimizer.core.budget import Budget, RunMode
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.notes import HighestConcurrency, LessThanInSearch, SpeedVaried, UntestedServedMore
+from optimizer.core.notes import (
+    HighestConcurrency,
+    LessThanInSearch,
+    NextVerdictNeeds,
+    SpeedVaried,
+    UntestedServedMore,
+)
 from optimizer.core.trial import Confirmation, LoadPoint, Trial
+from optimizer.measure.measurer import Measurer
 from optimizer.options.option_reader import run_options
 from optimizer.results.formatting import bounds
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
+from optimizer.store.trials_table import TrialsTable
 from optimizer.study.run_messages import (
     _highest_concurrency,
     _less_than_in_search,
     _untested_served_more,
     action_of,
+    notes_on_end,
     notes_on_measurements,
     start_line,
 )
-from tests.drawn_server import BASELINE, FAST, FASTER, Drawing, drawn_problem, searched
+from optimizer.study.run_record import RunRecord
+from optimizer.study.study import StudyResult
+from tests.drawn_server import BASELINE, COMPARISONS, FAST, FASTER, LOADS, Drawing, drawn_problem, searched
 
 FOLDER = Path("results/drawn/1")
 
@@ -118,3 +141,29 @@ def test_the_speed_is_compared_over_all_sessions() -> None:
     first, second = Measurement(100.0, speed_probe_ms=20.0), Measurement(60.0, speed_probe_ms=32.0)
     trial = Trial(0, FAST, ((load, first),), confirmations=(Confirmation(1, load, second, 0.01),))
     assert SpeedVaried(1.6) in notes_on_measurements([trial])
+
+
+@pytest.mark.parametrize(
+    ("protocol", "cross_check_seconds"),
+    [
+        ("grpc", CROSS_CHECK_START_SECONDS + CROSS_CHECK_WINDOWS * SHORTEST_SECONDS),
+        ("http", 0.0),  # perf_analyzer itself measures the windows
+    ],
+)
+def test_the_time_of_the_next_verdict_includes_the_check_by_perf_analyzer(
+    protocol: str, cross_check_seconds: float, tmp_path: Path
+) -> None:
+    problem, server, plans = drawn_problem(), Drawing(), list[ConfirmationPlan]()
+    measurer = Measurer(server, server, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
+    confirmer = Confirmer(problem, server, measurer, Budget(0.0), searched(server, LOADS), record=plans.append)
+    trials = confirmer.run(COMPARISONS)
+    source = SimpleNamespace(concurrent=(), is_streaming=False)
+    record = SimpleNamespace(
+        environment=SimpleNamespace(options=run_options("drawn", {"protocol": protocol})),
+        task=SimpleNamespace(problem=problem, source=source, sequence_length=None, input_data="random"),
+        search_ended="budget",
+        confirmation_plan=lambda: plans[-1],
+    )
+    *_, note = notes_on_end(StudyResult(trials, "budget"), cast("RunRecord", record), confirm_seconds=60.0)
+    server_seconds = START_SECONDS + WINDOWS * SHORTEST_SECONDS + cross_check_seconds
+    assert note == NextVerdictNeeds(LOOKS[0], LOOKS[0] * server_seconds)
