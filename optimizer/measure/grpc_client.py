@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 
 # A client connects while its server starts. By default gRPC tries again only after a second. The shortest time that
-# it permits is 100 ms. Messages have no limit.
+# it permits is 100 ms. Messages have no limit. gRPC would use the proxies of the environment even for loopback, but
+# the load generators connect directly.
 _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 100),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
 ]
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"

@@ -21,6 +21,7 @@ import grpc
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 from optimizer.core.endpoint import Connection, Endpoint, ProtocolName, Tls
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerCrashed
@@ -175,6 +176,21 @@ def test_an_unreachable_server_is_a_crash_during_a_measurement(protocol: Protoco
 def test_a_proxy_without_a_server_counts_as_unreachable() -> None:
     with http_server(502) as address, contextlib.closing(open_client(Connection(address, "http"))) as client:
         assert not is_responding(client)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_proxies_of_the_environment_are_not_used(protocol: ProtocolName, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with refusing_address() as proxy, grpc_server() if protocol == "grpc" else http_server() as address:
+        for name in ("grpc_proxy", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, f"http://{proxy}")
+        connection = Connection(address, protocol)
+        with contextlib.closing(open_client(connection)) as client:
+            assert is_responding(client)
+        endpoint, message = Endpoint("m", Candidate(1), remote=connection), ModelInferRequest().SerializeToString()
+        with pytest.raises(DeploymentError, match="the server failed a request"):
+            server_calls.infer(endpoint, [message], in_flight=1, timeout_seconds=60)
 
 
 def test_a_wrong_connection_is_diagnosed(certificates: Certificates) -> None:
