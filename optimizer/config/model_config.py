@@ -125,7 +125,8 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
     """Return a copy of ``base`` with exactly the settings of ``candidate``.
 
     The count is set for every instance group; without a group, one is added. Without dynamic batching the whole
-    message is removed, including its queue policies. All other settings are kept:
+    message is removed, including its queue policies. Warm-up samples that are larger than ``max_batch_size``, with
+    which Triton would not load the model, get this size. All other settings are kept:
     ``apply(candidate_of(base), base) == base``.
 
     Raises:
@@ -134,6 +135,8 @@ def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
     """
     config = copy(base)
     config.max_batch_size = candidate.max_batch_size
+    for sample in config.model_warmup:
+        sample.batch_size = min(sample.batch_size, max(1, candidate.max_batch_size))
     _set_batching(config, candidate)
     _set_fields(config, candidate)
     _set_instances(config, candidate)

@@ -24,7 +24,7 @@ from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.server_calls import read_statistics
 from optimizer.model.repository import read_source
-from tests.repositories import doubler, onnx_model, stored, write_bls, write_model
+from tests.repositories import doubler, onnx_model, stored, write_bls, write_model, write_python_model
 
 COUNT, DELAY, SIZE = (
     f"first/{name}" for name in ("instance_group_count", "max_queue_delay_microseconds", "max_batch_size")
@@ -198,3 +198,33 @@ def test_candidates_are_warmed_up_without_response_cache(tmp_path: Path) -> None
                 assert list(now.model_warmup[0].inputs["x"].dims) == [4]
                 assert not now.response_cache.enable
                 assert answer(endpoint, "plain", "x", "y") == [0, 2, 4, 6]
+
+
+# the output is the largest batch that the model has executed before
+LARGEST_PROGRAM = """\
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.largest = 0
+
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        answers = [pb_utils.InferenceResponse([pb_utils.Tensor("y", np.full_like(x, self.largest))]) for x in inputs]
+        self.largest = max(self.largest, len(requests))
+        return answers
+"""
+
+
+def test_a_warm_up_of_the_user_is_no_larger_than_the_batches_of_a_candidate(tmp_path: Path) -> None:
+    folder = write_python_model(tmp_path / "models", "largest", LARGEST_PROGRAM)
+    sample = 'key: "x" value { data_type: TYPE_FP32 dims: 4 zero_data: true }'
+    with (folder / "config.pbtxt").open("a") as config:
+        config.write(f'model_warmup {{ name: "own" batch_size: 8 inputs {{ {sample} }} }}\n')
+    target = EmbeddedTarget(read_source(stored(tmp_path / "models"), "largest"), log=tmp_path / "log", say=print)
+    with contextlib.closing(target):
+        for size in (4, 8):
+            with target.deploy(Candidate(size)) as endpoint:
+                assert answer(endpoint, "largest", "x", "y") == [size] * 4

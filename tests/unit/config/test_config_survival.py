@@ -98,6 +98,8 @@ def untuned(config: ModelConfig, candidate: Candidate, groups: int) -> ModelConf
     rest.CopyFrom(config)
     rest.ClearField("max_batch_size")
     rest.parameters[THREADS].string_value = ""
+    for sample in rest.model_warmup:  # Triton runs no larger batch
+        sample.batch_size = min(sample.batch_size, max(1, candidate.max_batch_size))
     if not candidate.dynamic_batching:
         rest.ClearField("dynamic_batching")
     else:

@@ -419,6 +419,14 @@ def test_warm_up_runs_the_batch_sizes_that_the_batcher_aims_at() -> None:
     assert [one.batch_size for one in with_warmup(config('name: "m"'), {}).model_warmup] == [0]
 
 
+def test_warm_up_samples_are_not_larger_than_the_largest_batch() -> None:
+    samples = 'model_warmup { name: "one" batch_size: 1 } model_warmup { name: "all" batch_size: 8 }'
+    base = config(f'name: "m" max_batch_size: 8 {samples}')
+    for size, sizes in ((8, [1, 8]), (16, [1, 8]), (4, [1, 4]), (1, [1, 1]), (0, [1, 1])):
+        assert [sample.batch_size for sample in apply(Candidate(size), base).model_warmup] == sizes
+    assert apply(candidate_of(base), base) == base
+
+
 def test_trials_have_no_response_cache() -> None:
     base = config('name: "m" max_batch_size: 4 response_cache { enable: true }')
     assert not without_response_cache(base).response_cache.enable
