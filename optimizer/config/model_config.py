@@ -256,17 +256,17 @@ def without_default_preferred_size(config: ModelConfig) -> ModelConfig:
 def with_warmup(config: ModelConfig, dims: Mapping[str, Sequence[int]]) -> ModelConfig:
     """Return a copy whose ``model_warmup`` runs the preferred and the largest batch size on zeros.
 
-    ``dims`` are sizes for inputs with variable dimensions, by name; 1 for others. Other warm-up samples are kept.
+    A model without a batch dimension runs one request, because Triton skips samples of size 0. ``dims`` are sizes for
+    inputs with variable dimensions, by name; 1 for others. Other warm-up samples are kept.
     """
     result = copy(config)
     preferred = [size for size in config.dynamic_batching.preferred_batch_size if size <= config.max_batch_size]
-    sizes = sorted({1, *preferred, config.max_batch_size} if config.max_batch_size else {0})
-    names = {size: f"tritune: batch of {size}" for size in sizes}
+    sizes = sorted({1, *preferred, max(1, config.max_batch_size)})
     kept = [sample for sample in config.model_warmup if not sample.name.startswith("tritune: ")]
     result.ClearField("model_warmup")
     result.model_warmup.extend(kept)
     for size in sizes:
-        sample = result.model_warmup.add(name=names[size], batch_size=size)
+        sample = result.model_warmup.add(name=f"tritune: batch of {size}", batch_size=size)
         for tensor in config.input:
             entry = sample.inputs[tensor.name]
             entry.data_type, entry.zero_data = tensor.data_type, True

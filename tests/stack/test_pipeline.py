@@ -223,8 +223,18 @@ def test_a_warm_up_of_the_user_is_no_larger_than_the_batches_of_a_candidate(tmp_
     sample = 'key: "x" value { data_type: TYPE_FP32 dims: 4 zero_data: true }'
     with (folder / "config.pbtxt").open("a") as config:
         config.write(f'model_warmup {{ name: "own" batch_size: 8 inputs {{ {sample} }} }}\n')
-    target = EmbeddedTarget(read_source(stored(tmp_path / "models"), "largest"), log=tmp_path / "log", say=print)
+    target = EmbeddedTarget(read_source(stored(tmp_path / "models"), "largest"), TargetSettings(tmp_path / "log"))
     with contextlib.closing(target):
         for size in (4, 8):
             with target.deploy(Candidate(size)) as endpoint:
                 assert answer(endpoint, "largest", "x", "y") == [size] * 4
+
+
+def test_a_model_without_a_batch_dimension_is_warmed_up(tmp_path: Path) -> None:
+    folder = write_python_model(tmp_path / "models", "largest", LARGEST_PROGRAM)
+    config = folder / "config.pbtxt"
+    config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 0").replace("4", "[ 1, 4 ]"))
+    source = replace(read_source(stored(tmp_path / "models"), "largest"), warm_up={})
+    target = EmbeddedTarget(source, TargetSettings(tmp_path / "log"))
+    with contextlib.closing(target), target.deploy(configured_candidate(source, [])) as endpoint:
+        assert answer(endpoint, "largest", "x", "y") == [1] * 4

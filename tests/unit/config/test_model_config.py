@@ -416,7 +416,7 @@ def test_warm_up_runs_the_batch_sizes_that_the_batcher_aims_at() -> None:
     assert (list(sample.dims), sample.zero_data) == ([128, 3], True)
     assert with_warmup(warm, {"x": (128, 3)}) == warm
     assert list(with_warmup(base, {}).model_warmup[1].inputs["x"].dims) == [1, 3]
-    assert [one.batch_size for one in with_warmup(config('name: "m"'), {}).model_warmup] == [0]
+    assert [one.batch_size for one in with_warmup(config('name: "m"'), {}).model_warmup] == [1]
 
 
 def test_warm_up_samples_are_not_larger_than_the_largest_batch() -> None:
