@@ -235,9 +235,8 @@ class RemoteServer:
         return max(0, added) / (time.monotonic() - began)
 
     def _requests(self, model: str) -> int:
-        statistics = self._client.statistics(model)
-        counts = statistics.inference_stats if statistics is not None else None
-        return counts.success.count + counts.fail.count if counts is not None else 0
+        counts = [version.inference_stats for version in self._client.statistics(model)]
+        return sum(count.success.count + count.fail.count for count in counts)
 
     def config(self, model: str) -> ModelConfig | None:
         """Return the configuration that ``model`` is served with; None if it is not loaded."""

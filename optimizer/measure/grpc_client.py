@@ -72,9 +72,8 @@ class GrpcClient:
     def metadata(self, model: str) -> ModelMetadataResponse:
         return self._call("get_model_metadata", model)
 
-    def statistics(self, model: str, timeout_seconds: float = CALL_SECONDS) -> ModelStatistics | None:
-        statistics = self._call("get_inference_statistics", model, client_timeout=timeout_seconds)
-        return next(iter(statistics.model_stats), None)
+    def statistics(self, model: str, timeout_seconds: float = CALL_SECONDS) -> list[ModelStatistics]:
+        return list(self._call("get_inference_statistics", model, client_timeout=timeout_seconds).model_stats)
 
     def index(self) -> dict[str, bool]:
         return {model.name: model.state == "READY" for model in self._call("get_model_repository_index").models}

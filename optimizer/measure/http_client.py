@@ -77,10 +77,10 @@ class HttpClient:
         with self._open() as client:
             return _parsed(client.get_model_metadata(model, headers=self._headers), ModelMetadataResponse())
 
-    def statistics(self, model: str, timeout_seconds: float = CALL_SECONDS) -> ModelStatistics | None:
+    def statistics(self, model: str, timeout_seconds: float = CALL_SECONDS) -> list[ModelStatistics]:
         with self._open(timeout_seconds) as client:
             statistics = client.get_inference_statistics(model, headers=self._headers)
-            return next(iter(_parsed(statistics, ModelStatisticsResponse()).model_stats), None)
+            return list(_parsed(statistics, ModelStatisticsResponse()).model_stats)
 
     def index(self) -> dict[str, bool]:
         with self._open() as client:

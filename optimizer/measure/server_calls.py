@@ -178,7 +178,7 @@ def executions_by_size(before: ModelStatistics, after: ModelStatistics) -> list[
 
 
 def read_statistics(endpoint: Endpoint) -> ModelStatistics | None:
-    """Return the current statistics of the model that batches, summed over the servers of ``endpoint``.
+    """Return the current statistics of the model that batches, summed over its versions and the servers.
 
     The result is None if one of them does not respond within PROBE_SECONDS.
     """
@@ -186,20 +186,21 @@ def read_statistics(endpoint: Endpoint) -> ModelStatistics | None:
     for server in endpoint.servers:
         try:
             with closing(open_client(server.connection)) as client:
-                statistics = client.statistics(endpoint.batcher or endpoint.model, PROBE_SECONDS)
+                versions = client.statistics(endpoint.batcher or endpoint.model, PROBE_SECONDS)
         except CallError:
             return None
-        if statistics is None:
+        if not versions:
             return None
-        if total is None:
-            total = statistics
-        else:
-            add_statistics(total, statistics)
+        for statistics in versions:
+            if total is None:
+                total = statistics
+            else:
+                add_statistics(total, statistics)
     return total
 
 
 def add_statistics(total: ModelStatistics, statistics: ModelStatistics) -> None:
-    """Add the counters of one server to ``total``."""
+    """Add the counters of another version or server to ``total``."""
     total.inference_count += statistics.inference_count
     total.execution_count += statistics.execution_count
     _add_durations(total.inference_stats, statistics.inference_stats)

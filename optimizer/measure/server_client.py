@@ -81,7 +81,8 @@ class ServerClient(Protocol):
 
     def metadata(self, model: str) -> ModelMetadataResponse: ...
 
-    def statistics(self, model: str, timeout_seconds: float = CALL_SECONDS) -> ModelStatistics | None: ...
+    def statistics(self, model: str, timeout_seconds: float = CALL_SECONDS) -> list[ModelStatistics]:
+        """Return the statistics of each loaded version of ``model``."""
 
     def index(self) -> dict[str, bool]:
         """Return the names of the models in the repository and whether each is loaded."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,13 +23,14 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
-from optimizer.core.endpoint import Connection
+from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.core.trial import Candidate
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.remote_server import listener_pid
 from optimizer.deploy.remote_target import RemoteTarget
+from optimizer.measure.server_calls import read_statistics
 from optimizer.model.repository import read_source
 from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Playground, eventually
 from tests.production import Production
@@ -146,6 +148,33 @@ def test_a_model_that_loads_slowly_is_restored_despite_interrupts(tmp_path: Path
         assert process.returncode == 0
         assert server.serving() == before
     assert not [name for name in saved_states(keep) if name.endswith(".json")]
+
+
+@pytest.fixture
+def two_versions(tmp_path: Path) -> Iterator[Production]:
+    """Yield a server with two versions of the model ``sleeper``, both loaded."""
+    if runtime.running_python() not in runtime.NUMPY_WHEELS:
+        pytest.skip("the server serves no models in Python here")
+    folder = write_sleeper(tmp_path / "models", milliseconds=1)
+    shutil.copytree(folder / "1", folder / "2")
+    with (folder / "config.pbtxt").open("a") as config:
+        config.write("version_policy { all { } }\n")
+    with contextlib.closing(Production(stored(tmp_path / "models")("sleeper"), tmp_path / "log")) as server:
+        server.load("sleeper")
+        yield server
+
+
+def test_the_requests_of_all_versions_are_counted(two_versions: Production) -> None:
+    samples = InferInput("x", [1, 4], "FP32").set_data_from_numpy(np.zeros((1, 4), np.float32))
+    with InferenceServerClient(two_versions.server.grpc) as client:
+        client.infer("sleeper", [samples])
+        client.infer("sleeper", [samples], model_version="1")
+
+    def counts() -> set[int]:
+        endpoints = [Endpoint("sleeper", Candidate(8), remote=at) for at in (two_versions.grpc, two_versions.http)]
+        return {int(total.inference_count) for total in map(read_statistics, endpoints) if total is not None}
+
+    assert eventually(lambda: counts() == {2}, HANG_SECONDS)
 
 
 @contextlib.contextmanager

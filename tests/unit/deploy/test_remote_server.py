@@ -18,12 +18,13 @@ from optimizer.deploy.remote_server import OBSERVED_SECONDS, RemoteServer
 
 @contextlib.contextmanager
 def counting(step: int, *, is_ready: bool = True, gives_statistics: bool = True) -> Iterator[RemoteServer]:
-    """Serve a model whose number of successful requests grows by ``step`` each time that it is read."""
+    """Serve a model whose second version has ``step`` more requests each time that the statistics are read."""
     counts = itertools.count(100, step)
 
     def statistics(request: messages.ModelStatisticsRequest, _: object) -> messages.ModelStatisticsResponse:
         response = messages.ModelStatisticsResponse()
-        response.model_stats.add(name=request.name).inference_stats.success.count = next(counts)
+        response.model_stats.add(name=request.name, version="1")
+        response.model_stats.add(name=request.name, version="2").inference_stats.success.count = next(counts)
         return response
 
     def ready(*_: object) -> messages.ModelReadyResponse:
