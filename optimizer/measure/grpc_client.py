@@ -76,7 +76,9 @@ class GrpcClient:
         return list(self._call("get_inference_statistics", model, client_timeout=timeout_seconds).model_stats)
 
     def index(self) -> dict[str, bool]:
-        return {model.name: model.state == "READY" for model in self._call("get_model_repository_index").models}
+        index = self._call("get_model_repository_index").models  # with an entry for each version
+        loaded = {entry.name for entry in index if entry.state == "READY"}
+        return {entry.name: entry.name in loaded for entry in index}
 
     def holds(self, model: str, timeout_seconds: float = CALL_SECONDS) -> bool:
         index = self._call("get_model_repository_index", client_timeout=timeout_seconds).models

@@ -84,8 +84,9 @@ class HttpClient:
 
     def index(self) -> dict[str, bool]:
         with self._open() as client:
-            index = client.get_model_repository_index(self._headers)
-            return {model["name"]: model.get("state") == "READY" for model in index}
+            index = client.get_model_repository_index(self._headers)  # with an entry for each version
+            loaded = {entry["name"] for entry in index if entry.get("state") == "READY"}
+            return {entry["name"]: entry["name"] in loaded for entry in index}
 
     def holds(self, model: str, timeout_seconds: float = CALL_SECONDS) -> bool:
         with self._open(timeout_seconds) as client:

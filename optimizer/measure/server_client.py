@@ -85,7 +85,7 @@ class ServerClient(Protocol):
         """Return the statistics of each loaded version of ``model``."""
 
     def index(self) -> dict[str, bool]:
-        """Return the names of the models in the repository and whether each is loaded."""
+        """Return the names of the models in the repository and whether any version of each is loaded."""
 
     def holds(self, model: str, timeout_seconds: float = CALL_SECONDS) -> bool:
         """Return whether the server has instances of ``model``, which it also has until an unload has ended."""

@@ -30,7 +30,7 @@ from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.remote_server import listener_pid
 from optimizer.deploy.remote_target import RemoteTarget
-from optimizer.measure.server_calls import read_statistics
+from optimizer.measure.server_calls import open_client, read_statistics
 from optimizer.model.repository import read_source
 from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Playground, eventually
 from tests.production import Production
@@ -175,6 +175,20 @@ def test_the_requests_of_all_versions_are_counted(two_versions: Production) -> N
         return {int(total.inference_count) for total in map(read_statistics, endpoints) if total is not None}
 
     assert eventually(lambda: counts() == {2}, HANG_SECONDS)
+
+
+def test_a_model_is_loaded_while_any_version_is(two_versions: Production) -> None:
+    config = two_versions.serving()
+    assert config is not None
+    config.version_policy.specific.versions.append(1)
+    two_versions.load("sleeper", config)
+    for connection in (two_versions.grpc, two_versions.http):
+        with contextlib.closing(open_client(connection)) as client:
+            assert client.index() == {"sleeper": True}
+    two_versions.unload("sleeper")
+    for connection in (two_versions.grpc, two_versions.http):
+        with contextlib.closing(open_client(connection)) as client:
+            assert client.index() == {"sleeper": False}
 
 
 @contextlib.contextmanager
