@@ -22,7 +22,7 @@ from optimizer.machine.conditions import process_tree, server_pids, total_of
 from optimizer.machine.nvml import Gpu, GpuReading, gpus_used_by
 
 CALL_SECONDS = 2.0
-MAX_BYTES = 4 << 20
+MAX_BYTES = 16 << 20  # that of some thousand models
 TRITON_GPU_METRICS = {
     "nv_gpu_utilization": "utilization",
     "nv_gpu_memory_used_bytes": "memory_bytes",
@@ -51,11 +51,15 @@ def read_metrics_page(address: str) -> str:
 def fetch_metrics_page(url: str) -> str:
     """Return the text of a metrics page. Proxies are not used.
 
-    Raises OSError (HTTPError for a status that is no success), ValueError or HTTPException if it cannot be read.
+    Raises OSError (HTTPError for a status that is no success), ValueError or HTTPException if it cannot be read or is
+    larger than MAX_BYTES.
     """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=CALL_SECONDS) as response:
-        return str(response.read(MAX_BYTES).decode(errors="replace"))
+        content = response.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
+    return str(content.decode(errors="replace"))
 
 
 def parse_gpu_metrics(text: str, at_seconds: float) -> dict[str, GpuReading]:

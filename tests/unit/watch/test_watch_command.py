@@ -22,7 +22,7 @@ from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.results.finished_run import read_run
 from optimizer.watch.expectation import Range, expectation
 from optimizer.watch.fit_check import Check, Estimate, Judgement
-from optimizer.watch.server_metrics import samples
+from optimizer.watch.server_metrics import read_server, samples
 from optimizer.watch.watch_report import line
 from tests.run_folders import write_run
 
@@ -203,6 +203,17 @@ def test_the_page_of_another_program_is_bad_input() -> None:
     with serving(lambda: "<html>welcome</html>") as address:
         assert "has no metrics of Triton" in refused("--url", address)
         assert "HTTP status 404" in refused("--url", f"http://{address}/v2")
+
+
+@pytest.mark.parametrize(("mebibytes", "is_read"), [(8, True), (16, False)])
+def test_a_long_page_is_read_completely_or_not_at_all(mebibytes: int, is_read: bool) -> None:
+    others, page = "#" * (mebibytes << 20), growing()
+    with serving(lambda: f"{others}\n{page()}") as address:
+        if is_read:
+            assert read_server(f"http://{address}/metrics", "dlrm").executions == 0
+        else:
+            with pytest.raises(EnvironmentFault, match=r"the metrics cannot be read \(larger than 16 MiB\); "):
+                read_server(f"http://{address}/metrics", "dlrm")
 
 
 def test_a_server_that_cannot_be_read_is_a_fault_of_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
