@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -72,9 +73,10 @@ def busy_share(expected: Expectation, loads: Sequence[ServedLoad], servers: int)
     if expected.replica is None:
         return None
     requests, seconds = sum(load.requests for load in loads), sum(load.seconds for load in loads)
-    if not requests or not seconds:
+    compute_ms = sum(load.compute_ms for load in loads)
+    if not requests or not seconds or math.isnan(compute_ms):
         return None
-    execution_s = sum(load.compute_ms for load in loads) / requests / 1e3
+    execution_s = compute_ms / requests / 1e3
     instances = servers * expected.point.candidate.instances
     return min(1.0, sum(load.executions for load in loads) * execution_s / (seconds * instances))
 

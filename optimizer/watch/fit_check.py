@@ -29,6 +29,7 @@ CHECKS = 8  # at most, which share the error probability
 USUAL_SHARE = 0.05  # permitted share of slow requests of an SLA without a bound on a percentile
 ROUNDING = 1e-9  # relative: counters are read as floating-point numbers
 CHANGING = 1.05  # ratio of the mean rates over requests and over time from which a load has several rates
+NOT_EXPORTED = "the server does not export it because of --metrics-config=counter_latencies=false"
 STALLED = 3  # multiple of the longest latency; a server that serves nothing for longer is faulty
 
 
@@ -123,7 +124,9 @@ class Judgement:
     def _is_exported(self, bound: Constraint) -> bool:
         metric = METRICS[bound.metric]
         if metric.timing is LATENCY and not self.expected.is_streamed:
-            return metric.quantile is None or any(metric.quantile in load.latencies_ms for load in self.loads)
+            if metric.quantile is None:
+                return not any(math.isnan(load.request_ms) for load in self.loads)
+            return any(metric.quantile in load.latencies_ms for load in self.loads)
         limits = [limit for load in self.loads for limit in load.first_responses]
         return metric.timing is TTFT and metric.quantile is not None and smallest_limit(bound, limits) is not None
 
@@ -207,7 +210,8 @@ def _ratio(
 
     The samples are batch means: requests within one influence each other, those of different samples hardly do. The
     standard error is that of a ratio estimator (Cochran 1977, "Sampling Techniques", section 6.4), the interval
-    Student's t. Samples whose denominator is zero say nothing about the ratio. It is (nan, -inf, inf) without others.
+    Student's t. Samples whose denominator is zero say nothing about the ratio. It is (nan, -inf, inf) without others,
+    and (nan, nan, nan) if a server does not export the numerator.
     """
     known = [load for load in loads if denominator(load) > 0]
     if not known:
@@ -216,6 +220,8 @@ def _ratio(
     below = np.array([denominator(load) for load in known])
     value = float(above.sum() / below.sum())
     count = len(known)
+    if math.isnan(value):
+        return Estimate(value, value, value)
     if count < 2:
         return Estimate(value, -math.inf, math.inf)
     squares = float(((above - value * below) ** 2).sum()) * count / (count - 1)
@@ -451,7 +457,8 @@ def smallest_limit(bound: Constraint, limits: Iterable[float]) -> float | None:
 def _compared(name: str, unit: str, measured: Estimate, expected: Range, meaning: str) -> Check:
     """Return the check of a value that should be within a range; ``meaning`` is that of a value outside."""
     if math.isnan(measured.value):
-        return Check(name, "unknown", unit, None, expected, "no request was served")
+        why = NOT_EXPORTED if math.isnan(measured.low) else "no request was served"
+        return Check(name, "unknown", unit, None, expected, why)
     tolerance = ROUNDING * abs(measured.value)
     low, high = expected.low - tolerance, expected.high + tolerance
     if measured.low > high or measured.high < low:

@@ -39,6 +39,7 @@ _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 class ModelCounters:
     """The counters of one model at one moment, summed over its versions and GPUs. Times are in microseconds.
 
+    The times are NaN if the server does not export them (``--metrics-config=counter_latencies=false``).
     ``at_seconds`` is monotonic time. ``versions`` are those that the server has counted. ``failures`` is by reason.
     ``pending`` has the requests that wait for the model or for its steps, which are other models that it calls.
     ``step_requests`` are the requests that the steps have served.
@@ -65,6 +66,7 @@ class ModelCounters:
 class ServedLoad:
     """The load that one or more servers served within ``seconds``. Times are sums over the requests, in milliseconds.
 
+    They are NaN if a server does not export them.
     ``failures`` is by reason, without reasons that did not occur. ``pending`` counts the requests that waited at the
     end. ``latencies_ms`` holds the smallest and the largest quantile of any server by level. ``first_responses`` is
     as in ``ModelCounters``, for the requests within the time. ``stalled_seconds`` is how long a server has served
@@ -124,6 +126,9 @@ def read_counters(page: Page, model: str, at_seconds: float, steps: Collection[s
     def total(name: str) -> float:
         return sum(value for _, value in own.get(name, ()))
 
+    def duration(name: str) -> float:
+        return total(name) if own.get(name) else math.nan
+
     def of_steps(name: str) -> float:
         return sum(value for labels, value in page.get(name, ()) if labels.get("model") in steps)
 
@@ -138,9 +143,9 @@ def read_counters(page: Page, model: str, at_seconds: float, steps: Collection[s
         failures,
         total(f"{PREFIX}count"),
         total(f"{PREFIX}exec_count"),
-        total(f"{PREFIX}request_duration_us"),
-        total(f"{PREFIX}queue_duration_us"),
-        sum(map(total, COMPUTE)),
+        duration(f"{PREFIX}request_duration_us"),
+        duration(f"{PREFIX}queue_duration_us"),
+        sum(map(duration, COMPUTE)),
         total(PENDING) + of_steps(PENDING),
         of_steps(SUCCESSES),
         _by_number(own.get(REQUEST_SUMMARY, ()), "quantile", largest=True),
@@ -173,7 +178,7 @@ def served_between(before: ModelCounters, after: ModelCounters, stalled_seconds:
     failures = {reason: count - before.failures.get(reason, 0.0) for reason, count in after.failures.items()}
     first = {edge: count - before.first_responses.get(edge, 0.0) for edge, count in after.first_responses.items()}
     seconds = after.at_seconds - before.at_seconds
-    if seconds <= 0 or min([*changes.values(), *failures.values(), *first.values()]) < 0:
+    if seconds <= 0 or any(change < 0 for change in (*changes.values(), *failures.values(), *first.values())):
         return None
     has_served = changes["requests"] or after.step_requests != before.step_requests
     is_stalled = before.pending > 0 and not has_served

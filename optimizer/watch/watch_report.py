@@ -34,7 +34,7 @@ from optimizer.results.terminal_output import (
 from optimizer.study.model_finder import trace_sizes
 from optimizer.watch.cause import find_cause
 from optimizer.watch.expectation import Expectation, Range, WhyNotSimulated, is_shaped
-from optimizer.watch.fit_check import Check, Estimate, Judgement, rate_check_name
+from optimizer.watch.fit_check import NOT_EXPORTED, Check, Estimate, Judgement, rate_check_name
 
 SAVED = "warm starts from related machines took 5 to 14 % fewer deployments"  # benchmarks/warm_start.md
 COLD = "a warm start would need a run with requests of this size"
@@ -234,6 +234,8 @@ def _why_unchecked(judgement: Judgement, bound: Constraint) -> str:
     """Return why the metrics of the servers do not show ``bound``, and how they would if a server can export it."""
     timing = METRICS[bound.metric].timing
     if timing is LATENCY and not judgement.expected.is_streamed:
+        if METRICS[bound.metric].quantile is None:
+            return NOT_EXPORTED
         has_others = any(load.latencies_ms for load in judgement.loads)
         options = " ".join(latency_quantiles(judgement.expected.sla.latency_levels, explicit=has_others))
         started = f"a tritonserver that is started with {options}, or by `tune serve --latency-quantiles`, exports it"

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from optimizer.config.model_source import ModelSource
-from optimizer.core.trial import LoadPoint
+from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.gpu_telemetry import read_metrics_page
 from optimizer.options.server_options import latency_quantiles
 from optimizer.results.finished_run import read_run
-from optimizer.watch.server_metrics import models_of, parse_page
+from optimizer.watch.server_metrics import models_of, parse_page, read_server
 from tests.command_fixtures import FINISHED, UNDECIDED, Playground, Tune
 from tests.stack_fixtures import served
 
@@ -81,6 +82,15 @@ def test_a_low_load_fits_and_larger_requests_do_not(
         assert f"--warm-start {folder}" in fits["search"]["command"]
         assert "--request-batch-size 8" in larger["search"]["command"]
         assert "--warm-start" not in larger["search"]["command"], "tune takes measurements of the same size only"
+
+
+def test_a_server_without_counters_of_times_has_none(mlp: ModelSource, tmp_path: Path) -> None:
+    hidden = ("--metrics-config=counter_latencies=false",)
+    settings = TargetSettings(tmp_path / "tritonserver.log", exports_metrics=True, arguments=hidden)
+    target = EmbeddedTarget(mlp, settings)
+    with contextlib.closing(target), target.deploy(Candidate(64)) as endpoint:
+        counters = read_server(f"http://{endpoint.metrics}/metrics", "mlp")
+    assert all(map(math.isnan, (counters.request_us, counters.queue_us, counters.compute_us)))
 
 
 def test_a_server_that_has_ended_cannot_be_read(playground: Playground, tune: Tune) -> None:

@@ -29,6 +29,7 @@ from optimizer.results.finished_run import read_run
 from optimizer.results.summary import NextStep
 from optimizer.study.model_finder import trace_sizes
 from optimizer.study.warm_start import read_warm_start
+from optimizer.watch.cause import busy_share
 from optimizer.watch.expectation import (
     Expectation,
     ExpectedAtRate,
@@ -36,7 +37,7 @@ from optimizer.watch.expectation import (
     expectation,
     time_in_server_ms,
 )
-from optimizer.watch.fit_check import Check, Judgement, judge, share_interval
+from optimizer.watch.fit_check import NOT_EXPORTED, Check, Judgement, judge, share_interval
 from optimizer.watch.server_metrics import ServedLoad
 from optimizer.watch.watch_report import (
     document,
@@ -294,6 +295,20 @@ def test_bounds_on_quantiles_that_the_server_does_not_export_are_not_checked() -
     assert judged([IDLE] * SAMPLES)[0].unchecked_bounds == ()
     means = replace(sample().run.problem, sla=Sla.from_bounds({"avg": 20.0}))
     assert judge(replace(sample(), run=replace(sample().run, problem=means)), loads(RATE), 1).unchecked_bounds == ()
+
+
+def test_times_that_the_server_does_not_export_are_not_checked() -> None:
+    hidden = loads(RATE, request_ms=math.nan, queue_ms=math.nan, compute_ms=math.nan)
+    judgement, checks = judged(hidden)
+    assert judgement.verdict is Verdict.PASS
+    times = {"queue time", "execution time", "time in the server", "mean in the server"}
+    assert {name for name, check in checks.items() if check.status == "unknown"} == times
+    assert {checks[name].explanation for name in times} == {NOT_EXPORTED}
+    assert busy_share(sample(), hidden, 1) is None
+    means = replace(sample().run.problem, sla=Sla.from_bounds({"avg": 20.0}))
+    judgement = judge(replace(sample(), run=replace(sample().run, problem=means)), hidden, 1)
+    assert list(map(str, judgement.unchecked_bounds)) == ["avg <= 20 ms"]
+    assert NOT_EXPORTED in " ".join(printed(judgement).split())
 
 
 @pytest.mark.parametrize(

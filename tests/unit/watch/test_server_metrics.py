@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +90,16 @@ def test_a_restart_is_no_load() -> None:
     assert served_between(replace(after, at_seconds=0.0, queue_us=after.queue_us + 1), after) is None
     failed = {**after.failures, "OTHER": 1.0}
     assert served_between(replace(after, at_seconds=0.0, failures=failed), after) is None
+
+
+def test_times_that_the_server_does_not_export_are_unknown() -> None:
+    start, end = (re.sub(r"(?m)^.*_duration_us.*\n", "", text) for text in (START, END))
+    served = served_between(counters(start), counters(end, SECONDS))
+    assert served is not None
+    assert (served.requests, served.samples, served.executions) == (4609, 9218, 726)
+    for load in (served, together([served, served])):
+        assert all(map(math.isnan, (load.request_ms, load.queue_ms, load.compute_ms)))
+    assert served_between(counters(end), counters(start, SECONDS)) is None, "the server was restarted"
 
 
 def test_a_server_that_serves_nothing_while_requests_wait_is_stalled() -> None:

@@ -52,7 +52,9 @@ def growing(
             "exec_count": samples * requests / batch,
             "request_duration_us": 3000 * requests,
             "queue_duration_us": 500 * requests,
+            "compute_input_duration_us": 0,
             "compute_infer_duration_us": 2000 * requests,
+            "compute_output_duration_us": 0,
             "pending_request_count": pending,
         }
         return "".join(f'nv_inference_{name}{{model="{model}",version="1"}} {n}\n' for name, n in values.items())
