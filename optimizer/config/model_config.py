@@ -102,11 +102,12 @@ def with_explicit_counts(config: ModelConfig, *, gpu: bool) -> ModelConfig:
     return result
 
 
-def candidate_of(config: ModelConfig, field_paths: Iterable[str] = ()) -> Candidate:
+def candidate_of(config: ModelConfig, field_paths: Iterable[str] = (), *, keep_counts: bool = False) -> Candidate:
     """Return the candidate that a configuration describes.
 
     Its fields are those of ``field_paths`` that exist in ``config``. ``instance_count`` is the count of each instance
-    group (1 if none is set, see ``with_explicit_counts``).
+    group (1 if none is set, see ``with_explicit_counts``). With ``keep_counts`` it is 0 if the groups have different
+    counts, so that ``apply`` does not change them.
 
     Raises:
         BadInputError: The instance groups have different counts.
@@ -114,6 +115,8 @@ def candidate_of(config: ModelConfig, field_paths: Iterable[str] = ()) -> Candid
     """
     counts = _counts(config)
     if len(set(counts)) > 1:
+        if keep_counts:
+            return _candidate(config, 0, field_paths)
         raise BadInputError(
             f"{config.name or 'config.pbtxt'}: the instance groups have different counts "
             f"({', '.join(map(str, counts))}); give all of them the same count, because tune sets one count"
@@ -124,9 +127,9 @@ def candidate_of(config: ModelConfig, field_paths: Iterable[str] = ()) -> Candid
 def apply(candidate: Candidate, base: ModelConfig) -> ModelConfig:
     """Return a copy of ``base`` with exactly the settings of ``candidate``.
 
-    The count is set for every instance group; without a group, one is added. Without dynamic batching the whole
-    message is removed, including its queue policies. Warm-up samples that are larger than ``max_batch_size``, with
-    which Triton would not load the model, get this size. All other settings are kept:
+    The count is set for every instance group, unless it is 0; without a group, one is added. Without dynamic batching
+    the whole message is removed, including its queue policies. Warm-up samples that are larger than
+    ``max_batch_size``, with which Triton would not load the model, get this size. All other settings are kept:
     ``apply(candidate_of(base), base) == base``.
 
     Raises:
@@ -169,7 +172,7 @@ def _set_fields(config: ModelConfig, candidate: Candidate) -> None:
 
 
 def _set_instances(config: ModelConfig, candidate: Candidate) -> None:
-    if set(_counts(config)) != {candidate.instance_count}:
+    if candidate.instance_count and set(_counts(config)) != {candidate.instance_count}:
         if config.WhichOneof("scheduling_choice") == "ensemble_scheduling":
             raise BadInputError(f"{config.name}: an ensemble has no instances; tune the models that it calls")
         if not config.instance_group:
@@ -219,7 +222,8 @@ def differences(wanted: Candidate, serving: ModelConfig) -> list[str]:
         sizes = _sizes(want.preferred_batch_sizes), _sizes(have.preferred_batch_sizes)
         pairs.append(("max_queue_delay_microseconds", want.max_queue_delay_us, have.max_queue_delay_us))
         pairs.append(("preferred_batch_size", *sizes))
-    pairs.extend(("instance_count", want.instance_count, count) for count in dict.fromkeys(counts))
+    if want.instance_count:
+        pairs.extend(("instance_count", want.instance_count, count) for count in dict.fromkeys(counts))
     if want.instance_gpus is not None:
         pairs.append((INSTANCE_GPUS, want.instance_gpus, _served(serving, INSTANCE_GPUS) or "none"))
     without_effect = execution.without_effect(dict(want.proto_fields))

@@ -168,7 +168,7 @@ def configured_candidate(source: ModelSource, paths: Iterable[str]) -> Candidate
 
 def _settings(name: str, config: ModelConfig, fields: Mapping[str, FieldValue]) -> Candidate:
     """Return the candidate that ``config`` describes, with ``fields`` in place of its settings."""
-    own = model_config.candidate_of(config)
+    own = model_config.candidate_of(config, keep_counts=True)
     own = replace(
         own,
         fields=tuple(sorted((path, value) for path, value in fields.items() if path not in SPACE_KEYS)),
@@ -192,7 +192,8 @@ def _settings(name: str, config: ModelConfig, fields: Mapping[str, FieldValue]) 
 
 def _parameters_of(config: ModelConfig, paths: Iterable[str]) -> dict[str, FieldValue]:
     """Return the parameters ``paths`` of a model, as ``_settings`` reads them; absent ones are left out."""
-    own = model_config.candidate_of(config, [path for path in paths if path not in SPACE_KEYS])
+    fields = [path for path in paths if path not in SPACE_KEYS]
+    own = model_config.candidate_of(config, fields, keep_counts=INSTANCE_COUNT not in paths)
     every = {MAX_BATCH_SIZE: own.max_batch_size, INSTANCE_COUNT: own.instance_count, **dict(own.fields)}
     every[MAX_QUEUE_DELAY] = own.max_queue_delay_us if own.dynamic_batching else OFF
     every[PREFERRED_BATCH_SIZE] = ",".join(map(str, own.preferred_batch_sizes)) or "none"

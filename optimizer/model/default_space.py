@@ -254,8 +254,9 @@ def _other_models(source: ModelSource, hardware: Hardware) -> dict[str, tuple[Fi
     for name, config in {**source.composing, source.name: source.config}.items():
         if name == source.tuned_model or is_ensemble(config):
             continue
-        own = model_config.candidate_of(config)
-        fields[f"{name}/{INSTANCE_COUNT}"] = tuple(sorted({own.instance_count, *_counts(hardware)}))
+        own = model_config.candidate_of(config, keep_counts=True)
+        if own.instance_count:
+            fields[f"{name}/{INSTANCE_COUNT}"] = tuple(sorted({own.instance_count, *_counts(hardware)}))
         if own.max_batch_size > 1:
             delay = own.max_queue_delay_us if own.dynamic_batching else OFF
             fields[f"{name}/{MAX_QUEUE_DELAY}"] = tuple(dict.fromkeys((OFF, 0, delay)))

@@ -9,9 +9,12 @@ import pytest
 
 from optimizer.config.model_source import ModelSource, configured_candidate, served_models
 from optimizer.core.errors import BadInputError, DeploymentError
+from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import VARIANT, Candidate
 from optimizer.machine.hardware import Hardware
+from optimizer.model.default_space import build_space
 from optimizer.model.profile import load_profile
+from optimizer.model.profile_schema import SpaceSection
 from optimizer.model.repository import read_source
 from optimizer.options.run_options import RunOptions
 from optimizer.study.task import prepare_task
@@ -98,6 +101,23 @@ def test_settings_of_other_models(chain: ModelSource) -> None:
         f"{other}: dynamic_batching is off, wanted on",
         f"{other}: instance_count is 1, wanted 2",
     ]
+
+
+def test_different_counts_of_a_step_that_is_not_tuned_are_kept(tmp_path: Path) -> None:
+    write_ensemble(tmp_path, milliseconds=5)
+    with (tmp_path / "first" / "config.pbtxt").open("a") as config:
+        config.write("instance_group { count: 3 kind: KIND_CPU }\n")
+    source = read_source(stored(tmp_path), "chain", batcher="second")
+    space = build_space(SpaceSection(), source, parse_size_distribution("1"), LAPTOP)
+    assert [path for path in space.fields if "/" in path] == ["first/max_queue_delay_microseconds"]
+    kept = served_models(source, configured_candidate(source, space.fields))
+    assert kept.configs["first"] == source.composing["first"]
+    assert kept.differences(kept.configs) == []
+    count = "first/instance_group_count"
+    both = served_models(source, Candidate(4, fields=((count, 2),)))
+    assert [group.count for group in both.configs["first"].instance_group] == [2, 2]
+    with pytest.raises(BadInputError, match="first: the instance groups have different counts"):
+        configured_candidate(source, [count])
 
 
 def test_preferred_sizes_of_another_model(chain: ModelSource) -> None:
