@@ -54,12 +54,15 @@ def verify(
 
     ``seconds`` limits the time of the measurements; None allows twice the expected time.
 
-    Raises BadInputError if the run recommends nothing or its profile has other bounds by now; TuneError as a run.
+    Raises BadInputError if the run recommends nothing, or its profile has other bounds or another model by now;
+    TuneError as a run.
     """
     environment = Environment.detect(options, Stopwatch(), say)
     task = environment.make_task()
     problem = task.problem
     run.refuse_other_bounds(list(map(str, problem.sla)))
+    if options.target != "remote":  # a remote server has files of its own
+        run.refuse_other_model(task.source.facts)
     with run.locked():
         trials = TrialsTable(run.trials, task.source.name, problem.space.fields).read()
     refuse_missing_rows(run, run.read_info(), trials)

@@ -135,3 +135,11 @@ def test_a_changed_run_is_not_continued_and_keeps_its_result(
     ended = called_tune("--resume", finished.run.path, "--log", "none")
     assert_says(ended, words)
     assert finished.files() == before
+
+
+def test_a_changed_model_is_not_verified_separately(finished: FinishedFolder, called_tune: Tune) -> None:
+    other_model(finished)
+    before = finished.files()
+    ended = called_tune("verify", "--fresh", finished.run.path)
+    assert_says(ended, CHANGES["another model file"][1])
+    assert finished.files() == before
