@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.config.queue_policy import PRIORITY_LEVELS
@@ -86,6 +88,21 @@ def _check_client_options(source: ModelSource, options: RunOptions, why: str) ->
         raise BadInputError(f"--perf-analyzer-image: {why}; leave it out")
     if source.kind is ModelKind.BATCHED and source.concurrent:
         raise BadInputError(f"--concurrent-models: {why} for one model only; leave the others out")
+
+
+def check_warm_up(source: ModelSource, sizes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise BadInputError if the tuned step of an ensemble or BLS model has an input of unknown size.
+
+    ``sizes`` are those of the inputs with variable dimensions of the requests, by name.
+    """
+    for tensor in source.tuned_config.input if source.batcher else ():
+        if -1 in tensor.dims and tensor.name not in sizes:
+            step = one_line(source.batcher)
+            raise BadInputError(
+                f"--model-warmup: requests go to {one_line(source.name)}, so the size of input "
+                f"{one_line(tensor.name)} of {step} is not known; leave it out, or write a model_warmup into the "
+                f"config.pbtxt of {step}"
+            )
 
 
 def check_own_client(named: NamedModel, options: RunOptions, problem: Problem) -> None:

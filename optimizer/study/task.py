@@ -42,6 +42,7 @@ from optimizer.study.option_check import (
     check_requests,
     check_server_settings,
     check_shared_memory,
+    check_warm_up,
     priorities_fault,
 )
 
@@ -123,6 +124,7 @@ def prepare_task(
     batching = RequestBatching(batch.largest, options.load == "rate", options.seed, mixed=batch.fixed is None)
     requests = make_requests(named, batching, request_options(named, options), problem.tokens)
     if options.model_warmup:
+        check_warm_up(source, requests.largest)
         source = replace(source, warm_up=requests.largest)
     baseline, dynamic_batching = _compared_candidates(source, space.fields)
     return Task(

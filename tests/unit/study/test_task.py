@@ -201,6 +201,16 @@ def test_sequences_have_perf_analyzers_default_length_and_one_comparison(models:
     assert made.problem.space.is_stateful
 
 
+def test_a_warm_up_of_a_step_needs_the_sizes_of_its_inputs(models: Path) -> None:
+    assert task(models, "chain", model_warmup=True).source.warm_up == {}
+    for step in ("first", "second"):
+        config = models / step / "config.pbtxt"
+        config.write_text(config.read_text().replace("dims: 4", "dims: -1"))
+    said = "--model-warmup: requests go to chain, so the size of input x of (first|second) is not known; leave it out"
+    with pytest.raises(BadInputError, match=f"^{said}"):
+        task(models, "chain", model_warmup=True)
+
+
 @pytest.mark.parametrize("text", ["5", "10..30", "5*3|40*1"])
 def test_the_length_may_be_a_distribution(models: Path, text: str) -> None:
     assert str(task(models, "sums", sequence_length=text).sequence_length) == text
