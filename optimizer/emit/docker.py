@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.deploy.docker_container import ULIMITS, read_ulimits
 from optimizer.deploy.target_settings import GRPC_PORT, HTTP_PORT, METRICS_PORT, PORT_STEP
 from optimizer.emit import production
 from optimizer.emit.pbtxt import repository_files
 from optimizer.emit.production import (
     CREDENTIALS,
+    ModelRepository,
     ProductionSettings,
     commented,
     deployment_header,
@@ -29,8 +31,8 @@ SERVES_ON = "listens on 127.0.0.1 only; set ADDRESS in the environment to listen
 def emit_docker(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
     """Return ``run.sh`` and the config.pbtxt and model.json files that it mounts over those of a model folder.
 
-    Raises BadInputError for a model name with a colon, which ``docker --volume`` cannot mount, and for several server
-    processes.
+    Raises BadInputError for a model name with a colon, which ``docker --volume`` cannot mount, for several server
+    processes, and if the model repository lacks a file that another one is mounted over.
     """
     if (processes := recommended.server_processes) > 1:
         raise BadInputError(
@@ -39,11 +41,28 @@ def emit_docker(recommended: Recommendation, settings: ProductionSettings) -> di
         )
     if settings.repository.is_mounted and (colons := [model for model in recommended.configs if ":" in model]):
         raise BadInputError(f"{one_line(colons[0])}: docker cannot mount a name with a colon; use --format compose")
+    _check_mount_points(recommended, settings.repository)
     about = commented(deployment_header(recommended, settings, SERVES_ON))
     command = ["exec docker run", *_flags(recommended, settings), quote(settings.image)]
     command += [quote(word) for word in production.command(recommended, settings)]
     script = f'#!/bin/sh\n{about}set -eu\ncd "$(dirname "$0")"\n' + " \\\n  ".join(command) + "\n"
     return {SCRIPT: script, **(repository_files(recommended) if settings.repository.is_mounted else {})}
+
+
+def _check_mount_points(recommended: Recommendation, repository: ModelRepository) -> None:
+    """Raise BadInputError if the repository is on this machine and lacks a file that another one is mounted over.
+
+    A container engine cannot create it in a read-only folder, so the container would not start.
+    """
+    if repository.scheme != "path":
+        return
+    folder = Path(repository.text)
+    for file in repository_files(recommended):
+        if is_folder(folder / file.partition("/")[0]) and not is_file(folder / file):
+            raise BadInputError(
+                f"--model-repository {one_line(repository.text)}: has no {one_line(file)}, and that of the run is "
+                "mounted over it; create it there (it may be empty)"
+            )
 
 
 def _flags(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
@@ -88,7 +107,8 @@ COMPOSE_FILE = "compose.yaml"
 
 
 def emit_compose(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
-    """Return ``compose.yaml``, with a service for each server process."""
+    """Return ``compose.yaml``, with a service for each server process. Raises BadInputError."""
+    _check_mount_points(recommended, settings.repository)
     is_mounted = settings.repository.is_mounted
     names = {path: f"config-{name}" for path, name in numbered_names(recommended).items()} if is_mounted else {}
     document: dict[str, Any] = {

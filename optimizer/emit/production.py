@@ -227,7 +227,10 @@ def deployment_header(
     names, where = ", ".join(recommended.configs), settings.repository.text
     files = "config.pbtxt and model.json" if recommended.files else "config.pbtxt"
     if mounts_configs and settings.repository.is_mounted:
-        before = f"{where} contains {names}; the {files} given here is mounted over the one of each model"
+        before = (
+            f"{where} contains {names}; the {files} given here is mounted over the one of each model, which must "
+            "exist there (it may be empty)"
+        )
     else:
         command = f"tune emit {quote_word(recommended.run)}{' --model-warmup' if recommended.warms_up else ''}"
         before = f"copy the {files} of {names} from `{command} --format pbtxt` into {where}"

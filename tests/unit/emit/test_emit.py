@@ -296,6 +296,17 @@ def test_warm_up_runs_the_batches_of_the_batcher(tmp_path: Path) -> None:
         emit.main([str(write_run(tmp_path / "c", configs=open_dims)), "--model-warmup"])
 
 
+@pytest.mark.parametrize("format_name", ["docker", "compose"])
+def test_the_file_that_is_mounted_over_must_exist(format_name: str, tmp_path: Path) -> None:
+    run, models = write_run(tmp_path / "a"), tmp_path / "models"
+    (models / "doubler").mkdir(parents=True)
+    words = in_production(str(models), format_name)
+    with pytest.raises(BadInputError, match=r"^--model-repository .*: has no doubler/config\.pbtxt, .*; create it"):
+        emit.main([str(run), *words])
+    (models / "doubler" / "config.pbtxt").touch()
+    emitted(run, tmp_path / "out", *words)
+
+
 # -- names -----------------------------------------------------------------------------------------------------
 
 
