@@ -51,7 +51,9 @@ def visible_gpus(options: RunOptions) -> VisibleGpus:
     """Return the GPUs that the server of ``options`` sees, according to NVML or the metrics of a remote server."""
     if options.target == "docker":
         ids = read_gpus(options.docker_gpus or NO_GPUS)
-        return _local_gpus(None if ids == (ALL_GPUS,) else ",".join(ids))
+        gpus = _local_gpus(None if ids == (ALL_GPUS,) else ",".join(ids))
+        local = tuple(sorted(gpus.local, key=lambda gpu: gpu.index))  # whatever the order of the ids
+        return replace(gpus, names=tuple(gpu.name for gpu in local), local=local)
     if options.target != "remote":
         return _local_gpus(os.environ.get(VISIBLE_DEVICES))
     metrics = metrics_address(options)

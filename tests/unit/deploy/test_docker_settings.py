@@ -29,7 +29,10 @@ from optimizer.deploy.docker_container import (
 from optimizer.deploy.docker_engine import connect, explain_error
 from optimizer.deploy.docker_target import ContainerTelemetry, MountedCopy, read_settings
 from optimizer.options.run_options import RunOptions
+from tests.nvml_fixtures import A100, StandIn, nvml, nvml_library
 from tests.repositories import doubler, serialized, stored, write_model
+
+__all__ = ["nvml", "nvml_library"]
 
 CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
 
@@ -48,6 +51,19 @@ def test_gpus_are_none_all_or_ids(text: str, ids: tuple[str, ...]) -> None:
 def test_other_gpus_are_refused(text: str) -> None:
     with pytest.raises(BadInputError, match=r"^--docker-gpus .*: write "):
         read_gpus(text)
+
+
+VISIBLE = """
+import json
+from optimizer.deploy.target_factory import visible_gpus
+from optimizer.options.run_options import RunOptions
+print(json.dumps([gpu.index for gpu in visible_gpus(RunOptions("m", target="docker", docker_gpus="3,1")).local]))
+"""
+
+
+def test_the_order_of_the_gpus_has_no_effect_in_a_container(nvml: StandIn) -> None:
+    nvml.tell(A100, A100, A100, A100)
+    assert nvml.run(VISIBLE) == [1, 3]
 
 
 def test_a_mount_is_a_host_folder_and_a_container_folder(tmp_path: Path) -> None:
