@@ -20,7 +20,7 @@ from optimizer.core.process import SupervisedProcess, describe_exit_code
 MOST_WALL_SECONDS = 180.0  # of the main job, in the median
 MOST_OWN_SHARE, MOST_RANKING_SHARE, MOST_MEGABYTES = 0.02, 0.04, 300.0
 OWN_COLUMNS = (
-    *("wall s", "start and imports s", "probes s", "rows s", "display s", "other s", "own share"),
+    *("wall s", "start and imports s", "probes s", "rows s", "other s", "own share"),
     *("ranking s", "ranking share", "CPU s", "peak MB"),
 )
 
@@ -99,7 +99,6 @@ class OwnTime:
     start_seconds: float
     probes_seconds: float
     rows_seconds: float
-    display_seconds: float
     other_seconds: float
     ranking_seconds: float
     cpu_seconds: float
@@ -108,14 +107,13 @@ class OwnTime:
     @classmethod
     def of(cls, wall_seconds: float, times: Mapping[str, Any]) -> OwnTime:
         """Return the own time of a process of ``wall_seconds`` whose run.json has these ``times``."""
-        probes, rows, display = (times[f"own_{name}_seconds"] for name in ("probes", "rows", "display"))
+        probes, rows = (times[f"own_{name}_seconds"] for name in ("probes", "rows"))
         return cls(
             wall_seconds=wall_seconds,
             start_seconds=wall_seconds - times["wall_seconds"],
             probes_seconds=probes,
             rows_seconds=rows,
-            display_seconds=display,
-            other_seconds=times["own_seconds"] - probes - rows - display,
+            other_seconds=times["own_seconds"] - probes - rows,
             ranking_seconds=times["search_seconds"],
             cpu_seconds=times["own_cpu_seconds"],
             peak_megabytes=math.nan if times["peak_memory_bytes"] is None else times["peak_memory_bytes"] / 1e6,
@@ -124,8 +122,7 @@ class OwnTime:
     @property
     def own_seconds(self) -> float:
         """All of it without ranking."""
-        parts = self.probes_seconds, self.rows_seconds, self.display_seconds, self.other_seconds
-        return self.start_seconds + sum(parts)
+        return self.start_seconds + self.probes_seconds + self.rows_seconds + self.other_seconds
 
     @property
     def own_share(self) -> float:
@@ -143,7 +140,6 @@ class OwnTime:
             f"{self.start_seconds:.2f}",
             f"{self.probes_seconds:.2f}",
             f"{self.rows_seconds:.2f}",
-            f"{self.display_seconds:.2f}",
             f"{self.other_seconds:.2f}",
             f"{self.own_share:.1%}",
             f"{self.ranking_seconds:.2f}",

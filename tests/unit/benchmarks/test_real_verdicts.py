@@ -224,11 +224,11 @@ def test_other_ends_than_pass_miss_the_target() -> None:
 def test_own_time_is_divided_into_its_parts() -> None:
     own = OwnTime.of(100.0, TIMES)
     assert own.start_seconds == pytest.approx(2.0)
-    assert own.other_seconds == pytest.approx(0.625)
+    assert own.other_seconds == pytest.approx(0.75)
     assert own.own_seconds == pytest.approx(3.5), "the run's own time and the time outside its clock"
     assert own.ranking_share == pytest.approx(0.03)
     lines = own_time_table({"dlrm quiet": [own, replace(own, start_seconds=0.0)]})
-    assert lines[2].startswith("| dlrm quiet | 2 | 100 | 2.00 | 0.50 | 0.25 | 0.12 |")
+    assert lines[2].startswith("| dlrm quiet | 2 | 100 | 2.00 | 0.50 | 0.25 | 0.75 |")
     assert lines[-1] == (
         "- dlrm quiet: own 2.5% (at most 2%: **missed**), ranking 3.0% (at most 4%: met), "
         "memory 290 MB (at most 300 MB: met)"
