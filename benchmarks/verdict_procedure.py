@@ -264,7 +264,7 @@ class SimulatedConfirmation:
         """
         first = tests.sequence.current
         assert first is not None
-        left = self.left_seconds() - TESTED.fitting(LOOKS[0], self.left_seconds()).reserved_seconds(LOOKS[0])
+        left = self.seconds_left() - TESTED.fitting(LOOKS[0], self.seconds_left()).reserved_seconds(LOOKS[0])
         affordable = max(0, int(left / (COMPARED_SERVERS * COMPARED.server_seconds)))
         compared = others[:affordable]
         groups = [self.group() for _ in compared]
@@ -277,7 +277,7 @@ class SimulatedConfirmation:
         while (chosen := self.chosen()) is not None:
             chosen.deploy()
 
-    def left_seconds(self) -> float:
+    def seconds_left(self) -> float:
         """Return the time until the confirmation has to end."""
         return self.budget_seconds - self.machine.seconds
 
@@ -345,7 +345,7 @@ class SimulatedTests:
             self.measured[load] = self.confirmation.group()
         machine, servers = self.confirmation.machine, self.servers(load)
         missing = next((look - servers for look in LOOKS if look > servers), 1)
-        windows = TESTED.fitting(missing, self.confirmation.left_seconds()).windows
+        windows = TESTED.fitting(missing, self.confirmation.seconds_left()).windows
         self.measured[load].append(machine.measure(self.configuration, self.confirmation.in_flight[load], windows))
         machine.seconds += CROSS_CHECK_SECONDS
 
@@ -353,8 +353,8 @@ class SimulatedTests:
         return len(self.measured.get(load, ()))
 
     def possible_servers(self) -> int:
-        left_seconds = self.confirmation.left_seconds()
-        return int(left_seconds / TESTED.fitting(LOOKS[0], left_seconds).server_seconds)
+        seconds_left = self.confirmation.seconds_left()
+        return int(seconds_left / TESTED.fitting(LOOKS[0], seconds_left).server_seconds)
 
     def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
         log_bound = self.confirmation.log_bound

@@ -65,7 +65,7 @@ class ConfirmationState:
         trials: All trials of the run, with the confirmations so far.
         start_seconds: The estimated time of the start of a fresh server.
         is_cross_checked: Whether perf_analyzer measures each tested server as well.
-        left_seconds: Returns the time that is left for tests.
+        seconds_left: Returns the time that is left for tests.
     """
 
     problem: Problem
@@ -73,7 +73,7 @@ class ConfirmationState:
     trials: Sequence[Trial]
     start_seconds: float
     is_cross_checked: bool
-    left_seconds: Callable[[], float] = lambda: math.inf
+    seconds_left: Callable[[], float] = lambda: math.inf
 
     def plan_test_server(self, point: Point, load: LoadPoint, error: float = 0.0) -> ServerPlan:
         """Return how the next server is measured that tests the candidate of ``point`` at ``load``."""
@@ -160,7 +160,7 @@ class CandidateTests:
     def possible_servers(self) -> int:
         """Return how many more servers the time allows."""
         seconds = self._server_plan(self.point.load, LOOKS[0]).server_seconds
-        return max(0, int(min(self.confirmation.left_seconds() / seconds, LOOKS[-1])))
+        return max(0, int(min(self.confirmation.seconds_left() / seconds, LOOKS[-1])))
 
     def judge(self, index: int, error: float, most_servers: int) -> SlaVerdict:
         """Return the verdict on this load."""
@@ -185,7 +185,7 @@ class CandidateTests:
     def _server_plan(self, load: LoadPoint, servers: int) -> ServerPlan:
         error = 0.0 if self.sequence.current is None else self.sequence.current_error
         server_plan = self.confirmation.plan_test_server(self.point, load, error)
-        return server_plan.fitting(servers, self.confirmation.left_seconds())
+        return server_plan.fitting(servers, self.confirmation.seconds_left())
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,12 +126,12 @@ class Confirmer:
 
     def measure(self, server_plan: ServerPlan) -> bool:
         """Measure one more fresh server by ``server_plan``. Return False if it could not be measured."""
-        if self.budget.left_seconds() <= 0:
+        if self.budget.seconds_left() <= 0:
             return False
         trial = self.trial(server_plan.trial)
         if trial.status == "failed":
             return False
-        begun = self.budget.left_seconds()
+        begun = self.budget.seconds_left()
         self.measurer.observer.trial_started(trial.number, trial.candidate, "confirm")
         number = self._lost_servers.pop(server_plan.trial, last_server(self.trials) + 1)
         fresh = FreshServer(number, server_plan.error)
@@ -155,7 +155,7 @@ class Confirmer:
             self.target,
             self.measurer,
             measure=measure,
-            is_worth_retrying=lambda: self.budget.left_seconds() > 0,
+            is_worth_retrying=lambda: self.budget.seconds_left() > 0,
             fresh=fresh,
         ).run(trial, next_load)
         if error is not None and not isinstance(error, ServerCrashed):
@@ -165,7 +165,7 @@ class Confirmer:
         if isinstance(error, ServerCrashed):  # the time is up and this measurement is lost
             return False
         if error is None and attempts == 1:
-            taken = begun - self.budget.left_seconds()
+            taken = begun - self.budget.seconds_left()
             self._start_seconds.append(server_plan.start_seconds + taken - server_plan.server_seconds)
         speed = fit_speed_correction(self.trials, self.problem)
         best = speed.best_point(latest_points(self.trials), self.problem.best_point)
@@ -196,7 +196,7 @@ class Confirmer:
             self.trials,
             self._expected_start_seconds(),
             is_cross_checked=self.measurer.cross_checking is not None,
-            left_seconds=self.budget.left_seconds,
+            seconds_left=self.budget.seconds_left,
         )
 
     def _expected_start_seconds(self) -> float:
@@ -258,7 +258,7 @@ class Confirmer:
         if was_search_disturbed(self.trials):
             return False
         server_plan = self._state().plan_test_server(point, point.load)
-        return self.budget.left_seconds() < server_plan.reserved_seconds(LOOKS[0])
+        return self.budget.seconds_left() < server_plan.reserved_seconds(LOOKS[0])
 
     def _correct_loads(self, point: Point) -> None:
         """Correct the loads of an untested candidate in the plan by its comparisons."""
@@ -281,7 +281,7 @@ class Confirmer:
         """
         index = tests.sequence.current or 0
         reserved_seconds = tests.server_plan(index).reserved_seconds(max(0, LOOKS[0] - tests.servers(index)))
-        missing = self._affordable(others, self.budget.left_seconds() - reserved_seconds)
+        missing = self._affordable(others, self.budget.seconds_left() - reserved_seconds)
         for server in range(1, COMPARED_SERVERS + 1) if missing else ():
             if tests.servers(index) < server:
                 self.measure(tests.server_plan(index))
@@ -327,7 +327,7 @@ class Confirmer:
 
     def _compare_in_turn(self, others: Sequence[ServerPlan]) -> None:
         """Measure the missing servers of those of ``others`` for which the time suffices, in turn."""
-        missing = self._affordable(others, self.budget.left_seconds())
+        missing = self._affordable(others, self.budget.seconds_left())
         for server in range(1, COMPARED_SERVERS + 1):
             self._add_servers(missing, server)
 

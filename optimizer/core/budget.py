@@ -50,12 +50,15 @@ class Budget:
     def __post_init__(self) -> None:
         self._started = self.clock()
 
-    def left_seconds(self) -> float:
+    def seconds_left(self) -> float:
         """Return the time until the measurements have to end; negative after that."""
         return self.seconds - self.other_seconds - self.spent_seconds - (self.clock() - self._started)
 
     def search_seconds_left(self) -> float:
-        """Return the time until the confirmation has to begin; negative after that."""
+        """Return the time until the confirmation has to begin; negative after that.
+
+        ``other_seconds`` shorten the confirmation, not the search.
+        """
         return (1 - self.confirm_share) * self.seconds - self.spent_seconds - (self.clock() - self._started)
 
 

@@ -66,7 +66,7 @@ class PlainObserver(QuietObserver):
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
         name = self._roles.get(trial.number, "")
         role = "" if name in ("", "search") else f" ({name.replace('_', ' ')})"
-        left = formatting.clock(self._budget.left_seconds())
+        left = formatting.clock(self._budget.seconds_left())
         best_so_far = ""
         if best is not None:
             goal = front_metrics(self._problem)[0]
@@ -383,7 +383,7 @@ class LiveObserver:
 
     def _time_left(self) -> RenderableType:
         total = max(self._budget.seconds, 1e-9)
-        left = min(max(0.0, self._budget.left_seconds()), total)
+        left = min(max(0.0, self._budget.seconds_left()), total)
         elapsed = formatting.clock(time.monotonic() - self._started)
         most = f" of at most {self._budget.max_trials}" if self._budget.max_trials else ""
         done = formatting.count(max((trial.number + 1 for _, trial in self._finished), default=0), "trial") + most

@@ -162,7 +162,7 @@ class ClusterExecutor:
                 self.workers.poll_events()
             worker = ready[0]
             references = self.recorder.references_for(worker)
-            self.workers.send(worker, ConfirmJob(tuple(known.values()), plan, budget.left_seconds(), references))
+            self.workers.send(worker, ConfirmJob(tuple(known.values()), plan, budget.seconds_left(), references))
             if self._follow(worker, known, keep):
                 return list(known.values())
             is_allowed = retry.count_crash()

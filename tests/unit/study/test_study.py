@@ -112,4 +112,4 @@ def test_the_budget_is_divided(
 ) -> None:
     budget = setup_of(problem, tmp_path, mode, confirm_seconds=confirm_seconds).budget()
     assert budget.search_seconds_left() == pytest.approx(search_seconds, abs=0.5)
-    assert budget.left_seconds() == pytest.approx(seconds, abs=0.5)
+    assert budget.seconds_left() == pytest.approx(seconds, abs=0.5)
