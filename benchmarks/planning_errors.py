@@ -36,7 +36,7 @@ from objectives.confidence import miss_rate_bounds
 from objectives.metrics import STATISTICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
+from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial
 from optimizer.machine import hardware
 from optimizer.measure.load_client import arrivals
 from optimizer.plan.evidence import SAFE, Evidence, Slowdown, collect
@@ -180,7 +180,7 @@ def _trial(
     for server in (1, 2, 3):
         (found_again,) = _deployed(hidden.server, noise, rng).measure([(candidate, hidden.concurrency)])
         for _ in range(WINDOWS):
-            again = Confirmation(server, point(hidden.concurrency), _window(found_again, rng))
+            again = ConfirmationWindow(server, point(hidden.concurrency), _window(found_again, rng))
             trial = trial.with_confirmation(again)
     return trial
 

@@ -14,7 +14,7 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.notes import RemoteServerUsed, SearchConverged
-from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
+from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.results.terminal_summary import RunDetails, print_outcome
 
@@ -97,7 +97,9 @@ def trials_with_confirmation(p95_ms: float, servers: int = 4, windows: int = 8) 
     best = outcome(trials).recommended
     assert best is not None
     confirmations = [
-        Confirmation(server, best.load, measured(12000.0 + 10 * n, p95_ms + 0.05 * (n % 3), requests=4000), 0.01)
+        ConfirmationWindow(
+            server, best.load, measured(12000.0 + 10 * n, p95_ms + 0.05 * (n % 3), requests=4000), 0.01
+        )
         for server in range(1, servers + 1)
         for n in range(windows)
     ]
@@ -110,7 +112,7 @@ def trials_with_comparisons() -> list[Trial]:
     trials = trials_with_confirmation(15.0)
     for number, (load, throughput) in served.items():
         confirmations = tuple(
-            Confirmation(server, load, measured(throughput + n, 18.0, requests=4000))
+            ConfirmationWindow(server, load, measured(throughput + n, 18.0, requests=4000))
             for server in (1, 2)
             for n in range(8)
         )

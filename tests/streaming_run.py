@@ -25,7 +25,7 @@ from objectives.metrics import METRICS, QUANTILES, TIMINGS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from optimizer.config.search_space import OFF, ModelKind, Problem, SearchSpace
-from optimizer.core.trial import Candidate, Confirmation, FreshServer, LoadPoint, Trial
+from optimizer.core.trial import Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import candidate_document
 from optimizer.results.recommendation import Outcome, assess
@@ -122,9 +122,11 @@ def trials(*, is_confirmed: bool = True) -> list[Trial]:
     ]
 
 
-def _windows(trial: Trial, load: int, servers: int, error: float) -> tuple[Confirmation, ...]:
+def _windows(trial: Trial, load: int, servers: int, error: float) -> tuple[ConfirmationWindow, ...]:
     return tuple(
-        Confirmation(server, LoadPoint(1, load), measurement(trial.candidate, load, 10 * server + window), error)
+        ConfirmationWindow(
+            server, LoadPoint(1, load), measurement(trial.candidate, load, 10 * server + window), error
+        )
         for server in range(1, servers + 1)
         for window in range(WINDOWS)
     )
@@ -143,12 +145,12 @@ def write_run(folder: Path, objective: str = "throughput") -> Path:
     for trial in trials():
         for load, measured in trial.measurements:
             table.append(Trial(trial.number, trial.candidate, deploy_seconds=4.0), load, measured)
-        for again in trial.confirmations:
+        for window in trial.confirmations:
             table.append(
                 Trial(trial.number, trial.candidate),
-                again.load,
-                again.measurement,
-                FreshServer(again.server, again.error),
+                window.load,
+                window.measurement,
+                FreshServer(window.server, window.error),
             )
     run.write_info(
         RunOptions(MODEL, sla_ms=dict(BOUNDS_MS), objectives=(objective,)),

@@ -263,7 +263,7 @@ def corrected_predictions(plan: ConfirmationPlan, trial: Trial, problem: Problem
     """
     if not trial.confirmations or errors_by_load(trial):
         return None
-    load = list(dict.fromkeys(again.load for again in trial.confirmations))[-1]
+    load = list(dict.fromkeys(window.load for window in trial.confirmations))[-1]
     measured = pooled_point(trial, load)
     predictions = plan.predictions.get(trial.number)
     if predictions is None or len(server_windows(trial, load)) < COMPARED_SERVERS:

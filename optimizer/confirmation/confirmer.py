@@ -224,7 +224,7 @@ class Confirmer:
 
     def _compared_load(self, point: Point) -> LoadPoint:
         """Return the first load at which the candidate of ``point`` was compared, or is."""
-        measured = [again.load for again in self.trial(point.trial).confirmations]
+        measured = [window.load for window in self.trial(point.trial).confirmations]
         return measured[0] if measured else self._plan.predictions[point.trial].first_compared_load
 
     def _predict_loads(self, candidates: Sequence[Point]) -> None:

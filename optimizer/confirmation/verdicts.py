@@ -31,7 +31,7 @@ from optimizer.confirmation.windows import (
     windows_by_server,
     windows_of,
 )
-from optimizer.core.trial import Confirmation, LoadPoint, Point, Trial
+from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial
 
 MOST_RISE = 0.1  # allowed rise of the mean latency within a server's windows, as a share of the bound
 COMPARED = "measured for comparison only"
@@ -122,7 +122,7 @@ def judge_load(
         reason = f"{len(servers)} of {next_look(len(servers))} fresh servers were measured"
         return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=True)
     if judged.verdict is Verdict.PASS:
-        if reason := _rise([again for again in trial.confirmations if again.load == load], problem.sla):
+        if reason := _rise([window for window in trial.confirmations if window.load == load], problem.sla):
             return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False)
         agreement = load_agreement(trial, load, problem)
         if agreement is not None and agreement.contradicts_pass:
@@ -167,7 +167,7 @@ def compare_throughput(
 
 def _judge_confirmation(trials: Sequence[Trial], trial: Trial, load: LoadPoint, problem: Problem) -> ConfirmedLoad:
     servers, counted = server_windows(trial, load), counted_server_windows(trial, load)
-    error = max(again.error for again in trial.confirmations if again.load == load)
+    error = max(window.error for window in trial.confirmations if window.load == load)
     at_test = tested_spreads(trials, trial, load, problem)
     judged = judge_load(trial, load, problem, at_test, error or 1 - problem.confidence)
     spreads = confirmed_spreads(trials, problem, counted)
@@ -228,7 +228,7 @@ def _latency_interval_ms(
     return interval
 
 
-def _rise(windows: Sequence[Confirmation], sla: Sla) -> str:
+def _rise(windows: Sequence[ConfirmationWindow], sla: Sla) -> str:
     """Return which mean time of a request rose too much for its bound, which a growing queue does; else nothing."""
     for timing in TIMINGS:
         rise_ms = _rise_ms(windows, timing)
@@ -238,7 +238,7 @@ def _rise(windows: Sequence[Confirmation], sla: Sla) -> str:
     return ""
 
 
-def _rise_ms(windows: Sequence[Confirmation], timing: Timing) -> float:
+def _rise_ms(windows: Sequence[ConfirmationWindow], timing: Timing) -> float:
     """Return by how much the mean of ``timing`` rose on each server, from the first to the last third of its windows.
 
     The result is the average over servers, and 0 if latency did not rise on one of them. It is 0 in a closed loop,

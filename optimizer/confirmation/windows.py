@@ -82,30 +82,30 @@ def tested_spreads(
     final, and later measurements must not change it.
     """
     counted = counted_server_windows(trial, load)
-    if tested := [again.server for again in trial.confirmations if again.load == load and again.error]:
+    if tested := [window.server for window in trial.confirmations if window.load == load and window.error]:
         trials = [_until(other, max(tested)) for other in trials]
     return confirmed_spreads(trials, problem, counted)
 
 
 def _until(trial: Trial, server: int) -> Trial:
-    kept = tuple(again for again in trial.confirmations if again.server <= server)
+    kept = tuple(window for window in trial.confirmations if window.server <= server)
     return replace(trial, confirmations=kept)
 
 
 def last_server(trials: Sequence[Trial]) -> int:
     """Return the number of the last fresh server; 0 if there is none."""
-    return max((again.server for trial in trials for again in trial.confirmations), default=0)
+    return max((window.server for trial in trials for window in trial.confirmations), default=0)
 
 
 def confirmed_loads(trials: Sequence[Trial]) -> list[tuple[Trial, LoadPoint]]:
     """Return each trial and load with confirmations, in the order of measuring."""
-    loads = {(trial.number, again.load): (trial, again.load) for trial in trials for again in trial.confirmations}
+    loads = {(trial.number, window.load): (trial, window.load) for trial in trials for window in trial.confirmations}
     return list(loads.values())
 
 
 def errors_by_load(trial: Trial) -> dict[LoadPoint, float]:
     """Return the error of the test of each tested load of ``trial``, in the order of testing."""
-    return {again.load: again.error for again in trial.confirmations if again.error}
+    return {window.load: window.error for window in trial.confirmations if window.error}
 
 
 def begun_error(trials: Sequence[Trial]) -> float:

@@ -66,5 +66,5 @@ def spent_seconds(trials: Sequence[Trial]) -> float:
     """Return the time that these trials used of the budget: deployments, measurements and confirmations."""
     measured = [m for trial in trials for _, m in trial.measurements]
     for trial in trials:
-        measured += [again.measurement for again in (*trial.confirmations, *trial.cross_checks)]
+        measured += [window.measurement for window in (*trial.confirmations, *trial.cross_checks)]
     return sum(trial.deploy_seconds or 0 for trial in trials) + sum(m.measure_seconds or 0 for m in measured)

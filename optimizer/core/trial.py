@@ -206,7 +206,7 @@ class LoadPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmation:
+class ConfirmationWindow:
     """A window that was measured on a fresh server.
 
     Attributes:
@@ -280,8 +280,8 @@ class Trial:
     status: Literal["ok", "failed"] = "ok"
     reason: str = ""
     deploy_seconds: float | None = None
-    confirmations: tuple[Confirmation, ...] = ()
-    cross_checks: tuple[Confirmation, ...] = ()
+    confirmations: tuple[ConfirmationWindow, ...] = ()
+    cross_checks: tuple[ConfirmationWindow, ...] = ()
     lacks_gpu_memory: bool = False
     crashes: tuple[Crash, ...] = ()
 
@@ -301,7 +301,7 @@ class Trial:
             lacks_gpu_memory=error.lacks_gpu_memory,
         )
 
-    def with_confirmation(self, confirmation: Confirmation) -> Trial:
+    def with_confirmation(self, confirmation: ConfirmationWindow) -> Trial:
         """Return the trial with one more confirmation.
 
         It replaces the last one if that was lost on the same server at the same load.
@@ -313,7 +313,7 @@ class Trial:
 
     def with_row(self, load: LoadPoint, measurement: Measurement, fresh: FreshServer) -> Trial:
         """Return the trial with one more row of the server ``fresh``."""
-        confirmation = Confirmation(fresh.number, load, measurement, fresh.error)
+        confirmation = ConfirmationWindow(fresh.number, load, measurement, fresh.error)
         if fresh.load_generator:
             return replace(self, cross_checks=(*self.cross_checks, confirmation))
         return self.with_confirmation(confirmation)

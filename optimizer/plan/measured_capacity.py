@@ -278,8 +278,8 @@ def _percentile_bounds(run: FinishedRun) -> list[tuple[Constraint, float]]:
 def _late_share(run: FinishedRun, point: Point, bound: Constraint) -> float:
     """Return the share of requests over ``bound``, which is on a percentile."""
     assert run.outcome is not None, "it has points"
-    again = run.outcome.confirmation_of(point)
-    servers = windows_of(again.point, run.trials) if again else [[point.measurement]]
+    confirmed = run.outcome.confirmation_of(point)
+    servers = windows_of(confirmed.point, run.trials) if confirmed else [[point.measurement]]
     timing, level = METRICS[bound.metric].timing, METRICS[bound.metric].quantile
     assert timing is not None, "the bound is on a latency"
     assert level is not None, "the bound is on a percentile"

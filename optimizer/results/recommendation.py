@@ -250,8 +250,8 @@ def _confirmation_of(point: Point | None, confirmed: Sequence[ConfirmedLoad]) ->
 
 def _points(trials: Sequence[Trial], confirmed: Sequence[ConfirmedLoad]) -> list[Point]:
     """Return each configuration at each load: confirmed if it is, otherwise as the search measured it."""
-    again = {(entry.point.candidate, entry.point.load) for entry in confirmed}
-    searched = [point for point in latest_points(trials) if (point.candidate, point.load) not in again]
+    known = {(entry.point.candidate, entry.point.load) for entry in confirmed}
+    searched = [point for point in latest_points(trials) if (point.candidate, point.load) not in known]
     return searched + [entry.point for entry in confirmed]
 
 
@@ -260,8 +260,8 @@ def _without_selection(points: Sequence[Point], confirmed: Sequence[ConfirmedLoa
 
     The search's points of a confirmed candidate are too good on average: it was chosen because of them.
     """
-    again = {entry.point.candidate for entry in confirmed}
-    return [point for point in points if point.candidate not in again or _confirmation_of(point, confirmed)]
+    candidates = {entry.point.candidate for entry in confirmed}
+    return [point for point in points if point.candidate not in candidates or _confirmation_of(point, confirmed)]
 
 
 def _comparison(
@@ -275,12 +275,12 @@ def _comparison(
 
     Of a candidate that only the search measured, a disturbed point counts as in the choice of the recommendation.
     """
-    again = [entry for entry in confirmed if entry.point.candidate == candidate]
-    met = [entry.point for entry in again if meets_sla(entry, problem)]
+    entries = [entry for entry in confirmed if entry.point.candidate == candidate]
+    met = [entry.point for entry in entries if meets_sla(entry, problem)]
     searched = [point for point in points if point.candidate == candidate]
     return (
         max(met, key=lambda point: point.load, default=None)
-        or problem.sla.closest_point([entry.point for entry in again])
+        or problem.sla.closest_point([entry.point for entry in entries])
         or _best_at_usual_speed(searched, confirmed, problem, speed)
         or problem.best_point(searched, unstable=True)
     )

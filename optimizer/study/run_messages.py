@@ -84,7 +84,7 @@ def goal(problem: Problem) -> str:
 def notes_on_measurements(trials: Sequence[Trial]) -> list[Note | None]:
     """Return notes for the user on the measurements of all sessions of a run."""
     measurements = [measurement for trial in trials for _, measurement in trial.measurements]
-    measurements += [again.measurement for trial in trials for again in trial.confirmations]
+    measurements += [window.measurement for trial in trials for window in trial.confirmations]
     return [
         throttle_note([measurement.gpu_throttling for measurement in measurements]),
         lateness_note(measurements),

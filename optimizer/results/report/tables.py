@@ -378,13 +378,13 @@ def _why_lost(trial: Trial, problem: Problem, outcome: Outcome) -> str:
         return ""
     if searched.throughput_infer_per_sec <= best.throughput_infer_per_sec:
         return ""
-    again = [entry for entry in outcome.confirmed_loads if entry.point.trial == trial.number]
-    missed = [entry for entry in again if entry.error and entry.judged.verdict is not Verdict.PASS]
-    if not again:
+    entries = [entry for entry in outcome.confirmed_loads if entry.point.trial == trial.number]
+    missed = [entry for entry in entries if entry.error and entry.judged.verdict is not Verdict.PASS]
+    if not entries:
         why = "but it was not tested on fresh servers, and the search overestimates its best configurations"
     elif missed:
         why = f"but its test ended {missed[-1].judged.verdict.value}"
-    elif max(entry.point.throughput_infer_per_sec for entry in again) < best.throughput_infer_per_sec:
+    elif max(entry.point.throughput_infer_per_sec for entry in entries) < best.throughput_infer_per_sec:
         why = "but less on fresh servers"
     else:
         why = "but it was measured on fresh servers for comparison only"

@@ -18,7 +18,7 @@ from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, predict_loads
 from optimizer.confirmation.server_plan import LONGEST_SECONDS, WINDOWS, plan_server
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point
+from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point
 from optimizer.results import outcome_values
 from optimizer.results.recommendation import assess
 from tests.conftest import known_problem, measurement
@@ -97,7 +97,7 @@ def test_a_comparison_that_misses_the_sla_on_fresh_servers_has_no_gain(problem: 
         server.deployed.append(candidate)
         for number in range(1, LOOKS[0] + 1):
             for window in server.measure_windows(Endpoint("", candidate), LoadPoint(1, load), 0.5, WINDOWS):
-                confirmation = Confirmation(number, LoadPoint(1, load), window, 0.01 * (candidate == FASTER))
+                confirmation = ConfirmationWindow(number, LoadPoint(1, load), window, 0.01 * (candidate == FASTER))
                 trials[place] = trials[place].with_confirmation(confirmation)
     outcome = assess(trials, problem, BASELINE, FAST)
     assert outcome.confirmed is not None

@@ -37,7 +37,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.load_shapes import RequestTimes
-from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
+from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point, Trial
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
@@ -195,7 +195,7 @@ def test_the_test_of_a_compared_candidate_begins_near_the_load_of_its_comparison
     for number in range(1, COMPARED_SERVERS + 1):
         server.deployed.append(FASTER)
         for window in server.measure_windows(Endpoint("", FASTER), LoadPoint(1, 4), 0.5, WINDOWS):
-            trial = trial.with_confirmation(Confirmation(number, LoadPoint(1, 4), window))
+            trial = trial.with_confirmation(ConfirmationWindow(number, LoadPoint(1, 4), window))
     (measured,) = judge_confirmations([trial], problem)
     loads = [LoadPoint(1, concurrency) for concurrency in (2, 4, 6, 8, 10)]
     predictions = LoadPredictions(
@@ -326,7 +326,7 @@ def test_servers_that_differ_widen_the_interval_until_the_verdict_is_undecided(p
         for number in range(1, LOOKS[0] + 1):
             server.deployed.append(FASTER)
             for window in server.measure_windows(Endpoint("", FASTER), LoadPoint(1, 13), 0.5, WINDOWS):
-                trial = trial.with_confirmation(Confirmation(number, LoadPoint(1, 13), window, 0.01))
+                trial = trial.with_confirmation(ConfirmationWindow(number, LoadPoint(1, 13), window, 0.01))
         (confirmed,) = judge_confirmations([trial], problem)
         return confirmed
 
@@ -344,7 +344,7 @@ def test_the_latency_of_a_pass_is_not_shown_as_possibly_over_the_bound(problem: 
             latencies = random.gamma(16, 0.3 if is_burst else 0.02, size=600)
             latencies[0] = 1.2 * BOUND_MS
             drawn = Drawing().measured(latencies, served=1200.0)
-            trial = trial.with_confirmation(Confirmation(number, load, drawn, 0.01))
+            trial = trial.with_confirmation(ConfirmationWindow(number, load, drawn, 0.01))
     (confirmed,) = judge_confirmations([trial], problem)
     assert confirmed.judged.verdict is Verdict.PASS
     assert confirmed.latency_ms.low < (confirmed.point.measurement.latency_p95_ms or math.nan)
@@ -355,7 +355,7 @@ def test_the_speed_is_probed_beside_each_fresh_server(problem: Problem, tmp_path
     server = Drawing()
     probes = itertools.cycle([0.02, 0.02, 0.03, 0.03])  # the faster of two counts, before and after each load
     trials = confirm(server, searched(server, LOADS), problem, tmp_path, speed=SpeedLog(probes.__next__))
-    windows = [again.measurement for trial in trials for again in trial.confirmations]
+    windows = [window.measurement for trial in trials for window in trial.confirmations]
     assert {window.speed_probe_ms for window in windows} == {round(1000 * math.sqrt(0.02 * 0.03), 3)}
 
 
@@ -367,7 +367,7 @@ def test_windows_in_which_the_machine_was_disturbed_are_left_out(problem: Proble
             for place, window in enumerate(windows):
                 if number == 1 and place < disturbed:
                     window = replace(window, stable=False, reason="others took 60 % of the CPUs", latency_p95_ms=90.0)
-                trial = trial.with_confirmation(Confirmation(number, LoadPoint(1, 11), window, 0.01))
+                trial = trial.with_confirmation(ConfirmationWindow(number, LoadPoint(1, 11), window, 0.01))
         (confirmed,) = judge_confirmations([trial], problem)
         return confirmed
 
@@ -478,7 +478,7 @@ def test_a_queue_that_grows_on_each_server_is_no_pass(rise_ms: float, verdict: V
         for window in range(WINDOWS):
             seen = server.measure(Endpoint("", FAST), LoadPoint(1, 6), 2.0)
             later_ms = rise_ms * window + (seen.latency_avg_ms or 0)
-            confirmations.append(Confirmation(number, load, replace(seen, latency_avg_ms=later_ms), 0.01))
+            confirmations.append(ConfirmationWindow(number, load, replace(seen, latency_avg_ms=later_ms), 0.01))
     (confirmed,) = judge_confirmations([Trial(0, FAST, confirmations=tuple(confirmations))], problem)
     assert confirmed.judged.verdict is verdict
     assert ("may exceed the capacity" in confirmed.judged.reason) is (rise_ms > 0)
@@ -497,7 +497,7 @@ def test_a_pass_does_not_depend_on_later_measurements(
             for _ in range(WINDOWS):
                 latencies_ms = factor * server.random.gamma(16, load.concurrency / 16, size=500)
                 window = server.measured(latencies_ms, SERVED[candidate])
-                confirmations.append(Confirmation(fresh, load, window, error))
+                confirmations.append(ConfirmationWindow(fresh, load, window, error))
         return Trial(number, candidate, confirmations=tuple(confirmations))
 
     first = 1 if is_measured_later else others + 1
@@ -513,7 +513,7 @@ def test_an_overload_on_every_fresh_server_is_a_fail(servers: int, verdict: Verd
     overload = Measurement(
         400.0, latency_p95_ms=500.0, requests=400, overloaded=True, reason="overloaded: 99 requests unanswered"
     )
-    confirmations = [Confirmation(server, load, overload, 0.01) for server in range(1, servers + 1)]
+    confirmations = [ConfirmationWindow(server, load, overload, 0.01) for server in range(1, servers + 1)]
     (confirmed,) = judge_confirmations([Trial(0, FAST, confirmations=tuple(confirmations))], problem)
     assert confirmed.judged.verdict is verdict
 
@@ -795,7 +795,7 @@ def test_a_rising_time_to_first_response_shows_that_the_queue_grows(rise_ms: flo
                 requests=500,
                 stable=True,
             )
-            trial = trial.with_confirmation(Confirmation(server, load, measured, 0.01))
+            trial = trial.with_confirmation(ConfirmationWindow(server, load, measured, 0.01))
     (confirmed,) = judge_confirmations([trial], replace(problem, open_loop=True))
     assert confirmed.judged.verdict is expected
     assert ("time to first response rose" in confirmed.judged.reason) == (expected is Verdict.UNDECIDED)

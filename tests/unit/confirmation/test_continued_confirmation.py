@@ -25,7 +25,7 @@ from optimizer.confirmation.windows import begun_error, errors_by_load
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import Candidate, Confirmation, FreshServer, LoadPoint, Trial
+from optimizer.core.trial import Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
@@ -183,7 +183,7 @@ def test_a_pass_needs_a_planned_number_of_servers(problem: Problem) -> None:
     verdicts = []
     for number in range(1, LOOKS[1] + 1):
         for window in server.measure_windows(Endpoint("", FASTER), load, 0.5, WINDOWS):
-            trial = trial.with_confirmation(Confirmation(number, load, window, 0.01))
+            trial = trial.with_confirmation(ConfirmationWindow(number, load, window, 0.01))
         (confirmed,) = judge_confirmations([trial], problem)
         verdicts.append(confirmed.judged.verdict)
         if number == LOOKS[0] + 1:
@@ -230,7 +230,7 @@ def test_a_lost_measurement_at_the_end_is_repeated(new_sessions: Callable[..., S
     lost = FreshServer(last.server + 1, last.error)
     sessions.table.append(trial, last.load, Measurement(reason="tritonserver died"), lost)
     trials = sessions.run()
-    assert not any(again.is_lost for again in trials[BEST].confirmations)
+    assert not any(window.is_lost for window in trials[BEST].confirmations)
     tested = [own for own in judge_confirmations(trials, problem) if own.error]
     assert Verdict.PASS in {own.judged.verdict for own in tested}
 
@@ -238,8 +238,10 @@ def test_a_lost_measurement_at_the_end_is_repeated(new_sessions: Callable[..., S
 def test_confirmations_of_another_plan_are_refused(new_sessions: Callable[..., Sessions]) -> None:
     sessions = new_sessions()
     trial = sessions.run(servers=1)[BEST]
-    again = trial.confirmations[-1]
-    sessions.table.append(trial, replace(again.load, concurrency=2), again.measurement, FreshServer(2, again.error))
+    window = trial.confirmations[-1]
+    sessions.table.append(
+        trial, replace(window.load, concurrency=2), window.measurement, FreshServer(2, window.error)
+    )
     with pytest.raises(BadInputError, match=r"trial 2 do not follow the plan in run\.json; `tune verify --fresh`"):
         sessions.run()
 

@@ -18,7 +18,7 @@ from optimizer.cli import emit
 from optimizer.cli.emit import FORMATS
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_json
-from optimizer.core.trial import SERVER_CPUS, SERVER_PROCESSES, Confirmation, LoadPoint, Trial
+from optimizer.core.trial import SERVER_CPUS, SERVER_PROCESSES, ConfirmationWindow, LoadPoint, Trial
 from optimizer.emit import kubernetes
 from optimizer.emit.production import name_of, to_yaml
 from optimizer.options.run_options import RunOptions
@@ -565,7 +565,9 @@ def verify_separately(run: Path, name: str, p95_ms: float, trial: int = 0) -> No
     assert finished.outcome.recommended is not None
     point = replace(finished.outcome.recommended, trial=trial)
     window = measurement(1000.0, p95_ms)
-    again = [Confirmation(server, point.load, window, 0.01) for server in range(1, LOOKS[0] + 1) for _ in range(8)]
+    again = [
+        ConfirmationWindow(server, point.load, window, 0.01) for server in range(1, LOOKS[0] + 1) for _ in range(8)
+    ]
     trials = [Trial(trial, point.candidate, ((point.load, window),), confirmations=tuple(again))]
     candidates = verification_candidates(point, trials, finished.problem, is_cross_checked=False)
     verified = verification.verify(trials, candidates, finished.problem)

@@ -21,7 +21,7 @@ from optimizer.core.budget import Budget
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import write_json
 from optimizer.core.notes import ConfirmationComplete, OutputsNotCompared
-from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Point, Trial
+from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point, Trial
 from optimizer.measure.measurer import ProgressObserver
 from optimizer.options.run_options import RunOptions
 from optimizer.results import outcome_values, result_document, summary
@@ -503,7 +503,9 @@ class TestHtml:
         page = self.page(tmp_path, outcome(trials), trials)
         assert "12,500 infer/s in the search, but it was not tested on fresh servers" in page
         assert "<td>it was measured in the search only, which overestimates its best configurations</td>" in page
-        less = tuple(Confirmation(1, LoadPoint(16, 9), measured(11000 + n, 15.0, requests=4000)) for n in range(8))
+        less = tuple(
+            ConfirmationWindow(1, LoadPoint(16, 9), measured(11000 + n, 15.0, requests=4000)) for n in range(8)
+        )
         trials = [*trials_with_comparisons(), replace(other, confirmations=less)]
         page = self.page(tmp_path, outcome(trials), trials)
         assert "on fresh servers; 12,500 infer/s in the search, but less on fresh servers" in page
@@ -550,7 +552,7 @@ class TestHtml:
     def test_loads_tell_repeated_labels_apart(self, tmp_path: Path) -> None:
         trials = trials_with_comparisons()
         lower = tuple(
-            Confirmation(1, LoadPoint(16, 10), measured(10000.0 + n, 12.0, requests=4000)) for n in range(8)
+            ConfirmationWindow(1, LoadPoint(16, 10), measured(10000.0 + n, 12.0, requests=4000)) for n in range(8)
         )
         trials[2] = replace(trials[2], confirmations=(*trials[2].confirmations, *lower))
         page = self.page(tmp_path, outcome(trials), trials)

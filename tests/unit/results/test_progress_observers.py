@@ -14,7 +14,7 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.cli.run import read_run_arguments
 from optimizer.core.budget import Budget
-from optimizer.core.trial import Confirmation, Point, latest_points
+from optimizer.core.trial import ConfirmationWindow, Point, latest_points
 from optimizer.machine import hardware
 from optimizer.options.command_line import Parser
 from optimizer.results.finished_run import FinishedRun, read_run
@@ -191,8 +191,8 @@ class TestPlain:
         text, trial = io.StringIO(), run.trials[0]
         (load, measured), *_ = trial.measurements
 
-        def window(server: int, throughput: float) -> Confirmation:
-            return Confirmation(server, load, replace(measured, throughput_infer_per_sec=throughput))
+        def window(server: int, throughput: float) -> ConfirmationWindow:
+            return ConfirmationWindow(server, load, replace(measured, throughput_infer_per_sec=throughput))
 
         windows = tuple(window(server, 1000.0 * server + 100.0 * i) for server in (1, 2) for i in range(3))
         confirmed = replace(trial, confirmations=windows, cross_checks=(window(2, 1500.0),))

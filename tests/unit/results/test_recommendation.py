@@ -13,7 +13,7 @@ from objectives.pareto import dominates
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.confirmation.verdicts import judge_confirmations, meets_sla
-from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial, latest_points
+from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial, latest_points
 from optimizer.results import outcome_values
 from optimizer.results.recommendation import FRONT_METRICS, assess
 
@@ -52,7 +52,7 @@ def drawn_trials(seed: int) -> list[Trial]:
         for load, error in ((LoadPoint(1, int(random.choice([8, 13, 20, 26]))), 0.0), (LoadPoint(1, 16), 0.005)):
             for server in range(1, int(random.integers(1, 6)) + 1):
                 for _ in range(4):
-                    confirmation = Confirmation(server, load, drawn(random, load, 800), error)
+                    confirmation = ConfirmationWindow(server, load, drawn(random, load, 800), error)
                     trials[number] = trials[number].with_confirmation(confirmation)
     return trials
 
@@ -106,9 +106,11 @@ def test_a_gain_needs_fresh_servers_that_met_the_sla_on_both_sides(seed: int) ->
     ],
 )
 def test_a_recommendation_off_the_front_has_a_reason(error: float | None, served: float, part: str) -> None:
-    def confirmations(error: float, measurement: Measurement, servers: int) -> tuple[Confirmation, ...]:
+    def confirmations(error: float, measurement: Measurement, servers: int) -> tuple[ConfirmationWindow, ...]:
         count = range(1, servers + 1)
-        return tuple(Confirmation(server, LoadPoint(1, 16), measurement, error) for server in count for _ in range(8))
+        return tuple(
+            ConfirmationWindow(server, LoadPoint(1, 16), measurement, error) for server in count for _ in range(8)
+        )
 
     better = window(served, 9.0, 4000)
     other = Trial(1, BASELINE, ((LoadPoint(1, 16), better),))
@@ -134,7 +136,7 @@ def test_a_recommendation_that_is_off_the_front_as_unstable_says_so() -> None:
 def test_a_pass_is_off_the_front_if_the_search_saw_a_better_load() -> None:
     passed = window(1600.0, 10.0, 4000)
     better = replace(passed, throughput_infer_per_sec=1700.0, latency_p95_ms=9.0)
-    windows = tuple(Confirmation(n, LoadPoint(1, 16), passed, 0.005) for n in range(1, 5) for _ in range(8))
+    windows = tuple(ConfirmationWindow(n, LoadPoint(1, 16), passed, 0.005) for n in range(1, 5) for _ in range(8))
     trial = Trial(0, PLAIN, ((LoadPoint(1, 16), better), (LoadPoint(1, 15), better)), confirmations=windows)
     outcome = assess([trial], PROBLEM, BASELINE, PLAIN)
     assert outcome.confirmed is not None
@@ -147,7 +149,7 @@ def test_a_pass_is_off_the_front_if_the_search_saw_a_better_load() -> None:
 
 def test_windows_that_do_not_count_are_not_in_the_shown_figures() -> None:
     passed, disturbed = window(1600.0, 10.0, 4000), window(100.0, 90.0, 4000, stable=False)
-    windows = [Confirmation(n, LoadPoint(1, 16), passed, 0.005) for n in range(1, 5) for _ in range(8)]
+    windows = [ConfirmationWindow(n, LoadPoint(1, 16), passed, 0.005) for n in range(1, 5) for _ in range(8)]
     windows[3] = replace(windows[3], measurement=disturbed)
     outcome = assess([Trial(0, PLAIN, confirmations=tuple(windows))], PROBLEM, BASELINE, PLAIN)
     assert outcome.recommended is not None

@@ -20,7 +20,7 @@ from optimizer.cli.output import INTERRUPTED
 from optimizer.cli.run import exit_code
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import judge_confirmations
-from optimizer.core.trial import Candidate, Confirmation, LoadPoint, Trial
+from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial
 from optimizer.results import outcome_values, result_document, summary
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import Outcome, assess
@@ -45,7 +45,7 @@ def outcome(
     The machine was disturbed in the first ``disturbed`` windows of each server.
     """
     confirmations = tuple(
-        Confirmation(number, LOAD, measurement(1000.0, p95_ms, stable=window >= disturbed), error)
+        ConfirmationWindow(number, LOAD, measurement(1000.0, p95_ms, stable=window >= disturbed), error)
         for number, p95_ms in enumerate(servers, start=1)
         for window in range(windows)
     )
@@ -130,7 +130,9 @@ def test_servers_that_differ_are_the_cause() -> None:
 @pytest.mark.parametrize(("share", "is_told"), [(0.4, True), (0.05, False), (None, False)])
 def test_a_cause_says_if_others_took_the_cpus(share: float | None, is_told: bool) -> None:
     windows = [replace(measurement(1000.0, p95_ms), other_cpu_share=share) for p95_ms in (9.0, 9.0, 14.0, 18.0)]
-    confirmations = tuple(Confirmation(n, LOAD, window, ERROR) for n, window in enumerate(windows) for _ in range(8))
+    confirmations = tuple(
+        ConfirmationWindow(n, LOAD, window, ERROR) for n, window in enumerate(windows) for _ in range(8)
+    )
     trials = [Trial(0, BEST, ((LOAD, measurement(1000.0, 10.0)),), confirmations=confirmations)]
     result = assess(trials, known_problem(), BASELINE, PLAIN)
     cause, advice = summary.undecided_cause(result), summary.next_step(result, "r", "tune known").advice
@@ -144,7 +146,9 @@ def test_too_few_requests_for_a_high_percentile_are_the_cause() -> None:
     high = replace(known_problem(), sla=Sla.from_bounds({"p99.99": 20.0}))
     sketch = sketch_latencies(np.random.default_rng(0).gamma(9.0, 1.0, 500))
     own = replace(measurement(1000.0, 14.0), requests=500, latency_sketch=sketch, requests_over_ms="20:0")
-    confirmations = tuple(Confirmation(number, LOAD, own, ERROR) for number in range(LOOKS[0]) for _ in range(8))
+    confirmations = tuple(
+        ConfirmationWindow(number, LOAD, own, ERROR) for number in range(LOOKS[0]) for _ in range(8)
+    )
     trials = [Trial(0, BEST, ((LOAD, own),), confirmations=confirmations)]
     cause = summary.undecided_cause(assess(trials, high, BASELINE, PLAIN))
     assert re.search(r"; p99\.99 needs at least 53,000 effective requests, and these were [0-9.,]+$", cause), cause
@@ -153,7 +157,9 @@ def test_too_few_requests_for_a_high_percentile_are_the_cause() -> None:
 def test_too_few_requests_for_a_small_error_rate_are_the_cause() -> None:
     rare = replace(known_problem(), sla=Sla.from_bounds({"error-rate": 0.01}))
     own = replace(measurement(1000.0, 14.0), requests=500, rejected_requests=0)
-    confirmations = tuple(Confirmation(number, LOAD, own, ERROR) for number in range(LOOKS[0]) for _ in range(8))
+    confirmations = tuple(
+        ConfirmationWindow(number, LOAD, own, ERROR) for number in range(LOOKS[0]) for _ in range(8)
+    )
     trials = [Trial(0, BEST, ((LOAD, own),), confirmations=confirmations)]
     cause = summary.undecided_cause(assess(trials, rare, BASELINE, PLAIN))
     assert cause.endswith("16,000 effective requests; at least 52,981 are needed"), cause
@@ -213,7 +219,7 @@ def test_a_disturbance_of_another_configuration_widens_no_interval() -> None:
 
     def tested(candidate: Candidate, number: int, servers_ms: list[float], *, stable: bool) -> Trial:
         confirmations = tuple(
-            Confirmation(server, LOAD, measurement(1000.0, p95_ms * noise, stable=stable), ERROR)
+            ConfirmationWindow(server, LOAD, measurement(1000.0, p95_ms * noise, stable=stable), ERROR)
             for server, p95_ms in enumerate(servers_ms, start=1)
             for noise in (0.98, 1.0, 1.02)
         )
@@ -261,7 +267,7 @@ def test_a_model_without_a_batch_dimension_is_not_compared_with_dynamic_batching
 
 
 def test_a_fallback_that_was_not_tested_is_undecided() -> None:
-    failed = tuple(Confirmation(n, LOAD, measurement(1000, 40.0), ERROR) for n in range(LOOKS[0]))
+    failed = tuple(ConfirmationWindow(n, LOAD, measurement(1000, 40.0), ERROR) for n in range(LOOKS[0]))
     tested = Trial(0, BEST, ((LOAD, measurement(1000, 10.0)),), confirmations=failed)
     other = Trial(1, replace(BEST, max_batch_size=4), ((LOAD, measurement(800, 10.0)),))
     result = assess([tested, other], known_problem(), BASELINE, PLAIN)
@@ -273,7 +279,7 @@ def test_a_fallback_that_was_not_tested_is_undecided() -> None:
 
 def test_a_fallback_to_a_lower_load_names_the_tested_one() -> None:
     lower = LoadPoint(1, concurrency=4)
-    failed = tuple(Confirmation(n, LOAD, measurement(1000, 40.0), ERROR) for n in range(LOOKS[0]))
+    failed = tuple(ConfirmationWindow(n, LOAD, measurement(1000, 40.0), ERROR) for n in range(LOOKS[0]))
     searched = ((lower, measurement(700, 8.0)), (LOAD, measurement(1000, 10.0)))
     result = assess([Trial(0, BEST, searched, confirmations=failed)], known_problem(), BASELINE, PLAIN)
     assert result.recommended is not None
@@ -299,7 +305,7 @@ def drifted(*best: Measurement, confirmed: Sequence[Measurement] = ()) -> Outcom
         Trial(n, replace(PLAIN, max_batch_size=32 + n), ((LOAD, slow(30.0, 1.4 if n < 10 else 1.0, 500.0)),))
         for n in range(2, 30)
     ]
-    confirmations = tuple(Confirmation(n, LOAD, window, ERROR) for n, window in enumerate(confirmed))
+    confirmations = tuple(ConfirmationWindow(n, LOAD, window, ERROR) for n, window in enumerate(confirmed))
     loads = tuple((LoadPoint(1, concurrency=8 + n), window) for n, window in enumerate(best))
     trials = [Trial(0, BEST, loads, confirmations=confirmations), *others]
     return assess(trials, replace(known_problem(), cpu_count=2), BASELINE, PLAIN)
@@ -345,7 +351,7 @@ def test_a_recommendation_that_missed_the_bound_on_a_slow_machine_says_so() -> N
 
 def test_a_disturbed_test_before_a_fallback_is_named() -> None:
     window = measurement(1000, 40.0, stable=False)
-    missed = tuple(Confirmation(n, LOAD, window, ERROR) for n in range(LOOKS[0]))
+    missed = tuple(ConfirmationWindow(n, LOAD, window, ERROR) for n in range(LOOKS[0]))
     tested = Trial(0, BEST, ((LOAD, measurement(1000, 10.0)),), confirmations=missed)
     other = Trial(1, replace(BEST, max_batch_size=4), ((LOAD, measurement(800, 10.0)),))
     result = assess([tested, other], known_problem(), BASELINE, PLAIN)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Forecast, Measurement
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.trial import CROSS_CHECKING, Candidate, Confirmation, FreshServer, LoadPoint, Trial
+from optimizer.core.trial import CROSS_CHECKING, Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
 from optimizer.store.trials_table import TrialsTable
 from tests.conftest import measurement
 
@@ -212,8 +212,8 @@ def test_cross_checks_are_kept_apart_from_windows_and_searched_loads(tmp_path: P
     written.append(trial, load, measurement(3, 3), FreshServer(1, 0.01, CROSS_CHECKING))
     (read,) = table(path).read()
     assert read.measurements == ((load, measurement(1, 1)),)
-    assert read.confirmations == (Confirmation(1, load, measurement(2, 2), 0.01),)
-    assert read.cross_checks == (Confirmation(1, load, measurement(3, 3), 0.01),)
+    assert read.confirmations == (ConfirmationWindow(1, load, measurement(2, 2), 0.01),)
+    assert read.cross_checks == (ConfirmationWindow(1, load, measurement(3, 3), 0.01),)
 
 
 def test_a_table_without_load_generators_is_read_and_gets_no_cross_checks(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from optimizer.core.notes import (
     SpeedVaried,
     UntestedServedMore,
 )
-from optimizer.core.trial import Confirmation, LoadPoint, Trial
+from optimizer.core.trial import ConfirmationWindow, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.options.option_reader import run_options
 from optimizer.results.formatting import bounds
@@ -116,7 +116,7 @@ def test_a_load_that_only_the_profile_limits_is_noted(
 def test_a_search_that_measured_much_more_is_noted(factor: float, is_noted: bool) -> None:
     problem, load = drawn_problem(), LoadPoint(1, 8)
     windows = [
-        Confirmation(server, load, window, 0.01)
+        ConfirmationWindow(server, load, window, 0.01)
         for server in range(1, LOOKS[0] + 1)
         for window in Drawing().measure_windows(Endpoint("", FASTER), load, 0.5, 8)
     ]
@@ -139,7 +139,7 @@ def test_a_search_that_measured_much_more_is_noted(factor: float, is_noted: bool
 def test_the_speed_is_compared_over_all_sessions() -> None:
     load = LoadPoint(1, 4)
     first, second = Measurement(100.0, speed_probe_ms=20.0), Measurement(60.0, speed_probe_ms=32.0)
-    trial = Trial(0, FAST, ((load, first),), confirmations=(Confirmation(1, load, second, 0.01),))
+    trial = Trial(0, FAST, ((load, first),), confirmations=(ConfirmationWindow(1, load, second, 0.01),))
     assert SpeedVaried(1.6) in notes_on_measurements([trial])
 
 
