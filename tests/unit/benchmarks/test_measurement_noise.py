@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +22,6 @@ from measurement_noise import Noise, NoisyServer, perturbed
 
 LOADS = [LoadPoint(1, concurrency) for concurrency in (4, 8, 16, 32)]
 TRUE = Noise(server=(0.05, 0.03), epoch=(0.04, 0.02), window=(0.02, 0.06))
-NONE = Noise((0.0, 0.0), (0.0, 0.0), (0.0, 0.0))
 CELL = Measurement(
     1000.0,
     latency_avg_ms=8.0,
@@ -75,30 +73,6 @@ def test_the_noise_does_not_depend_on_the_order_of_deployments() -> None:
     order = [(0, 0), (1, 3)]
     assert measured(order) == measured(order[::-1])
     assert len({measurement.throughput_infer_per_sec for measurement in measured(order).values()}) == 2
-
-
-def test_repeats_of_a_deployment_and_of_a_load_differ() -> None:
-    server = NoisyServer([Trial(0, Candidate(8, True), ((LOADS[0], CELL),))], TRUE, 0)
-    values = []
-    for _ in range(2):
-        with server.deploy(Candidate(8, True)) as endpoint:
-            values += [server.measure(endpoint, LOADS[0]).throughput_infer_per_sec for _ in range(2)]
-    assert len(set(values)) == 4
-
-
-def test_the_measurements_of_a_deployment_share_the_effect_of_its_server() -> None:
-    servers = Noise(server=(0.05, 0.0), epoch=(0.0, 0.0), window=(0.0, 0.0))
-    result = throughputs(servers, 0, 400)
-    assert all(max(own) - min(own) < 1e-9 for own in result)
-    assert statistics.stdev(own[0] for own in result) == pytest.approx(0.05, rel=0.15)
-    assert statistics.mean(own[0] for own in result) == pytest.approx(0.0, abs=0.01)
-
-
-def test_all_measurements_of_a_server_are_in_one_epoch() -> None:
-    epochs = Noise(server=(0.0, 0.0), epoch=(0.05, 0.0), window=(0.0, 0.0))
-    values = {round(value, 9) for own in throughputs(epochs, 3, 5) for value in own}
-    assert len(values) == 1
-    assert values != {0.0}
 
 
 def test_with_noise_each_regret_is_that_of_a_recommendation() -> None:
