@@ -25,22 +25,8 @@ from tests.repositories import doubler, write_model
 
 FLAGS = [
     bad("--sla-p95 20 mlp", "--sla-p95 20: ", "20ms?"),
-    bad("--sla-p95 -20ms mlp", "--sla-p95 -20ms: ", "positive", "20ms"),
-    bad("--sla-p95=-20ms mlp", "--sla-p95 -20ms: ", "positive", "20ms"),
-    bad("--sla-p99 -20 mlp", "--sla-p99 -20: ", "positive", "20ms"),
     bad("--sla-avg 0ms mlp", "--sla-avg 0ms: ", "greater than zero", "20ms"),
-    bad("--sla-p50 0 mlp", "--sla-p50 0: ", "greater than zero", "20ms"),
-    bad("--sla-p90 soon mlp", "--sla-p90 soon: ", "20ms, 0.02s or 500us"),
-    bad("--sla-p95= mlp", "--sla-p95 '': ", "20ms"),
-    bad("--sla-p95 nanms mlp", "--sla-p95 nanms: ", "20ms"),
     bad("--sla-p95", "--sla-p95", "expected one argument"),
-    bad("--slap95 20ms mlp", "--slap95 is not an option", "did you mean --sla-p95?", "tune run --help-all"),
-    bad("--sla-p100 20ms mlp", "--sla-p100 20ms: ", "at least 50 and below 100", "p99.9"),
-    bad("--sla-p9=20ms mlp", "--sla-p9 20ms: ", "at least 50 and below 100", "p99.9"),
-    bad("--sla-p99.9 soon mlp", "--sla-p99.9 soon: ", "20ms, 0.02s or 500us"),
-    bad("--sla-p99.9 mlp --sla-p99.5", "--sla-p99.5", "expected one argument"),
-    bad("--sla-pinf 20ms mlp", "--sla-pinf is not an option", "did you mean --sla-p"),
-    bad("--sla p99.9 mlp", "--sla p99.9: ", "write METRIC<=TIME", "p99.9<=30ms"),
     bad("--sla p95<=20ms,p99<=30ms mlp", "give an option for each bound", "--sla 'p95<=20ms' --sla 'p99<=30ms'"),
     bad("--sla max<=20ms mlp", "--sla max<=20ms: ", "not avg or a percentile"),
     bad("--sla-p99 20ms --sla p99<=30ms mlp", "--sla: p99 has two bounds", "one of them"),
@@ -48,40 +34,22 @@ FLAGS = [
     bad("--max-error-rate 0.1 mlp", "--max-error-rate 0.1: ", "write a percentage", "0.1%"),
     bad("--max-error-rate 100% mlp", "--max-error-rate 100%: ", "below 100%"),
     bad("--search simulated --objective energy mlp", "--search simulated", "goodput", "tpe"),
-    bad("--budget 0 mlp", "--budget 0: ", "greater than zero", "5m"),
-    bad("--budget 0s mlp", "--budget 0s: ", "greater than zero", "5m"),
-    bad("--budget -5m mlp", "--budget -5m: ", "positive", "5m"),
     bad("--budget 5 mlp", "--budget 5: ", "a unit is missing: 5m?"),
-    bad("--budget long mlp", "--budget long: ", "5m, 90s"),
     bad("--max-trials 0 mlp", "--max-trials 0: ", "from 1 to 2147483647"),
-    bad("--max-trials -1 mlp", "--max-trials -1: ", "from 1 to 2147483647"),
-    bad("--max-trials 99999999999 mlp", "--max-trials 99999999999: ", "from 1 to 2147483647"),
     bad("--max-trials x mlp", "--max-trials x: ", "whole number"),
-    bad("--max-trials 1.5 mlp", "--max-trials 1.5: ", "whole number"),
-    bad("--seed x mlp", "--seed x: ", "whole number from 0 to 4294967295"),
-    bad("--seed -1 mlp", "--seed -1: ", "whole number from 0 to 4294967295"),
     bad("--seed 4294967296 mlp", "--seed 4294967296: ", "from 0 to 4294967295"),
     bad(f"--seed {'9' * 5000} mlp", "--seed 99", "from 0 to 4294967295"),
     bad("--request-batch-size 0 mlp", "--request-batch-size 0: ", "1 to 2147483647"),
-    bad("--request-batch-size 2147483648 mlp", "--request-batch-size 2147483648: ", "1 to 2147483647"),
     bad("--request-batch-size 1e3 mlp", "--request-batch-size 1e3: ", "whole number"),
     bad("--sequence-length 0 accumulator", "--sequence-length 0: ", "1 to 2147483647"),
     bad("--sequence-length 9..3 accumulator", "--sequence-length 9..3: ", "the lower one first"),
-    bad("--sequence-length x accumulator", "--sequence-length x: ", "whole number"),
     bad("--shape 16 mlp", "--shape 16: ", "NAME:SIZES", "input_ids:16..128"),
-    bad("--shape ids:0 mlp", "--shape ids:0: ", "from 1 to 2147483647"),
-    bad("--shape ids:9..3 mlp", "--shape ids:9..3: ", "the lower one first"),
     bad("--input-range ids:9 mlp", "--input-range ids:9: ", "0..30521"),
     bad("--string-length 0 mlp", "--string-length 0: ", "1 to 1048576"),
     bad("--input-data= mlp", "--input-data '': ", "random, zero"),
     bad("--out= mlp", "--out '': ", "write a path"),
-    bad("explain run --results=", "--results '': ", "write a path"),
-    bad("plan run --results=", "--results '': ", "write a path"),
-    bad("report run --out=", "--out '': ", "write a path"),
     bad("emit run --out=", "--out '': ", "write a path"),
     bad("compare run run --results=", "--results '': ", "write a path"),
-    bad("batch suite.yaml --out=", "--out '': ", "write a path"),
-    bad("report run --results=", "--results '': ", "write a path"),
     bad("--model-repository= m", "--model-repository '': ", "write a path"),
     bad("--load rate --request-distribution= mlp", "--request-distribution '': ", "poisson, constant"),
     bad("--load rate --request-intervals= mlp", "--request-intervals '': ", "a file of intervals"),
@@ -92,7 +60,6 @@ FLAGS = [
         "give one of them",
     ),
     bad("--load rate --request-distribution spike:4 mlp", "--request-distribution spike:4: ", "spike:4x:10%:1s"),
-    bad("--load rate --request-distribution wave mlp", "--request-distribution wave: ", "spike, ramp, diurnal"),
     bad("--load rate --request-intervals t.csv mlp", "--request-intervals t.csv: ", "--request-trace"),
     bad("--load rate --request-trace t.txt mlp", "--request-trace t.txt: ", "ends in .csv"),
     bad("--load rate --request-trace t.csv mlp", "t.csv: ", "cannot be read"),
@@ -127,7 +94,6 @@ FLAGS = [
     bad("verify --budget 3 nowhere", "--budget 3: ", "a unit is missing: 3m?"),
     bad("--objective speed mlp", "--objective speed: ", "throughput, ", "memory, energy"),
     bad("--objective throughput,throughput mlp", "--objective throughput,throughput: ", "each once"),
-    bad("--objective= mlp", "--objective '': ", "throughput, "),
     bad("--search best mlp", "--search best: ", "tpe, ", "grid"),
     bad(
         "--objective memory --search simulated mlp",
@@ -142,16 +108,12 @@ FLAGS = [
     bad(f"--target remote --url grpcs://h:1 {CA_FLAG} no.pem mlp", f"{CA_FLAG} no.pem", "no such file"),
     bad(f"--target remote {CA_FLAG} no.pem mlp", CA_FLAG, "is not encrypted", "grpcs://"),
     bad(f"--target remote {CA_FLAG}=-- mlp", f"{CA_FLAG} --: ", "write a value"),
-    bad("--sla-p95 -- mlp", "--sla-p95 --: ", "only marks the end of the options", "write a value"),
     bad("--measurement-interval 5 mlp", "--measurement-interval 5: ", "5ms?"),
     bad("--measurement-interval 1h mlp", "--measurement-interval 1h: ", "50ms to 15s"),
     bad("--protocol tcp mlp", "--protocol tcp: ", "grpc, http"),
-    bad("--frob mlp", "--frob", "tune run --help-all"),
     bad("--results there mlp", "--results is not an option of `tune run`", "did you mean --out?"),
-    bad("--sla 20ms mlp", "--sla 20ms: ", "write METRIC<=TIME", "p99.9<=30ms"),
     bad("", "MODEL is missing", "tune models"),
     bad("run", "MODEL is missing", "tune models"),
-    bad("mlp dlrm", "dlrm", "tune run --help-all"),
     bad("models mlp", "mlp", "tune models --help"),
     bad("doctor --now", "--now", "tune doctor --help"),
     bad("setup --now", "--now", "tune setup --help"),
@@ -175,32 +137,14 @@ NAMES = [
 ]
 
 STORAGES = [
-    bad("--storage nosuch://host/db mlp", "--storage nosuch://host/db: ", "sqlite, postgresql or mysql"),
     bad("--storage :// mlp", "--storage ://: ", "Could not parse"),
     bad("--storage postgresql:/u:geheim@host/db mlp", "--storage postgresql:", "sqlite:///study.db"),
-    bad("--storage sqlite:///none/study.db mlp", "--storage sqlite:///none/study.db: ", "unable to open"),
-    bad("--storage oracle://u:geheim@host/db mlp", "--storage oracle://u:***@host/db: ", "driver"),
     bad("--storage nosuch://u:gehe/im@geheim@host/db mlp", "nosuch://u:***@host/db", "sqlite"),
-    bad("--storage nosuch://u@host/db?password=geheim mlp", "u@host/db?password=***", "sqlite"),
-    bad("--storage postgresql://u:geheim@127.0.0.1:1/db mlp", "--storage postgresql://u:***@127.0.0.1:1/db: "),
     bad("--storage file/study mlp", "--storage file/study: ", "cannot be opened", file="text"),
 ]
 
 PROFILES = [
-    profile("", ("p.yaml: ", "empty", "model:")),
-    profile("- mlp\n", ("p.yaml:1: ", "model:")),
-    profile("model: {builder: mlp\n", ("p.yaml:2:1: ", "expected ',' or '}'")),
-    profile("model:\n\tbuilder: mlp\n", ("p.yaml:2:1: ", "YAML allows no tab here; write blanks")),
-    profile("model: {builder: mlp}\nslo: {p95: 20ms}\n", ("p.yaml:2: slo: ", "did you mean sla?")),
-    profile("model: {builder: mlp}\nsla:\n  pp9: 20ms\n", ("p.yaml:3: sla.pp9: ", "did you mean p")),
     profile("model: {builder: mlp}\nsla:\n  p100: 20ms\n", ("p.yaml:3: sla.p100: ", "at least 50 and below 100")),
-    profile("model: {builder: mlp}\nsla: {p99.9: 30}\n", ("p.yaml:2: sla.p99.9: ", "30ms?")),
-    profile("model: {builder: mlp, settings: {layer: 2}}\n", ("p.yaml:1: ", "layer", "did you mean layers?")),
-    profile("model: {builder: mpl}\n", ("p.yaml:1: model.builder: ", "'mpl'", "did you mean mlp?")),
-    profile("model: {builder: mlp}\nmodel: {builder: mlp}\n", ("p.yaml:2: model: ", "twice", "line 1")),
-    profile("model: {builder: mlp}\nsla: {p95: 20}\n", ("p.yaml:2: sla.p95: ", "20ms?")),
-    profile("model: {builder: mlp}\nsla: {p95: -20ms}\n", ("p.yaml:2: sla.p95: ", "'-20ms'", "positive")),
-    profile("model: {builder: mlp}\nspace: {max_batch_size: 8}\n", ("p.yaml:2: space.max_batch_size: ", "[8]")),
     profile(
         "model: {builder: mlp}\nrequest:\n  batch_size: many\nload:\n  max_concurrency: 0\n",
         ("p.yaml:3: request.batch_size: ", "'many'", "whole number"),
@@ -214,24 +158,10 @@ PROFILES = [
         "model: {builder: mlp}\nspace:\n  config:\n    dynamic_batching.priority: [1]\n",
         ("p.yaml:4: space.config.dynamic_batching.priority: ", "priority_levels"),
     ),
-    profile(
-        "model: {builder: mlp}\nrequest: {batch_size: 9}\nspace: {max_batch_size: [4, 8]}\n",
-        ("p.yaml:2: request.batch_size: ", "9 ", "at most 8"),
-    ),
 ]
 
 ESCAPES = [
-    profile("model: {repository: .., name: m}\n", ("p.yaml:1: model.repository: ", "'..'", "leads out")),
-    profile("model: {repository: /etc, name: m}\n", ("p.yaml:1: model.repository: ", "'/etc'", "relative")),
-    profile("model: {repository: link, name: m}\n", ("p.yaml:1: model.repository: ", "'link'", "leads out")),
-    profile("model: {repository: models, name: ../m}\n", ("p.yaml:1: model.name: ", "'../m'", "without folders")),
-    profile("model: {repository: models, name: /m}\n", ("p.yaml:1: model.name: ", "'/m'", "without folders")),
-    profile("model: {repository: models, name: ..}\n", ("p.yaml:1: model.name: ", "'..'")),
     profile("model: {repository: models, name: out}\n", ("p.yaml:1: model.name: ", "'out'", "leads out")),
-    profile(
-        "model: {builder: mlp}\nrequest: {input_data: ../secret.json}\n",
-        ("p.yaml:2: request.input_data: ", "'../secret.json'", "leads out"),
-    ),
     profile(
         "model: {builder: mlp}\nrequest: {input_data: link.json}\n",
         ("p.yaml:2: request.input_data: ", "'link.json'", "leads out"),
@@ -242,22 +172,16 @@ ESCAPES = [
 TWO = "profile_models: [m, n]\nmodel_repository: models\n"
 MODEL_ANALYZER = [
     bad("--from-model-analyzer no.yaml", "no.yaml: ", "cannot be read: No such file"),
-    bad("--from-model-analyzer f", "f: has several models; ", "m, n", f=TWO),
-    bad("--from-model-analyzer f o", "f: no model 'o' in it; it has m, n", f=TWO),
-    bad("--from-model-analyzer f m", "f:2: model_repository: 'models' does not exist ", "--model-repository", f=TWO),
-    bad("--from-model-analyzer f m", "f:3: latency-budget: ", "latency_budget?", f=f"{TWO}latency-budget: 5\n"),
-    bad("--from-model-analyzer f m", "f:3: concurrency: 'all' is not a whole number", f=f"{TWO}concurrency: all\n"),
     bad("--from-model-analyzer f m", "f:4:1: ", "expected", f=f"{TWO}profile_models: {{\n"),
     bad("--from-model-analyzer f --model-repository no m", "--model-repository no: no such", f="concurrency: 1"),
     bad("--print-profile mlp", "--print-profile ", "--from-model-analyzer FILE"),
 ]
 
 
-@pytest.mark.parametrize("case", [FLAGS[0], NAMES[0], PROFILES[0]], ids=str)
-def test_the_installed_command_reports_bad_input_in_one_line(case: Bad, tune: Tune, playground: Playground) -> None:
+def test_the_installed_command_reports_bad_input_in_one_line(tune: Tune, playground: Playground) -> None:
     """The command runs in a new process, as users start it."""
-    case.write_files(playground.working_folder)
-    assert_says(tune_without_server(tune, playground, *case.arguments.split()), *case.lines)
+    ended = tune_without_server(tune, playground, *NAMES[0].arguments.split())
+    assert_says(ended, *NAMES[0].lines)
 
 
 @pytest.mark.parametrize("case", [*FLAGS, *NAMES, *PROFILES], ids=str)
@@ -301,7 +225,6 @@ def test_a_profile_cannot_refer_to_files_outside_its_folder(
     write_model(playground.root, "m", CONFIG, doubler())
     write_model(playground.working_folder / "models", "m", CONFIG, doubler())
     (playground.root / "secret.json").write_text("{}")
-    (playground.working_folder / "link").symlink_to(playground.root)
     (playground.working_folder / "link.json").symlink_to(playground.root / "secret.json")
     (playground.working_folder / "models" / "out").symlink_to(playground.root / "m")
     case.write_files(playground.working_folder)

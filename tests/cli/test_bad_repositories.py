@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 from optimizer.machine import hardware
-from optimizer.model.builders.onnx_graph import Graph
 from tests.bad_input import (
     CONFIG,
     LONG,
@@ -22,18 +20,6 @@ from tests.bad_input import (
 )
 from tests.command_fixtures import Playground, Tune
 from tests.repositories import doubler, serialized, write_model
-
-
-def weighty_onnx(folder: Path) -> bytes:
-    """Return an ONNX model that consists mostly of weights."""
-    import numpy as np
-
-    graph = Graph("weighty")
-    x = graph.input("x", np.float32, [4])
-    graph.op("Gemm", x, graph.weight("w", np.ones((4, 4096), np.float32)), to="y")
-    graph.output("y", np.float32, [4096])
-    graph.save(folder / "weighty.onnx")
-    return (folder / "weighty.onnx").read_bytes()
 
 
 @dataclass(frozen=True)
@@ -230,14 +216,9 @@ REPOSITORIES = {
         replace_onnx(serialized(with_weights_in("../../secret.bin"))),
         ("m/1/model.onnx: its weights are in '../../secret.bin', outside the folder of the model",),
     ),
-    "unclosed": Repository(
-        replace_config('platform: "onnxruntime_onnx"\ninput {\n'), ("m/config.pbtxt:2: ", 'Expected "}"')
-    ),
     "unknown field": Repository(
         replace_config(f"{CONFIG}max_bach_size: 8\n"), ("m/config.pbtxt:5: ", "max_bach_size")
     ),
-    "wrong type": Repository(replace_config(f"max_batch_size: many\n{CONFIG}"), ("m/config.pbtxt:1: ", "many")),
-    "not text": Repository(replace_config(b"\xff\xfe\x00"), ("m/config.pbtxt: ", "byte 0")),
     "unknown input": Repository(
         replace_config(CONFIG.replace('"x"', '"z"')), ("m/config.pbtxt: ", "input 'z'", "1/model.onnx", "has x")
     ),
@@ -258,14 +239,8 @@ REPOSITORIES = {
         ),
         ("input 'x' of m ", "[-1]", "--shape x:16..128", "request.shapes", "{x: [128]}", "request.input_data"),
     ),
-    "random bytes": Repository(replace_onnx(random.Random(0).randbytes(4096)), ("m/1/model.onnx: ", "not an ONNX")),
-    "empty": Repository(replace_onnx(b""), ("m/1/model.onnx: ", "not an ONNX model")),
-    "text": Repository(replace_onnx(b"version https://git-lfs"), ("m/1/model.onnx: ", "not an ONNX model")),
     "cut in the graph": Repository(
         replace_onnx(serialized(doubler())[:-5]), ("m/1/model.onnx: ", "not an ONNX model")
-    ),
-    "cut in the weights": Repository(
-        lambda m: (m / "1" / "model.onnx").write_bytes(weighty_onnx(m)[:30_000]), ("m/1/model.onnx: ", "not an ONNX")
     ),
 }
 
@@ -326,14 +301,12 @@ def test_a_model_folder_is_checked_like_a_repository(called_tune: Tune, playgrou
     ("name", "words"),
     [
         ("gone.onnx", ("gone.onnx: ", "no such file")),
-        ("text.onnx", ("text.onnx: ", "not an ONNX model")),
         ("net.pt", ("net.pt: ", "does not contain its tensors' dims", "NAME/config.pbtxt", "docs/pytorch.md")),
     ],
 )
 def test_a_file_that_is_not_a_model_is_reported(
     name: str, words: tuple[str, ...], called_tune: Tune, playground: Playground
 ) -> None:
-    (playground.working_folder / "text.onnx").write_text("version https://git-lfs")
     assert_says(tune_without_server(called_tune, playground, "--sla-p95", "20ms", name), words)
 
 
@@ -365,12 +338,11 @@ def test_a_missing_model_is_reported_with_the_models_of_the_repository(
     assert_says(ended, ("models/first: is the folder of a model; give the repository, which contains that folder: ",))
 
 
-@pytest.mark.parametrize("name", ["../m", "/m", "a/b", ".", ".."])
-def test_a_model_name_cannot_lead_out_of_its_repository(name: str, called_tune: Tune, playground: Playground) -> None:
+def test_a_model_name_cannot_lead_out_of_its_repository(called_tune: Tune, playground: Playground) -> None:
     write_model(playground.working_folder, "m", CONFIG, doubler())
     (playground.working_folder / "models").mkdir()
-    ended = tune_without_server(called_tune, playground, "--model-repository", "models", name)
-    assert_says(ended, (repr(name),))
+    ended = tune_without_server(called_tune, playground, "--model-repository", "models", "../m")
+    assert_says(ended, ("'../m'",))
 
 
 @pytest.mark.parametrize("path", ["nowhere", "file", LONG])

@@ -64,11 +64,6 @@ REFUSED_RUNS = {
         ("--resume run", "leave --sla-p95, --seed out"),
     ),
     "an invalid objective": (record(objectives=["speed"]), "verify run", ("run/run.json: ", "--objective speed")),
-    "a test on another server": (
-        record(),
-        "verify --target remote --url h:1 run",
-        ("--target: the test of a run continues on the server of that run; give --fresh too",),
-    ),
     "a storage that was not given": (
         record(storage="sqlite:///other.db"),
         "--resume run",
@@ -99,16 +94,6 @@ REFUSED_RUNS = {
         record(target="remote", url="h:1", headers=["a:$SECRET"]),
         "verify run --target remote",
         ("verify run: run.json was not written by your tune", "add --url h:1 --header 'a:$SECRET'"),
-    ),
-    "an address of a separate test that was not given": (
-        record(target="remote", url="h:1"),
-        "verify --fresh run",
-        ("verify run: run.json was not written by your tune", "add --target remote --url h:1"),
-    ),
-    "another address": (
-        record(target="remote", url="h:1"),
-        "--resume run --target remote --url h:2",
-        ("--resume run keeps the options of the run; leave --url out",),
     ),
     "a repository that was not given": (
         record(model="m", model_repository="models"),
@@ -153,14 +138,8 @@ def test_a_run_whose_file_is_a_link_is_not_continued(name: str, called_tune: Tun
 
 BROKEN_RECORDS = {
     "": ("line 1 column 1",),
-    '{"options": ': ("line 1 column 13",),
-    "\x00\x01": ("line 1 column 1",),
-    "[]": ("not the record of a run",),
-    "{}": ("no 'schema_version'",),
     '{"schema_version": 1}': ("no 'options'",),
     '{"schema_version": 2, "options": {}}': ("schema_version 2", f"reads {SCHEMA_VERSION}", "begin a new run"),
-    '{"schema_version": "x", "options": {}}': ("schema_version 'x'", f"reads {SCHEMA_VERSION}"),
-    '{"schema_version": 1, "options": 5}': ("not the record of a run",),
     '{"schema_version": 1, "options": {}}': ("options.model",),
     record(model=5): ("options.model",),
     record(budget_seconds="long"): ("options.budget_seconds",),
@@ -184,22 +163,6 @@ def test_resume_reports_an_invalid_run_json(text: str, called_tune: Tune, playgr
     write_run(playground.working_folder / "run", text)
     ended = tune_without_server(called_tune, playground, "--resume", "run")
     assert_says(ended, ("run/run.json: ", *BROKEN_RECORDS[text]))
-
-
-@pytest.mark.parametrize(
-    ("table", "word"),
-    [("model,trial\nmlp,0\n", "trials.csv: its columns"), ("\x00\n", "trials.csv: its columns")],
-)
-def test_resume_reports_an_invalid_trials_table(
-    table: str, word: str, called_tune: Tune, playground: Playground
-) -> None:
-    """The error is found before a server starts: there is no server log."""
-    write_run(playground.working_folder / "run", record())
-    (playground.working_folder / "run" / "trials.csv").write_text(table)
-    before = entries(playground.working_folder)
-    ended = called_tune("--resume", "run")
-    assert_says(ended, (word,))
-    assert entries(playground.working_folder) == before
 
 
 # -- the environment --------------------------------------------------------------------------------------------

@@ -105,10 +105,6 @@ CHANGES: dict[str, tuple[Callable[[FinishedFolder], None], tuple[str, ...]]] = {
         lambda finished: finished.write_profile("[1, 2]", "[1, 2], max_queue_size: [0, 8]"),
         ("trials.csv: its columns are not those of this run's parameters",),
     ),
-    "another request": (
-        lambda finished: finished.write_profile("batch_size: 2", "batch_size: 1"),
-        ("study.journal: study ", " differs in ", "request_batch_size (2 there, 1 here)"),
-    ),
     "another model file": (
         other_model,
         (": the files of the model have changed since the run (SHA-256 ", "restore the files, or run `tune` again"),

@@ -30,14 +30,10 @@ def completions(line: str, folder: Path) -> set[str]:
     ("line", "words"),
     [
         ("tune ex", {"explain"}),
-        ("tune resnext101", {"resnext101-32x4d"}),
-        ("tune --sla-p9", {"--sla-p90", "--sla-p95", "--sla-p99"}),
         ("tune run --target ", set(TARGETS)),
         ("tune --search=g", {"--search=grid", "--search=gp"}),
         ("tune --sla-p95 ", set()),
         ("tune verify --fr", {"--fresh"}),
-        ("tune sweep resnext101", {"resnext101-32x4d"}),
-        ("tune emit --output", set()),
     ],
 )
 def test_the_next_words_are_completed(line: str, words: set[str], tmp_path: Path) -> None:

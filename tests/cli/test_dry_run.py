@@ -133,12 +133,9 @@ def test_a_server_that_reads_the_inputs_is_mentioned(called_tune: Tune, playgrou
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--sla-p95", "20", "net.onnx"), "--sla-p95 20: a unit is missing: 20ms?"),
-        (("nosuch",), "no model 'nosuch' in "),
         (("--resume", str(SAMPLE)), f"--resume {SAMPLE} keeps the options of the run; leave --dry-run out"),
         (("--cluster", "auto", "net.onnx"), "--dry-run: it describes a run on this machine, but --cluster measures"),
         (("--out", "net.onnx", "net.onnx"), "results folder net.onnx: cannot write there (Not a directory)"),
-        (("--load", "rate", "--protocol", "http", "net.onnx"), "--load rate sends requests by gRPC only"),
     ],
 )
 def test_bad_input_is_one_line(dry_run: Tune, words: tuple[str, ...], message: str) -> None:

@@ -61,11 +61,8 @@ def test_what_is_missing_is_one_line_on_standard_error(init: Tune, playground: P
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "tune: the following arguments are required: MODEL"),
         (("nosuch",), "tune: no model 'nosuch' in "),
-        (("--sla-p95", "20", "mlp"), "tune: --sla-p95 20: a unit is missing: 20ms?"),
         (("--budget", "5m", "mlp"), "tune: --budget is not an option of `tune init`"),
-        (("--out", "", "mlp"), "tune: --out '': write a path"),
         (("--out", "mlp", "mlp"), "tune: --out mlp: the name of a profile ends in .yaml"),
     ],
 )
