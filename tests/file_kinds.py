@@ -34,8 +34,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the files that wait for servers first, because they take longest.
 
-    The order of the files that only compute is reversed: the longest one comes first, and that which waits for the
-    mypy of ``.ci/run`` comes late.
+    The order of the files that only compute is reversed, so that the longest one comes first.
     """
     if _only_computes(config):
         items.sort(key=lambda item: (_rank(item.path), item.path), reverse=True)

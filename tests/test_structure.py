@@ -34,29 +34,13 @@ def test_few_modules_stand_at_the_top() -> None:
 @pytest.mark.parametrize(
     ("importer", "source", "target"),
     [
-        ("objectives.sla", "import optimizer.core.trial", "optimizer.core.trial"),
         ("optimizer.search.grid", "from optimizer import study", "optimizer.study"),
         ("optimizer.search.grid", "from ..study.task import Task", "optimizer.study.task.Task"),
         ("optimizer.search.grid", "def f():\n    import optimizer.study.task", "optimizer.study.task"),
-        ("optimizer.plan.capacity_plan", "from optimizer.emit import docker", "optimizer.emit.docker"),
     ],
 )
 def test_an_import_of_a_later_package_is_reported(importer: str, source: str, target: str) -> None:
     assert upward_imports({importer: imports_of(source, importer)}) == [f"{importer} -> {target}"]
-
-
-@pytest.mark.parametrize(
-    ("importer", "source"),
-    [
-        (
-            "optimizer.search.grid",
-            "from optimizer.core.trial import Trial\nfrom . import optuna_samplers\nimport pandas",
-        ),
-        ("optimizer.cli.main", "from optimizer.study.tuning_run import tune"),
-    ],
-)
-def test_an_import_of_an_earlier_package_is_allowed(importer: str, source: str) -> None:
-    assert upward_imports({importer: imports_of(source, importer)}) == []
 
 
 def test_modules_that_import_each_other_are_reported() -> None:
@@ -67,10 +51,8 @@ def test_modules_that_import_each_other_are_reported() -> None:
 @pytest.mark.parametrize(
     ("source", "names"),
     [
-        ("from objectives.sla import Sla as S", ["Sla"]),
         ("def limit(sla: Sla): return sla.latency_bound_ms(metric)", ["Sla"]),
         ("Option(field='sla_ms')", ["sla_ms"]),
-        ("met = judge_sla(windows, problem.sla).verdict", ["judge_sla"]),
         ("def judge_trial(sla: Sla): return sla.is_met(m)", ["Sla", "judge_trial"]),
         ("good = problem.sla.is_met(measurement)", [".is_met"]),
         ("'Return the Sla.'  # of sla_ms\nstart(problem.sla)", []),
