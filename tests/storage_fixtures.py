@@ -135,12 +135,6 @@ class PostgreSQL:
             self.process.wait()
             self.process = None
 
-    def drop_connections(self) -> int:
-        """Drop the connections of all clients, whatever they are doing; return how many there were."""
-        others = "FROM pg_stat_activity WHERE usename = 'tune' AND pid <> pg_backend_pid()"
-        ask = [str(self.programs / "psql"), self.url("x"), "-AtXc", f"SELECT pg_terminate_backend(pid) {others}"]
-        return subprocess.run(ask, check=True, capture_output=True, text=True).stdout.count("t")
-
 
 @pytest.fixture(scope="module")
 def postgresql() -> Iterator[PostgreSQL]:

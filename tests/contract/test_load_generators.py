@@ -15,7 +15,7 @@ import pytest
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.model_source import ModelSource
-from optimizer.core.endpoint import Endpoint, SharedMemory
+from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.request_sizes import parse_size_distribution
@@ -25,7 +25,6 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings, free_port
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
-from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.input_data import to_json
 from optimizer.model.repository import read_repository_model
@@ -146,21 +145,6 @@ class TestPerfAnalyzerHttp(PerfAnalyzerContract):
         return replace(release, protocol="http")
 
 
-SHARED = SharedMemory("system")
-
-
-class TestPerfAnalyzerInSharedMemory(PerfAnalyzerContract):
-    @pytest.fixture
-    def generator(self, release: PerfAnalyzer) -> LoadGenerator:
-        return SharedMemoryLoadGenerator(replace(release, shared_memory=SHARED), SHARED)
-
-    def test_nothing_is_left(self, generator: LoadGenerator, endpoint: Endpoint) -> None:
-        before = set(Path("/dev/shm").iterdir())
-        generator.measure(endpoint, self.load, 0.2)
-        new = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
-        assert not [name for name in new if not name.startswith("tritune_")]
-
-
 class TestClosedLoop(ClosedLoopContract):
     @pytest.fixture
     def generator(self, mlp: ModelSource, tmp_path: Path) -> LoadGenerator:
@@ -170,19 +154,6 @@ class TestClosedLoop(ClosedLoopContract):
             sla=Sla.from_bounds({"p95": 1000.0}),
             window_ms=WINDOW_MS,
         )
-
-
-class TestClosedLoopInSharedMemory(ClosedLoopContract):
-    @pytest.fixture
-    def generator(self, mlp: ModelSource, tmp_path: Path) -> LoadGenerator:
-        generator = ClosedLoopGenerator(
-            log=tmp_path / "client.log",
-            input_data=str(mlp.input_data),
-            sla=Sla.from_bounds({"p95": 1000.0}),
-            shared_memory=SHARED,
-            window_ms=WINDOW_MS,
-        )
-        return SharedMemoryLoadGenerator(generator, SHARED)
 
 
 class TestOpenLoop(LoadGeneratorContract):
@@ -206,18 +177,6 @@ class TestOpenLoop(LoadGeneratorContract):
         assert result.throughput_infer_per_sec == pytest.approx(2 * 200, rel=0.2)
         assert result.mean_batch_size is not None
         assert result.mean_batch_size >= 2
-
-
-class TestOpenLoopInSharedMemory(TestOpenLoop):
-    @pytest.fixture
-    def generator(self, mlp: ModelSource, tmp_path: Path) -> LoadGenerator:
-        generator = OpenLoopGenerator(
-            log=tmp_path / "client.log",
-            input_data=str(mlp.input_data),
-            sla=Sla.from_bounds({"p95": 1000.0}),
-            shared_memory=SHARED,
-        )
-        return SharedMemoryLoadGenerator(generator, SHARED)
 
 
 class TestShapedOpenLoop(TestOpenLoop):

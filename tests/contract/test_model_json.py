@@ -19,11 +19,9 @@ from optimizer.core.trial import Candidate, FieldValue
 from optimizer.deploy import runtime
 from optimizer.deploy.docker_target import DockerTarget
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.options.run_options import RunOptions
-from tests.own_server import write_installation
 from tests.podman import Engine
 from tests.production import Production
 from tests.repositories import stored, write_reader
@@ -90,17 +88,6 @@ class TestEmbedded(ModelJsonContract):
     def target(cls, reader: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         log = tmp_path_factory.mktemp("server") / "tritonserver.log"
         with contextlib.closing(EmbeddedTarget(reader, TargetSettings(log))) as target:
-            yield target
-
-
-class TestLocal(ModelJsonContract):
-    @pytest.fixture(scope="module")
-    @classmethod
-    def target(cls, reader: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-        folder = tmp_path_factory.mktemp("local")
-        installation = find_installation(str(write_installation(folder / "triton", runtime.ensure(print))))
-        settings = TargetSettings(folder / "tritonserver.log")
-        with contextlib.closing(LocalTarget(reader, installation, settings)) as target:
             yield target
 
 

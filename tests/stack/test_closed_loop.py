@@ -1,4 +1,4 @@
-"""Test the closed loop of the load client on the real server: exact counts, pauses, inputs, failing servers.
+"""Test the closed loop of the load client on the real server: exact counts, pauses, inputs, a dead server.
 
 Also tests that perf_analyzer, which measures next to it, agrees with it.
 """
@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +29,11 @@ from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Trial
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import ProcessTelemetry
-from optimizer.measure.load_client import launcher
 from optimizer.measure.load_client.client import WARM_UPS
-from optimizer.measure.load_client.closed_loop import CLOSED_LOOP_LEAD_IN_SECONDS
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.perf_analyzer import PerfAnalyzer
-from optimizer.measure.server_calls import silent_server
 from optimizer.model.repository import read_repository_model
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
@@ -103,24 +99,6 @@ def test_the_server_answered_exactly_the_requests_of_the_record(
     assert 0 <= missing <= MLP.max_batch_size, "a batch is counted after its answers are sent, perhaps too late"
 
 
-def test_the_requests_above_each_bound_are_those_of_the_record(
-    generator: ClosedLoopGenerator, sleeper: EmbeddedTarget, records: list[SendRecord]
-) -> None:
-    """One request at a time takes 10 ms, so with four in flight most requests take 40 ms."""
-    with sleeper.deploy(ALONE) as endpoint:
-        (result,) = generator.measure_windows(endpoint, LoadPoint(1, concurrency=4), 1.0, 1)
-    (record,) = records
-    begin_ns = 1e9 * CLOSED_LOOP_LEAD_IN_SECONDS
-    counted = (record.answered_ns >= begin_ns) & (record.answered_ns < begin_ns + 1e9)
-    latencies_ms = (record.answered_ns - record.sent_ns)[counted] / 1e6
-    assert result.requests == len(latencies_ms)
-    for bound_ms in BOUNDS_MS:
-        assert requests_over(result.requests_over_ms, bound_ms) == np.sum(latencies_ms > bound_ms)
-    assert result.latency_p50_ms is not None
-    assert result.latency_p50_ms >= 0.9 * 4 * SLEEP_MS
-    assert pooled_quantile_ms([result], 0.95) == pytest.approx(np.quantile(latencies_ms, 0.95, method="lower"), 0.005)
-
-
 def test_a_pause_of_the_server_is_one_slow_request(generator: ClosedLoopGenerator, sleeper: EmbeddedTarget) -> None:
     pause_seconds = 0.3
 
@@ -148,28 +126,6 @@ def test_a_dead_server_is_reported(generator: ClosedLoopGenerator, embedded: Emb
             generator.measure_windows(endpoint, LOAD, 10.0, 3)
         with pytest.raises(ServerCrashed):
             generator.measure_windows(endpoint, LOAD, 0.2, 1)
-
-
-def test_a_stopped_server_ends_the_measurement_soon(
-    generator: ClosedLoopGenerator, sleeper: EmbeddedTarget, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # a stopped server does not answer later either
-    monkeypatch.setattr(launcher, "silent_server", partial(silent_server, seconds=1.0))
-    with sleeper.deploy(ALONE) as endpoint:
-
-        def stop() -> None:
-            tell_server(endpoint, signal.SIGSTOP)
-
-        try:  # the time limit of the test is shorter than the measurement
-            with once_loaded(endpoint, 30, stop), pytest.raises(ServerCrashed, match="no longer answers"):
-                generator.measure(endpoint, LoadPoint(1, concurrency=2), seconds=3600.0)
-        finally:
-            tell_server(endpoint, signal.SIGCONT)
-
-
-def test_a_refused_request_is_reported(generator: ClosedLoopGenerator, embedded: EmbeddedTarget) -> None:
-    with embedded.deploy(MLP) as endpoint, pytest.raises(MeasurementError, match="batch-size must be <= 8"):
-        generator.measure(endpoint, LoadPoint(9, concurrency=2))
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------
@@ -296,13 +252,3 @@ def test_perf_analyzer_agrees_unless_it_sends_another_load(
         r"perf_analyzer measured \d+ % more p95 latency than tune's own client: .* ms \(allowed: 150\)",
         differed.contradiction,
     )
-
-
-def test_without_bounds_only_the_sketch_is_kept(embedded: EmbeddedTarget, tmp_path: Path) -> None:
-    generator = ClosedLoopGenerator(log=tmp_path / "client.log")
-    with embedded.deploy_fresh(MLP) as endpoint:
-        assert generator.warm_up(endpoint, LOAD) is None
-        first, second = generator.measure_windows(endpoint, LOAD, 0.3, 2)
-    assert first.requests_over_ms == second.requests_over_ms == ""
-    assert first.latency_sketch
-    assert second.latency_sketch

@@ -154,18 +154,14 @@ def test_a_valid_run_is_read(folder: Path, living: Endpoint) -> None:
     [
         ("echo started; kill -9 $$", "perf_analyzer ended with SIGKILL: started"),
         ("kill -ABRT $$", "perf_analyzer ended with SIGABRT: it printed nothing"),
-        ("exit 2", "perf_analyzer ended with exit code 2: it printed nothing"),
         (
             "echo 'Failed to obtain stable measurement'; echo bye; exit 2",
             "perf_analyzer ended with exit code 2: Failed to obtain stable measurement",
         ),
-        ("echo 'error: bad flag'; exit 99", "perf_analyzer ended with exit code 99: error: bad flag"),
         (
             "echo 'Thread [0] had error: it broke\n\nAt:\n  model.py(1)\nThread [1] had error: too'; exit 99",
             "perf_analyzer ended with exit code 99: it broke",
         ),
-        ("exit 7", "perf_analyzer ended with exit code 7: it printed nothing"),
-        ("cat output", "perf_analyzer wrote no figures: Avg gRPC time: 1600 usec (marshal 3 usec)"),
         ("cat output; : > perf.csv", "perf_analyzer wrote no figures: Avg gRPC time: 1600 usec (marshal 3 usec)"),
     ],
 )
@@ -178,9 +174,7 @@ def test_a_failing_run_is_repeated_once_and_then_reported(
     assert len(launches(folder)) == 2
 
 
-@pytest.mark.parametrize(
-    "program", ["kill -9 $$", "exit 99", "exit 0", "head -c 1000 /dev/urandom > perf.csv; exit 0"]
-)
+@pytest.mark.parametrize("program", ["exit 99", "head -c 1000 /dev/urandom > perf.csv; exit 0"])
 def test_a_run_that_fails_once_is_repeated(program: str, folder: Path, living: Endpoint) -> None:
     once = f'if [ "$(wc -l < launches)" = 1 ]; then {program}; fi; {SUCCEED}'
     assert generator(folder, once).measure(living, LOAD).stable
@@ -225,9 +219,7 @@ def test_failed_requests_do_not_extend_the_windows(folder: Path, living: Endpoin
     assert len(launches(folder)) == 2
 
 
-@pytest.mark.parametrize(
-    "program", ["sleep 600", "trap '' TERM INT HUP; while :; do sleep 0.1; done", "kill -STOP $$"]
-)
+@pytest.mark.parametrize("program", ["trap '' TERM INT HUP; while :; do sleep 0.1; done", "kill -STOP $$"])
 def test_a_hanging_run_is_killed(program: str, folder: Path, living: Endpoint) -> None:
     """The server responds, so it is unknown whether perf_analyzer or the model hangs."""
     error = failure(folder, program, living, drain_seconds=2)
@@ -263,11 +255,8 @@ def test_impossible_figures_are_an_error(text: str) -> None:
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize(
-    "text", [table({**FIGURES, "p95 latency": "nan"}), "\n\n", "\x1b[2J\x00\n" * 5, '"' + "x" * 200_000]
-)
-def test_a_run_with_impossible_figures_fails(text: str, folder: Path, living: Endpoint) -> None:
-    (folder / "figures.csv").write_text(text)
+def test_a_run_with_impossible_figures_fails(folder: Path, living: Endpoint) -> None:
+    (folder / "figures.csv").write_text(table({**FIGURES, "p95 latency": "nan"}))
     assert str(failure(folder, SUCCEED, living)).startswith("perf_analyzer wrote a CSV that cannot be read: ")
 
 
@@ -303,7 +292,7 @@ def test_an_enormous_file_is_read_in_part(folder: Path, living: Endpoint) -> Non
 # -- state of the server ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", ["exit 99", "exit 3", "kill -9 $$", "cat output"])
+@pytest.mark.parametrize("program", ["exit 3", "cat output"])
 def test_a_dead_server_is_reported_at_once(program: str, folder: Path, gone: Endpoint) -> None:
     error = failure(folder, program, gone)
     assert isinstance(error, ServerCrashed)
@@ -329,7 +318,7 @@ def test_a_dead_model_process_is_a_crash(folder: Path, living: Endpoint) -> None
 # -- warming up ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", ["kill -9 $$", "exit 99", "sleep 600", "head -c 100000 /dev/urandom", ":"])
+@pytest.mark.parametrize("program", ["kill -9 $$", "sleep 600", ":"])
 def test_a_failing_warm_up_is_ignored(program: str, folder: Path, living: Endpoint) -> None:
     assert generator(folder, program, drain_seconds=1).warm_up(living, LOAD) is None
 

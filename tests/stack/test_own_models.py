@@ -1,15 +1,40 @@
-"""A bare ONNX file, from its path to a configuration, on the real server."""
+"""A bare ONNX file and the folder of a model, from their paths to a configuration, on the real server."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 from google.protobuf import text_format
 from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from tests.command_fixtures import Playground, Run, run_tune
-from tests.repositories import onnx_model, serialized
-from tests.stack.test_own_repositories import assert_measured
+from tests.command_fixtures import Playground, Run, assert_search_ended, run_tune
+from tests.repositories import doubler, onnx_model, serialized, write_model
+
+SLA_MS = 500.0
+UNBATCHED = """\
+name: "m"
+platform: "onnxruntime_onnx"
+max_batch_size: 0
+input { name: "x" data_type: TYPE_FP32 dims: [16, 4] }
+output { name: "y" data_type: TYPE_FP32 dims: [16, 4] }
+"""
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_measured(run: Run) -> None:
+    """Assert that every load was measured; whether one was stable enough to recommend depends on the machine."""
+    assert_search_ended(run.ended, run.folder)
+    rows = run.rows()
+    assert rows
+    for row in rows:
+        assert row["status"] == "ok"
+        assert float(row["throughput_infer_per_sec"]) > 0
+        assert 0 < float(row["latency_p95_ms"]) < SLA_MS
 
 
 def test_bare_file_with_external_weights_is_tuned_and_unchanged(playground: Playground) -> None:
@@ -54,3 +79,16 @@ def test_bare_file_with_external_weights_is_tuned_and_unchanged(playground: Play
         ("x", [4]),
         ("y", [4]),
     ]
+
+
+def test_model_folder_without_batches_is_tuned_and_unchanged(playground: Playground) -> None:
+    folder = write_model(playground.working_folder / "models", "m", UNBATCHED, doubler(dims=(16, 4)))
+    before = bytes_of(playground.working_folder / "models")
+    arguments = ["-v", "--sla-p95", "500ms", "--measurement-interval", "100ms", "--budget", "90s"]
+    arguments += ["--max-trials", "1", "--no-confirmation"]
+    run = Run(playground, run_tune(playground, *arguments, folder.relative_to(playground.working_folder)))
+    assert_measured(run)
+    assert bytes_of(playground.working_folder / "models") == before
+    assert {(row["max_batch_size"], row["dynamic_batching"]) for row in run.rows()} == {("0", "false")}
+    assert run.info()["problem"]["space"]["max_batch_size"] == [0]
+    assert f"tune {' '.join(arguments[1:])} --seed 0 models/m" in run.ended.stdout

@@ -90,7 +90,12 @@ def executions(endpoint: Endpoint) -> list[int]:
     return [int(each.execution_count) if each else 0 for each in statistics]
 
 
-@pytest.mark.parametrize("shared", [None, SharedMemory("system")], ids=["messages", "shared memory"])
+@pytest.mark.parametrize(
+    ("generator", "shared"),
+    [("closed loop", None), ("open loop", SharedMemory("system"))],
+    indirect=["generator"],
+    ids=["closed loop", "open loop in shared memory"],
+)
 def test_the_load_is_spread_and_the_statistics_are_summed(
     generator: LoadClientGenerator, shared: SharedMemory | None, endpoint: Endpoint
 ) -> None:
@@ -142,10 +147,7 @@ def test_a_server_that_dies_under_load_is_named_and_all_start_again(
         assert executions(endpoint) == [0, 0], "both servers are new"
 
 
-@pytest.mark.parametrize("kind", [ClosedLoopGenerator, OpenLoopGenerator])
-def test_a_stream_of_each_server_arrives_at_its_own_request(
-    kind: type[ClosedLoopGenerator | OpenLoopGenerator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_of_each_server_arrives_at_its_own_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests ask for different numbers of responses in turn."""
     counts, records = (5, 0, 17, 1, 2), list[SendRecord]()
     read = SendRecord.read
@@ -160,23 +162,14 @@ def test_a_stream_of_each_server_arrives_at_its_own_request(
     data = tmp_path / "counts.json"
     data.write_text(json.dumps({"data": [{"count": [count]} for count in counts]}))
     targets = [EmbeddedTarget(source, TargetSettings(tmp_path / f"{number}.log")) for number in range(2)]
-    generator = kind(log=tmp_path / "client.log", input_data=str(data), streams=True)
-    load = replace(load_of(generator), request_rate=20.0) if kind is OpenLoopGenerator else load_of(generator)
+    generator = OpenLoopGenerator(log=tmp_path / "client.log", input_data=str(data), streams=True)
     with contextlib.closing(ServerProcesses(targets)) as servers, servers.deploy(TWO) as endpoint:
-        generator.measure(endpoint, load, SECONDS)
+        generator.measure(endpoint, LoadPoint(1, request_rate=20.0), SECONDS)
         assert all(executions(endpoint))
     (record,) = records
     assert record.responses
     streamed = StreamedRequests.decode(record.responses)
     assert streamed.responses.tolist() == np.resize(counts, len(record.sent_ns)).tolist()
-
-
-def test_all_servers_stop_at_the_end(mlp: ModelSource, tmp_path: Path) -> None:
-    targets = [EmbeddedTarget(mlp, TargetSettings(tmp_path / f"{number}.log")) for number in range(2)]
-    with contextlib.closing(ServerProcesses(targets)) as servers, servers.deploy(TWO) as endpoint:
-        pids = [server.server_pid or 0 for server in endpoint.servers]
-        assert all(map(psutil.pid_exists, pids))
-    assert not any(map(psutil.pid_exists, pids))
 
 
 # -- from the search to production -----------------------------------------------------------------------------------

@@ -130,15 +130,17 @@ def is_output(name: str) -> bool:
 
 
 def test_inputs_and_outputs_are_in_shared_memory(generator: Any, endpoint: Endpoint) -> None:
+    load = replace(load_for(generator), request_batch_size=2)
     with Watch(endpoint) as watch:
-        result = generator.measure(endpoint, load_for(generator), SECONDS)
+        result = generator.measure(endpoint, load, SECONDS)
     assert result.throughput_infer_per_sec > 0
+    assert 2 <= result.mean_batch_size <= WIDE.max_batch_size
     assert any(map(is_output, watch.regions))
     assert not all(map(is_output, watch.regions))
     assert watch.outputs, "the server wrote outputs into the region"
     if isinstance(generator, ClosedLoopGenerator):
         (size,) = [size for name, size in watch.regions.items() if is_output(name)]
-        assert size == LOAD.concurrency * 4 * WIDE_VALUES, "each request in flight has its own place"
+        assert size == LOAD.concurrency * 2 * 4 * WIDE_VALUES, "each request in flight has its own place"
     assert regions_of(endpoint) == {}
     assert own_regions() == set()
 

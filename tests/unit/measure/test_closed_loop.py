@@ -61,6 +61,9 @@ def test_a_request_belongs_to_the_window_in_which_it_was_answered() -> None:
     assert first.throughput_infer_per_sec == pytest.approx(2 * 2 / 0.5)
     assert second.throughput_infer_per_sec == pytest.approx(4 * 2 / 0.5)
     assert second.latency_p50_ms == pytest.approx(400.0)
+    assert first.requests_over_ms == second.requests_over_ms == "", "there are no bounds"
+    assert first.latency_sketch
+    assert second.latency_sketch
 
 
 def test_answers_of_the_lead_in_and_after_the_end_do_not_count() -> None:

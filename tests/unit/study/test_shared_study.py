@@ -176,27 +176,6 @@ def test_workers_wait_for_a_database_that_is_gone(workers: Workers, postgresql: 
     assert workers.confirmed() == [workers.folders[0]]
 
 
-def test_a_study_of_another_bound_is_not_joined(workers: Workers) -> None:
-    ran = workers.start(held_at=1)
-    workers.wait_until_held()
-    refused = workers.start("within_ms=6").finish()
-    ran.kill()
-    ran.finish()
-    assert refused.code == 2
-    assert (
-        "differs in constraints (p95 <= 5 ms there, p95 <= 6 ms here); use the options that it was started"
-        in refused.stderr
-    )
-
-
-def test_a_database_that_does_not_exist_is_named(workers: Workers) -> None:
-    workers.url = workers.url.replace("/postgres", "/nowhere")
-    ended = workers.start().finish()
-    (line,) = ended.complaints
-    assert ended.code == 2
-    assert line.endswith('database "nowhere" does not exist')
-
-
 # -- on a file, in this process ---------------------------------------------------------------------------------
 
 
