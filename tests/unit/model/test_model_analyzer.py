@@ -438,12 +438,11 @@ def test_a_documented_form(name: str, folder: Path) -> None:
         "name": mapped.model,
         **example.other_models,
     }
+    assert_each_key_has_one_note(example, mapped)
+    assert_the_printed_profile_is_the_same(example, mapped, folder)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_every_key_of_an_example_has_one_note(name: str) -> None:
-    example = EXAMPLES[name]
-    mapped = read(example.text, example.model)
+def assert_each_key_has_one_note(example: Example, mapped: ModelAnalyzerImport) -> None:
     messages = [note.keys[0] for note in mapped.notes]
     root = {line.partition(":")[0] for line in example.text.splitlines() if re.match("[a-z_]+:", line)}
     assert root == set(messages)
@@ -452,10 +451,7 @@ def test_every_key_of_an_example_has_one_note(name: str) -> None:
     assert [note.line for note in mapped.notes] == sorted(note.line for note in mapped.notes)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_printed_profile_is_the_same(name: str, folder: Path) -> None:
-    example = EXAMPLES[name]
-    mapped = read(example.text, example.model)
+def assert_the_printed_profile_is_the_same(example: Example, mapped: ModelAnalyzerImport, folder: Path) -> None:
     options = read_run_arguments(["--from-model-analyzer", "ma.yaml", *([example.model] if example.model else [])])
     for gpu in (False, True):
         text = profile_text(mapped, options.options, gpu=gpu)

@@ -250,7 +250,7 @@ def test_a_verdict_between_two_looks_has_the_error_of_the_next_look() -> None:
     assert highs[1] < highs[0]
 
 
-@pytest.mark.parametrize(("state_deviation", "drift"), [(0.0, 0.0), (0.15, 0.0), (0.15, 0.3)])
+@pytest.mark.parametrize(("state_deviation", "drift"), [(0.0, 0.0), (0.15, 0.3)])
 def test_the_interval_of_a_gain_covers_the_truth_as_often_as_planned(state_deviation: float, drift: float) -> None:
     """Servers differ by 5 % and windows by 8 %; a probe sees the machine's speed, which ``drift`` lowers for ours."""
     random, error, runs, truth = np.random.default_rng(2), 0.05, 2000, np.log(1.3)

@@ -85,15 +85,13 @@ def test_each_bound_counts() -> None:
 def drawn_services(draw: np.random.Generator, count: int, kind: str) -> Array:
     if kind == "constant":
         return np.full(count, SERVICE_S)
-    if kind == "exponential":
-        return draw.exponential(SERVICE_S, count)
     return draw.lognormal(np.log(SERVICE_S) - 0.32, 0.8, count)
 
 
-@pytest.mark.parametrize("kind", ["constant", "exponential", "lognormal"])
+@pytest.mark.parametrize("kind", ["constant", "lognormal"])
 def test_a_server_with_slots_keeps_the_permitted_share(kind: str) -> None:
     """Requests wait first come, first served for one of SLOTS slots (M/G/c). A request that waits is late."""
-    draw, count = np.random.default_rng(5), 200_000
+    draw, count = np.random.default_rng(5), 60_000
     arrivals = np.cumsum(draw.exponential(1 / SLOTTED.highest_rate(), count))
     free, waited = [0.0] * SLOTS, 0
     for arrival, service in zip(arrivals.tolist(), drawn_services(draw, count, kind).tolist(), strict=True):
@@ -103,7 +101,7 @@ def test_a_server_with_slots_keeps_the_permitted_share(kind: str) -> None:
     assert 0.8 * PERMITTED < waited / count < 1.1 * PERMITTED
 
 
-@pytest.mark.parametrize("kind", ["constant", "exponential", "lognormal"])
+@pytest.mark.parametrize("kind", ["constant", "lognormal"])
 def test_a_server_of_continuous_batching_keeps_the_permitted_share(kind: str) -> None:
     """Up to SLOTS requests are computed, each the slower the more there are, and others wait for a slot."""
     draw, count = np.random.default_rng(6), 200_000

@@ -126,10 +126,9 @@ def test_threads_that_are_not_set_are_one_for_each_core() -> None:
     assert np.median(seconds(from_default, 8, one)) > np.median(seconds(from_default, 8, ALONE))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_intervals_cover_servers_of_many_kinds(seed: int) -> None:
+def test_intervals_cover_servers_of_many_kinds() -> None:
     """The true time of a batch of 16 lies within 80 % intervals for about 80 % of made-up servers."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     inside = []
     for _ in range(60):
         fixed, power, level = rng.uniform(), rng.uniform(0.7, 1.15), 10 ** rng.uniform(-4, -1)
@@ -137,7 +136,7 @@ def test_intervals_cover_servers_of_many_kinds(seed: int) -> None:
         def truth(size: int, fixed: float = fixed, power: float = power, level: float = level) -> float:
             return level * float(fixed + (1 - fixed) * size**power)
 
-        times = seconds(samples({ALONE: [observed([1, 2], truth)]}, seed=seed), 16)
+        times = seconds(samples({ALONE: [observed([1, 2], truth)]}, seed=1), 16)
         low, high = np.quantile(times, [0.1, 0.9])
         inside.append(low <= truth(16) <= high)
     assert 0.65 <= np.mean(inside) <= 0.98
