@@ -308,11 +308,11 @@ def draw_scenario(seed: int, load: SimulatedLoad | None = None, overheads: Overh
 def test_no_more_requests_wait_than_the_queue_holds(seed: int, most: int) -> None:
     """Check the queue at each arrival, and the counts. Without overheads a batch starts as it is formed."""
     drawn = draw_scenario(seed, overheads=Overheads())
-    job = replace(drawn, candidate=with_policy(drawn.candidate, max_queue_size=most))
-    (result,), log = simulate_many([job], window=ALL), trace(job, window=ALL)
+    (result,), log = simulate_many([drawn], window=ALL), trace(drawn, window=ALL)
     assert (log.execution == REJECTED).sum() == result.rejected
     assert (log.execution == TIMED_OUT).sum() == result.timed_out
     assert result.requests + result.rejected + result.timed_out == len(log.execution)
+    log = trace(replace(drawn, candidate=with_policy(drawn.candidate, max_queue_size=most)), window=ALL)
     executed = log.execution >= 0
     arrived, start = log.arrived_s[executed], log.start_s[log.execution[executed]]
     for moment in arrived:
