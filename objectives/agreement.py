@@ -22,7 +22,7 @@ import numpy as np
 from objectives.confidence import mean_bounds, next_look
 from objectives.intervals import ConfidenceInterval
 from objectives.metrics import LATENCY, METRICS, Measurement, four_digits
-from objectives.pooled_windows import pooled_quantile_ms
+from objectives.pooled_windows import pooled_average_ms, pooled_quantile_ms
 from objectives.sequential import look_error
 from objectives.server_spread import pool_server_spread
 from objectives.sla import Sla
@@ -196,7 +196,7 @@ def _ratio(
 def _pooled(windows: Sequence[Measurement], metric: str) -> float:
     """Return the own client's value over all windows of a server, which have the same length; nan if unknown."""
     level, timing = METRICS[metric].quantile, METRICS[metric].timing
-    if level is not None and timing is not None:
-        return pooled_quantile_ms(windows, level, timing)
+    if timing is not None:
+        return pooled_average_ms(windows, timing) if level is None else pooled_quantile_ms(windows, level, timing)
     known = [value for window in windows if (value := METRICS[metric].value(window)) is not None]
     return statistics.fmean(known) if known else math.nan

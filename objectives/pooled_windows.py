@@ -21,9 +21,9 @@ _SUMMED = ("requests", "rejected_requests", "timed_out_requests", "failed_reques
 def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     """Return one measurement for all windows.
 
-    Latency quantiles are those of all served requests, sketches are merged, and requests are summed, also by
-    priority. Other values are medians over the windows in which they are known. The result is stable if all windows
-    are.
+    Latency quantiles and averages are those of all served requests, sketches are merged, and requests are summed,
+    also by priority. Other values are medians over the windows in which they are known. The result is stable if all
+    windows are.
     """
     values: dict[str, object] = {}
     for name in (field.name for field in fields(Measurement)):
@@ -32,6 +32,8 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
             values[name] = round(statistics.median(known), 4)
     served = [window for window in windows if window.requests != 0]
     for timing in TIMINGS if served else ():
+        if not math.isnan(average_ms := pooled_average_ms(served, timing)):
+            values[timing.field_of("avg")] = round(average_ms, 4)
         for name, level in QUANTILES.items():
             if all(level in latency_quantiles(window, timing) for window in served):
                 values[timing.field_of(name)] = round(pooled_quantile_ms(served, level, timing), 4)
@@ -74,6 +76,23 @@ def pooled_quantile_ms(windows: Sequence[Measurement], level: float, timing: Tim
     requests = [requests_with(window, timing) for window, _ in known]
     shares = np.average([_tail_shares(quantiles, edges_ms) for _, quantiles in known], axis=0, weights=requests)
     return float(np.interp(-math.log(1 - level), -np.log(shares), edges_ms))  # shares fall as the edges rise
+
+
+def pooled_average_ms(windows: Sequence[Measurement], timing: Timing = LATENCY) -> float:
+    """Return the mean of ``timing`` over all requests of ``windows`` in ms; nan if no average is known."""
+    averages_ms, requests = averages_and_requests(windows, timing)
+    return float(np.average(averages_ms, weights=requests)) if requests.any() else math.nan
+
+
+def averages_and_requests(windows: Sequence[Measurement], timing: Timing = LATENCY) -> tuple[FloatArray, FloatArray]:
+    """Return the average of ``timing`` in ms and the number of requests, of each window with a known average."""
+    average = METRICS[timing.metric("avg")].value
+    known = [
+        (average_ms, requests_with(window, timing))
+        for window in windows
+        if (average_ms := average(window)) is not None and math.isfinite(average_ms)
+    ]
+    return np.array([average_ms for average_ms, _ in known]), np.array([float(requests) for _, requests in known])
 
 
 def requests_with(window: Measurement, timing: Timing) -> int:

@@ -17,8 +17,8 @@ from typing import TypeAlias
 import numpy as np
 
 from objectives.arrays import FloatArray
-from objectives.metrics import METRICS, Measurement
-from objectives.pooled_windows import served_nothing
+from objectives.metrics import METRICS, Measurement, Timing
+from objectives.pooled_windows import averages_and_requests, served_nothing
 
 ServerWindows: TypeAlias = Sequence[Sequence[Measurement]]  # of each fresh server, ordered by time
 Windows: TypeAlias = Sequence[FloatArray]  # one array for each server, shape [windows]
@@ -157,9 +157,11 @@ def metric_logs(servers: ServerWindows, metric: str) -> list[FloatArray]:
     """Return the log of a metric in each window of each server, without windows in which it is unknown.
 
     A server with a window of 0, which served nothing, has the log of the mean of its windows instead. It is -inf if
-    all of them are 0.
+    all of them are 0. The average of a time has the values of ``_average_logs``.
     """
-    is_rate = METRICS[metric].better == "higher"
+    timing, is_rate = METRICS[metric].timing, METRICS[metric].better == "higher"
+    if timing is not None and METRICS[metric].quantile is None:
+        return _average_logs(servers, timing)
     logs = []
     for server in servers:
         values = [0.0 if is_rate and served_nothing(window) else METRICS[metric].value(window) for window in server]
@@ -170,6 +172,27 @@ def metric_logs(servers: ServerWindows, metric: str) -> list[FloatArray]:
         elif known:
             logs.append(np.array([math.log(mean) if mean else -math.inf]))
     return logs
+
+
+def _average_logs(servers: ServerWindows, timing: Timing) -> list[FloatArray]:
+    """Return the log of the average of ``timing`` in each window of each server, linearized at the mean of all.
+
+    The mean of logs would be that of a geometric mean, which is too low for windows that differ. Therefore the logs
+    are linear in the window's average ``a`` with ``n`` requests: log m + (s - m) / m + n (a - s) / (N m). Here ``s``
+    is the mean over the server's requests, ``m`` the mean of ``s`` over the servers, and ``N`` the mean of ``n`` over
+    the server's windows. Their mean over windows and servers is log m. Their variances are those of log m by the
+    delta method. The mean of a server is a ratio estimator (Cochran 1977, "Sampling Techniques", chapter 6).
+    """
+    known = [averages_and_requests(own, timing) for own in servers]
+    known = [(averages_ms, requests) for averages_ms, requests in known if requests.any()]
+    means = [float(np.average(averages_ms, weights=requests)) for averages_ms, requests in known]
+    mean = statistics.fmean(means) if means else 0.0
+    if mean <= 0:
+        return [np.array([-math.inf]) for _ in known]
+    return [
+        math.log(mean) + (own - mean + requests / requests.mean() * (averages_ms - own)) / mean
+        for own, (averages_ms, requests) in zip(means, known, strict=True)
+    ]
 
 
 def has_log(windows: Sequence[Measurement], metric: str) -> bool:

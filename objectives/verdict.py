@@ -193,7 +193,7 @@ def _judge_constraint(
 
     - A latency quantile: the requests above the bound are counted (``judge_share``). Failed requests count as late.
     - The error rate: the failed requests are counted in the same way.
-    - The average latency and the throughput: Student's t on the logs of the servers' means.
+    - The average latency and the throughput: Student's t on the logs of the servers' means, see ``metric_logs``.
     - Any other metric: each window must meet the bound.
     """
     metric = METRICS[bound.metric]

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from objectives.confidence import Verdict
-from objectives.intervals import order_statistic_levels, throughput_interval
+from objectives.intervals import latency_interval_ms, order_statistic_levels, throughput_interval
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Measurement
+from objectives.pooled_windows import pool_measurements
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread, server_spreads
 from objectives.sla import CONFIDENCE, Sla
@@ -73,6 +74,40 @@ def test_a_throughput_is_judged_as_a_mean_over_servers() -> None:
     near = judged(servers(9.0), Sla.from_bounds({"throughput": 950.0}))
     assert near.verdict is Verdict.UNDECIDED
     assert near.is_promising, "more servers narrow the interval"
+
+
+def with_average(average_ms: float, requests: int = 500) -> Measurement:
+    return Measurement(1000.0, average_ms, requests=requests, stable=True)
+
+
+def test_an_average_is_that_of_all_requests() -> None:
+    """One window in eight has a pause, so that the geometric mean of the windows is 6.7 ms and their median 5 ms."""
+    measured = [[*[with_average(5.0)] * 7, with_average(50.0)]] * 28
+    assert pool_measurements([own for windows in measured for own in windows]).latency_avg_ms == 10.625
+    assert judged(measured, Sla.from_bounds({"avg": 10.0})).verdict is Verdict.UNDECIDED
+    assert judged(measured, Sla.from_bounds({"avg": 16.0})).verdict is Verdict.PASS
+    interval = latency_interval_ms(measured, "latency-avg", 0.0, ServerSpread(0.01, 9.0))
+    assert math.sqrt(interval.low * interval.high) == pytest.approx(10.625)
+
+
+def test_a_window_with_few_requests_has_a_small_part_in_the_average() -> None:
+    measured = [[*[with_average(5.0, 1000)] * 7, with_average(500.0, 10)]] * 28
+    assert pool_measurements(measured[0]).latency_avg_ms == pytest.approx(5.706, abs=1e-3)
+    assert judged(measured, Sla.from_bounds({"avg": 7.0})).verdict is Verdict.PASS
+    assert judged(measured, Sla.from_bounds({"avg": 5.0})).verdict is not Verdict.PASS
+
+
+@pytest.mark.parametrize("count", [LOOKS[0], LOOKS[-1]])
+def test_the_verdict_on_an_average_errs_seldom_if_windows_differ(count: int) -> None:
+    """The average is at the bound, in windows whose averages are lognormal."""
+    random, deviation, runs = np.random.default_rng(0), 0.5, 200
+    sla, test = Sla.from_bounds({"avg": 10.0}), SequentialTest(0.05, 28)
+    passed = 0
+    for _ in range(runs):
+        averages = 10.0 * random.lognormal(-(deviation**2) / 2, deviation, (count, 8))
+        measured = [[with_average(float(average)) for average in own] for own in averages]
+        passed += judged(measured, sla, test).verdict is Verdict.PASS
+    assert passed <= 0.05 * runs
 
 
 def test_all_constraints_have_to_pass() -> None:
