@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from objectives.metrics import Measurement, Metric
 from objectives.sla import Sla
+from optimizer.core.measurement_windows import MAX_WINDOW_MS
 from optimizer.core.trial import LoadPoint
 from optimizer.simulator.speed_correction import SpeedCorrection, is_comparable
 
@@ -244,11 +245,12 @@ RATE_RESOLUTION = 0.05  # stop if the bracket is narrower than this (relative)
 MAX_STEP, MIN_STEP = 4.0, 1.5
 OVERLOADED = 0.97  # share of the sent requests: a server that answers fewer is overloaded
 CAPACITY_SHARE = 0.9  # share of the capacity: random arrivals need headroom
-LOWEST_RATE = 1.0
+FEWEST_REQUESTS = 3  # in the longest window of a measurement, at the lowest rate
+LOWEST_RATE = FEWEST_REQUESTS * 1000 / MAX_WINDOW_MS
 
 
 def next_rate(measured: Sequence[tuple[LoadPoint, Measurement]], rules: LoadSearchRules) -> LoadPoint | None:
-    """Return the request rate to measure next, or None if the search is over."""
+    """Return the request rate to measure next, or None if the search is over. It is at least LOWEST_RATE."""
     seen = {load.request_rate: measurement for load, measurement in measured}
     if rules.finds_lowest_load:
         floor = rules.throughput_floor / rules.request_batch_size
@@ -271,7 +273,7 @@ def next_rate(measured: Sequence[tuple[LoadPoint, Measurement]], rules: LoadSear
         return None
     else:
         wanted = _rate_between(low, high, seen, rules)
-    if wanted < LOWEST_RATE or _no_rate_beats(low, high, rules):
+    if not wanted or _no_rate_beats(low, high, rules):
         return None
     load = _rate_load(wanted, rules)
     return None if load.request_rate in seen else load
@@ -313,5 +315,5 @@ def _no_rate_beats(low: float, high: float, rules: LoadSearchRules) -> bool:
 
 def _rate_load(rate: float, rules: LoadSearchRules) -> LoadPoint:
     """Return the load with its rate rounded to three digits."""
-    digits = 2 - math.floor(math.log10(max(rate, LOWEST_RATE)))
-    return LoadPoint(rules.request_batch_size, request_rate=max(round(rate, digits), LOWEST_RATE))
+    rate = max(rate, LOWEST_RATE)
+    return LoadPoint(rules.request_batch_size, request_rate=round(rate, 2 - math.floor(math.log10(rate))))

@@ -17,6 +17,7 @@ from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, judge_confirmations, meets_sla
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points, latest_points
 from optimizer.machine.conditions import describe_disturbance, lost_cpu_time
+from optimizer.measure.load_search import LOWEST_RATE
 from optimizer.results import formatting
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
@@ -423,7 +424,9 @@ def _holds_back(
         return f"no measurement that meets the SLA was stable: {closest.measurement.reason}"
     if METRICS[worst.metric].timing:
         reason = _latency_reason(trials, confirmed, worst.metric, worst.bound)
-        return "; ".join(filter(None, (reason, describe_disturbance(closest.measurement))))
+        is_lowest = 0 < closest.load.request_rate <= LOWEST_RATE
+        lowest = f"a run tries no rate below {LOWEST_RATE:g} requests/s" if is_lowest else ""
+        return "; ".join(filter(None, (reason, lowest, describe_disturbance(closest.measurement))))
     metric = METRICS[worst.metric]
     value = metric.value(closest.measurement)
     if value is None:

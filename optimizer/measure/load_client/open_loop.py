@@ -212,7 +212,7 @@ def summarize_open_loop(
         sent = SentRequests.of(record, planned.seconds, planned.sizes, lead_in_seconds=planned.lead_in_seconds)
     _check_kept_up(record, sent, load)
     if record.overload:
-        measurements = [_capacity(responded_ns, requests, streamed, planned, sizes, record.overload)]
+        measurements = [_capacity(responded_ns, requests, streamed, planned, sizes, record.overload, record.ended_ns)]
     else:
         measurements = _measured_parts(requests, failed, planned, spread_limit, parts)
     span_ns = (1e9 * requests.begin_seconds, 1e9 * requests.end_seconds)
@@ -239,17 +239,18 @@ def _capacity(
     planned: PlannedLoad,
     sizes: IntArray,
     overload: str,
+    ended_ns: int,
 ) -> Measurement:
     """Return the measurement of an overloaded server.
 
-    The responses belong to requests that were sent long ago. All responses in the measured time are its capacity.
+    The responses belong to requests that were sent long ago. All responses until the client stopped reading are its
+    capacity, also those after the planned time. Those of a model that streams are counted in the measured time.
     """
-    begin_ns, end_ns = requests.begin_seconds * 1e9, requests.end_seconds * 1e9 if streamed else math.inf
+    begin_ns, end_ns = requests.begin_seconds * 1e9, requests.end_seconds * 1e9 if streamed else float(ended_ns)
     answered = np.resize(sizes, len(responded_ns))[(responded_ns >= begin_ns) & (responded_ns < end_ns)]
     output = streamed.output_between(begin_ns, end_ns) if streamed else None
-    return replace(
-        _measurement(requests, answered, requests.span_seconds, planned, overload, output), overloaded=True
-    )
+    seconds = (end_ns - begin_ns) / 1e9
+    return replace(_measurement(requests, answered, seconds, planned, overload, output), overloaded=True)
 
 
 def _measured_parts(

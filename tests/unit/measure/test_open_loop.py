@@ -195,6 +195,18 @@ def test_an_overload_counts_the_age_of_unanswered_requests() -> None:
     assert result.latency_p50_ms == pytest.approx(350, abs=2)
 
 
+def test_answers_after_the_planned_time_show_the_capacity() -> None:
+    """A request takes half a second, and the client waits for 20 s before it gives up."""
+    numbers = np.arange(len(PLANNED))
+    slow = replace(
+        record(),
+        answered_ns=np.where(numbers < 40, 500 * MS * (numbers + 1), NEVER),
+        ended_ns=20_000 * MS + 1,
+        overload="overloaded: 2,160 requests unanswered after 20.0 s, the oldest for 19.96 s",
+    )
+    assert judged(slow).throughput_infer_per_sec == pytest.approx(4 * 2, rel=0.02)
+
+
 def test_a_saturated_client_voids_an_overload() -> None:
     with pytest.raises(LateError, match="used 97% of a core"):
         judged(overloaded(cpu_share=0.97))

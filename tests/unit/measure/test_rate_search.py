@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
+from optimizer.core.measurement_windows import MAX_WINDOW_MS
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_search import RATE_RESOLUTION, LoadSearchRules, next_rate
+from optimizer.measure.load_search import FEWEST_REQUESTS, LOWEST_RATE, RATE_RESOLUTION, LoadSearchRules, next_rate
 
 BOUND_MS = 20.0
 
@@ -75,6 +76,28 @@ def test_with_a_latency_objective_the_throughput_floor_is_measured() -> None:
     load = next_rate((), rules)
     assert load == LoadPoint(4, request_rate=500.0)
     assert next_rate(((load, Measurement(2000.0, stable=True)),), rules) is None
+
+
+@pytest.mark.parametrize("capacity", [0.3, 0.5, 2.0])
+def test_a_model_that_takes_seconds_is_measured_at_low_rates(capacity: float) -> None:
+    """A request takes 1 / ``capacity`` seconds; the bound is ten times that."""
+    rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": 1e4 / capacity}), start=100, open_loop=True)
+    measured: list[tuple[LoadPoint, Measurement]] = []
+    while (load := next_rate(measured, rules)) is not None:
+        measured.append((load, served(load.request_rate, capacity, 1e3 / capacity)))
+    met = [load.request_rate for load, own in measured if own.stable and rules.sla.is_met(own)]
+    assert 0.5 * capacity < max(met) < capacity
+
+
+def test_the_lowest_rate_has_requests_in_each_window() -> None:
+    assert LOWEST_RATE * MAX_WINDOW_MS / 1000 == FEWEST_REQUESTS
+    rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": 20.0}), start=1.3 * LOWEST_RATE, open_loop=True)
+    first = next_rate((), rules)
+    assert first is not None
+    late = (first, Measurement(first.request_rate, latency_p95_ms=90.0, stable=True))
+    lowest = LoadPoint(1, request_rate=LOWEST_RATE)
+    assert next_rate([late], rules) == lowest
+    assert next_rate([late, (lowest, late[1])], rules) is None
 
 
 def test_it_ends_if_no_rate_meets_the_bound() -> None:

@@ -14,6 +14,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.confirmation.verdicts import judge_confirmations, meets_sla
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial, latest_points
+from optimizer.measure.load_search import LOWEST_RATE
 from optimizer.results import outcome_values
 from optimizer.results.recommendation import FRONT_METRICS, assess
 
@@ -163,6 +164,16 @@ def test_a_missed_throughput_is_given_without_an_exponent() -> None:
     problem = replace(PROBLEM, sla=Sla.from_bounds({"throughput": 20_000.0}))
     outcome = assess([trial], problem, BASELINE, PLAIN)
     assert outcome.holds_back == "throughput is 11,890 infer/s, but the SLA asks for throughput >= 20,000 infer/s"
+
+
+def test_a_bound_that_the_lowest_rate_misses_says_that_no_lower_one_was_tried() -> None:
+    rates = [(1.0, 9000.0), (LOWEST_RATE, 3000.0)]
+    trial = Trial(0, BASELINE, tuple((LoadPoint(1, request_rate=r), window(r, ms, 40)) for r, ms in rates))
+    problem = replace(PROBLEM, open_loop=True)
+    outcome = assess([trial], problem, BASELINE, PLAIN)
+    assert outcome.holds_back.endswith(f"; a run tries no rate below {LOWEST_RATE:g} requests/s")
+    higher = replace(trial, measurements=trial.measurements[:1])
+    assert "no rate below" not in assess([higher], problem, BASELINE, PLAIN).holds_back
 
 
 def test_a_disturbed_point_of_the_baseline_counts_as_in_the_choice_of_the_recommendation() -> None:
