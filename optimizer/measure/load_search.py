@@ -246,6 +246,7 @@ MAX_STEP, MIN_STEP = 4.0, 1.5
 OVERLOADED = 0.97  # share of the sent requests: a server that answers fewer is overloaded
 CAPACITY_SHARE = 0.9  # share of the capacity: random arrivals need headroom
 FEWEST_REQUESTS = 3  # in the longest window of a measurement, at the lowest rate
+FLOOR_MARGIN = 1.1  # factor on the throughput floor, which a test of four fresh servers with random arrivals needs
 LOWEST_RATE = FEWEST_REQUESTS * 1000 / MAX_WINDOW_MS
 
 
@@ -253,8 +254,7 @@ def next_rate(measured: Sequence[tuple[LoadPoint, Measurement]], rules: LoadSear
     """Return the request rate to measure next, or None if the search is over. It is at least LOWEST_RATE."""
     seen = {load.request_rate: measurement for load, measurement in measured}
     if rules.finds_lowest_load:
-        floor = rules.throughput_floor / rules.request_batch_size
-        return None if seen else _rate_load(floor or float(rules.start), rules)
+        return _lowest_rate(seen, rules)
     if not seen:
         return _rate_load(float(rules.start), rules)
     if len(seen) >= rules.max_loads:
@@ -277,6 +277,22 @@ def next_rate(measured: Sequence[tuple[LoadPoint, Measurement]], rules: LoadSear
         return None
     load = _rate_load(wanted, rules)
     return None if load.request_rate in seen else load
+
+
+def _lowest_rate(seen: Mapping[float, Measurement], rules: LoadSearchRules) -> LoadPoint | None:
+    """Return the lowest rate that serves the throughput floor on fresh servers as well: FLOOR_MARGIN above it.
+
+    Random arrivals may still be too few in a measurement of few requests. Then a higher rate is next.
+    """
+    floor = rules.throughput_floor / rules.request_batch_size
+    if not seen:
+        return _rate_load(FLOOR_MARGIN * floor or float(rules.start), rules)
+    top = max(seen)
+    answered = _answered_rate(seen[top], rules)
+    may_serve_more = is_comparable(seen[top]) and not seen[top].overloaded and rules.sla.is_met(seen[top])
+    if not may_serve_more or not 0 < answered < floor or len(seen) >= rules.max_loads:
+        return None
+    return _rate_load(top * max(floor / answered, FLOOR_MARGIN), rules)
 
 
 def _rate_below(high: float, measurement: Measurement, rules: LoadSearchRules) -> float:

@@ -5,15 +5,26 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from objectives.confidence import Verdict
 from objectives.metrics import METRICS, Measurement
+from objectives.server_spread import server_spreads
 from objectives.sla import Sla
+from objectives.verdict import SequentialTest, judge_sla
 from optimizer.core.measurement_windows import MAX_WINDOW_MS
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_search import FEWEST_REQUESTS, LOWEST_RATE, RATE_RESOLUTION, LoadSearchRules, next_rate
+from optimizer.measure.load_search import (
+    FEWEST_REQUESTS,
+    FLOOR_MARGIN,
+    LOWEST_RATE,
+    RATE_RESOLUTION,
+    LoadSearchRules,
+    next_rate,
+)
 
 BOUND_MS = 20.0
 
@@ -71,11 +82,39 @@ def test_a_deployment_that_cannot_beat_the_best_is_given_up() -> None:
     assert len(sweep(1000, start=900, to_beat=500.0)) > 1
 
 
-def test_with_a_latency_objective_the_throughput_floor_is_measured() -> None:
-    rules = LoadSearchRules(4, 64, Sla(), start=100, finds_lowest_load=True, throughput_floor=2000.0)
-    load = next_rate((), rules)
-    assert load == LoadPoint(4, request_rate=500.0)
-    assert next_rate(((load, Measurement(2000.0, stable=True)),), rules) is None
+FLOOR = LoadSearchRules(4, 64, Sla(), start=100, open_loop=True, finds_lowest_load=True, throughput_floor=2000.0)
+
+
+def test_with_a_latency_objective_a_rate_above_the_throughput_floor_is_measured() -> None:
+    load = next_rate((), FLOOR)
+    assert load == LoadPoint(4, request_rate=FLOOR_MARGIN * 500.0)
+    assert next_rate(((load, Measurement(2100.0, stable=True)),), FLOOR) is None
+    five_digits = next_rate((), replace(FLOOR, request_batch_size=1, throughput_floor=12345.0))
+    assert five_digits == LoadPoint(1, request_rate=13600.0)
+    assert next_rate((), replace(FLOOR, throughput_floor=0.0)) == LoadPoint(4, request_rate=100.0)
+
+
+def test_a_higher_rate_follows_if_too_few_requests_arrived_for_the_throughput_floor() -> None:
+    load = next_rate((), FLOOR)
+    assert load is not None
+    few = (load, Measurement(1600.0, stable=True))
+    assert next_rate([few], FLOOR) == LoadPoint(4, request_rate=688.0)  # 550 * 2000 / 1600
+    overloaded = (load, Measurement(1600.0, stable=False, overloaded=True, reason="overloaded"))
+    assert next_rate([overloaded], FLOOR) is None
+    assert next_rate([few], replace(FLOOR, max_loads=1)) is None
+
+
+@pytest.mark.parametrize(("floor", "servers"), [(12345.0, 4), (50.0, 13)])
+def test_the_rate_of_the_throughput_floor_passes_if_all_requests_are_served(floor: float, servers: int) -> None:
+    """The windows differ by the number of requests that arrive in them."""
+    load = next_rate((), replace(FLOOR, request_batch_size=1, throughput_floor=floor))
+    assert load is not None
+    random, seconds = np.random.default_rng(0), max(0.5, 40 / load.request_rate)
+    arrived = random.poisson(seconds * load.request_rate, (servers, 8)) / seconds
+    windows = [[Measurement(float(rate), requests=9, stable=True) for rate in own] for own in arrived]
+    sla = Sla.from_bounds({"throughput": floor})
+    judged = judge_sla(windows, sla, server_spreads([windows]), SequentialTest(0.005))
+    assert judged.verdict is Verdict.PASS, judged.reason
 
 
 @pytest.mark.parametrize("capacity", [0.3, 0.5, 2.0])
