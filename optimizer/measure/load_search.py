@@ -105,7 +105,7 @@ GROWTH_LIMIT = 8.0  # largest factor between two loads: a proportional step seld
 SMALLEST_STEP = 1.2
 CLOSE = 0.95  # a latency above this share of its bound is close enough
 BEATEN = 0.9  # share of the throughput to beat: up to a tenth of it may be noise
-REPEATS = 2  # repetitions of an unstable measurement if no stable one exists
+REPEATS = 2  # repetitions of an unstable measurement if no stable one exists, also of the open loop's only rate
 RESOLUTION = 0.07  # stop if the bracket is narrower than this (relative)
 
 
@@ -254,7 +254,7 @@ def next_rate(measured: Sequence[tuple[LoadPoint, Measurement]], rules: LoadSear
     """Return the request rate to measure next, or None if the search is over. It is at least LOWEST_RATE."""
     seen = {load.request_rate: measurement for load, measurement in measured}
     if rules.finds_lowest_load:
-        return _lowest_rate(seen, rules)
+        return _lowest_rate(seen, len(measured) - len(seen), rules)
     if not seen:
         return _rate_load(float(rules.start), rules)
     if len(seen) >= rules.max_loads:
@@ -279,18 +279,22 @@ def next_rate(measured: Sequence[tuple[LoadPoint, Measurement]], rules: LoadSear
     return None if load.request_rate in seen else load
 
 
-def _lowest_rate(seen: Mapping[float, Measurement], rules: LoadSearchRules) -> LoadPoint | None:
+def _lowest_rate(seen: Mapping[float, Measurement], repeats: int, rules: LoadSearchRules) -> LoadPoint | None:
     """Return the lowest rate that serves the throughput floor on fresh servers as well: FLOOR_MARGIN above it.
 
-    Random arrivals may still be too few in a measurement of few requests. Then a higher rate is next.
+    Random arrivals may still be too few in a measurement of few requests. Then a higher rate is next. A measurement
+    that failed or is not stable is repeated, because the configuration is measured at no other rate.
     """
     floor = rules.throughput_floor / rules.request_batch_size
     if not seen:
         return _rate_load(FLOOR_MARGIN * floor or float(rules.start), rules)
     top = max(seen)
-    answered = _answered_rate(seen[top], rules)
-    may_serve_more = is_comparable(seen[top]) and not seen[top].overloaded and rules.sla.is_met(seen[top])
-    if not may_serve_more or not 0 < answered < floor or len(seen) >= rules.max_loads:
+    newest, answered = seen[top], _answered_rate(seen[top], rules)
+    if newest.overloaded:
+        return None
+    if not is_comparable(newest):
+        return LoadPoint(rules.request_batch_size, request_rate=top) if repeats < REPEATS else None
+    if not rules.sla.is_met(newest) or not 0 < answered < floor or len(seen) >= rules.max_loads:
         return None
     return _rate_load(top * max(floor / answered, FLOOR_MARGIN), rules)
 

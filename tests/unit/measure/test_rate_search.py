@@ -22,6 +22,7 @@ from optimizer.measure.load_search import (
     FLOOR_MARGIN,
     LOWEST_RATE,
     RATE_RESOLUTION,
+    REPEATS,
     LoadSearchRules,
     next_rate,
 )
@@ -102,6 +103,23 @@ def test_a_higher_rate_follows_if_too_few_requests_arrived_for_the_throughput_fl
     overloaded = (load, Measurement(1600.0, stable=False, overloaded=True, reason="overloaded"))
     assert next_rate([overloaded], FLOOR) is None
     assert next_rate([few], replace(FLOOR, max_loads=1)) is None
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        Measurement(2100.0, latency_p95_ms=5.0, stable=False, reason="unstable: p95 between 5 and 50 ms"),
+        Measurement(reason="the load generator was late"),
+    ],
+)
+def test_an_unstable_measurement_of_the_only_rate_is_repeated(lost: Measurement) -> None:
+    load = next_rate((), FLOOR)
+    assert load is not None
+    assert next_rate([(load, lost)], FLOOR) == load
+    assert next_rate([(load, lost), (load, Measurement(2100.0, stable=True))], FLOOR) is None
+    assert next_rate([(load, lost)] * (1 + REPEATS), FLOOR) is None
+    disturbed = replace(lost, throughput_infer_per_sec=2100.0, other_cpu_share=0.5)
+    assert next_rate([(load, disturbed)], FLOOR) is None, "another one would be disturbed too"
 
 
 @pytest.mark.parametrize(("floor", "servers"), [(12345.0, 4), (50.0, 13)])
