@@ -103,7 +103,7 @@ class Endpoint:
         candidate: Configuration that is deployed.
         grpc: Address of gRPC, without TLS.
         http: Address of HTTP, without TLS.
-        server_pid: Process of the server; None if it does not run on this machine.
+        server_pid: Process of the server; None if it does not run on this machine, or its process is unknown.
         batcher: Model that the candidate configures, if ``model`` is an ensemble or a BLS model that calls it.
         max_batch_size: ``max_batch_size`` of ``model`` itself, if ``batcher`` is set.
         concurrent_models: Models that receive load at the same time on the same server.

@@ -26,12 +26,37 @@ from optimizer.measure.failure_causes import diagnose_connection, lacks_gpu_memo
 from optimizer.measure.server_calls import is_responding, open_client
 from optimizer.measure.server_client import CALL_SECONDS, CallError
 
+SERVER_PROGRAM = "tritonserver"  # the name of its processes begins with it
+
 
 def listener_pid(address: str) -> int | None:
-    """Return the id of the process that listens at ``host:port`` of this machine's loopback.
+    """Return the id of the tritonserver that listens at ``host:port`` of this machine's loopback.
 
-    Returns None if the address is on another machine, or the process belongs to another user.
+    Returns None if the address is on another machine, or if another program or a process of another user listens.
     """
+    pid = _listener(address)
+    return pid if pid is not None and _is_server(pid) else None
+
+
+def is_tunnel(address: str) -> bool:
+    """Return whether another program than tritonserver listens at ``host:port`` of this machine's loopback.
+
+    It passes the requests on, as ``ssh -L``, ``kubectl port-forward`` and a container engine's proxy do, perhaps to
+    another machine.
+    """
+    pid = _listener(address)
+    return pid is not None and not _is_server(pid)
+
+
+def _is_server(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).name().startswith(SERVER_PROGRAM)
+    except psutil.Error:
+        return False
+
+
+def _listener(address: str) -> int | None:
+    """Return the id of the process that listens at ``address``; None if it is unknown or on another machine."""
     if not is_loopback(address):
         return None
     try:

@@ -20,7 +20,7 @@ from optimizer.deploy.docker_container import ALL_GPUS, NO_GPUS, read_gpus
 from optimizer.deploy.embedded_target import embedded_installation
 from optimizer.deploy.installed_server import Installation
 from optimizer.deploy.managed_target import ManagedTarget
-from optimizer.deploy.remote_server import is_loopback
+from optimizer.deploy.remote_server import is_loopback, is_tunnel
 from optimizer.deploy.several_servers_target import ServerProcesses
 from optimizer.deploy.target_settings import METRICS_PORT, TargetSettings
 from optimizer.machine import gpu_telemetry, nvml
@@ -80,8 +80,9 @@ def check_target(options: RunOptions, say: Callable[[str], None]) -> None:
     _module(options).check_options(options, say)
     if options.shared_memory != "none" and (address := other_machine_address(options)):
         raise BadInputError(
-            f"--shared-memory {options.shared_memory}: the server at {address} is on another machine, so it shares "
-            "no memory with the client; leave it out, or run tune on that machine with --url localhost:PORT"
+            f"--shared-memory {options.shared_memory}: the server at {address} is on another machine or behind a "
+            "tunnel, so it shares no memory with the client; leave it out, or run tune on that machine with --url "
+            "localhost:PORT"
         )
     if options.perf_analyzer_image is not None:
         docker_engine.image_id(options.perf_analyzer_image)
@@ -171,9 +172,10 @@ def metrics_address(options: RunOptions) -> str:
 
 
 def other_machine_address(options: RunOptions) -> str:
-    """Return the address of the server if it runs on another machine; empty if it runs on this one.
+    """Return the address of a server on another machine or behind a tunnel; empty if the server runs on this one.
 
-    ``--target remote`` with an address on loopback names a server on this machine.
+    ``--target remote`` with an address on loopback names a server on this machine, unless a tunnel listens there.
     """
     address = server_address(options.url).host_port
-    return "" if options.target != "remote" or is_loopback(address) else address
+    is_here = is_loopback(address) and not is_tunnel(address)
+    return "" if options.target != "remote" or is_here else address

@@ -72,7 +72,7 @@ def _check(run: FinishedRun, options: RunOptions) -> None:
     if options.load == "rate":
         problem = "requests are sent at a rate, so the throughput is the same; compare a run with --shared-memory"
     elif address:
-        problem = f"the server at {address} is on another machine, so it shares no memory with the client"
+        problem = f"the server at {address} is on another machine or behind a tunnel, so it shares no memory"
     elif not run.problem.is_simulated:
         problem = "the model streams or keeps state, and tune's own client sends its tensors in messages"
     elif options.perf_analyzer_image is not None:

@@ -30,6 +30,7 @@ from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.remote_server import listener_pid
 from optimizer.deploy.remote_target import RemoteTarget
+from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.measure.server_calls import open_client, read_statistics
 from optimizer.model.repository import read_source
 from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Playground, eventually
@@ -342,6 +343,46 @@ def test_the_embedded_server_is_found_by_its_port(embedded: EmbeddedTarget) -> N
         assert pid is not None
         assert psutil.Process(pid).name() == "tritonserver"
     assert listener_pid("192.0.2.1:8001") is None
+
+
+def pass_on(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def tunnel(production: Production) -> Iterator[str]:
+    """Return the local end of a tunnel to the server, as ``ssh -L`` makes one, which this process serves."""
+    host, _, port = production.server.grpc.rpartition(":")
+    with contextlib.ExitStack() as sockets:
+        listening = sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    near = sockets.enter_context(listening.accept()[0])
+                    far = sockets.enter_context(socket.create_connection((host, int(port))))
+                    for ends in ((near, far), (far, near)):
+                        threading.Thread(target=pass_on, args=ends, daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def test_the_process_of_a_tunnel_is_not_measured(production: Production, tunnel: str, tmp_path: Path) -> None:
+    """Otherwise its memory would be the limit that is emitted for the server."""
+    production.load(production.model)
+    target = RemoteTarget(Connection(tunnel), production.source, keep=tmp_path)
+    with contextlib.closing(target), target.deploy(TUNED) as endpoint, ProcessTelemetry().record(endpoint) as usage:
+        now = production.serving()
+        assert now is not None
+        assert model_config.differences(TUNED, now) == []
+    assert endpoint.server_pid is None
+    assert usage.server_memory_bytes is None
+    assert usage.other_cpu_share is None
 
 
 # -- several models -------------------------------------------------------------------------------------------------

@@ -1,19 +1,25 @@
-"""The rate of requests of other clients, read from the statistics of a running server."""
+"""Tests of a running server: the rate of requests of other clients, and the process that listens."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as messages
 
 from optimizer.core.endpoint import Connection
-from optimizer.deploy.remote_server import OBSERVED_SECONDS, RemoteServer
+from optimizer.deploy.remote_server import OBSERVED_SECONDS, SERVER_PROGRAM, RemoteServer, is_tunnel, listener_pid
+from optimizer.deploy.target_factory import other_machine_address
+from optimizer.options.run_options import RunOptions
 
 
 @contextlib.contextmanager
@@ -64,3 +70,32 @@ def test_requests_of_other_clients_are_noticed() -> None:
 def test_an_unused_server_has_no_rate(step: int, is_ready: bool, gives_statistics: bool) -> None:
     with counting(step, is_ready=is_ready, gives_statistics=gives_statistics) as server:
         assert server.requests_per_second(["m"]) == 0
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_a_tunnel_is_not_taken_for_the_server(host: str) -> None:
+    """Its memory and CPU time are not those of the server, which may be on another machine."""
+    with socket.create_server(("127.0.0.1", 0)) as tunnel:
+        address = f"{host}:{tunnel.getsockname()[1]}"
+        assert listener_pid(address) is None
+        assert is_tunnel(address)
+        assert other_machine_address(RunOptions("mlp", target="remote", url=address)) == address
+    assert not is_tunnel(address), "nothing listens"
+    assert other_machine_address(RunOptions("mlp", target="remote", url=address)) == ""
+
+
+def test_the_process_of_a_server_is_known_by_its_name(tmp_path: Path) -> None:
+    """A program of that name listens."""
+    program = tmp_path / SERVER_PROGRAM
+    program.symlink_to(sys.executable)
+    code = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); "
+        "print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([program, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        address = f"localhost:{server.stdout.readline().strip()}"
+        assert listener_pid(address) == server.pid
+        assert not is_tunnel(address)
+        assert listener_pid(address.replace("localhost", "192.0.2.1")) is None
+        server.communicate()
