@@ -128,8 +128,11 @@ def silent_server(endpoint: Endpoint, seconds: float = PROBE_SECONDS) -> str:
 def with_statistics(
     measurement: Measurement, before: ModelStatistics | None, after: ModelStatistics | None, *, times: bool = True
 ) -> Measurement:
-    """Return ``measurement`` with the batches executed between two readings, and with ``times`` a request's times."""
-    if before is None or after is None:
+    """Return ``measurement`` with the batches executed between two readings, and with ``times`` a request's times.
+
+    They stay unknown if a reading is missing, or if the counters began again between the two.
+    """
+    if before is None or after is None or _began_again(before, after):
         return measurement
     measurement = replace(
         measurement,
@@ -151,6 +154,23 @@ def with_statistics(
         compute_infer_ms=mean_ms("compute_infer"),
         compute_output_ms=mean_ms("compute_output"),
     )
+
+
+def _began_again(before: ModelStatistics, after: ModelStatistics) -> bool:
+    """Return whether a counter fell, because another client reloaded the model or another server answers."""
+    later = _counters(after)
+    return any(count > later.get(name, 0) for name, count in _counters(before).items())
+
+
+def _counters(statistics: ModelStatistics) -> dict[tuple[str, int], int]:
+    """Return the counters of a model, by name and batch size; the size is 0 for those of all requests."""
+    counters = {("inferences", 0): statistics.inference_count, ("executions", 0): statistics.execution_count}
+    for part in (statistics.inference_stats, *statistics.batch_stats):
+        size = getattr(part, "batch_size", 0)
+        for field, value in part.ListFields():
+            if field.message_type is not None:
+                counters |= {(f"{field.name} count", size): value.count, (f"{field.name} ns", size): value.ns}
+    return counters
 
 
 def mean_batch_size(before: ModelStatistics, after: ModelStatistics) -> float | None:

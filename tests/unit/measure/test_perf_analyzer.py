@@ -5,15 +5,17 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from tritonclient.grpc.service_pb2 import ModelStatistics
 
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.measurement_windows import MeasurementWindow
-from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.measure.perf_analyzer import REFUSED, FallbackRunner, PerfAnalyzer, PerfAnalyzerCommand
 from optimizer.measure.perf_output import read_windows
 from optimizer.measure.server_calls import add_statistics, executions_by_size, mean_batch_size, with_statistics
+from optimizer.store.trials_table import TrialsTable
 
 
 def statistics(*batches: tuple[int, int, int]) -> ModelStatistics:
@@ -38,6 +40,32 @@ def test_executions_between_two_readings_are_counted_by_size() -> None:
 def test_statistics_are_unknown_without_a_reading() -> None:
     assert with_statistics(Measurement(1.0), None, statistics((4, 1, 3))) == Measurement(1.0)
     assert executions_by_size(statistics(), statistics()) == []
+
+
+def served(requests: int, queue_ns: int) -> ModelStatistics:
+    """Return the statistics after ``requests`` in batches of four, which have waited ``queue_ns`` in total."""
+    result = statistics((4, requests // 4, 3000 * requests))
+    result.inference_stats.success.count, result.inference_stats.queue.ns = requests, queue_ns
+    return result
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        served(40, 8_000_000),  # fewer requests
+        served(400, 8_000_000),  # more requests, but less time in the queue
+        statistics((8, 100, 900_000)),  # other batch sizes
+    ],
+)
+def test_statistics_are_unknown_if_the_counters_began_again(after: ModelStatistics, tmp_path: Path) -> None:
+    """Another client reloaded the model during the measurement. A negative time would make the table unreadable."""
+    before = served(200, 90_000_000)
+    measured = with_statistics(Measurement(1.0, stable=True), before, after)
+    assert measured == Measurement(1.0, stable=True)
+    assert with_statistics(measured, before, served(400, 130_000_000)).queue_ms == 0.2
+    table = TrialsTable(tmp_path / "trials.csv", "m", {})
+    table.append(Trial(0, Candidate(8)), LoadPoint(1, 4), measured)
+    assert table.read()[0].measurements == ((LoadPoint(1, 4), measured),)
 
 
 def test_windows_are_read_from_the_output() -> None:
