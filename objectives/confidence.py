@@ -87,8 +87,9 @@ class MissCounts:
         return float(np.mean([windows.sum() for windows in self.requests]))
 
     def server_shares(self, some: Windows) -> FloatArray:
-        """Return the share [servers] of ``misses`` or ``tail`` in the requests of each server."""
-        return np.array([counts.sum() / requests.sum() for counts, requests in zip(some, self.requests, strict=True)])
+        """Return the share [servers] of ``misses`` or ``tail`` in the requests of each server; 1 if it had none."""
+        pairs = zip(some, self.requests, strict=True)
+        return np.array([counts.sum() / requests.sum() if requests.any() else 1.0 for counts, requests in pairs])
 
 
 def effective_requests(counts: MissCounts, allowed: float, spread: ServerSpread) -> float:
@@ -133,7 +134,8 @@ def share_spread(counts: MissCounts, allowed: float, freedom: float) -> ServerSp
 def overdispersion(requests: Windows, tail: Windows) -> float:
     """Return how much more the counts of neighboring windows differ than independent requests would, at least 1.
 
-    Differences of neighbors leave slow changes of the mean out (von Neumann 1941).
+    Differences of neighbors leave slow changes of the mean out (von Neumann 1941). Windows without requests have no
+    share and are left out.
 
     Args:
         requests: Requests of each window of each server.
@@ -142,8 +144,9 @@ def overdispersion(requests: Windows, tail: Windows) -> float:
     share = sum(float(windows.sum()) for windows in tail) / sum(float(windows.sum()) for windows in requests)
     squares = expected = 0.0
     for windows, over in zip(requests, tail, strict=True):
-        squares += float(np.square(np.diff(over / windows)).sum())
-        expected += share * (1 - share) * float((1 / windows[1:] + 1 / windows[:-1]).sum())
+        counts = windows[windows > 0]
+        squares += float(np.square(np.diff(over[windows > 0] / counts)).sum())
+        expected += share * (1 - share) * float((1 / counts[1:] + 1 / counts[:-1]).sum())
     return max(1.0, squares / expected) if expected > 0 else 1.0
 
 

@@ -128,8 +128,8 @@ def _counted_misses(window: Measurement, bound_ms: float, timing: Timing) -> flo
 
 
 def served_nothing(window: Measurement) -> bool:
-    """Return whether every request of a window failed."""
-    return window.requests == 0 and bool(window.errors)
+    """Return whether no request of a window was served."""
+    return window.requests == 0
 
 
 def _tail_quantile_ms(quantiles_ms: Mapping[float, float], level: float) -> float:

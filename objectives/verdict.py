@@ -212,7 +212,8 @@ def _judge_constraint(
             test.most_servers,
             higher_is_better=metric.better == "higher",
         )
-        nothing = sum(served_nothing(window) for server in servers for window in server) if timing is not None else 0
+        windows = [window for server in servers for window in server] if timing is not None else []
+        nothing = sum(served_nothing(window) and bool(window.errors) for window in windows)  # all requests failed
         if not nothing or judged.verdict is Verdict.FAIL:
             return judged
         reason = f"no request was served in {nothing} of {sum(map(len, servers))} windows"

@@ -21,6 +21,7 @@ from optimizer.measure.load_client.measured_requests import (
     describe_disagreement,
     known_times,
     make_measurement,
+    measure_nothing,
     p95,
     request_kinds,
     split_failures,
@@ -128,7 +129,8 @@ def summarize_closed_loop(
     """Return the measurements of ``parts`` equal parts of the planned ``seconds``, which begin after the lead-in.
 
     There are fewer and longer parts if the model streams and one of the parts would have less than FEWEST_STREAMED
-    requests. A request belongs to the part in which it was answered, and its latency counts from the actual send. If
+    requests. A request belongs to the part in which it was answered, and its latency counts from the actual send. A
+    part without an answer has a throughput of 0: the server paused, and the late requests count where they end. If
     failed requests are counted, one that hangs beyond the end, for longer than any other latency and each bound on
     it, has timed out in the last part.
 
@@ -167,7 +169,7 @@ def summarize_closed_loop(
             / part.seconds,
         )
         if len(part.latencies_ms)
-        else Measurement(reason=f"no request was answered within {part.seconds:.3g} s")
+        else measure_nothing(reason)
         for part in requests.parts(parts)
     ]
     times_ns = every.answered_ns.copy()

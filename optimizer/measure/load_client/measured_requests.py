@@ -86,6 +86,14 @@ def make_measurement(
     )
 
 
+def measure_nothing(reason: str = "") -> Measurement:
+    """Return the measurement of a time in which no request was served; ``reason`` says why it is not stable.
+
+    It counts, with a throughput of 0. Without it, a pause of the server would not lower the throughput.
+    """
+    return Measurement(0.0, goodput_infer_per_sec=0.0, requests=0, stable=not reason, reason=reason)
+
+
 def timing_fields(timing: Timing, times_ms: FloatArray, sla: Sla) -> dict[str, Any]:
     """Return the fields of a Measurement with statistics, counts above the bounds and sketch; none without times."""
     if not len(times_ms):
@@ -298,6 +306,4 @@ def _of_requests(responses: ResponseRecord, kept: Mask) -> ResponseRecord:
 
 
 def _with_failures(measurement: Measurement, rejected: int, timed_out: int, other: int) -> Measurement:
-    if measurement.throughput_infer_per_sec is None and rejected + timed_out + other:
-        measurement = Measurement(0.0, goodput_infer_per_sec=0.0, requests=0, stable=True)
     return replace(measurement, rejected_requests=rejected, timed_out_requests=timed_out, failed_requests=other)

@@ -27,6 +27,7 @@ from optimizer.measure.load_client.measured_requests import (
     describe_disagreement,
     known_times,
     make_measurement,
+    measure_nothing,
     p95,
     quantile,
     split_failures,
@@ -291,7 +292,7 @@ def _measurement(
     ``output`` counts the responses of a model that streams, by default those to ``requests``.
     """
     if not len(requests.latencies_ms):
-        return Measurement(reason=f"no request was due within {seconds:.3g} s")
+        return measure_nothing(reason)  # no request was due, as it happens at a low rate
     streams = requests.streams
     output = streams.output if streams and output is None else output
     in_time = within_bounds(requests.latencies_ms, streams, planned.sla) & requests.answered

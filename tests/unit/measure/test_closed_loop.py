@@ -16,11 +16,16 @@ import numpy as np
 import pytest
 
 from objectives import latency_sketch
+from objectives.confidence import Verdict
 from objectives.metrics import Measurement
+from objectives.sequential import LOOKS
+from objectives.server_spread import server_spreads
 from objectives.sla import Constraint, Sla
+from objectives.verdict import SequentialTest, judge_sla
+from optimizer.confirmation.windows import server_windows
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.measurement_windows import MAX_SPREAD
-from optimizer.core.trial import LoadPoint
+from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Trial
 from optimizer.measure.load_client import client
 from optimizer.measure.load_client.client import WARM_UPS, ClosedLoopClient
 from optimizer.measure.load_client.closed_loop import (
@@ -31,6 +36,7 @@ from optimizer.measure.load_client.closed_loop import (
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.measure.load_client.measured_requests import SATURATED_CPU_SHARE, PlannedLoad
 from optimizer.measure.load_client.plan import ALL_ANSWERED, NEVER, SendPlan, SendRecord
+from optimizer.store.trials_table import TrialsTable
 from tests.answering_server import AnsweringServer, Array
 
 LOAD = LoadPoint(request_batch_size=2, concurrency=3)
@@ -81,11 +87,33 @@ def test_requests_above_each_bound_are_counted_exactly() -> None:
         assert latency_sketch.requests_over(window.requests_over_ms, 13.0) is None
 
 
-def test_windows_without_answers_are_lost() -> None:
-    lost, measured = windows_of(record(np.array([600.0, 700.0]), 3.0), 1.0, 2)
-    assert lost.throughput_infer_per_sec is None
-    assert lost.reason == "no request was answered within 0.5 s"
-    assert measured.requests == 2
+@pytest.mark.parametrize("pause", [0, 3, 7])
+def test_a_window_without_answers_counts_as_a_pause_of_the_server(pause: int, tmp_path: Path) -> None:
+    """The server answers 100 requests in each window of half a second but one; the late ones end in the next."""
+    answered_ms = np.concatenate([np.linspace(0, 499, 100) + 500 * place for place in range(8) if place != pause])
+    windows = windows_of(record(answered_ms, 3.0), 4.0, 8, 20.0)
+    assert [window.throughput_infer_per_sec for window in windows] == [0.0 if n == pause else 400.0 for n in range(8)]
+    assert (windows[pause].requests, windows[pause].stable, windows[pause].latency_p95_ms) == (0, True, None)
+    trial, table = Trial(0, Candidate(8)), TrialsTable(tmp_path / "trials.csv", "m", {})
+    for server in range(1, LOOKS[0] + 1):
+        for window in windows:
+            fresh = FreshServer(server, 0.005)
+            table.append(trial, LOAD, window, fresh)
+            trial = trial.with_row(LOAD, window, fresh)
+    servers = server_windows(trial, LOAD)
+    assert table.read() == [trial], "no window was left out"
+    assert [len(own) for own in servers] == [8] * LOOKS[0]
+
+    def verdict(bounds: dict[str, float]) -> Verdict:
+        sla = Sla.from_bounds(bounds)
+        return judge_sla(
+            servers, sla, server_spreads([servers], sla.bounded_latencies), SequentialTest(0.005)
+        ).verdict
+
+    assert verdict({"throughput": 350.0}) is not Verdict.PASS, "7 of 8 windows served 400"
+    assert verdict({"throughput": 250.0}) is Verdict.PASS
+    assert verdict({"p95": 20.0}) is Verdict.PASS
+    assert verdict({"avg": 20.0}) is Verdict.PASS
 
 
 def test_no_answers_are_an_error() -> None:

@@ -265,6 +265,17 @@ def test_an_overload_gives_one_window() -> None:
     assert not result.stable
 
 
+def test_a_window_without_planned_requests_counts() -> None:
+    """A low rate may have no request in a window."""
+    early = PLANNED < RATE * (LEAD_IN_SECONDS + 1.0)
+    happened = record()
+    rare = SendRecord(happened.planned_ns[early], happened.sent_ns[early], happened.answered_ns[early], 2300 * MS)
+    first, second = summarize_open_loop(rare, PlannedLoad(LOAD, SECONDS, SIZES), math.inf, 2)
+    assert first.requests == 1000
+    assert first.throughput_infer_per_sec == pytest.approx(4000)
+    assert (second.requests, second.throughput_infer_per_sec, second.stable) == (0, 0.0, True)
+
+
 def test_a_time_without_planned_requests_is_an_error() -> None:
     early = PLANNED < RATE * LEAD_IN_SECONDS
     happened = record()
