@@ -173,9 +173,7 @@ def one_launch(
     command[command.index(str(NEVER_UNSTABLE))] = NEVER_STABLE
     run = PerfAnalyzerCommand(command, CLIENT_SECONDS + windows * seconds, perf_analyzer.log)
     passes = read_windows(LocalRunner(perf_analyzer.libraries)(run).output)
-    return [
-        Measurement(one.throughput_infer_per_sec, latency_p95_ms=one.latency_p95_ms, stable=True) for one in passes
-    ]
+    return [Measurement(one.throughput_infer_per_sec, latency_p95_ms=one.latency_ms, stable=True) for one in passes]
 
 
 def measure(endpoint: Endpoint, way: Way, load_seconds: float, bound_ms: float) -> Round:

@@ -13,31 +13,34 @@ MIN_WINDOW_MS = 50
 WINDOW_STRETCH = 1.2  # actual length of a perf_analyzer window as a multiple of the requested one
 MAX_WINDOW_MS = 15_000
 REQUESTS_PER_WINDOW = 60
-MAX_SPREAD = 0.35  # (max - min) / median of the windows' throughputs, and of their p95 latencies
+MAX_SPREAD = 0.35  # (max - min) / median of the windows' throughputs, and of their latencies
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementWindow:
-    """The throughput and latency of one measurement window (a "pass" of perf_analyzer)."""
+    """The throughput and a statistic of the latency in one measurement window (a "pass" of perf_analyzer)."""
 
     throughput_infer_per_sec: float
-    latency_p95_ms: float
+    latency_ms: float
 
 
 def describe_instability(
-    windows: Sequence[MeasurementWindow], spread_limit: float = MAX_SPREAD, p95_spread_limit: float | None = None
+    windows: Sequence[MeasurementWindow],
+    spread_limit: float = MAX_SPREAD,
+    latency_spread_limit: float | None = None,
+    latency: str = "p95",
 ) -> str:
     """Return why the windows disagree, or an empty string if they agree.
 
     They agree if there are at least ``MIN_WINDOWS`` and (max - min) / median is at most ``spread_limit``, or
-    ``p95_spread_limit`` for the p95 latencies if that is given.
+    ``latency_spread_limit`` for the latencies if that is given. ``latency`` is the name of their statistic.
     """
     if len(windows) < MIN_WINDOWS:
         return f"only {len(windows)} of {MIN_WINDOWS} windows"
-    p95_limit = spread_limit if p95_spread_limit is None else p95_spread_limit
+    latency_limit = spread_limit if latency_spread_limit is None else latency_spread_limit
     for name, unit, limit, values in (
         ("throughput", "infer/s", spread_limit, [w.throughput_infer_per_sec for w in windows]),
-        ("p95", "ms", p95_limit, [w.latency_p95_ms for w in windows]),
+        (latency, "ms", latency_limit, [w.latency_ms for w in windows]),
     ):
         middle = sorted(values)[len(values) // 2]
         if middle <= 0:

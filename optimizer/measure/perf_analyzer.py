@@ -222,7 +222,7 @@ class PerfAnalyzer:
             return None
         throughput = windows[1].throughput_infer_per_sec
         requests = throughput / load.request_batch_size * WARM_UP_WINDOW_MS / 1000
-        return Measurement(throughput, latency_p95_ms=windows[1].latency_p95_ms, requests=max(1, round(requests)))
+        return Measurement(throughput, latency_p95_ms=windows[1].latency_ms, requests=max(1, round(requests)))
 
     def command(self, endpoint: Endpoint, load: LoadPoint, window_ms: int, windows: int = MIN_WINDOWS) -> list[str]:
         """Return the command line; it writes ``perf.csv`` to the current folder."""

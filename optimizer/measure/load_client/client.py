@@ -38,8 +38,8 @@ UNANSWERED_SHARE = 0.01  # share of all requests: fewer unanswered ones are no o
 class OverloadDetector:
     """Decides from the number of unanswered requests and their age whether the server is overloaded.
 
-    ``acceptable_seconds`` is the latency bound, or the latency of a request that is sent alone if that is longer. An
-    answer that takes longer than ``patience_seconds`` is not worth waiting for.
+    ``acceptable_seconds`` is the largest latency bound, or the latency of a request that is sent alone if that is
+    longer. An answer that takes longer than ``patience_seconds`` is not worth waiting for.
 
     A load whose rate changes is an overload only if the queue never got short enough in a whole ``period_seconds``:
     a burst may exceed the capacity, if the server catches up until the next one. Changes within GROWTH_STEP_SECONDS

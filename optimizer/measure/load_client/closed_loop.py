@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from objectives.arrays import FloatArray, IntArray
-from objectives.metrics import LATENCY, Measurement, Timing
+from objectives.metrics import LATENCY, Measurement, Metric
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.measure.failure_causes import without_traceback
@@ -19,12 +19,11 @@ from optimizer.measure.load_client.measured_requests import (
     SERVED,
     PlannedLoad,
     describe_disagreement,
-    known_times,
     make_measurement,
     measure_nothing,
-    p95,
     request_kinds,
     split_failures,
+    window_time_ms,
     with_priorities,
     within_bounds,
 )
@@ -109,15 +108,15 @@ class AnsweredRequests:
         fits = (n for n in range(count, 1, -1) if all(len(part.answered_ns) >= fewest for part in self.parts(n)))
         return next(fits, 1)
 
-    def windows(self, timing: Timing) -> list[MeasurementWindow]:
-        """Return one window per third of the time, with the p95 of ``timing``.
+    def windows(self, metric: Metric) -> list[MeasurementWindow]:
+        """Return one window per third of the time, with ``metric``, a statistic of a time.
 
         The throughput of a model that streams is that of its tokens, since few requests end in a window.
         """
         return [
             MeasurementWindow(
                 (part.output.tokens if part.output else float(part.sizes.sum())) / part.seconds,
-                p95(known_times(part.latencies_ms, part.streams, timing)),
+                window_time_ms(part.latencies_ms, part.streams, metric),
             )
             for part in self.parts(MIN_WINDOWS)
         ]
@@ -135,7 +134,7 @@ def summarize_closed_loop(
     it, has timed out in the last part.
 
     A measurement is not stable if thirds of the time disagree by more than ``spread_limit`` and are not all on one
-    side of the tightest bound. It is not stable either if the client used up a core: its own backlog is then part of
+    side of each bound. It is not stable either if the client used up a core: its own backlog is then part of
     the latency. This does not depend on the latencies, because windows of a verdict must not be left out by their
     results.
 

@@ -235,14 +235,14 @@ class LoadClientGenerator:
         order = messages.order(kinds) if len(kinds) else IN_TURN
         before = self._statistics(endpoint)
         stream = StreamPlan(
-            first_response_bound_ms=min(self.sla.bounds_ms(TTFT), default=0.0),
+            first_response_bound_ms=max(self.sla.bounds_ms(TTFT), default=0.0),
             fewest_requests=concurrency and max(3 * concurrency, FEWEST_STREAMED * max(schedule.parts, MIN_WINDOWS)),
             longest_seconds=max(schedule.seconds, MIN_WINDOWS * MAX_WINDOW_MS / 1000),
             lead_in_requests=schedule.lead_in_requests,
         )
         plan = SendPlan(
             endpoint.connection.address,
-            min(self.sla.bounds_ms(LATENCY), default=0.0),
+            max(self.sla.bounds_ms(LATENCY), default=0.0),
             concurrency=concurrency,
             seconds=schedule.warm_up_seconds + schedule.seconds,
             period_seconds=schedule.period_seconds,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from objectives.arrays import FloatArray, IntArray
 from objectives.latency_sketch import count_over, sketch_latencies
-from objectives.metrics import LATENCY, QUANTILES, TIMINGS, Measurement, Timing
+from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement, Metric, Timing
 from objectives.priority_stats import PriorityStatistic, to_text
 from objectives.response_times import median_request
 from objectives.sla import Sla
@@ -32,6 +32,7 @@ ALIKE: IntArray = np.empty(0, dtype=np.int64)  # all requests have the default p
 
 LEAD_IN_SECONDS = 0.2  # sent but not counted: connection, caches and queue reach their steady state
 SATURATED_CPU_SHARE = 0.9  # share of a core: the client has one thread
+MOST_COMPARED = 0.95  # level of the highest quantile that is compared between windows
 FEWEST_STREAMED = 20  # requests of a model that streams, in each window
 ADVICE = "lower the rate, reserve CPUs for it with --client-cpus or stop other programs"
 
@@ -124,29 +125,35 @@ def within_bounds(latencies_ms: FloatArray, streams: StreamTimes | None, sla: Sl
 
 
 def describe_disagreement(
-    windows: Callable[[Timing], list[MeasurementWindow]], sla: Sla, spread_limit: float, *, streams: bool
+    windows: Callable[[Metric], list[MeasurementWindow]], sla: Sla, spread_limit: float, *, streams: bool
 ) -> str:
     """Return why the windows disagree; an empty string if they agree or their differences do not matter.
 
-    Compared are the throughputs and the times that have a bound. Different p95s do not matter if all of them meet the
-    bound or all miss it, unless they keep rising. Without bounds the latencies are compared; those of a model that
-    ``streams`` depend on the lengths of the responses, so only a rise counts.
+    Compared are the throughputs and the times that have a bound, with the statistic of the bound. It is at most p95,
+    because higher quantiles of a window are those of a few requests. Different latencies do not matter if all of them
+    meet the bound or all miss it, unless they keep rising. Without bounds the p95s of the latency are compared; those
+    of a model that ``streams`` depend on the lengths of the responses, so only a rise counts.
     """
-    bounds_ms = {timing: min(own) for timing in TIMINGS if (own := sla.bounds_ms(timing))}
-    for timing, bound_ms in (bounds_ms or {LATENCY: math.inf if streams else 0.0}).items():
-        judged = windows(timing)
-        p95s_ms = [window.latency_p95_ms for window in judged]
-        one_side = max(p95s_ms) <= bound_ms or min(p95s_ms) > bound_ms > 0
-        rising = all(before < after for before, after in pairwise(p95s_ms))
-        reason = describe_instability(judged, spread_limit, math.inf if one_side and not rising else None)
-        if reason:
+    bounds = [(METRICS[bound.metric], bound.bound) for bound in sla.latencies]
+    for bounded, bound_ms in bounds or [(METRICS["latency-p95"], math.inf if streams else 0.0)]:
+        is_rare = (bounded.quantile or 0.0) > MOST_COMPARED
+        metric = METRICS[(bounded.timing or LATENCY).metric("p95")] if is_rare else bounded
+        judged = windows(metric)
+        times_ms = [window.latency_ms for window in judged]
+        one_side = max(times_ms) <= bound_ms or min(times_ms) > bound_ms > 0
+        rising = all(before < after for before, after in pairwise(times_ms))
+        limit = math.inf if one_side and not rising else None
+        if reason := describe_instability(judged, spread_limit, limit, metric.short_name):
             return reason
     return ""
 
 
-def p95(values: FloatArray) -> float:
-    """Return the 95th percentile; 0 without values."""
-    return quantile(values, 0.95) if len(values) else 0.0
+def window_time_ms(latencies_ms: FloatArray, streams: StreamTimes | None, metric: Metric) -> float:
+    """Return the value of ``metric``, a statistic of a time, in a window; 0 if no request has that time."""
+    times_ms = known_times(latencies_ms, streams, metric.timing or LATENCY)
+    if not len(times_ms):
+        return 0.0
+    return float(times_ms.mean()) if metric.quantile is None else quantile(times_ms, metric.quantile)
 
 
 def quantile(values: FloatArray, share: float) -> float:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from objectives.arrays import FloatArray, IntArray
-from objectives.metrics import Measurement, Timing, four_digits
+from objectives.metrics import Measurement, Metric, four_digits
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.core.notes import LateRequests
@@ -25,12 +25,11 @@ from optimizer.measure.load_client.measured_requests import (
     Mask,
     PlannedLoad,
     describe_disagreement,
-    known_times,
     make_measurement,
     measure_nothing,
-    p95,
     quantile,
     split_failures,
+    window_time_ms,
     with_priorities,
     within_bounds,
 )
@@ -120,10 +119,6 @@ class SentRequests:
     def span_seconds(self) -> float:
         return self.end_seconds - self.begin_seconds
 
-    def times_ms(self, timing: Timing) -> FloatArray:
-        """Return the ``timing`` of each request that has one."""
-        return known_times(self.latencies_ms, self.streams, timing)
-
     def late_share(self, limit_ms: float = LATE_MS) -> float:
         return float(np.mean(self.late_by_ms > limit_ms))
 
@@ -163,8 +158,8 @@ class SentRequests:
             for begin, end in pairwise([0, *places.tolist(), len(self.planned_seconds)])
         ]
 
-    def windows(self, rate: float, timing: Timing, failed_seconds: FloatArray) -> list[MeasurementWindow]:
-        """Return one window per third of the time, with the p95 of ``timing``.
+    def windows(self, rate: float, metric: Metric, failed_seconds: FloatArray) -> list[MeasurementWindow]:
+        """Return one window per third of the time, with ``metric``, a statistic of a time.
 
         The throughput is ``rate`` times the share of answered requests: random arrivals do not change it.
         ``failed_seconds`` are the planned times of the failed requests, which count as unanswered.
@@ -173,7 +168,8 @@ class SentRequests:
         failed = np.histogram(failed_seconds, edges)[0].tolist()
         return [
             MeasurementWindow(
-                rate * float(part.answered.sum()) / (len(part.answered) + own_failed), p95(part.times_ms(timing))
+                rate * float(part.answered.sum()) / (len(part.answered) + own_failed),
+                window_time_ms(part.latencies_ms, part.streams, metric),
             )
             if len(part.latencies_ms)
             else MeasurementWindow(0.0, 0.0)
@@ -187,7 +183,7 @@ def summarize_open_loop(
     """Return the measurements of ``parts`` equal parts of the time; a single one if the server was overloaded.
 
     A measurement is not stable if the server was overloaded, or if thirds of the time disagree by more than
-    ``spread_limit`` and are not all on one side of the tightest bound. These thirds are compared without lateness,
+    ``spread_limit`` and are not all on one side of each bound. These thirds are compared without lateness,
     since they show whether the server is in a steady state. The measurements of a server that was not overloaded have
     the requests of each priority.
 
@@ -267,7 +263,7 @@ def _measured_parts(
     samples_rate = load.request_rate * load.request_batch_size
     failed_seconds = failed.planned_ns / 1e9 if failed else np.empty(0)
     reason = describe_disagreement(
-        lambda timing: on_time.windows(samples_rate, timing, failed_seconds),
+        lambda metric: on_time.windows(samples_rate, metric, failed_seconds),
         sla,
         spread_limit,
         streams=requests.streams is not None,

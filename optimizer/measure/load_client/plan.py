@@ -36,7 +36,7 @@ class StreamPlan:
     The client chooses the lead-in, see ``streaming_client``, and the plan's ``seconds`` count after it.
 
     Attributes:
-        first_response_bound_ms: Bound on the time to first response; 0 without one.
+        first_response_bound_ms: Largest bound on the time to first response; 0 without one.
         fewest_requests: A closed loop continues after the plan's ``seconds`` until this number of requests have
             ended since the lead-in.
         longest_seconds: Limit for the time after the lead-in.

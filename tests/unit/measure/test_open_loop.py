@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +17,11 @@ from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.trial import LoadPoint
+from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS, PlannedLoad
 from optimizer.measure.load_client.open_loop import LATE_MS, LateError, lateness_note, summarize_open_loop
 from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord, StreamPlan, write_record
+from tests.answering_server import AnsweringServer, Array
 
 RATE, SECONDS = 1000.0, 2.0 + LEAD_IN_SECONDS
 LOAD = LoadPoint(request_batch_size=4, request_rate=RATE)
@@ -246,6 +251,46 @@ def test_thirds_that_disagree_about_the_bound_are_not_stable(p95s_ms: tuple[floa
     assert result.stable is stable
     assert result.stable is (result.reason == "")
     assert judged(in_thirds(*p95s_ms), spread_limit=math.inf).stable
+
+
+def test_thirds_are_compared_with_each_bound() -> None:
+    """All miss the bound on p50, but they disagree about that on p99."""
+    sla = Sla.from_bounds({"p50": 5.0, "p99": 80.0})
+    (result,) = summarize_open_loop(in_thirds(20, 90, 60), PlannedLoad(LOAD, SECONDS, SIZES, sla=sla), MAX_SPREAD)
+    assert result.reason == "unstable: p95 between 20 and 90 ms"
+
+
+def test_thirds_are_compared_with_the_quantile_of_the_bound() -> None:
+    """All have the same p95, but they disagree about the bound on p50."""
+    latencies = np.concatenate([np.zeros(200), *([ms, ms, ms, 30.0] * (THIRD // 4) for ms in (4.0, 12.0, 4.0))])
+    happened = record(latency_ms=np.resize(latencies, len(PLANNED)))
+    sla = Sla.from_bounds({"p50": 8.0})
+    (result,) = summarize_open_loop(happened, PlannedLoad(LOAD, SECONDS, SIZES, sla=sla), MAX_SPREAD)
+    assert result.reason == "unstable: p50 between 4 and 12 ms"
+
+
+@dataclass
+class Pausing:
+    """A model that stops for 0.9 s once, so that all later requests wait."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    requests: int = 0
+
+    def __call__(self, feeds: dict[str, Array]) -> Mapping[str, Array]:
+        with self.lock:
+            self.requests += 1
+            if self.requests == 40:
+                time.sleep(0.9)
+        return {"y": feeds["x"]}
+
+
+@pytest.mark.parametrize(("bounds", "overloaded"), [({"p50": 5.0}, True), ({"p50": 5.0, "p99": 2000.0}, False)])
+def test_a_pause_is_no_overload_if_the_largest_bound_permits_it(
+    bounds: dict[str, float], overloaded: bool, tmp_path: Path
+) -> None:
+    generator = OpenLoopGenerator(log=tmp_path / "log", sla=Sla.from_bounds(bounds))
+    with AnsweringServer(Pausing()).serving() as endpoint:
+        assert generator.measure(endpoint, LoadPoint(1, request_rate=50.0), 2.0).overloaded is overloaded
 
 
 def test_a_record_is_divided_into_windows_in_order() -> None:
