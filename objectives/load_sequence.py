@@ -2,8 +2,8 @@
 
 The loads are hypotheses "the SLA is missed at this load", each of which a PASS rejects. The error is split over them
 before the first window by a graphical procedure (Bretz et al. 2009, "A graphical approach to sequentially rejective
-multiple test procedures"): the first load gets half of it, each lower load that is tried after a failure a reserved
-share, and a PASS hands its error on to a higher load. A second configuration has reserved shares as well. Which load
+multiple test procedures"): the first load gets half of it, each load that is tried after a failure a reserved share,
+and a PASS hands its error on to a higher load. A second configuration has reserved shares as well. Which load
 or configuration is next may depend on earlier measurements, because each load is tested on servers of its own.
 """
 
@@ -114,6 +114,7 @@ class LoadSequence:
     passed: int | None = field(default=None, init=False)
     _failures: int = field(default=0, init=False)
     _failed: set[int] = field(default_factory=set, init=False)
+    _lacking: float = field(default=0.0, init=False)  # predicted throughput of a load that missed the bound on it
 
     def __post_init__(self) -> None:
         end = len(self.predicted) if self.highest_first is None else self.highest_first + 1
@@ -127,7 +128,8 @@ class LoadSequence:
     def resume(self, tested: Sequence[tuple[int, float]]) -> None:
         """Restore the state after the tests of an earlier session. The last of them is not over.
 
-        A test ended with a PASS if a higher load has inherited its error, and otherwise without one.
+        A test ended with a PASS if a higher load has inherited its error, and otherwise without one. If a higher load
+        has a reserved share of the error, the throughput was too low.
 
         Args:
             tested: Index of the load and error of each test, in the order of testing; empty if there were none.
@@ -136,10 +138,10 @@ class LoadSequence:
             ValueError: The tests are not those of this sequence.
         """
         for number, (index, error) in enumerate(tested):
-            if number and self.current is not None and index > self.current:
-                self.current = index if index in self._pass() else None
-            elif number and self.current is not None:
-                self.current = index if index in self._fail() else None
+            if number and self.current is not None:
+                is_higher, has_inherited = index > self.current, math.isclose(error, self.current_error)
+                indices = self._pass() if is_higher and has_inherited else self._fail(lacks_throughput=is_higher)
+                self.current = index if index in indices else None
             if self.current != index or not math.isclose(error, self.current_error):
                 raise ValueError(f"the test of load {index} with error {error:g} is not one of this sequence")
 
@@ -156,7 +158,7 @@ class LoadSequence:
                 if judged.verdict is Verdict.PASS and servers in LOOKS:
                     self.finish_passed(judged.excess)
                 elif judged.verdict is not Verdict.PASS and not judged.is_promising:
-                    self.finish_failed(judged.excess)
+                    self.finish_failed(judged.excess, lacks_throughput=judged.lacks_throughput)
                 if self.current != index:
                     continue
             look = next((look for look in LOOKS if look > servers), None)
@@ -174,16 +176,21 @@ class LoadSequence:
         limit = self.predicted[self.current] - excess
         self.current = self._next(self._pass(), limit)
 
-    def finish_failed(self, excess: float) -> None:
+    def finish_failed(self, excess: float, *, lacks_throughput: bool = False) -> None:
         """End the test of the current load without a PASS.
 
         The most promising lower load is current, if those are likely to pass whose predicted log of latency is lower
-        by ``excess``. There is none if the error is spent, or if a load has passed that is expected to serve as much.
+        by ``excess``. With ``lacks_throughput`` it is the most promising higher load, and none if the latency has to
+        fall too. There is none if the error is spent, or if a load has passed that is expected to serve as much.
         """
         if self.current is None:
             raise ValueError("the sequence is over")
-        limit = self.predicted[self.current] - max(excess, SMALLEST_STEP) if math.isfinite(excess) else -math.inf
-        self.current = self._next(self._fail(), limit)
+        if lacks_throughput and excess >= 0:
+            self.current = None
+            return
+        least = excess if lacks_throughput else max(excess, SMALLEST_STEP)
+        limit = self.predicted[self.current] - least if math.isfinite(excess) else -math.inf
+        self.current = self._next(self._fail(lacks_throughput=lacks_throughput), limit)
 
     def _most_servers(self, index: int, servers: int, results: LoadResults) -> int:
         """Return how many servers the test of the load at ``index`` may have.
@@ -201,15 +208,18 @@ class LoadSequence:
         self.passed = self.current
         return self._worth_testing(len(self.predicted))
 
-    def _fail(self) -> list[int]:
+    def _fail(self, *, lacks_throughput: bool) -> list[int]:
         """Count the current load as failed, and return the indices that may be next, ascending."""
         assert self.current is not None
-        self._failed.add(self.current)
+        if lacks_throughput:
+            self._lacking = self.throughput[self.current]
+        else:
+            self._failed.add(self.current)
         if self._failures + 1 == len(self.shares):
             return []
-        lower = self._worth_testing(self.current)
-        self._failures += bool(lower)
-        return lower
+        indices = self._worth_testing(len(self.predicted) if lacks_throughput else self.current)
+        self._failures += bool(indices)
+        return indices
 
     def _next(self, indices: Sequence[int], limit: float) -> int | None:
         """Return the most promising of ``indices``; None if there are none."""
@@ -219,12 +229,14 @@ class LoadSequence:
         return _most_promising(indices, self.predicted, self.throughput, limit, STEP_ERROR, passed)
 
     def _worth_testing(self, end: int) -> list[int]:
-        """Return the indices below ``end`` and all failed ones that are worth a test after the passed one."""
-        indices = range(min([end, *self._failed]))
-        if self.passed is None:
-            return list(indices)
-        wanted = SMALLEST_GAIN_FACTOR * self.throughput[self.passed]
-        return [index for index in indices[self.passed + 1 :] if self.throughput[index] >= wanted]
+        """Return the indices below ``end`` and all failed ones that are worth a test after the passed one.
+
+        They are expected to serve more than that one, and than one that missed the bound on the throughput.
+        """
+        indices, served = range(min([end, *self._failed])), self._lacking
+        if self.passed is not None:
+            indices, served = indices[self.passed + 1 :], max(served, self.throughput[self.passed])
+        return [index for index in indices if self.throughput[index] >= SMALLEST_GAIN_FACTOR * served]
 
 
 @dataclass(frozen=True, slots=True)

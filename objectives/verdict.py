@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from objectives.confidence import (
+    UNSERVED_EXCESS,
     ConstraintVerdict,
     MissCounts,
     Verdict,
@@ -54,6 +55,7 @@ class SlaVerdict:
         excess: By how much the log of latency has to fall until the test is likely to pass. After a PASS it is
             usually negative: by so much it may rise.
         effective_by_metric: Effective requests of each bound on a latency, by metric.
+        lacks_throughput: Whether the bound on the throughput does not pass, and more servers would not change that.
     """
 
     verdict: Verdict
@@ -65,6 +67,7 @@ class SlaVerdict:
     is_promising: bool = False
     excess: float = 0.0
     effective_by_metric: Mapping[str, float] = field(default_factory=dict)
+    lacks_throughput: bool = False
 
     @property
     def counts_disturbed(self) -> bool:
@@ -175,6 +178,11 @@ def _combine(judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence:
         effective_by_metric={
             constraint.metric: entry.effective_requests for constraint, entry in judged if entry.effective_requests
         },
+        lacks_throughput=any(
+            constraint.metric == "throughput" and own.verdict is not Verdict.PASS and not own.is_promising
+            for constraint, own in judged
+            if own.excess < UNSERVED_EXCESS  # a server that served nothing may serve more at a lower load
+        ),
     )
 
 

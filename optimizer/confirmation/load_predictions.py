@@ -26,6 +26,7 @@ STREAM_CAUTION = 0.2
 NO_BOUND = -1e3  # log of the latency over its bound if there is none
 FARTHEST_LOAD = 1.5  # at which the test of a compared candidate begins, relative to the load of the comparison
 ROUNDING = 1e-9  # difference between a prediction and a measurement that is none
+FLOOR_MARGIN = 1.05  # factor on the bound on the throughput; a load that serves less can hardly pass its test
 COMPARED_LOADS = 3  # most loads of a candidate that is measured for comparison
 
 
@@ -139,6 +140,9 @@ def predict_loads(
     other models, whose errors depend more on the load, by the interpolated one. Without a model, or where it predicts
     nothing, the measurements are interpolated. Measurements without a latency that is bounded do not count.
 
+    Loads that are predicted to miss the bound on the throughput, or to meet it by little, are left out, unless the
+    load of ``point`` serves no more.
+
     Args:
         point: The candidate at its best load.
         points: The search's points of all candidates.
@@ -154,7 +158,12 @@ def predict_loads(
         expected = _extrapolated(known, loads, problem)
     if point.measurement.is_streamed:
         expected[:, 0] += STREAM_CAUTION
-    return LoadPredictions(tuple(loads), tuple(expected[:, 0].tolist()), tuple(np.exp(expected[:, 1]).tolist()))
+    throughput = np.exp(expected[:, 1])
+    least = min(FLOOR_MARGIN * problem.sla.throughput_floor, throughput[loads.index(point.load)])
+    kept = np.flatnonzero(throughput >= least).tolist()
+    return LoadPredictions(
+        tuple(loads[load] for load in kept), tuple(expected[kept, 0].tolist()), tuple(throughput[kept].tolist())
+    )
 
 
 def _modeled(

@@ -117,7 +117,7 @@ def judge_load(
     judged = judge_sla(servers, problem.sla, spreads, test)
     if (crash := _crash_in_test(trial, load)) and judged.verdict is not Verdict.FAIL:
         reason = f"a fresh server crashed under this load: {crash}"
-        return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False)
+        return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False, lacks_throughput=False)
     if judged.verdict is Verdict.PASS and len(servers) not in LOOKS:
         reason = f"{len(servers)} of {next_look(len(servers))} fresh servers were measured"
         return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=True)

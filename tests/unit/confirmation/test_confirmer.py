@@ -133,6 +133,37 @@ def test_a_candidate_that_met_the_bound_only_undisturbed_is_tested(problem: Prob
     assert server.deployed[: LOOKS[0]] == [FAST] * LOOKS[0]
 
 
+class Rising(Drawing):
+    """A server whose latency and throughput rise with the load, by Little's law."""
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        mean_ms = 5 + 0.6 * load.concurrency
+        served = 1000 * load.concurrency / mean_ms
+        return self.measured(self.random.gamma(16, mean_ms / 16, size=int(served * (seconds or 2))), served)
+
+
+@pytest.mark.parametrize("predicted_gain", [1.0, 1.06])
+def test_no_load_below_the_bound_on_the_throughput_is_tested(
+    predicted_gain: float, problem: Problem, tmp_path: Path
+) -> None:
+    """The bound on p95 alone would begin the test at a load that serves 952/s. The search may see more."""
+    problem = replace(problem, sla=Sla.from_bounds({"p95": BOUND_MS, "throughput": 960.0}))
+    server = Rising()
+    loads = [LoadPoint(1, concurrency) for concurrency in (8, 11, 13, 14, 16)]
+    seen = [(load, server.measure(Endpoint("", FASTER), load)) for load in loads]
+    seen = [
+        (load, replace(own, throughput_infer_per_sec=predicted_gain * (own.throughput_infer_per_sec or 0.0)))
+        for load, own in seen
+    ]
+    trials = confirm(server, [Trial(0, FASTER, tuple(seen))], problem, tmp_path, seconds=6000)
+    judged = judged_loads(trials, problem)
+    assert all(load > 11 for _, load in judged)
+    outcome = assess(trials, problem, FASTER, FASTER)
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.judged.verdict is Verdict.PASS, outcome.confirmed.judged.reason
+    assert outcome.confirmed.point.throughput_infer_per_sec >= 960
+
+
 def test_the_errors_of_all_tests_are_at_most_that_of_the_run(problem: Problem, tmp_path: Path) -> None:
     server = Drawing(slow={FASTER: (3.0,), FAST: (3.0,)})
     trials = confirm(server, searched(server, LOADS), problem, tmp_path)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -143,6 +143,44 @@ def test_the_next_lower_load_is_predicted_to_be_faster_by_the_excess() -> None:
     tester.measure(sequence)
     assert [load for load, _ in tester.errors] == [2, 0, 1], "a load that failed is not tested again"
     assert sequence.passed == 1
+
+
+def test_after_a_throughput_that_is_too_low_a_higher_load_is_tested() -> None:
+    def answer(load: int, _: int) -> SlaVerdict:
+        if load < 3:
+            return SlaVerdict(Verdict.FAIL, "", is_promising=False, excess=-0.1, lacks_throughput=True)
+        return judged(Verdict.PASS if load == 3 else Verdict.FAIL, excess=0.05)
+
+    tester = ScriptedResults(answer)
+    sequence = sequence_of()
+    tester.measure(sequence)
+    assert tester.errors == [(2, 0.005), (3, 0.0025), (4, 0.0025)]
+    assert sequence.passed == 3
+    resumed = sequence_of()
+    resumed.resume(tester.errors)
+    assert resumed.current == 4
+    with pytest.raises(ValueError, match="not one of this sequence"):
+        sequence_of().resume([(2, 0.005), (3, 0.000625)])
+
+
+def test_no_load_is_tested_after_a_throughput_that_is_too_low_and_a_latency_that_is_too_high() -> None:
+    failed = SlaVerdict(Verdict.FAIL, "", is_promising=False, excess=0.1, lacks_throughput=True)
+    tester = ScriptedResults(lambda *_: failed)
+    tester.measure(sequence_of())
+    assert [load for load, _ in tester.errors] == [2]
+    saturated = ScriptedResults(lambda *_: replace(failed, excess=-0.1))
+    saturated.measure(sequence_of(gain=1.005))
+    assert len(saturated.errors) == 1, "higher loads serve hardly more"
+
+
+def test_between_a_throughput_that_is_too_low_and_a_latency_that_is_too_high_a_load_is_tested() -> None:
+    sequence = sequence_of()
+    sequence.finish_failed(-0.3, lacks_throughput=True)
+    assert sequence.current == 4
+    sequence.finish_failed(0.1)
+    assert sequence.current == 3
+    sequence.finish_failed(-0.01, lacks_throughput=True)
+    assert sequence.current is None
 
 
 def test_an_undecided_load_is_measured_on_more_servers_while_it_is_promising() -> None:
@@ -304,7 +342,7 @@ def test_a_load_given_up_for_lack_of_time_stays_given_up_once_a_lower_one_is_tes
     [
         [(1, 0.005)],  # not the first load
         [(2, 0.0025)],  # not its error
-        [(2, 0.005), (3, 0.0025)],  # a higher load without the inherited error
+        [(2, 0.005), (3, 0.000625)],  # a higher load with neither the inherited error nor the next reserved share
         [(2, 0.005), (4, 0.005), (3, 0.005)],  # a lower load after a PASS, without a reserved share
         [(2, 0.005), (0, 0.0025), (2, 0.0025)],  # a load that has failed
         [(2, 0.005), (1, 0.005)],  # a lower load with the same error
