@@ -63,8 +63,15 @@ class Budget:
 
 
 def spent_seconds(trials: Sequence[Trial]) -> float:
-    """Return the time that these trials used of the budget: deployments, measurements and confirmations."""
+    """Return the time that these trials used of the budget: starts of servers, measurements and confirmations.
+
+    The start of a fresh server, and of one after a crash, is taken to be as long as the deployment in the search.
+    """
     measured = [m for trial in trials for _, m in trial.measurements]
+    started = 0.0
     for trial in trials:
-        measured += [window.measurement for window in (*trial.confirmations, *trial.cross_checks)]
-    return sum(trial.deploy_seconds or 0 for trial in trials) + sum(m.measure_seconds or 0 for m in measured)
+        windows = (*trial.confirmations, *trial.cross_checks)
+        measured += [window.measurement for window in windows]
+        starts = 1 + len({window.server for window in windows}) + len(trial.crashes)
+        started += starts * (trial.deploy_seconds or 0.0)
+    return started + sum(measurement.measure_seconds or 0.0 for measurement in measured)
