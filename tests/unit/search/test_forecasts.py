@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from objectives.arrays import FloatArray
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.search.acquisition import mixture_quantiles
 from optimizer.search.candidate_selector import CandidateSelector, fit_surrogate
 from optimizer.search.correction import MOMENT_NOISE, TAIL_NOISE, THROUGHPUT_NOISE, Correction, Residuals
-from optimizer.search.gaussian_process import NOISE_SCALES
+from optimizer.search.gaussian_process import NOISE_SCALES, FantasyProcess, ResidualProcess
 from optimizer.search.surrogate import SAMPLES
 from optimizer.simulator.metrics import ModelErrors
 from optimizer.simulator.speed_correction import fit_speed_correction
@@ -187,3 +188,17 @@ def test_a_selector_without_a_measurement_makes_no_forecast() -> None:
     assert made.throughput_infer_per_sec == pytest.approx(
         known_server(BATCHED, 16, 1).throughput_infer_per_sec, rel=0.1
     )
+
+
+def test_a_cell_that_is_being_measured_counts_as_measured_with_its_prediction() -> None:
+    def kernel(a: FloatArray, b: FloatArray) -> FloatArray:
+        return np.asarray(0.04 * np.exp(-(np.subtract.outer(a[:, 0], b[:, 0]) ** 2)))
+
+    inputs, cells, running = (np.array(values)[:, None] for values in ([0.0, 1.0, 2.0], [0.5, 3.0, 9.0], [3.1, 1.4]))
+    process = ResidualProcess(kernel, inputs, 0.01 * np.eye(3), np.array([0.1, 0.2, -0.1]))
+    mean, deviation = FantasyProcess(process, running, 0.01 * np.eye(2)).predict(cells)
+    covariance = process.covariance(running, running) + process.noise_scale**2 * 0.01 * np.eye(2)
+    cross = process.covariance(cells, running)
+    usual_mean, usual_deviation = process.predict(cells)
+    assert mean == pytest.approx(usual_mean)
+    assert deviation**2 == pytest.approx(usual_deviation**2 - np.diag(cross @ np.linalg.solve(covariance, cross.T)))
