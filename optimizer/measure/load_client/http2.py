@@ -1,7 +1,7 @@
 """gRPC calls over one HTTP/2 connection, fast enough for the open loop, and the socket of the connection.
 
 The package hpack encodes and decodes header blocks. Frames and flow control are implemented here, because the package
-h2 takes several times the CPU time and reaches less than half the rate (benchmarks/open_loop_http2.md).
+h2 takes several times the CPU time and reaches less than half the rate (benchmarks/open_loop_rate.md).
 """
 
 from __future__ import annotations
