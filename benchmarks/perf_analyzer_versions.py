@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
+import resource
 import statistics
 import tempfile
 import time
@@ -26,8 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
-from closed_loop_client import agreement, answered, children_cpu_seconds
-from intervals import ratio_interval
+from intervals import Interval, ratio_interval
 from measured_model import make_own_client, make_perf_analyzer, prepare_model, say
 from records import this_machine
 from tune_runs import row
@@ -39,12 +40,14 @@ from optimizer.core.trial import LoadPoint
 from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
+from optimizer.measure.server_calls import read_statistics
 from optimizer.options.run_options import RunOptions
 
 MODELS = ("mlp:16", "dlrm:26", "text_recognition-small:4")  # name:concurrency
 SMOKE_MODELS, SMOKE_ROUNDS, SMOKE_SECONDS = ("mlp:16",), 2, 0.6
 PINNED, NEWER = runtime.PINNED_PERF_ANALYZER, perf_analyzer_release.NEWER_VERSION
 OWN = "own client"
+AGREEMENT = 0.05  # of throughput or p95: a smaller difference changes no decision
 COLUMNS = ("infer/s", "p95 ms", "CPU µs a request", f"infer/s, of {PINNED}", f"p95, of {PINNED}")
 
 
@@ -115,6 +118,17 @@ def measure(client: LoadGenerator, endpoint: Endpoint, load: LoadPoint, seconds:
     return Result(measurement.throughput_infer_per_sec, measurement.latency_p95_ms, cpu_us)
 
 
+def answered(endpoint: Endpoint) -> int:
+    read = read_statistics(endpoint)
+    return int(read.inference_stats.success.count) if read else 0
+
+
+def children_cpu_seconds() -> float:
+    """Return the CPU time of the processes that have ended; the server still runs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def table(title: str, results: Mapping[str, Sequence[Result]]) -> list[str]:
     """Return the Markdown table of one model, and the agreement of the other clients with the pinned release."""
     lines = ["", f"**{title}**", "", row("client", *COLUMNS), "| --- |" + " --: |" * len(COLUMNS)]
@@ -133,6 +147,15 @@ def table(title: str, results: Mapping[str, Sequence[Result]]) -> list[str]:
         lines.append(row(name, *cells, *(ratio.text(".3f") for ratio in ratios)))
         notes.append(f"- {name}: throughput {agreement(ratios[0])}, p95 {agreement(ratios[1])}")
     return [*lines, "", *notes]
+
+
+def agreement(ratio: Interval) -> str:
+    """Return whether two clients agree, from the interval of the ratio of their results."""
+    if math.isnan(ratio.low):
+        return "measured once"
+    if ratio.low >= 1 - AGREEMENT and ratio.high <= 1 + AGREEMENT:
+        return f"agrees within {AGREEMENT:.0%}"
+    return "no measurable difference" if ratio.low <= 1 <= ratio.high else f"**differs by {ratio.estimate - 1:+.1%}**"
 
 
 if __name__ == "__main__":

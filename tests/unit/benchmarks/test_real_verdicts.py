@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from closed_loop_client import OWN, Round, agreement, information, table
 from intervals import Interval
+from perf_analyzer_versions import agreement
 from real_verdicts import PASS, Remeasured, VerdictRun, read_runs, report, share_over
 from records import Records
 
@@ -86,44 +85,7 @@ def test_rows_of_another_machine_or_another_version_are_refused(tmp_path: Path) 
         records.read(MACHINE)
 
 
-# -- the closed loop of the own client ----------------------------------------------------------------------------
-
-
-def rounds_of(p95_ms: list[float], wall_seconds: float, windows: int = 1) -> list[Round]:
-    """Return rounds of ``windows`` each; the p95 of a round is that of its first window."""
-    return [
-        Round(
-            Measurement(1000.0, latency_p95_ms=p95_ms[first]),
-            tuple(p95_ms[first : first + windows]),
-            math.nan,
-            50.0,
-            0.1,
-            wall_seconds,
-            5.0 / wall_seconds,
-        )
-        for first in range(0, len(p95_ms), windows)
-    ]
-
-
-def test_information_a_second_grows_with_precision_and_speed() -> None:
-    random = np.random.default_rng(7)
-    own = rounds_of(list(np.exp(random.normal(0.0, 0.02, 400))), 6.0, 10)
-    other = rounds_of(list(np.exp(random.normal(0.0, 0.04, 400))), 12.0, 10)
-    ratio = information(other, own)
-    assert ratio.low < 1 / 8 < ratio.high < 0.25
-    assert ratio.estimate == pytest.approx(1 / 8, rel=0.3)
-    drifting = rounds_of(list(np.exp(np.linspace(0.0, 1.0, 400) + random.normal(0.0, 0.02, 400))), 6.0, 10)
-    assert information(drifting, own).estimate == pytest.approx(1.0, abs=0.25), "slow changes count little"
-
-
-def test_the_interval_of_the_information_covers_the_truth_as_often_as_stated() -> None:
-    random = np.random.default_rng(8)
-    covered = 0
-    for _ in range(300):
-        own, other = (rounds_of(list(np.exp(random.normal(0.0, 0.05, 100))), 6.0, 10) for _ in range(2))
-        interval = information(other, own)
-        covered += interval.low <= 1.0 <= interval.high
-    assert 0.91 <= covered / 300 <= 0.99
+# -- perf_analyzer and the own client -----------------------------------------------------------------------------
 
 
 def test_agreement_needs_a_narrow_interval() -> None:
@@ -131,18 +93,6 @@ def test_agreement_needs_a_narrow_interval() -> None:
     assert agreement(Interval(1.01, 0.8, 1.3)) == "no measurable difference"
     assert agreement(Interval(1.2, 1.1, 1.3)) == "**differs by +20.0%**"
     assert agreement(Interval(1.0, math.nan, math.nan)) == "measured once"
-
-
-def test_the_table_of_the_closed_loop_compares_with_the_own_client() -> None:
-    own, other = (
-        [replace(one, windows_p95_ms=(one.p95_ms, 11.0)) for one in rounds_of(values, seconds)]
-        for values, seconds in (([10.0, 10.2, 9.8], 6.0), ([10.1, 10.3, 9.9], 12.0))
-    )
-    lines = table("mlp", {"one launch": other, OWN: own})
-    (compared,) = (line for line in lines if line.startswith("| one launch |"))
-    assert "| 1,000 | – | 10.1 | – | – | 50 | 10.0% | 41.7% |" in compared
-    assert "1.000 (1.000 to 1.000) | 1.010" in compared
-    assert lines[-1] == "- one launch: throughput agrees within 5%, p95 agrees within 5%"
 
 
 @pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("real_verdicts*.runs")), ids=lambda path: path.stem)
