@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import bounded_tables
 import rivals
 import search_methods
-import tried_configurations
 from rivals.expert_defaults import ExpertSearcher
 from rivals.quick_search import QuickSearcher
 
@@ -123,17 +122,3 @@ def test_tables_are_split_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "no test tables text_recognition-small, dlrm-16, sleep-2 in" in capsys.readouterr().err
     assert [*bounded_tables.bounded_tables(tmp_path, tmp_path, frozenset(("test",)))] == every[3:]
     assert [bounded_tables.feasible_shares(name)["loose"] for name in ("another", "dlrm")] == [0.70, 0.75]
-
-
-def test_the_highest_throughput_is_interpolated_between_recorded_loads(tmp_path: Path) -> None:
-    table = tmp_path / "table.csv"
-    columns = "max_batch_size,instance_count,concurrency,throughput_infer_per_sec,latency_p95_ms"
-    table.write_text(f"{columns}\n8,1,1,100,5\n8,1,4,300,20\n8,1,8,310,80\n8,2,1,90,5\n")
-    recording = read_recording(table)
-    candidate = recording.space.canonical(recording.rows[0].candidate)
-
-    def highest(bound_ms: float) -> float:
-        return tried_configurations._highest_throughput(recording, candidate, bound_ms)
-
-    assert [highest(bound_ms) for bound_ms in (4, 5, 20, 100)] == [0, 100, 300, 310]
-    assert highest(10) == pytest.approx(200)  # in the middle of 5 and 20 on a logarithmic scale
