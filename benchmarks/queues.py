@@ -19,9 +19,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bounds import QUEUE_MODEL, TABLES, THREADS, print_row
 from intervals import ratio_interval
 from measured_model import make_own_client, prepare_model, say
+from tune_runs import row
 
 from objectives import latency_sketch, priority_stats
 from objectives.metrics import METRICS, Measurement
@@ -43,12 +43,18 @@ from optimizer.machine import hardware
 from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.options.run_options import RunOptions
 
-BOUND_MS = 60.0
+MODEL, BOUND_MS = "text_recognition-small", 60.0
+PROFILE = Path(__file__).with_name("tables") / f"{MODEL}.yaml"
+THREADS = ("parameters.intra_op_thread_count.string_value", "1")
 PRIORITIES = parse_priorities("1*20|2*80")
 CONCURRENCY = 16  # at which the capacity is measured
 SHARES = (0.6, 0.9, 1.3)  # of the capacity
 LEAST = 1e-3  # infer/s; replaces a goodput of 0, which has no logarithm
 NO_POLICY = "no policy"
+COLUMNS = (
+    *("queue", "served/s", "goodput/s", "of that without a policy", "p95 ms", "failed"),
+    *("priority 1: goodput/s", "of that without a policy", "p95 ms", "failed"),
+)
 LEVELS: Mapping[str, FieldValue] = {PRIORITY_LEVELS: 2, DEFAULT_PRIORITY_LEVEL: 2}
 LOW = f"{PRIORITY_POLICY}.2"
 TIMEOUT = round(1000 * BOUND_MS / 2)
@@ -70,7 +76,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="few short rounds at one rate, to check the command")
     arguments = parser.parse_args()
     rounds, seconds = (2, 0.5) if arguments.smoke else (max(2, arguments.rounds), arguments.seconds)
-    of_model = prepare_model(RunOptions(str(TABLES / f"{QUEUE_MODEL}.yaml")))
+    of_model = prepare_model(RunOptions(str(PROFILE)))
     batch, sla = of_model.problem.request_batch_size, Sla.from_bounds({"p95": BOUND_MS})
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -88,7 +94,7 @@ def main() -> None:
                 closed = make_own_client(of_model, folder)
                 full = closed.measure_windows(endpoint, LoadPoint(batch, concurrency=CONCURRENCY), seconds, 1)[0]
             capacity = (full.throughput_infer_per_sec or 0.0) / batch
-            print(f"{QUEUE_MODEL}: {capacity:,.4g} requests/s at {CONCURRENCY} in flight; goodput is within {sla}.")
+            print(f"{MODEL}: {capacity:,.4g} requests/s at {CONCURRENCY} in flight; goodput is within {sla}.")
             shares = SHARES[-1:] if arguments.smoke else SHARES
             loads = {share: LoadPoint(batch, request_rate=float(f"{share * capacity:.3g}")) for share in shares}
             measured: dict[tuple[float, str], list[Measurement]] = {}
@@ -110,19 +116,8 @@ def configured(fields: Mapping[str, FieldValue]) -> Candidate:
 
 def print_table(measured: Mapping[str, Sequence[Measurement]]) -> None:
     """Print a row for each queue, and the one that is chosen by the first half of its rounds."""
-    print_row(
-        "queue",
-        "served/s",
-        "goodput/s",
-        "of that without a policy",
-        "p95 ms",
-        "failed",
-        "priority 1: goodput/s",
-        "of that without a policy",
-        "p95 ms",
-        "failed",
-    )
-    print_row("---", *["--:"] * 9)
+    print(row(*COLUMNS))
+    print(row("---", *["--:"] * (len(COLUMNS) - 1)))
     plain = measured[NO_POLICY]
     for name, windows in measured.items():
         pooled = pool_measurements(windows)
@@ -137,15 +132,15 @@ def print_table(measured: Mapping[str, Sequence[Measurement]]) -> None:
                 f"{failed:.1%}",
             ]
         overloaded = " (overloaded)" if pooled.overloaded else ""
-        print_row(
+        cells = [
             f"{name}{overloaded}",
             f"{pooled.throughput_infer_per_sec or 0.0:,.4g}",
             f"{pooled.goodput_infer_per_sec or 0.0:,.4g}",
             ratio(goodputs(windows), goodputs(plain), name),
             f"{pooled.latency_p95_ms or 0.0:.3g}",
             f"{METRICS['error-rate'].value(pooled) or 0.0:.1f} %",
-            *first_cells,
-        )
+        ]
+        print(row(*cells, *first_cells))
     half = len(plain) // 2
     chosen = max(measured, key=lambda name: sum(goodputs(measured[name][:half])))
     gain = ratio(goodputs(measured[chosen][half:]), goodputs(plain[half:]), chosen)
