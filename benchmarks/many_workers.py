@@ -19,18 +19,17 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from made_up_stack import CONCURRENCIES, SPACES, SimulatedStack
 from simulated_tables import REQUEST_BATCH_SIZE, SERVERS, SimulatedServer, hidden_server
-from virtual_workers import History, Pace, search
+from virtual_workers import DEPLOY_SECONDS, MEASURE_SECONDS, History, search
 
 from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate
 from optimizer.machine import hardware
 from optimizer.search import SMALLEST_GAIN
 from optimizer.search.candidate_tracker import CandidateTracker
@@ -43,17 +42,15 @@ SPACE = "large"
 BOUND_MS = 20.0
 CLOSE = (0.05, 0.01)  # tolerated shortfalls from the best throughput, as shares of it
 FINALISTS = 2000  # cells that rank first in a short simulation; among them the best is determined exactly
-PACE = Pace(charged=True)
 INTRODUCTION = f"""\
 N workers share one search in a space of {len(SPACES[SPACE]):,} configurations, p95 <= {BOUND_MS:g} ms, on simulated
-servers without noise. A deployment takes {PACE.deploy_s:g} s and a measurement {PACE.measure_s:g} s. Suggestions are
+servers without noise. A deployment takes {DEPLOY_SECONDS:g} s and a measurement {MEASURE_SECONDS:g} s. Suggestions are
 made one at a time, and each takes its real CPU time. Values are medians over servers and seeds; regrets have the
 maximum too.
 
 - **within 5 %**, **within 1 %**: time until a measured throughput was this close to the server's best
 - **ended**: time until the search ended by itself
 - **one worker**: regret of a single worker after the same number of trials
-- **heedless**: regret of the same workers if the searcher ignores running trials and only avoids repeating them
 - **repeated**: trials of a candidate that another trial had already
 - **suggestion**: median / p95 of the CPU time of a suggestion
 - **wait: suggestion**, **wait: trials**: shares of the workers' time spent on waiting for a suggestion, and for other
@@ -65,8 +62,7 @@ maximum too.
 class WorkerSearch:
     """One search of the benchmark.
 
-    ``kind`` is `together`, `heedless` (the searcher ignores running trials) or `one by one`. ``most`` limits the
-    number of trials; without it the search ends by itself.
+    ``kind`` is `together` or `one by one`. ``most`` limits the number of trials; without it the search ends by itself.
     """
 
     space: str
@@ -102,13 +98,6 @@ class SearchOutcome:
         return self.regrets[min(trials, len(self.regrets)) - 1]
 
 
-class HeedlessTracker(CandidateTracker):
-    """A tracker that repeats no candidate, but reports running trials only while nothing has been measured."""
-
-    def running(self) -> list[tuple[Candidate, int]]:
-        return [] if self._observed else super().running()
-
-
 def problem_of(space: str) -> Problem:
     sla = Sla.from_bounds({"p95": BOUND_MS})
     return Problem("m", SPACES[space], REQUEST_BATCH_SIZE, CONCURRENCIES[-1], sla=sla)
@@ -118,10 +107,10 @@ def searched(job: WorkerSearch, stack: SimulatedStack, best: float) -> SearchOut
     """Run one search. ``best`` is the throughput (infer/s) of the server's best configuration."""
     problem = problem_of(job.space)
     study = open_study(None, "many", problem, sampler_for("random", job.seed))
-    tracker = (HeedlessTracker if job.kind == "heedless" else CandidateTracker)(problem, study)
-    searcher = SimulatedSearcher(problem, tracker, SMALLEST_GAIN if job.most is None else 0.0, job.seed)
+    gain = SMALLEST_GAIN if job.most is None else 0.0
+    searcher = SimulatedSearcher(problem, CandidateTracker(problem, study), gain, job.seed)
     found_it = best if job.kind == "one by one" else math.inf
-    return _outcome(search(problem, searcher, stack, job.workers, PACE, job.seed, job.most, found_it), best)
+    return _outcome(search(problem, searcher, stack, job.workers, job.seed, job.most, found_it), best)
 
 
 def _outcome(history: History, best: float) -> SearchOutcome:
@@ -132,7 +121,7 @@ def _outcome(history: History, best: float) -> SearchOutcome:
         until_s=tuple(history.until_s((1 - share) * best) for share in CLOSE),
         ended_s=history.ended_s,
         regrets=tuple(1 - throughput / best for throughput in history.best_after),
-        suggestion_s=tuple(one.took_s for one in history.suggestions),
+        suggestion_s=tuple(history.suggestion_s),
         searching=history.searching_s / workers_s,
         waiting=history.waiting_s / workers_s,
     )
@@ -163,9 +152,6 @@ def main() -> None:
         kept.add(pool, together)
         most = {(one, seed): kept.most(one, seed) for one, seed in each}
         kept.add(pool, [WorkerSearch(SPACE, *one, 1, "one by one", most[one]) for one in each])
-        if arguments.heedless:
-            heedless_jobs = [replace(one, kind="heedless", most=kept.outcomes[one].trials) for one in together]
-            kept.add(pool, [one for one in heedless_jobs if one.workers > 1])
     print("# A search by many workers: latest measurement\n")
     print(f"`{shlex.join(['python', 'benchmarks/many_workers.py', *sys.argv[1:]])}`\n")
     print(INTRODUCTION)
@@ -183,7 +169,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--workers", type=int, nargs="+", default=list(WORKERS), choices=WORKERS, help="numbers of workers (all)"
     )
-    parser.add_argument("--heedless", action="store_true", help="also search without knowledge of running trials")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="number of processes (2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="file of finished searches, which are not repeated")
     return parser.parse_args()
@@ -247,9 +232,6 @@ def _table(outcomes: dict[WorkerSearch, SearchOutcome]) -> str:
             for one, other in outcomes.items()
             if (one.server, one.seed, one.kind) == (job.server, job.seed, "one by one")
         ]
-        heedless = [
-            other.regret for one, other in outcomes.items() if (one.workers, one.kind) == (workers, "heedless")
-        ]
         suggestions = [took for one in own for took in one.suggestion_s]
         cells = [
             str(workers),
@@ -258,7 +240,6 @@ def _table(outcomes: dict[WorkerSearch, SearchOutcome]) -> str:
             _seconds([one.ended_s for one in own]),
             _regrets([one.regret for one in own]),
             _regrets(alone),
-            _regrets(heedless),
             str(sum(one.duplicates for one in own)),
             f"{statistics.median(suggestions):.2f} / {statistics.quantiles(suggestions, n=20)[-1]:.2f}",
             f"{statistics.median(one.searching for one in own):.0%}",
@@ -289,7 +270,6 @@ COLUMNS = (
     "ended, s",
     "regret",
     "one worker",
-    "heedless",
     "repeated",
     "suggestion, CPU s",
     "wait: suggestion",

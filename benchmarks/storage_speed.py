@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
-from many_workers import PACE, WORKERS, problem_of
+from many_workers import WORKERS, problem_of
+from virtual_workers import DEPLOY_SECONDS, MEASURE_SECONDS
 
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate, LoadPoint, Trial
@@ -76,7 +77,7 @@ def main() -> None:
         f"The study holds {TRIALS} trials. In a turn a worker does a **read** of the finished trials, a **claim** of"
     )
     print("a candidate and a **record** of three measurements. Times are medians. **Turns / s** counts the turns of")
-    trial_s = PACE.deploy_s + len(LOADS) * PACE.measure_s
+    trial_s = DEPLOY_SECONDS + len(LOADS) * MEASURE_SECONDS
     needed = ", ".join(f"{workers / trial_s:.1f} at {workers}" for workers in WORKERS)
     print(f"all workers, each as fast as it can. Trials of {trial_s:.1f} s need this rate: {needed} workers.\n")
     print(_line(COLUMNS))

@@ -2,7 +2,7 @@
 
 Scheduler, searcher and load sweep are those of a run; only the server is simulated (made_up_stack.py), and the
 clock advances by the duration of deployments and measurements instead of waiting. One process suggests for all
-workers, as on a cluster.
+workers, as on a cluster. A suggestion takes its real CPU time, and workers wait for it.
 """
 
 from __future__ import annotations
@@ -25,47 +25,23 @@ from optimizer.store.recording import baselines
 from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import TrialRunner
 
+DEPLOY_SECONDS, MEASURE_SECONDS = 2.0, 2.4
 SPREAD = 0.1  # relative deviation of a trial's duration, so that no two workers run in step
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Durations in virtual seconds.
-
-    With ``charged`` a suggestion takes its real CPU time, and workers wait for it; otherwise it takes none.
-    """
-
-    deploy_s: float = 2.0
-    measure_s: float = 2.4
-    charged: bool = False
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One suggestion, with the number of finished trials at that time.
-
-    ``took_s`` is CPU time, which other processes hardly affect, including observations since the last suggestion.
-    """
-
-    at_s: float
-    finished: int
-    running: int
-    took_s: float
-    answered: bool
 
 
 @dataclass
 class History:
     """The events of a search, with times in virtual seconds.
 
-    ``best`` has (time, infer/s) of each improvement; ``regret_basis`` has (finished trials, best infer/s) for each
-    trial. ``searching_s`` and ``waiting_s`` are summed over all workers: while no suggestion was ready, and while
-    there could be none until another trial ended.
+    ``suggestion_s`` has the CPU time of each suggestion, with that of the observations since the last one. ``best``
+    has (time, infer/s) of each improvement, and ``best_after`` the best infer/s after each trial. ``searching_s`` and
+    ``waiting_s`` are summed over all workers: while no suggestion was ready, and while there could be none until
+    another trial ended.
     """
 
     workers: int
     trials: list[Trial] = field(default_factory=list)
-    suggestions: list[Asked] = field(default_factory=list)
+    suggestion_s: list[float] = field(default_factory=list)
     best: list[tuple[float, float]] = field(default_factory=list)
     best_after: list[float] = field(default_factory=list)
     ended_s: float = 0.0
@@ -86,7 +62,6 @@ def search(
     searcher: Searcher,
     stack: SimulatedStack,
     workers: int,
-    pace: Pace,
     seed: int = 0,
     max_trials: int | None = None,
     enough_infer_per_sec: float = float("inf"),
@@ -123,8 +98,8 @@ def search(
         started = time.process_time()
         following = scheduler.next([trial for *_, trial in running])
         took_s, learning_s = time.process_time() - started + learning_s, 0.0
-        history.suggestions.append(Asked(now_s, len(scheduler.trials), len(running), took_s, following is not None))
-        now_s += took_s if pace.charged else 0.0
+        history.suggestion_s.append(took_s)
+        now_s += took_s
         if following is None:
             blocked = True
             continue
@@ -132,12 +107,12 @@ def search(
         history.searching_s += now_s - idle_from.pop(0)
         trial = runner.run(trial, role, scheduler.rules(trial.candidate)).trial
         slower = float(random.lognormal(0.0, SPREAD))
-        at_s = now_s + slower * pace.deploy_s
+        at_s = now_s + slower * DEPLOY_SECONDS
         for _, measurement in trial.measurements:
-            at_s += slower * pace.measure_s
+            at_s += slower * MEASURE_SECONDS
             if measurement.stable and problem.sla.is_met(measurement):
                 results.append((at_s, measurement.throughput_infer_per_sec or 0.0))
-        heapq.heappush(running, (at_s, trial.number, replace(trial, deploy_seconds=slower * pace.deploy_s)))
+        heapq.heappush(running, (at_s, trial.number, replace(trial, deploy_seconds=slower * DEPLOY_SECONDS)))
     history.trials, history.ended_s = scheduler.trials, now_s
     for at_s, infer_per_sec in sorted(results):
         if at_s <= now_s and (not history.best or infer_per_sec > history.best[-1][1]):

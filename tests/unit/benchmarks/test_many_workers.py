@@ -1,4 +1,4 @@
-"""A small run of ``benchmarks/many_workers.py`` (one search by several workers), and its components."""
+"""A small run of ``benchmarks/many_workers.py`` (one search by several workers)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ def best(stack: SimulatedStack) -> float:
     return best_of(stack.server, SPACE)
 
 
-def test_the_heedless_repeat_nothing_either(stack: SimulatedStack, best: float) -> None:
-    heedless = searched(WorkerSearch(SPACE, "threads", 0, 4, "heedless", most=7), stack, best)
-    assert (heedless.trials, heedless.duplicates) == (7, 0)
+def test_several_workers_find_the_same_best_and_repeat_no_trial(stack: SimulatedStack, best: float) -> None:
+    together = searched(WorkerSearch(SPACE, "threads", 0, 4, "together", most=9), stack, best)
+    assert together.trials == len(together.regrets) == 9
+    assert together.duplicates == 0
+    assert 0 <= min(together.regrets) == together.regret <= 0.1
+    assert 0 <= together.searching + together.waiting < 1
