@@ -266,6 +266,4 @@ TARGETS = (
     BenchmarkTarget("training", "regret, p90", 0.08, _p90_regret, as_percent),
     BenchmarkTarget("training", "deployments, median", 6, _median_deployments, as_count),
     BenchmarkTarget("training", "deployments, p90", 10, _p90_deployments, as_count),
-    BenchmarkTarget("simulated", "regret, median", 0.01, _median_regret, as_percent),
-    BenchmarkTarget("simulated", "regret, p90", 0.01, _p90_regret, as_percent),
 )

@@ -1,26 +1,22 @@
-"""Write tables of simulated servers, whose parameters no search method knows.
+"""Simulated servers, whose parameters no search method knows, and their trials tables.
 
-    python benchmarks/simulated_tables.py FOLDER [--noise 0.05] [linear steps kink threads sublinear]
-
-Writes FOLDER/NAME.csv, which `tune replay` reads: every configuration at every load. Without noise a search can find
-the exact best row, so any regret is its own. Only `linear` matches the searcher's model; the service times of the
-others bend, have steps, or depend on a field that the simulator does not know.
+A table has every configuration at every load, without noise, so a search can find the exact best row and any regret is
+its own. Only `linear` matches the searcher's model; the service times of the others bend, have steps, or depend on a
+field that the simulator does not know.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from objectives.arrays import FloatArray
-from objectives.metrics import STATISTICS, Measurement
+from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import EXECUTION_PATHS, Candidate, FieldValue, LoadPoint, Trial
 from optimizer.simulator.metrics import simulated_measurement
@@ -35,7 +31,6 @@ DELAYS_US = ("off", 0, 200, 1000, 5000)
 WINDOW = MeasurementInterval(warm_up_requests=1000, requests=16_000)  # long enough for a small random error
 GLANCE = MeasurementInterval(warm_up_requests=150, requests=1500)
 POLICIES = ("none", "max/2")
-LATENCY_PARTS = (*(f"latency_{name}_ms" for name in STATISTICS), "network_ms", "queue_ms", "compute_infer_ms")
 PLAIN = SearchSpace((4, 16, 64, 256), DELAYS_US, POLICIES, (1, 2, 3, 4), request_batch_size=REQUEST_BATCH_SIZE)
 THREADED = SearchSpace((8, 32, 128), DELAYS_US, POLICIES, (1, 2, 3), {THREADS: ("1", "2")}, REQUEST_BATCH_SIZE)
 # name -> seed of its parameters, chosen so that under two or three of the bounds of search_methods.py no baseline
@@ -199,11 +194,8 @@ def execution_server(seed: int, settings: Sequence[str]) -> SimulatedServer:
     )
 
 
-def write(server: SimulatedServer, path: Path, noise: float = 0.0, deadline_ms: float | None = None) -> None:
-    """Write every configuration at every load as a trials table. ``noise`` is the relative error of each metric.
-
-    With ``deadline_ms`` the table has the goodput too.
-    """
+def write(server: SimulatedServer, path: Path, deadline_ms: float | None = None) -> None:
+    """Write every configuration at every load as a trials table; with ``deadline_ms`` it has the goodput too."""
     candidates = server.space.candidates()
     cells = [(candidate, load) for candidate in candidates for load in server.concurrencies]
     measured = dict(zip(cells, server.measure(cells, os.cpu_count() or 1), strict=True))
@@ -211,45 +203,8 @@ def write(server: SimulatedServer, path: Path, noise: float = 0.0, deadline_ms: 
         for cell, share in zip(cells, server.shares_in_time(cells, deadline_ms), strict=True):
             goodput = share * (measured[cell].throughput_infer_per_sec or 0.0)
             measured[cell] = replace(measured[cell], goodput_infer_per_sec=goodput)
-    rng = np.random.default_rng(server.seed)
     path.unlink(missing_ok=True)
     table = TrialsTable(path, server.name, server.space.fields)
     for number, candidate in enumerate(candidates):
         for load in server.concurrencies:
-            measurement = measured[candidate, load]
-            if noise:
-                measurement = _noisy(measurement, *rng.lognormal(0, noise, 2))
-            table.append(Trial(number, candidate), LoadPoint(REQUEST_BATCH_SIZE, load), measurement)
-
-
-def _noisy(measurement: Measurement, of_throughput: float, of_latency: float) -> Measurement:
-    """Apply two random factors, one to all latencies of a measurement, so that their order remains."""
-    wrong: dict[str, Any] = {
-        "throughput_infer_per_sec": (measurement.throughput_infer_per_sec or 0.0) * of_throughput
-    }
-    for name in LATENCY_PARTS:
-        wrong[name] = getattr(measurement, name) * of_latency
-    return replace(measurement, **wrong)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--noise", type=float, default=0.0, help="relative error of each metric (0)")
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", default=list(SERVERS), help=f"servers: {', '.join(SERVERS)} (all)"
-    )
-    arguments = parser.parse_args()
-    unknown = [name for name in arguments.names if name not in SERVERS]
-    if unknown:
-        parser.error(f"no server is called {unknown[0]}: give some of {', '.join(SERVERS)}")
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    for name in arguments.names:
-        server = hidden_server(name)
-        path = arguments.folder / f"{name}.csv"
-        write(server, path, arguments.noise)
-        print(f"{path}: {len(server.space)} configurations, {len(server.concurrencies)} loads; {server}")
-
-
-if __name__ == "__main__":
-    main()
+            table.append(Trial(number, candidate), LoadPoint(REQUEST_BATCH_SIZE, load), measured[candidate, load])
