@@ -33,7 +33,9 @@ from peer.search import Search, StatedResult
 from pydantic import TypeAdapter
 from records import programs
 from tritonclient.grpc.model_config_pb2 import ModelConfig
-from tune_runs import TuneFailedError, judged, row, run_tune
+from measured_model import prepare_model
+from output import head, judged, row, say
+from tune_runs import TuneFailedError, run_tune
 
 from optimizer.config import model_config
 from optimizer.core.files import cache_folder
@@ -126,7 +128,7 @@ def arguments() -> argparse.Namespace:
 
 
 def prepare(model: str) -> Task:
-    return task.prepare_task(RunOptions(model), replace(hardware.detect(), gpus=()), say)
+    return prepare_model(RunOptions(model))
 
 
 # -- running ----------------------------------------------------------------------------------------------------
@@ -258,7 +260,7 @@ def search_table(searches: Sequence[Search]) -> list[str]:
         *("search s", "with confirmation s", "server s", "load generator s", "rest s"),
         *("configurations", "measurements", "perf_analyzer runs", "window s", "CPU share of others"),
     ]
-    lines = [row("", *columns), "| :-- |" + " --: |" * len(columns)]
+    lines = head("", *columns)
     for one in searches:
         lines.append(
             row(
@@ -347,10 +349,6 @@ def verdict(ours: Level | None, peers: Level | None) -> str:
         f"tune's winner over Model Analyzer's, each at its best load: **{ratio:.2f}x** "
         f"(by round {min(ratios):.2f}x to {max(ratios):.2f}x). At least equal: {equal}."
     )
-
-
-def say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from output import measured_on, print_head, row, say
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import TuneError
 from optimizer.core.trial import Point, Trial
@@ -66,16 +67,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--trials", type=int, default=16)
     arguments = parser.parse_args()
-    print("| workers | trials | failed | seconds | trials per hour | ratio to one worker |")
-    print("| --: | --: | --: | --: | --: | --: |")
+    print_head("workers", "trials", "failed", "seconds", "trials per hour", "ratio to one worker", text=0)
     alone = 0.0
     for workers in arguments.workers:
         clock = measure(workers, arguments.trials)
         rate = 3600 * len(clock.ended) / clock.seconds
         alone = alone or rate
-        figures = f"{len(clock.ended)} | {clock.failed} | {clock.seconds:.0f} | {rate:,.0f} | {rate / alone:.2f}x"
-        print(f"| {workers} | {figures} |", flush=True)
-    print(f"\n{hardware.detect()}; {time.strftime('%Y-%m-%d')}")
+        counts = (str(workers), str(len(clock.ended)), str(clock.failed), f"{clock.seconds:.0f}")
+        print(row(*counts, f"{rate:,.0f}", f"{rate / alone:.2f}x"), flush=True)
+    print(f"\n{measured_on()}")
 
 
 def measure(workers: int, trials: int) -> Clock:
@@ -100,10 +100,6 @@ def measure(workers: int, trials: int) -> Clock:
             if result.status == "interrupted":
                 raise KeyboardInterrupt
         return clock
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

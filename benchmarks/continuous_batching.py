@@ -23,8 +23,8 @@ from random import Random
 from typing import Protocol
 
 import numpy as np
-from tune_runs import row
 
+from output import measured_on, print_title, row
 from objectives.arrays import FloatArray
 from optimizer.config.search_space import ModelKind, Problem
 from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
@@ -67,8 +67,7 @@ def main() -> None:
     arguments = parser.parse_args()
     recording = read_recording(TABLE)
     problem = replace(recorded_problem(recording, BOUNDS), kind=ModelKind.STREAMING, tokens=TOKENS)
-    print("# Forecasts of continuous batching: latest measurement\n")
-    print(f"`{shlex.join(['python', 'benchmarks/continuous_batching.py', *sys.argv[1:]])}`\n")
+    print_title("Forecasts of continuous batching: latest measurement")
     print(_introduction(arguments.seeds))
     for half, configurations in halves(recording).items():
         print(f"## Configurations: {half}\n")
@@ -81,8 +80,7 @@ def main() -> None:
             fit_s, cell_s = (statistics.median(getattr(run, field) for run in runs) for field in ("fit_s", "cell_s"))
             print(row(str(count), name, *cells, f"{fit_s:.2f} s", f"{1e3 * cell_s:.2f} ms"), flush=True)
         print()
-    machine = hardware.detect()
-    print(f"{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
+    print(measured_on())
 
 
 def _introduction(seeds: int) -> str:

@@ -43,6 +43,7 @@ from search_drift import (
 from simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 from verdict_procedure import BURST_FACTOR, BURST_SECONDS
 
+from output import command, measured_on, print_head, row
 from objectives import batch_stats
 from objectives.confidence import Verdict
 from objectives.metrics import Measurement
@@ -376,36 +377,32 @@ def main() -> None:
     if arguments.rows:
         rows = (asdict(job) | asdict(result) for job, result in zip(jobs, results, strict=True))
         arguments.rows.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    print(f"`{shlex.join(['python', 'benchmarks/disturbed_runs.py', *sys.argv[1:]])}`\n")
-    print("| " + " | ".join(COLUMNS) + " |\n| " + "--: | " * len(COLUMNS))
+    print(f"{command()}\n")
+    print_head(*COLUMNS, text=0)
     for disturbed in arguments.disturbed:
         own = [result for job, result in zip(jobs, results, strict=True) if job.disturbed == disturbed]
-        print(f"| {disturbed:.0%} | {_cells(own)} |")
-    detected = hardware.detect()
-    runs = f"{len(SERVERS) * arguments.seeds} runs a row"
-    print(f"\n{runs}; {detected.cpu}, {detected.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
+        print(row(f"{disturbed:.0%}", *_cells(own)))
+    print(f"\n{measured_on(f'{len(SERVERS) * arguments.seeds} runs a row')}")
 
 
-def _cells(results: Sequence[Result]) -> str:
+def _cells(results: Sequence[Result]) -> list[str]:
     passed = [result for result in results if result.passed]
     shares = sorted(result.share for result in passed) or [math.nan]
-    return " | ".join(
-        [
-            f"{len(passed)} of {len(results)}",
-            f"{statistics.median(shares):.1%}",
-            f"{shares[len(shares) // 10]:.1%}",
-            f"{sum(result.share for result in passed) / len(results):.1%}",
-            f"{statistics.fmean(result.searched for result in results):.1%}",
-            _mean_share([result.recommended / result.searched for result in passed]),
-            _mean_share([result.share / result.recommended for result in passed]),
-            f"{sum(share < 0.7 for share in shares)}",
-            f"{sum(result.over > 1 for result in passed)}",
-            f"{sum(result.tests[0][-1] == Verdict.PASS.value for result in passed)}",
-            f"{statistics.fmean(result.configurations for result in results):.1f}",
-            f"{statistics.median(result.search_seconds for result in results):.0f}",
-            f"{statistics.median(result.confirm_seconds for result in results):.0f}",
-        ]
-    )
+    return [
+        f"{len(passed)} of {len(results)}",
+        f"{statistics.median(shares):.1%}",
+        f"{shares[len(shares) // 10]:.1%}",
+        f"{sum(result.share for result in passed) / len(results):.1%}",
+        f"{statistics.fmean(result.searched for result in results):.1%}",
+        _mean_share([result.recommended / result.searched for result in passed]),
+        _mean_share([result.share / result.recommended for result in passed]),
+        f"{sum(share < 0.7 for share in shares)}",
+        f"{sum(result.over > 1 for result in passed)}",
+        f"{sum(result.tests[0][-1] == Verdict.PASS.value for result in passed)}",
+        f"{statistics.fmean(result.configurations for result in results):.1f}",
+        f"{statistics.median(result.search_seconds for result in results):.0f}",
+        f"{statistics.median(result.confirm_seconds for result in results):.0f}",
+    ]
 
 
 def _mean_share(shares: Sequence[float]) -> str:

@@ -23,12 +23,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from intervals import ratio_within_bound
-from measured_model import make_own_client, prepare_model, say
+from measured_model import make_own_client, prepare_model
 from records import this_machine
-from tune_runs import row
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from output import measured_on, print_head, row, say
 from optimizer.config.execution import EXECUTION_MODE, GRAPH_LEVEL, SPINNING
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import LoadGenerator
@@ -63,14 +63,13 @@ def main() -> None:
     if given.smoke:
         given.models, given.rounds, given.seconds = SMOKE_MODELS, SMOKE_ROUNDS, SMOKE_SECONDS
     runtime.ensure_openvino(say)
-    print(row(*COLUMNS))
-    print(row(":--", ":--", *["--:"] * (len(COLUMNS) - 2)))
+    print_head(*COLUMNS, text=2)
     for model in given.models:
         name, _, bound_ms = model.partition(":")
         throughputs = compare(name, float(bound_ms), given.rounds, given.seconds)
         for setting, measured in throughputs.items():
             print(table_row(f"{name}, p95 <= {bound_ms} ms", setting, measured, throughputs[DEFAULT]), flush=True)
-    print(f"\n{given.rounds} rounds of {given.seconds:g} s; {this_machine()}; {time.strftime('%Y-%m-%d')}")
+    print("\n" + measured_on(f"{given.rounds} rounds of {given.seconds:g} s", machine=this_machine()))
 
 
 def compare(name: str, bound_ms: float, rounds: int, seconds: float) -> dict[str, list[float]]:

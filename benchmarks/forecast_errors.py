@@ -30,7 +30,8 @@ from pathlib import Path
 from bounded_tables import TABLES, bound_ms, feasible_shares
 from other_machines import write_recordings
 from record_tables import PLANS
-from tune_runs import TuneFailedError, row, run_tune
+from output import judged, measured_on, print_title, row, say
+from tune_runs import TuneFailedError, run_tune
 
 from objectives.metrics import LATENCY, METRICS
 from optimizer.config.search_space import Problem
@@ -97,10 +98,9 @@ def main() -> None:
     for table in given:
         if table.suffix == ".csv":
             searches += _of_table(table, table.stem, 0)
-    print("# Forecasts of the search: latest measurement\n")
-    print(f"`{shlex.join(['python', 'benchmarks/forecast_errors.py', *sys.argv[1:]])}`\n")
+    print_title("Forecasts of the search: latest measurement")
     print("\n".join(report(searches, _proof_errors())))
-    print(f"\n{time.strftime('%Y-%m-%d')}")
+    print(f"\n{measured_on()}")
 
 
 def _arguments() -> argparse.Namespace:
@@ -124,7 +124,7 @@ def _made_runs(folder: Path, budget: str) -> list[Path]:
         earlier = [path.parent for path in sorted(folder.glob(f"{model}/*/run.json"))]
         made = [run for run in earlier if read_run(run).status in ("found", "none")]
         if not made:
-            _say(f"tune {model}")
+            say(f"tune {model}")
             try:
                 made = [run_tune(["--budget", budget, "--no-confirmation", model], folder).folder]
             except TuneFailedError as error:
@@ -138,7 +138,7 @@ def _of_run(folder: Path) -> SearchChecks:
         run = read_run(folder)
     except TuneError as error:
         sys.exit(str(error))
-    _say(f"run {folder}")
+    say(f"run {folder}")
     return checks(run.problem.model, "run", run.problem, run.trials, run.options.seed)
 
 
@@ -160,7 +160,7 @@ def _of_table(table: Path, name: str, seed: int) -> Iterator[SearchChecks]:
         sys.exit(str(error))
     for share in feasible_shares(name).values():
         problem = recorded_problem(recording, {"p95": bound_ms(recording, share)})
-        _say(f"{table.stem}, p95 <= {min(problem.sla.bounds_ms(LATENCY)):g} ms")
+        say(f"{table.stem}, p95 <= {min(problem.sla.bounds_ms(LATENCY)):g} ms")
         yield checks(name, "table", problem, search(recording, problem, seed), seed)
 
 
@@ -229,8 +229,8 @@ def report(searches: Sequence[SearchChecks], proof: tuple[str, str]) -> list[str
         for metric, of_metric in _by_metric(own).items():
             for interval, (name, (least, most)) in enumerate(TARGETS.items()):
                 share = _coverage(of_metric, interval)
-                judged = "met" if least <= share <= most else "**missed**"
-                lines.append(f"- {source}s, {metric}, {name}: {share:.1%} ({least:.0%} to {most:.0%}: {judged})")
+                verdict = judged(least <= share <= most)
+                lines.append(f"- {source}s, {metric}, {name}: {share:.1%} ({least:.0%} to {most:.0%}: {verdict})")
     return lines
 
 
@@ -260,10 +260,6 @@ def _proof_errors() -> tuple[str, str]:
     if match is None:
         sys.exit(f"{PROOF}: states no errors; run benchmarks/simulator_proof.py --predict-only first")
     return f"{match[1]} %", f"{match[2]} %"
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

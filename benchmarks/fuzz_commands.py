@@ -47,6 +47,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz_sections import SECTIONS, Case, CommandCase, ReaderCase
 
+from output import measured_on, print_title
 from optimizer.core.files import cache_folder, write_atomically
 from optimizer.core.process import SUPERVISOR
 from optimizer.machine.hardware import detect
@@ -528,8 +529,7 @@ def main() -> int:
     state = State.read(arguments.state, arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
         fuzz(state, SMOKE_CASES if arguments.smoke else arguments.cases, Place(Path(folder)), arguments.state)
-    print("# Hostile words and files: latest run\n")
-    print(f"`{shlex.join(['python', 'benchmarks/fuzz_commands.py', *sys.argv[1:]])}`\n")
+    print_title("Hostile words and files: latest run")
     print("A case is right if `tune` ends with a documented exit code, at most one line of error for each fault, no")
     print(
         "traceback, in time, and nothing is written or left running elsewhere. *Accepted* includes cases that would"
@@ -540,7 +540,7 @@ def main() -> int:
     for name, tally in {**state.sections, "**all**": _total(state)}.items():
         numbers = (tally.tried, tally.right, tally.accepted, tally.refused, tally.environment, tally.commands)
         print(f"| {name} | {' | '.join(f'{number:,}' for number in numbers)} | {tally.slowest_cpu_s:.1f} |")
-    print(f"\n{detect()}; {time.strftime('%Y-%m-%d')}")
+    print(f"\n{measured_on()}")
     for fault in state.faults:
         print(f"\n{fault}", file=sys.stderr)
     return 1 if state.faults else 0

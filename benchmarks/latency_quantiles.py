@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 from records import this_machine
 
+from output import measured_on, print_head, print_title, say
 from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
@@ -49,8 +50,8 @@ class Cost:
 
 def measured(*, quantiles: bool, concurrency: int, seconds: float, folder: Path) -> Cost:
     """Return the cost of the requests to a new server. The requests are those that the server has counted."""
-    source = build("mlp", {}, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", say=_say)
-    installation = embedded_installation(runtime.ensure(_say))
+    source = build("mlp", {}, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", say=say)
+    installation = embedded_installation(runtime.ensure(say))
     if quantiles:
         installation = replace(installation, arguments=latency_quantiles((P95,)))
     target = InstalledTarget(source, installation, TargetSettings(folder / "tritonserver.log", exports_metrics=True))
@@ -74,10 +75,6 @@ def _cpu_seconds(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def main() -> None:
     """Measure both servers in each round and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -98,12 +95,9 @@ def main() -> None:
                         folder=Path(folder),
                     )
                 )
-                _say(f"round {number + 1}: {costs[-1]}")
-    print("# CPU time of Triton's latency quantiles: latest measurement\n")
-    print(f"`python benchmarks/latency_quantiles.py --rounds {arguments.rounds} --seconds {arguments.seconds:g} "
-          f"--concurrency {arguments.concurrency}`\n")  # fmt: skip
-    print("| round | CPU µs a request without | with | requests/s without | with |")
-    print("| --: | --: | --: | --: | --: |")
+                say(f"round {number + 1}: {costs[-1]}")
+    print_title("CPU time of Triton's latency quantiles: latest measurement")
+    print_head("round", "CPU µs a request without", "with", "requests/s without", "with", text=0)
     for number, (plain, other) in enumerate(zip(without, with_quantiles, strict=True), start=1):
         print(f"| {number} | {_cells(plain.cpu_us, other.cpu_us)} | {_cells(plain.rate, other.rate)} |")
     cpu, rate = ([[getattr(cost, name) for cost in costs] for costs in (without, with_quantiles)]
@@ -111,7 +105,7 @@ def main() -> None:
     print(f"| median | {_cells(*map(statistics.median, cpu))} | {_cells(*map(statistics.median, rate))} |\n")
     differences = [other - plain for plain, other in zip(*cpu, strict=True)]
     print(f"The quantiles take {statistics.median(differences):.0f} µs of CPU time a request in the median round.\n")
-    print(f"{this_machine()}; {date.today()}")
+    print(measured_on(machine=this_machine()))
 
 
 def _cells(plain: float, other: float) -> str:

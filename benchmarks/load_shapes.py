@@ -22,8 +22,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from scipy import stats
+from intervals import mean_interval
+from measured_model import prepare_model
 
+from output import measured_on, print_head, row, say
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.core.endpoint import Endpoint
@@ -54,7 +56,7 @@ def main() -> None:
     parser.add_argument("--max-batch-size", type=int, default=64)
     arguments = parser.parse_args()
     options = RunOptions(arguments.model, load="rate", request_batch_size=1)
-    prepared = task.prepare_task(options, replace(hardware.detect(), gpus=()), say)
+    prepared = prepare_model(options)
     candidate = Candidate(arguments.max_batch_size, dynamic_batching=True)
     names = ["constant", "poisson", *(f"{name}:{arguments.period:g}s" for name in DEFAULTS)]
     sla = Sla.from_bounds({"p95": arguments.bound_ms})
@@ -74,13 +76,11 @@ def main() -> None:
                 with served(prepared, candidate, Path(scratch)) as endpoint:
                     highest[name].append(highest_rate(own, endpoint, rules, 3 * arguments.period))
                 say(f"round {seed + 1}, {name}: {highest[name][-1][0]:,.0f} req/s")
-    print("| " + " | ".join(COLUMNS) + " |")
-    print("| --- |" + " --: |" * (len(COLUMNS) - 1))
+    print_head(*COLUMNS)
     for name in names:
         print(line(name, highest[name], highest["poisson"]))
-    machine, rounds = hardware.detect(), f"{arguments.rounds} rounds"
-    print(f"\n{arguments.model}, {candidate}, p95 <= {arguments.bound_ms:g} ms; {rounds}; {machine}; ", end="")
-    print(time.strftime("%Y-%m-%d"))
+    case = f"{arguments.model}, {candidate}, p95 <= {arguments.bound_ms:g} ms"
+    print("\n" + measured_on(case, f"{arguments.rounds} rounds"))
 
 
 @contextlib.contextmanager
@@ -117,29 +117,15 @@ def line(name: str, rounds: list[tuple[float, float]], poisson: list[tuple[float
     """Return the row of a distribution."""
     rates = [rate for rate, _ in rounds]
     ratios = [rate / other if other else math.nan for rate, (other, _) in zip(rates, poisson, strict=True)]
-    arrivals = parse_arrivals(name)
-    peak = getattr(arrivals, "shape", None)
+    mean, peak = mean_interval(rates), getattr(parse_arrivals(name), "shape", None)
     cells = [
-        f"{statistics.fmean(rates):,.0f}",
-        interval(rates, "{:,.0f}"),
-        f"{statistics.fmean(ratios):.2f} ({interval(ratios, '{:.2f}')})",
-        f"{statistics.fmean(rates) * (peak.peak if peak else 1):,.0f}",
+        f"{mean.estimate:,.0f}",
+        f"{mean.low:,.0f} to {mean.high:,.0f}",
+        mean_interval(ratios).text(".2f"),
+        f"{mean.estimate * (peak.peak if peak else 1):,.0f}",
         f"{statistics.fmean(p95_ms for _, p95_ms in rounds):.1f}",
     ]
-    return "| " + " | ".join([f"`{name}`", *cells]) + " |"
-
-
-def interval(values: list[float], form: str) -> str:
-    """Return the 95 % confidence interval of the mean."""
-    if len(values) < 2:
-        return "unknown"
-    half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    middle = statistics.fmean(values)
-    return f"{form.format(middle - half)} to {form.format(middle + half)}"
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    return row(f"`{name}`", *cells)
 
 
 if __name__ == "__main__":

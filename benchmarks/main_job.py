@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tune_runs import MOST_WALL_SECONDS, OwnTime, TuneFailedError, TuneRun, judged, own_time_table, row, run_tune
+from output import judged, measured_on, print_head, row
+from tune_runs import MOST_WALL_SECONDS, OwnTime, TuneFailedError, TuneRun, own_time_table, run_tune
 
 COLUMNS = (
     "verdict",
@@ -72,8 +73,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder in which the runs are kept")
     parser.add_argument("arguments", nargs="*", default=DEFAULT, help="arguments of tune (--sla-p95 20ms dlrm)")
     options = parser.parse_args()
-    print(row(*COLUMNS))
-    print("| :-- |" + " --: |" * (len(COLUMNS) - 1))
+    print_head(*COLUMNS)
     runs = []
     with tempfile.TemporaryDirectory() as scratch:
         for seed in range(options.runs):
@@ -88,8 +88,7 @@ def main() -> None:
     print("\n**tune's own time**\n")
     print("\n".join(own_time_table({" ".join(options.arguments): own_times})))
     print(f"- median wall {wall_seconds:.0f} s ({judged(wall_seconds <= MOST_WALL_SECONDS)})")
-    hardware = runs[0].info["hardware"]
-    print(f"\n{hardware['cpu']}, {hardware['cpu_count']} cores; {time.strftime('%Y-%m-%d')}")
+    print(f"\n{measured_on()}")
 
 
 if __name__ == "__main__":

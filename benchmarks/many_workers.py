@@ -27,6 +27,7 @@ from made_up_stack import CONCURRENCIES, SPACES, SimulatedStack
 from simulated_tables import REQUEST_BATCH_SIZE, SERVERS, SimulatedServer, hidden_server
 from virtual_workers import DEPLOY_SECONDS, MEASURE_SECONDS, History, search
 
+from output import head, measured_on, print_title, row
 from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
@@ -152,12 +153,10 @@ def main() -> None:
         kept.add(pool, together)
         most = {(one, seed): kept.most(one, seed) for one, seed in each}
         kept.add(pool, [WorkerSearch(SPACE, *one, 1, "one by one", most[one]) for one in each])
-    print("# A search by many workers: latest measurement\n")
-    print(f"`{shlex.join(['python', 'benchmarks/many_workers.py', *sys.argv[1:]])}`\n")
+    print_title("A search by many workers: latest measurement")
     print(INTRODUCTION)
     print(_table(kept.outcomes))
-    machine = hardware.detect()
-    print(f"{machine.cpu}, {machine.cpu_count} cores, load {os.getloadavg()[2]:.1f}; {time.strftime('%Y-%m-%d')}")
+    print(measured_on(f"load {os.getloadavg()[2]:.1f}"))
 
 
 def _arguments() -> argparse.Namespace:
@@ -220,7 +219,7 @@ def _search(job: WorkerSearch, best: float) -> SearchOutcome:
 
 
 def _table(outcomes: dict[WorkerSearch, SearchOutcome]) -> str:
-    lines = [_line(COLUMNS), _line(["--:"] * len(COLUMNS))]
+    lines = head(*COLUMNS, text=0)
     for workers in WORKERS:
         jobs = [job for job in outcomes if (job.workers, job.kind) == (workers, "together")]
         if not jobs:
@@ -245,7 +244,7 @@ def _table(outcomes: dict[WorkerSearch, SearchOutcome]) -> str:
             f"{statistics.median(one.searching for one in own):.0%}",
             f"{statistics.median(one.waiting for one in own):.0%}",
         ]
-        lines.append(_line(cells))
+        lines.append(row(*cells))
     return "\n".join(lines) + "\n"
 
 
@@ -257,10 +256,6 @@ def _seconds(values: Sequence[float | None]) -> str:
 
 def _regrets(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.1%} / {max(values):.1%}" if values else ""
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 COLUMNS = (

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from output import say
 from objectives.sla import Sla
 from optimizer.deploy import runtime
 from optimizer.machine import hardware
@@ -38,8 +39,3 @@ def make_own_client(prepared: Task, folder: Path, sla: Sla | None = None) -> Clo
     return ClosedLoopGenerator(
         log=folder / "closed_loop.log", input_data=prepared.input_data, shapes=prepared.shapes, sla=bounds
     )
-
-
-def say(line: str) -> None:
-    """Print progress next to the table, which is on standard output."""
-    print(line, file=sys.stderr, flush=True)

@@ -21,6 +21,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from output import command, measured_on, print_head, row
 from optimizer.core.files import cache_folder
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +53,7 @@ RUN = ("--sla-p95", "50ms", "--max-trials", "4", "--budget", "30s", "--measureme
 
 
 @dataclass(frozen=True)
-class Row:
+class Tried:
     wheel: str
     version: str
     lacks: str
@@ -61,16 +62,16 @@ class Row:
 
 
 def main() -> None:
-    print("# Older servers under `--target local`: latest measurement\n")
-    print(f"`python benchmarks/older_servers.py`, Python {runtime.running_python()}\n")
-    print("| nvidia-pytriton | Triton | missing server options | contract suite | a run with a 5 ms model |")
-    print("| --- | --- | --- | --- | --- |")
+    print(f"# Older servers under `--target local`: latest measurement\n\n{command()}, Python {runtime.running_python()}\n")
+    columns = ("nvidia-pytriton", "Triton", "missing server options", "contract suite", "a run with a 5 ms model")
+    print_head(*columns, text=len(columns))
     for wheel in WHEELS:
-        row = _tried(wheel)
-        print(f"| {row.wheel} | {row.version or '–'} | {row.lacks} | {row.contract} | {row.run} |", flush=True)
+        tried = _tried(wheel)
+        print(row(tried.wheel, tried.version or "–", tried.lacks, tried.contract, tried.run), flush=True)
+    print(f"\n{measured_on()}")
 
 
-def _tried(wheel: str) -> Row:
+def _tried(wheel: str) -> Tried:
     with tempfile.TemporaryDirectory(prefix="older-") as scratch:
         folder = Path(scratch)
         write_sleeper(folder / "models", milliseconds=5)
@@ -80,7 +81,7 @@ def _tried(wheel: str) -> Row:
         known = find_installation(str(program)).options or frozenset()
         lacks = ", ".join(f"`--{name}`" for name in GIVEN if name not in known) or "nothing"
         version, run = _run(program, folder)
-        return Row(wheel, version, lacks, _contract(program) if version else "not run", run)
+        return Tried(wheel, version, lacks, _contract(program) if version else "not run", run)
 
 
 def _give_python_38(program: Path, packages: Path) -> None:

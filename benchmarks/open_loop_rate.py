@@ -26,6 +26,8 @@ from pathlib import Path
 import numpy as np
 from grpc import aio
 
+from measured_model import prepare_model
+from output import measured_on, print_head, row, say
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate
@@ -62,8 +64,7 @@ def main() -> None:
     if arguments.client:
         send_with_library(arguments.client)
         return
-    print("| " + " | ".join(COLUMNS) + " |")
-    print("| --- |" + " --: |" * (len(COLUMNS) - 1))
+    print_head(*COLUMNS)
     with bench() as (endpoint, messages, folder):
         for rate in arguments.rates:
             rows: dict[str, list[list[float]]] = {name: [] for name in CLIENTS}
@@ -72,13 +73,12 @@ def main() -> None:
                     rows[name].append(figures(measure(name, endpoint, messages, rate, seed, folder)))
             for name, result in rows.items():
                 print(line(name, rate, result), flush=True)
-    machine = hardware.detect()
-    print(f"\nmedians of {arguments.rounds} rounds, late also the worst; {machine}; {time.strftime('%Y-%m-%d')}")
+    print("\n" + measured_on(f"medians of {arguments.rounds} rounds, late also the worst"))
 
 
 @contextlib.contextmanager
 def bench() -> Iterator[tuple[Endpoint, list[bytes], Path]]:
-    prepared = task.prepare_task(RunOptions(str(PROFILE)), replace(hardware.detect(), gpus=()), say)
+    prepared = prepare_model(RunOptions(str(PROFILE)))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", say=say))
@@ -116,11 +116,7 @@ def line(client: str, rate: int, rounds: list[list[float]]) -> str:
     sent, late, p50, p95, p99, cpu = (statistics.median(column) for column in zip(*rounds, strict=True))
     worst = max(late for _, late, *_ in rounds)
     cells = [f"{rate:,}", f"{sent:,.0f}", f"{late:.2%}", f"{worst:.2%}", *(f"{ms:.2f}" for ms in (p50, p95, p99))]
-    return "| " + " | ".join([client, *cells, f"{cpu:.2f}"]) + " |"
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    return row(client, *cells, f"{cpu:.2f}")
 
 
 # -- the same plan, sent by gRPC's Python library -------------------------------------------------------------------

@@ -29,10 +29,10 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from intervals import Interval, ratio_interval
-from measured_model import make_own_client, make_perf_analyzer, prepare_model, say
+from measured_model import make_own_client, make_perf_analyzer, prepare_model
 from records import this_machine
-from tune_runs import row
 
+from output import head, measured_on, row, say
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import LoadGenerator
@@ -81,7 +81,7 @@ def main() -> None:
         except BadInputError as error:
             parser.exit(error.exit_code, f"{error}\n")
         print("\n".join(table(title, results)), flush=True)
-    print(f"\nmedians; {this_machine()}; {time.strftime('%Y-%m-%d')}")
+    print("\n" + measured_on("medians", machine=this_machine()))
 
 
 def compare(name: str, load: LoadPoint, rounds: int, seconds: float) -> dict[str, list[Result]]:
@@ -131,7 +131,7 @@ def children_cpu_seconds() -> float:
 
 def table(title: str, results: Mapping[str, Sequence[Result]]) -> list[str]:
     """Return the Markdown table of one model, and the agreement of the other clients with the pinned release."""
-    lines = ["", f"**{title}**", "", row("client", *COLUMNS), "| --- |" + " --: |" * len(COLUMNS)]
+    lines = ["", f"**{title}**", "", *head("client", *COLUMNS)]
     notes = []
     for client, rounds in results.items():
         name = client if client == OWN else f"perf_analyzer {client}"

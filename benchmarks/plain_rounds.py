@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from plain_server import NotReadyError, perf_analyzer_for, plain_server, recorded_cpus
-from tune_runs import row
 
+from output import head, row, say
 from optimizer.config import model_config
 from optimizer.config.model_source import served_models
 from optimizer.config.search_space import ModelKind
@@ -93,7 +93,7 @@ def main() -> None:
         if refusal := why_not(run):
             sys.exit(f"{arguments.run}: {refusal}")
         points = compared_points(run)
-        task = prepare_task(run.options, hardware.detect(), _say)
+        task = prepare_task(run.options, hardware.detect(), say)
         if len(task.source.models) > 1:
             sys.exit(f"{arguments.run}: it has several models; plain servers serve one")
         rounds = PlainRounds(points)
@@ -144,7 +144,7 @@ def measure(
     run: FinishedRun, task: Task, points: Mapping[str, Point], rounds: int, seconds: float
 ) -> Iterator[RoundResult]:
     """Yield the result of each role in each round."""
-    installed = runtime.ensure(_say)
+    installed = runtime.ensure(say)
     server_cpus, client_cpus = (recorded_cpus(run.info[f"{name}_cpu_list"]) for name in ("server", "client"))
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch, "server.log")
@@ -162,7 +162,7 @@ def measure(
                     yield RoundResult(role, number, reason=str(error))
                     continue
                 result = RoundResult(role, number, **{name: getattr(measured, name) for name in FIGURES})
-                _say(f"round {number}, {role}: {result.throughput_infer_per_sec or 0:,.0f} infer/s")
+                say(f"round {number}, {role}: {result.throughput_infer_per_sec or 0:,.0f} infer/s")
                 yield result
 
 
@@ -195,7 +195,7 @@ def document(rounds: PlainRounds) -> dict[str, Any]:
 
 def report(rounds: PlainRounds) -> list[str]:
     """Return the table in Markdown."""
-    lines = [row(*COLUMNS), "| :-- |" + " --: |" * (len(COLUMNS) - 1)]
+    lines = head(*COLUMNS)
     for role, point in rounds.points.items():
         settings, throughputs = point.candidate, [one.throughput_infer_per_sec or 0.0 for one in rounds.of(role)]
         gains, p95_ms = rounds.gains(role), rounds.median(role, "latency_p95_ms")
@@ -222,10 +222,6 @@ def _spread(values: Sequence[float], shown: str) -> str:
     if not values:
         return "not measured"
     return f"{shown} ({shown} to {shown})".format(statistics.median(values), min(values), max(values))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tune_runs import row, run_tune
+from output import measured_on, print_head, print_title, row
+from tune_runs import run_tune
 
 from optimizer.machine import hardware
 
@@ -105,13 +106,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder of the runs (a temporary one)")
     arguments = parser.parse_args()
     out = arguments.out or Path(tempfile.mkdtemp(prefix="planned-rate-"))
-    print("# Planned rates on a real server: latest measurement\n")
-    print(f"`python benchmarks/planned_rate.py --rounds {arguments.rounds} {' '.join(arguments.models)}`\n")
-    print(row(*COLUMNS), row(*[":--"] * len(COLUMNS)), sep="\n")
+    print_title("Planned rates on a real server: latest measurement")
+    print_head(*COLUMNS, text=len(COLUMNS))
     for model in arguments.models:
         for cells in rows(model, arguments.rounds, out):
             print(row(*cells, *[""] * (len(COLUMNS) - len(cells))), flush=True)
-    print(f"\n{hardware.detect()}; {time.strftime('%Y-%m-%d')}")
+    print(f"\n{measured_on()}")
 
 
 if __name__ == "__main__":

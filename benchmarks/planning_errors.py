@@ -31,6 +31,7 @@ import numpy as np
 from records import Records
 from simulated_tables import CURVES, REQUEST_BATCH_SIZE, SimulatedServer
 
+from output import measured_on, print_title
 from objectives import batch_stats
 from objectives.confidence import miss_rate_bounds
 from objectives.metrics import STATISTICS, Measurement
@@ -305,8 +306,7 @@ def main() -> None:
     arguments = parser.parse_args()
     single = _all_cases(arguments, arguments.servers, arguments.seed, "single", SINGLE)
     several = _all_cases(arguments, arguments.several, arguments.seed + 1, "several", SEVERAL)
-    print("# How often a plan's number of replicas is right: latest measurement\n")
-    print(f"`{shlex.join(['python', 'benchmarks/planning_errors.py', *sys.argv[1:]])}`\n")
+    print_title("How often a plan's number of replicas is right: latest measurement")
     print(INTRODUCTION)
     print(f"\n## {len(single):,} cases, {arguments.servers:,} servers\n")
     _print_table(_groups(single))
@@ -316,12 +316,7 @@ def main() -> None:
     _print_table({name: [case for case in several if case.way == name] for name in SEVERAL})
     print("\n## Targets\n")
     print(_targets(single))
-    print(f"\n{_machine()}; {time.strftime('%Y-%m-%d')}")
-
-
-def _machine() -> str:
-    machine = hardware.detect()
-    return f"{machine.cpu}, {machine.cpu_count} cores"
+    print(f"\n{measured_on()}")
 
 
 def _all_cases(
@@ -329,11 +324,11 @@ def _all_cases(
 ) -> list[PlanningCase]:
     """Return the cases of all servers; those that an earlier call has finished are read from its file."""
     records = Records(arguments.work / f"{name}.jsonl", ServerCases)
-    finished = {row.number: row for row in records.read(_machine()) if row.seed == seed}
+    finished = {row.number: row for row in records.read(str(hardware.detect())) if row.seed == seed}
     missing = [number for number in range(servers) if number not in finished]
     with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as pool:
         for number, own in zip(missing, pool.map(partial(cases, seed=seed, ways=ways), missing), strict=True):
-            finished[number] = ServerCases(_machine(), seed, number, own)
+            finished[number] = ServerCases(str(hardware.detect()), seed, number, own)
             records.append(finished[number])
             print(f"{name}: {len(finished)} of {servers}", file=sys.stderr, flush=True)
     return [case for number in range(servers) for case in finished[number].cases]

@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from intervals import ratio_interval
-from measured_model import make_own_client, prepare_model, say
-from tune_runs import row
+from measured_model import make_own_client, prepare_model
 
+from output import measured_on, print_head, row, say
 from objectives import latency_sketch, priority_stats
 from objectives.metrics import METRICS, Measurement
 from objectives.pooled_windows import pool_measurements
@@ -106,7 +106,7 @@ def main() -> None:
     for share, load in loads.items():
         print(f"\n**{share:.0%} of the capacity: {load.request_rate:,.4g} requests/s, {rounds} rounds**\n")
         print_table({name: measured[share, name] for name in QUEUES})
-    print(f"\n{rounds} rounds of {seconds:g} s; {hardware.detect()}; {time.strftime('%Y-%m-%d')}")
+    print("\n" + measured_on(f"{rounds} rounds of {seconds:g} s"))
 
 
 def configured(fields: Mapping[str, FieldValue]) -> Candidate:
@@ -116,8 +116,7 @@ def configured(fields: Mapping[str, FieldValue]) -> Candidate:
 
 def print_table(measured: Mapping[str, Sequence[Measurement]]) -> None:
     """Print a row for each queue, and the one that is chosen by the first half of its rounds."""
-    print(row(*COLUMNS))
-    print(row("---", *["--:"] * (len(COLUMNS) - 1)))
+    print_head(*COLUMNS)
     plain = measured[NO_POLICY]
     for name, windows in measured.items():
         pooled = pool_measurements(windows)

@@ -24,6 +24,7 @@ from pathlib import Path
 from made_up_stack import CONCURRENCIES, SPACES, SimulatedStack
 from simulated_tables import REQUEST_BATCH_SIZE, SERVERS, hidden_server
 
+from output import measured_on, print_head, print_title, row
 from objectives.metrics import Forecast
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
@@ -69,14 +70,12 @@ def main() -> None:
     if arguments.child:
         print(json.dumps(asdict(_search(*arguments.child))))
         return
-    print("# The cost of the simulated search: latest measurement\n")
-    print(f"`{shlex.join(['python', 'benchmarks/ranking_cost.py', *sys.argv[1:]])}`\n")
+    print_title("The cost of the simulated search: latest measurement")
     if arguments.part in ("cost", "both"):
         _print_cost(arguments.server)
     if arguments.part in ("growth", "both"):
         _print_growth(arguments.servers, arguments.seeds)
-    machine = hardware.detect()
-    print(f"{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
+    print(measured_on())
 
 
 def _arguments() -> argparse.Namespace:
@@ -100,8 +99,7 @@ def _print_cost(server: str) -> None:
     print(
         "simulates the whole space. **Next** are the following suggestions. **Peak memory** is that of the process.\n"
     )
-    print(_line(COST_COLUMNS))
-    print(_line(["---", *["--:"] * (len(COST_COLUMNS) - 1)]))
+    print_head(*COST_COLUMNS)
     for name, most_s in (("dlrm", MOST_RANKING_S), ("large", MOST_LARGE_RANKING_S)):
         result = _in_own_process(name, server, 0, 2 + 1 + SUGGESTIONS)
         ranking_s, later_s = result.making_s + result.suggestion_s[0], result.suggestion_s[1:] or (math.nan,)
@@ -112,7 +110,7 @@ def _print_cost(server: str) -> None:
         )
         ranking, slowest, memory = (_judged(*figure) for figure in judged)
         median = f"{statistics.median(later_s):.2f}"
-        print(_line([LABELS[name], f"{result.configurations:,}", ranking, median, slowest, memory]), flush=True)
+        print(row(LABELS[name], f"{result.configurations:,}", ranking, median, slowest, memory), flush=True)
     print()
 
 
@@ -123,9 +121,7 @@ def _print_growth(servers: list[str], seeds: int) -> None:
         f"Deployments until the search stopped, including the baselines; p95 <= {BOUND_MS:g} ms, "
         f"{formatting.count(seeds, 'seed')}.\n"
     )
-    columns = ["server", "small space", "large space", "ratio", "infer/s small", "infer/s large"]
-    print(_line(columns))
-    print(_line(["---", *["--:"] * (len(columns) - 1)]))
+    print_head("server", "small space", "large space", "ratio", "infer/s small", "infer/s large")
     totals: dict[str, list[int]] = {"small": [], "tenfold": []}
     for server in servers:
         runs = {name: [_in_own_process(name, server, seed, MAX_TRIALS) for seed in range(seeds)] for name in totals}
@@ -135,10 +131,10 @@ def _print_growth(servers: list[str], seeds: int) -> None:
         small, large = (statistics.median(own) for own in counts.values())
         best = [statistics.median(run.throughput_infer_per_sec for run in own) for own in runs.values()]
         cells = [f"{small:g}", f"{large:g}", f"{large / small:.2f}", *(f"{value:,.0f}" for value in best)]
-        print(_line([server, *cells]), flush=True)
+        print(row(server, *cells), flush=True)
     small, large = (statistics.median(own) for own in totals.values())
     growth = large / small
-    print(_line(["**median**", f"{small:g}", f"{large:g}", f"{growth:.2f}", "", ""]))
+    print(row("**median**", f"{small:g}", f"{large:g}", f"{growth:.2f}", "", ""))
     sizes = [f"{len(SPACES[name]):,}" for name in totals]
     print(
         f"\n{sizes[1]} configurations take {growth:.2f} times the deployments of {sizes[0]} configurations ", end=""
@@ -152,10 +148,6 @@ def _judged(figure: float, most: float, form: str) -> str:
 
 def _verdict(figure: float, most: float) -> str:
     return "met" if figure <= most else "missed"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 # -- one search -------------------------------------------------------------------------------------------------

@@ -46,7 +46,9 @@ from intervals import Interval, pooled_share, run_shares
 from plain_server import NotReadyError, perf_analyzer_for, plain_server, recorded_cpus
 from quiet import CpuUsage
 from records import Records, this_machine
-from tune_runs import MOST_WALL_SECONDS, OwnTime, TuneFailedError, TuneRun, judged, own_time_table, row, run_tune
+from measured_model import prepare_model
+from output import head, judged, row, say
+from tune_runs import MOST_WALL_SECONDS, OwnTime, TuneFailedError, TuneRun, own_time_table, run_tune
 
 from objectives.metrics import Measurement
 from objectives.verdict import count_misses
@@ -331,7 +333,7 @@ class Bench:
 
 def bounded_task(model: str, bound_ms: float) -> Task:
     """Return the model and its requests, served on CPUs, under a bound on p95."""
-    return task.prepare_task(RunOptions(model, {"p95": bound_ms}), replace(hardware.detect(), gpus=()), say)
+    return prepare_model(RunOptions(model, {"p95": bound_ms}))
 
 
 def share_over(measured: Measurement, bound_ms: float) -> float:
@@ -349,7 +351,7 @@ def report(runs: Sequence[VerdictRun], machine: str) -> list[str]:
     if not groups:
         return ["no runs"]
     passed, least = sum(run.has_passed for run in runs), math.ceil(LEAST_PASS_SHARE * len(runs))
-    lines = [row("", *COLUMNS), "| :-- |" + " --: |" * len(COLUMNS)]
+    lines = head("", *COLUMNS)
     lines += [row(name, *_figures(own)) for name, own in groups.items()]
     lines += ["", f"- PASS: {passed} of {len(runs)} (at least {least}: {judged(passed >= least)})"]
     if quiet := groups.get(str(Cell("dlrm", "quiet"))):
@@ -358,7 +360,7 @@ def report(runs: Sequence[VerdictRun], machine: str) -> list[str]:
             f"- quiet dlrm: {median:.0f} s in the median (at most {MOST_WALL_SECONDS:.0f} s: "
             f"{judged(median <= MOST_WALL_SECONDS)})"
         )
-    lines += ["", "**Each run**", "", row(*RUN_COLUMNS), "| :-- |" + " --: |" * (len(RUN_COLUMNS) - 1)]
+    lines += ["", "**Each run**", "", *head(*RUN_COLUMNS)]
     lines += [row(*cells) for own in groups.values() for cells in _run_cells(own)]
     lines += ["", "**tune's own time**", ""]
     own_times = {name: [OwnTime.of(run.wall_seconds, run.times) for run in own] for name, own in groups.items()}
@@ -426,10 +428,6 @@ def _run_cells(runs: Sequence[VerdictRun]) -> Iterator[list[str]]:
 
 def _percent(interval: Interval) -> str:
     return interval.text(".2%")
-
-
-def say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ from typing import TypeAlias
 
 from quiet import Quiet
 
+from measured_model import prepare_model
+from output import say
 from objectives import batch_stats
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
@@ -224,7 +226,7 @@ def bench(task: Task, plan: RecordingPlan) -> Iterator[Bench]:
 
 
 def prepare(name: str) -> Task:
-    return task.prepare_task(RunOptions(str(TABLES / f"{name}.yaml")), replace(hardware.detect(), gpus=()), say)
+    return prepare_model(RunOptions(str(TABLES / f"{name}.yaml")))
 
 
 def recordings(name: str, task: Task) -> TrialsTable:
@@ -276,10 +278,6 @@ def median(result: list[Measurement]) -> Measurement:
             middle = statistics.median(known)
             values[field.name] = int(middle) if field.name == "requests" else round(middle, 4)
     return Measurement(**values, stable=True)  # type: ignore[arg-type]
-
-
-def say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
 
 if __name__ == "__main__":

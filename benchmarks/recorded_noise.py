@@ -16,8 +16,8 @@ from typing import TypeAlias
 import numpy as np
 from measurement_noise import Effects, Noise
 from record_tables import PLANS, TABLES
-from tune_runs import row
 
+from output import print_head, row
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate, LoadPoint, Trial
@@ -115,8 +115,7 @@ def main() -> None:
     recorded = [name for name in PLANS if (TABLES / f"{name}.csv").exists()]
     parser.add_argument("names", nargs="*", metavar="NAME", default=recorded)
     arguments = parser.parse_args()
-    print(row(*HEAD))
-    print(row("---", *["--:"] * (len(HEAD) - 1)))
+    print_head(*HEAD)
     for name in arguments.names:
         noise = recorded_noise(name)
         print(row(name, *(f"{value:.1%}" for part in (noise.server, noise.epoch, noise.window) for value in part)))

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from output import measured_on, print_head, print_title, row
 from objectives.sla import Sla
 from optimizer.config.model_source import ModelSource, configured_candidate
 from optimizer.core.endpoint import Endpoint
@@ -81,11 +82,9 @@ def main() -> None:
     if arguments.child:
         print(json.dumps(asdict(_build(load_profile(find_profile(arguments.child[0])), Path(arguments.child[1])))))
         return
-    print("# The reference models: latest measurement\n")
-    print(f"`{shlex.join(['python', 'benchmarks/reference_models.py', *sys.argv[1:]])}`\n")
+    print_title("The reference models: latest measurement")
     print(f"Limits of a build: {MOST_SECONDS:.0f} s, {MOST_BYTES / 1e6:,.0f} MB of memory, the same on disk.\n")
-    print(_line(COLUMNS))
-    print(_line(["---", *["--:"] * (len(COLUMNS) - 1)]))
+    print_head(*COLUMNS)
     all_met = True
     for name in arguments.only or list_profiles():
         profile = load_profile(find_profile(name))
@@ -96,10 +95,8 @@ def main() -> None:
         bound = ", ".join(map(str, Sla.from_bounds(profile.sla.latency_bounds_ms())))
         sizes = (f"{number / 1e6:,.0f}" for number in (built.peak_bytes, built.disk_bytes))
         counts = (f"{built.parameters:,}", PUBLISHED.get(name, ""))
-        print(_line([name, f"{built.seconds:.1f}", *sizes, *counts, served, bound]), flush=True)
-    machine = hardware.detect()
-    print(f"\n{'All limits are met' if all_met else 'A limit is MISSED'}; ", end="")
-    print(f"{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
+        print(row(name, f"{built.seconds:.1f}", *sizes, *counts, served, bound), flush=True)
+    print(f"\n{measured_on('All limits are met' if all_met else 'A limit is MISSED')}")
 
 
 def _in_own_process(name: str, cache: Path) -> Built:
@@ -158,10 +155,6 @@ def _p95_ms(load_generator: PerfAnalyzer, endpoint: Endpoint, load: LoadPoint) -
     before = CpuUsage.now(None, *server_pids(endpoint))
     p95_ms = load_generator.measure(endpoint, load).latency_p95_ms
     return p95_ms or math.inf, CpuUsage.now(None, *server_pids(endpoint)).others_since(before)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -38,9 +38,9 @@ from pathlib import Path
 import numpy as np
 from intervals import Interval, mean_interval, ratio_interval
 from plain_server import candidate_of
-from real_verdicts import LEVEL, WORK, VerdictRun, bounded_task, read_runs, say
+from real_verdicts import LEVEL, WORK, VerdictRun, bounded_task, read_runs
 from records import Records, this_machine
-from tune_runs import judged, row
+from output import head, judged, measured_on, row, say
 
 from objectives.arrays import FloatArray
 from objectives.metrics import LATENCY, Measurement
@@ -117,7 +117,7 @@ def main() -> None:
     finally:
         remove_leftovers()
     print(f"{len(passed)} recommendations of {len(runs)} quiet runs of {model}\n")
-    print("\n".join([*report(entrants, records.read(machine)), "", f"{machine}; {time.strftime('%Y-%m-%d')}"]))
+    print("\n".join([*report(entrants, records.read(machine)), "", measured_on(machine=machine)]))
 
 
 def _arguments() -> argparse.Namespace:

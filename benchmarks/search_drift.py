@@ -27,6 +27,7 @@ from made_up_stack import SimulatedStack
 from processes import run_jobs
 from simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 
+from output import measured_on, print_title, row
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
@@ -61,6 +62,10 @@ SERVERS = ("linear", "steps", "kink")
 MAX_CONCURRENCY = 64
 LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # at which the truth is simulated
 FEASIBLE_SHARE = 0.4  # share of all configurations and loads within the bound
+COLUMNS = (
+    *("machine", "slope", "search sees", "regret", "difference", "90th percentile", f"above {LARGE_REGRET:.0%}"),
+    *("choice", "tried", "controls"),
+)
 
 INTRODUCTION = f"""\
 Each machine changes every {EPOCH_SECONDS[0]:g} to {EPOCH_SECONDS[1]:g} s: its speed by a factor of
@@ -311,52 +316,38 @@ def main() -> None:
         for seed in range(arguments.seeds)
     ]
     results = list(run_jobs(search, jobs, arguments.processes, _describe))
-    print("# Search on a drifting machine: latest measurement\n")
-    print(f"`{shlex.join(['python', 'benchmarks/search_drift.py', *sys.argv[1:]])}`\n")
+    print_title("Search on a drifting machine: latest measurement")
     print(INTRODUCTION)
-    columns = (
-        "machine",
-        "slope",
-        "search sees",
-        "regret",
-        "difference",
-        "90th percentile",
-        f"above {LARGE_REGRET:.0%}",
-        "choice",
-    )
-    print("\n| " + " | ".join((*columns, "tried", "controls")) + " |")
-    print("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print(f"\n{row(*COLUMNS)}")
+    print(row("---", "--:", "---", *["--:"] * (len(COLUMNS) - 3)))
     for machine, method in cases:
         own, hidden = (
             [result for job, result in zip(jobs, results, strict=True) if (job.machine, job.method) == (machine, one)]
             for one in (method, HIDDEN)
         )
-        print(f"| {machine.name} | {machine.slope:g} | {method.name} | {_cells(own, hidden)} |")
-    detected = hardware.detect()
+        print(row(machine.name, f"{machine.slope:g}", method.name, *_cells(own, hidden)))
     searches = formatting.count(len(SERVERS), "server") + ", " + formatting.count(arguments.seeds, "seed")
-    print(f"\n{searches}; {detected.cpu}, {detected.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
+    print(f"\n{measured_on(searches)}")
 
 
 def _describe(job: Search, result: Result) -> str:
     return f"{job.machine.name}, {job.method.name}, {job.server}, {job.seed}: {result}"
 
 
-def _cells(results: Sequence[Result], hidden: Sequence[Result]) -> str:
+def _cells(results: Sequence[Result], hidden: Sequence[Result]) -> list[str]:
     regrets = sorted(result.regret for result in results)
     gains = [own.regret - other.regret for own, other in zip(results, hidden, strict=True)]
     error = statistics.stdev(gains) / math.sqrt(len(gains))
     large = statistics.fmean(regret > LARGE_REGRET for regret in regrets)
-    return " | ".join(
-        [
-            f"{statistics.fmean(regrets):.1%}",
-            f"{100 * statistics.fmean(gains):+.1f} ± {100 * error:.1f}" if any(gains) else "",
-            f"{regrets[-(-9 * len(regrets) // 10) - 1]:.1%}",
-            f"{large:.0%}",
-            f"{statistics.fmean(result.choice for result in results):.1%}",
-            f"{statistics.fmean(result.trials for result in results):.1f}",
-            f"{statistics.fmean(result.controls for result in results):.1f}",
-        ]
-    )
+    return [
+        f"{statistics.fmean(regrets):.1%}",
+        f"{100 * statistics.fmean(gains):+.1f} ± {100 * error:.1f}" if any(gains) else "",
+        f"{regrets[-(-9 * len(regrets) // 10) - 1]:.1%}",
+        f"{large:.0%}",
+        f"{statistics.fmean(result.choice for result in results):.1%}",
+        f"{statistics.fmean(result.trials for result in results):.1f}",
+        f"{statistics.fmean(result.controls for result in results):.1f}",
+    ]
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from search_report import (
 )
 from search_runs import ReplayJob, run_all
 
+from output import measured_on, print_title
 from optimizer.machine import hardware
 from optimizer.results import formatting
 
@@ -67,8 +68,7 @@ def main() -> None:
         runs = run_all(jobs, arguments.processes, arguments.runs)
     if not runs:
         sys.exit(f"nothing to compare: no method is installed, or {arguments.tables} has no such tables")
-    print("# Search methods: latest measurement\n")
-    print(f"`{shlex.join(['python', 'benchmarks/search_methods.py', *sys.argv[1:]])}`\n")
+    print_title("Search methods: latest measurement")
     print(INTRODUCTION)
     print(f"\n{NOISE if arguments.noise else WITHOUT_NOISE}")
     for kind, title in KINDS.items():
@@ -90,8 +90,7 @@ def main() -> None:
     if OWN in methods and {case.kind for case in cases} & {target.kind for target in TARGETS}:
         print(f"\n## Targets of `{OWN}`\n")
         print_targets(cases, runs)
-    machine = hardware.detect()
-    print(f"\n{_seeds(seeds)}; {machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
+    print(f"\n{measured_on(_seeds(seeds))}")
 
 
 def _arguments() -> argparse.Namespace:

@@ -18,8 +18,8 @@ from bounded_tables import (
     Kind,
 )
 from search_runs import Runs
-from tune_runs import row
 
+from output import row
 from optimizer.replay.engine import TOLERANCES, ReplayResult, Spread
 
 MAX_TRIALS = 30  # limit for the methods without a stopping rule, and of the restricted mean

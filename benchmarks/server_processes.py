@@ -25,12 +25,12 @@ from pathlib import Path
 from statistics import fmean
 
 from intervals import ratio_within_bound
-from measured_model import make_own_client, prepare_model, say
+from measured_model import make_own_client, prepare_model
 from records import this_machine
-from tune_runs import row
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from output import measured_on, print_head, row, say
 from objectives.metrics import Measurement
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
@@ -70,14 +70,13 @@ def main() -> None:
     given = parser.parse_args()
     if given.smoke:
         given.models, given.rounds, given.seconds = SMOKE_MODELS, SMOKE_ROUNDS, SMOKE_SECONDS
-    print(row(*COLUMNS))
-    print(row(":--", *["--:"] * (len(COLUMNS) - 1)))
+    print_head(*COLUMNS)
     for model in given.models:
         prepared = prepare_model(RunOptions(model))
         results = compare(prepared, given.rounds, given.seconds)
         for configuration, points in results.items():
             print(table_row(prepared, configuration, points, results[CONFIGURATIONS[0]]), flush=True)
-    print(f"\n{given.rounds} rounds of {given.seconds:g} s a load; {this_machine()}; {time.strftime('%Y-%m-%d')}")
+    print("\n" + measured_on(f"{given.rounds} rounds of {given.seconds:g} s a load", machine=this_machine()))
 
 
 Configuration = tuple[int, int, int]

@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tune_runs import row
 
+from output import measured_on, print_head, print_title, row
 from optimizer.core.errors import TuneError
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate
@@ -35,10 +35,8 @@ def main() -> int:
     parser.add_argument("--instances", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=10)
     arguments = parser.parse_args()
-    print("# Start of a server: latest measurement\n")
-    print(f"`{shlex.join(['python', 'benchmarks/server_start.py', *sys.argv[1:]])}`\n")
-    print(row(*COLUMNS))
-    print(row(":--", *["--:"] * (len(COLUMNS) - 1)))
+    print_title("Start of a server: latest measurement")
+    print_head(*COLUMNS)
     before = CpuUsage.now()
     try:
         for model in arguments.models:
@@ -49,8 +47,8 @@ def main() -> int:
     except TuneError as error:
         print(f"server_start.py: {error}", file=sys.stderr)
         return error.exit_code
-    machine, others = hardware.detect(), CpuUsage.now().others_since(before)
-    print(f"\n{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
+    others = CpuUsage.now().others_since(before)
+    print(f"\n{measured_on()}")
     print(f"Other processes used {others:.0%} of the CPUs' time.")
     return 0
 

@@ -24,12 +24,12 @@ from pathlib import Path
 
 import numpy as np
 from intervals import ratio_interval
-from measured_model import make_own_client, make_perf_analyzer, prepare_model, say
+from measured_model import make_own_client, make_perf_analyzer, prepare_model
 from records import this_machine
-from tune_runs import row
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from output import measured_on, print_head, row, say
 from optimizer.core.endpoint import SharedMemory
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import LoadPoint
@@ -70,13 +70,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.smoke:
         given.models, given.rounds, given.seconds = SMOKE_MODELS, SMOKE_ROUNDS, SMOKE_SECONDS
-    print(row(*COLUMNS))
-    print(row(":--", ":--", *["--:"] * (len(COLUMNS) - 2)))
+    print_head(*COLUMNS, text=2)
     for model in given.models:
         name, _, concurrency = model.partition(":")
         for generator, pairs in compare(name, int(concurrency or 1), given.rounds, given.seconds).items():
             print(table_row(f"{name}, {concurrency or 1} in flight", generator, pairs), flush=True)
-    print(f"\n{given.rounds} rounds of {given.seconds:g} s; {this_machine()}; {time.strftime('%Y-%m-%d')}")
+    print("\n" + measured_on(f"{given.rounds} rounds of {given.seconds:g} s", machine=this_machine()))
 
 
 def compare(name: str, concurrency: int, rounds: int, seconds: float) -> dict[str, list[Pair]]:

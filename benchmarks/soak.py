@@ -29,7 +29,6 @@ import argparse
 import contextlib
 import os
 import random
-import shlex
 import shutil
 import signal
 import subprocess
@@ -46,12 +45,12 @@ from typing import Protocol
 import psutil
 from records import Records, this_machine
 from study_worker import StudyWorker, Usage
-from tune_runs import judged, row
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz_commands import STOPPED, check_output
 from fuzz_sections import CommandCase
+from output import head, judged, print_title, row, say
 
 from optimizer.cli.output import INTERRUPTED
 from optimizer.core import interrupts
@@ -600,7 +599,7 @@ def targets(rounds: Sequence[SoakRound]) -> dict[str, bool]:
 
 def report(rounds: Sequence[SoakRound]) -> list[str]:
     """Return the tables (Markdown) and the faults."""
-    lines = [row(*COLUMNS), "| :-- |" + " --: |" * (len(COLUMNS) - 1)]
+    lines = head(*COLUMNS)
     for event in EVENTS:
         if of_event := [one for one in rounds if one.event == event]:
             lines.append(row(event, *_cells(of_event)))
@@ -613,8 +612,7 @@ def report(rounds: Sequence[SoakRound]) -> list[str]:
         "",
         *sorted({f"- {one.event}: {one.means}" for one in rounds if one.means}),
         "",
-        row(*PROCESS_COLUMNS),
-        "| :-- |" + " --: |" * (len(PROCESS_COLUMNS) - 1),
+        *head(*PROCESS_COLUMNS),
     ]
     for process, usages in usages_by_process(rounds).items():
         grown = growth(usages)
@@ -670,15 +668,10 @@ def main() -> int:
     finally:
         soak.close()
         remove_leftovers()
-    print("# Soak: latest run\n")
-    print(f"`{shlex.join(['python', 'benchmarks/soak.py', *sys.argv[1:]])}`\n")
+    print_title("Soak: latest run")
     print("\n".join(report(rounds)))
     print(f"\n{machine}; {rounds[-1].started[:10]}")
     return 0 if all(targets(rounds).values()) else 1
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

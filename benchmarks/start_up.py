@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quiet import CpuUsage
-from tune_runs import judged, row
 
+from output import judged, measured_on, print_title, row
 from optimizer.machine import hardware
 
 ROUNDS = 10
@@ -105,11 +105,10 @@ def main() -> None:
                 starts[command].append(measure(command))
         others_share = CpuUsage.now().others_since(before)
     lines = [line.replace(output, "FOLDER") for line in table(starts)]
-    print("# Start-up: latest measurement\n")
-    print(f"`{shlex.join(['python', 'benchmarks/start_up.py', *sys.argv[1:]])}`\n")
+    print_title("Start-up: latest measurement")
     print("\n".join(lines))
     version = ".".join(map(str, sys.version_info[:2]))
-    print(f"\n{hardware.detect()}, Python {version}; {time.strftime('%Y-%m-%d')}")
+    print("\n" + measured_on(f"Python {version}"))
     print(f"Other processes used {others_share:.0%} of the CPUs' time.")
 
 

@@ -27,6 +27,7 @@ from typing import Any
 from many_workers import WORKERS, problem_of
 from virtual_workers import DEPLOY_SECONDS, MEASURE_SECONDS
 
+from output import measured_on, print_head, print_title, row
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine import hardware
@@ -71,8 +72,7 @@ class Turn:
 
 def main() -> None:
     arguments = _arguments()
-    print("# The cost of a shared study: latest measurement\n")
-    print(f"`{shlex.join(['python', 'benchmarks/storage_speed.py', *map(redact, arguments.storages)])}`\n")
+    print_title("The cost of a shared study: latest measurement", list(map(redact, arguments.storages)))
     print(
         f"The study holds {TRIALS} trials. In a turn a worker does a **read** of the finished trials, a **claim** of"
     )
@@ -80,18 +80,17 @@ def main() -> None:
     trial_s = DEPLOY_SECONDS + len(LOADS) * MEASURE_SECONDS
     needed = ", ".join(f"{workers / trial_s:.1f} at {workers}" for workers in WORKERS)
     print(f"all workers, each as fast as it can. Trials of {trial_s:.1f} s need this rate: {needed} workers.\n")
-    print(_line(COLUMNS))
-    print(_line(["---", *["--:"] * (len(COLUMNS) - 1)]))
+    print_head(*COLUMNS)
     for storage in arguments.storages:
         name = uuid.uuid4().hex
         known = filled(storage, name, TRIALS)
         for workers in arguments.workers:
             turns = measured(storage, name, known, workers, arguments.seconds)
-            print(_line(_row(storage, workers, turns, arguments.seconds)), flush=True)
+            print(row(*_cells(storage, workers, turns, arguments.seconds)), flush=True)
             known += 2 * (len(turns) + workers)  # hardly any candidate is claimed twice
-    machine, load = hardware.detect(), os.getloadavg()[2]
+    load = os.getloadavg()[2]
     print(f"\nThe load average over 15 minutes was {load:.1f}, including this benchmark.")
-    print(f"\n{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
+    print(f"\n{measured_on()}")
 
 
 def _arguments() -> argparse.Namespace:
@@ -104,7 +103,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _row(storage: str, workers: int, turns: Sequence[Turn], seconds: float) -> list[str]:
+def _cells(storage: str, workers: int, turns: Sequence[Turn], seconds: float) -> list[str]:
     each = [statistics.median(getattr(turn, part) for turn in turns) for part in ("read_s", "claim_s", "record_s")]
     slow_s = statistics.quantiles([turn.all_s for turn in turns], n=20)[-1]
     figures = [f"{1e3 * one:.0f}" for one in (*each, slow_s)]
@@ -186,10 +185,6 @@ def _work(
 
 def _trial(number: int, candidate: Candidate) -> Trial:
     return Trial(number, candidate, tuple((LoadPoint(4, load), MEASURED) for load in LOADS))
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 from tritonclient.utils import triton_to_np_dtype
 
+from measured_model import prepare_model
+from output import measured_on, print_head, row, say
 from objectives.metrics import Measurement
 from optimizer.config.model_source import ModelSource
 from optimizer.core.endpoint import Endpoint
@@ -78,14 +80,13 @@ def main() -> None:
     if arguments.client:
         send_with_tritonclient(arguments.client)
         return
-    print("| " + " | ".join(COLUMNS) + " |")
-    print("| --- | --- |" + " --: |" * (len(COLUMNS) - 2))
+    print_head(*COLUMNS, text=2)
     for model in arguments.models:
         with bench(model) as (served, endpoint, folder):
             for in_flight in arguments.in_flight:
                 compare(served, endpoint, folder, in_flight, arguments.seconds, arguments.rounds)
     note = f"medians of {arguments.rounds} rounds of at least {arguments.seconds:g} s"
-    print(f"\n{note}; {this_machine()}; {time.strftime('%Y-%m-%d')}")
+    print("\n" + measured_on(note, machine=this_machine()))
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def compare(served: Served, endpoint: Endpoint, folder: Path, in_flight: int, se
         rows["tritonclient"].append(measure_other(served, endpoint, in_flight, seconds, folder))
     for name, own in rows.items():
         medians = [f"{statistics.median(column):,.4g}" for column in zip(*own, strict=True)]
-        print("| " + " | ".join([served.source.name, name, str(in_flight), *medians]) + " |", flush=True)
+        print(row(served.source.name, name, str(in_flight), *medians), flush=True)
 
 
 @contextlib.contextmanager
@@ -120,7 +121,7 @@ def bench(model: str) -> Iterator[tuple[Served, Endpoint, Path]]:
 
 
 def prepared(model: str) -> Served:
-    made = task.prepare_task(RunOptions(model), replace(hardware.detect(), gpus=()), say)
+    made = prepare_model(RunOptions(model))
     return Served(made.source, made.baseline, made.input_data, made.shapes)
 
 
@@ -145,10 +146,6 @@ def figures(own: Measurement) -> list[float]:
         *(own.itl_p50_ms, own.itl_p95_ms, own.latency_p50_ms, own.latency_p95_ms),
     )
     return [float("nan") if value is None else value for value in values]
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 # -- the same load, sent by tritonclient ----------------------------------------------------------------------------

@@ -26,8 +26,8 @@ from measurement_noise import NoisyServer
 from processes import run_jobs
 from search_methods import MADE_UP_NOISE
 from search_report import MAX_TRIALS, as_count, as_percent
-from tune_runs import row
 
+from output import measured_on, print_head, print_title, row
 from objectives.metrics import METRICS
 from optimizer.config.search_space import ModelKind
 from optimizer.machine import hardware
@@ -88,12 +88,10 @@ def main() -> None:
     arguments = parser.parse_args()
     jobs = [SearchJob(*job) for job in itertools.product(BOUNDS, arguments.methods, range(arguments.seeds))]
     runs = dict(zip(jobs, run_jobs(run_search, jobs, arguments.processes, _describe), strict=True))
-    print("# Search of models with continuous batching: latest measurement\n")
-    print(f"`{shlex.join(['python', 'benchmarks/streaming_search.py', *sys.argv[1:]])}`\n")
+    print_title("Search of models with continuous batching: latest measurement")
     print(_introduction(arguments.seeds))
     _print_table(arguments.methods, runs)
-    machine = hardware.detect()
-    print(f"\n{machine.cpu}, {machine.cpu_count} cores; {time.strftime('%Y-%m-%d')}")
+    print(f"\n{measured_on()}")
 
 
 def _describe(job: SearchJob, result: ReplayResult) -> str:
@@ -113,19 +111,8 @@ The bounds are on `ttft-p95` and `itl-p95`; the shares of the measurements that 
 
 
 def _print_table(methods: Sequence[str], runs: dict[SearchJob, ReplayResult]) -> None:
-    print(
-        row(
-            "bounds",
-            "search",
-            "regret",
-            "mean",
-            "after 4",
-            "after 6",
-            "deployed until it stopped",
-            "until within 5 %",
-        )
-    )
-    print(row("---", "---", *["--:"] * 6))
+    columns = ("regret", "mean", "after 4", "after 6", "deployed until it stopped", "until within 5 %")
+    print_head("bounds", "search", *columns, text=2)
     for kind in (*BOUNDS, "all"):
         for method in methods:
             own = [run for job, run in runs.items() if job.method == method and kind in (job.kind, "all")]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from output import head, judged, row
 from quiet import CpuUsage
 
 from optimizer.cli.output import EXIT_CODES
@@ -152,7 +153,7 @@ class OwnTime:
 def own_time_table(groups: Mapping[str, Sequence[OwnTime]]) -> list[str]:
     """Return a Markdown table with the run of median own share of each group, and whether the targets are met."""
     known = {name: sorted(runs, key=lambda run: run.own_share) for name, runs in groups.items()}
-    lines = [row("runs", "number", *OWN_COLUMNS), "| :-- |" + " --: |" * (len(OWN_COLUMNS) + 1)]
+    lines = head("runs", "number", *OWN_COLUMNS)
     lines += [row(name, str(len(runs)), *runs[len(runs) // 2].cells) for name, runs in known.items()]
     lines += [
         "",
@@ -169,11 +170,3 @@ def own_time_table(groups: Mapping[str, Sequence[OwnTime]]) -> list[str]:
             f"memory {megabytes:.0f} MB (at most {MOST_MEGABYTES:.0f} MB: {judged(megabytes <= MOST_MEGABYTES)})"
         )
     return lines
-
-
-def judged(is_met: bool) -> str:
-    return "met" if is_met else "**missed**"
-
-
-def row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"

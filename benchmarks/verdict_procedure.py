@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from output import measured_on
 from objectives.arrays import FloatArray
 from objectives.confidence import MissCounts, judge_share
 from objectives.load_sequence import (
@@ -473,7 +474,7 @@ def main() -> int:
                 f"| {np.nanquantile(lost, 0.9):.1%} | {seconds:.0f} | {servers:.0f} |".replace("%", ""),
                 flush=True,
             )
-    print(f"\n{runs:,} runs a row; {hardware.detect().cpu}; {time.strftime('%Y-%m-%d')}")
+    print("\n" + measured_on(f"{runs:,} runs a row"))
     return int(is_wrong)
 
 

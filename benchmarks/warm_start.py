@@ -29,8 +29,8 @@ from bounded_tables import TABLES, bound_ms, feasible_shares
 from other_machines import CONTRARY, RELATED, SOURCES, recorded_on, write_recordings
 from processes import run_jobs
 from search_report import as_count, as_percent
-from tune_runs import row
 
+from output import measured_on, print_head, print_title, row
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.stopwatch import Stopwatch
@@ -115,17 +115,12 @@ def main() -> None:
 
 def _print(runs: Runs, arguments: argparse.Namespace) -> None:
     words_given = [word for word in sys.argv[1:] if not word.startswith("--runs") and word != str(arguments.runs)]
-    print("# Warm start from another machine's study: latest measurement\n")
-    print(f"`{shlex.join(['python', 'benchmarks/warm_start.py', *words_given])}`\n")
+    print_title("Warm start from another machine's study: latest measurement", words_given)
     print(INTRODUCTION, end="\n\n")
     _print_table(runs)
     print("\n## Targets\n")
     _print_targets(runs)
-    machine = hardware.detect()
-    print(
-        f"\n{formatting.count(arguments.seeds, 'seed')}; {machine.cpu}, {machine.cpu_count} cores; "
-        f"{time.strftime('%Y-%m-%d')}"
-    )
+    print(f"\n{measured_on(formatting.count(arguments.seeds, 'seed'))}")
 
 
 def _arguments() -> argparse.Namespace:
@@ -223,8 +218,7 @@ def _read(file: Path | None) -> dict[tuple[str, str, str, int], DeploymentCounts
 
 
 def _print_table(runs: Runs) -> None:
-    print(row(*COLUMNS, "regret"))
-    print(row("---", "---", "---", *["--:"] * 4))
+    print_head(*COLUMNS, "regret", text=3)
     cases = dict.fromkeys((job.table, job.sla) for job in runs)
     for table, sla in cases:
         recording, _ = _problem(table, feasible_shares(table.stem)[sla])

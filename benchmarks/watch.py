@@ -26,6 +26,7 @@ from pathlib import Path
 
 from records import this_machine
 
+from output import print_title, say
 from objectives.confidence import Verdict
 from optimizer.core.errors import MeasurementError, TuneError
 from optimizer.core.files import cache_folder
@@ -97,8 +98,8 @@ def judged(case: Case, expected: Expectation, folder: Path, interval: float, cou
 
     It is None if the client gave up before the samples ended.
     """
-    source = build("mlp", case.settings, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", say=_say)
-    installation = embedded_installation(runtime.ensure(_say))
+    source = build("mlp", case.settings, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", say=say)
+    installation = embedded_installation(runtime.ensure(say))
     if case.summaries:
         installation = replace(installation, arguments=(SUMMARIES,))
     target = InstalledTarget(source, installation, TargetSettings(folder / "tritonserver.log", exports_metrics=True))
@@ -111,7 +112,7 @@ def judged(case: Case, expected: Expectation, folder: Path, interval: float, cou
             try:
                 client.measure(endpoint, case.load, LEAD_SECONDS + interval * count + MORE_SECONDS)
             except MeasurementError as error:  # the server may be overloaded
-                _say(f"{case.name}: {error}")
+                say(f"{case.name}: {error}")
 
         sender = threading.Thread(target=send)
         sender.start()
@@ -161,7 +162,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=12)
     parser.add_argument("--minutes", type=float, default=60.0, help="no further judgement begins after this time")
     arguments = parser.parse_args()
-    compile_simulator(_say)
+    compile_simulator(say)
     run = read_run(arguments.run)
     if run.problem.model != "mlp":
         sys.exit(f"{arguments.run}: is no run of mlp")
@@ -178,16 +179,15 @@ def main() -> None:
                 try:
                     judgements.append(judged(case, expected, Path(folder), arguments.interval, arguments.samples))
                 except TuneError as error:
-                    _say(f"{case.name}: {error}")
+                    say(f"{case.name}: {error}")
                     continue
                 names = [check.name for check in judgements[-1].differing] if judgements[-1] else []
-                _say(f"round {number + 1}: {case.name}: {outcome(judgements[-1])} {', '.join(names)}")
+                say(f"round {number + 1}: {case.name}: {outcome(judgements[-1])} {', '.join(names)}")
     confirmed = expected.rate.interval(1 - run.problem.confidence)
     assert confirmed is not None, "the run has a throughput"
     seconds = arguments.interval * arguments.samples
-    print("# Judgements of `tune watch`: latest measurement\n")
-    print(f"`python benchmarks/watch.py --run RUN --rounds {arguments.rounds} --interval {arguments.interval:g} "
-          f"--samples {arguments.samples}`\n")  # fmt: skip
+    words = f"--run RUN --rounds {arguments.rounds} --interval {arguments.interval:g} --samples {arguments.samples}"
+    print_title("Judgements of `tune watch`: latest measurement", words.split())
     verdict = run.outcome.verdict.value if run.outcome else "no verdict"
     print(
         f"Each judgement observes a new server of mlp for {seconds:g} s. The run, `{run.info.get('command')}`, has "
@@ -197,10 +197,6 @@ def main() -> None:
     )
     print(f"Machine: {this_machine()}.\n")
     print(table(results))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
