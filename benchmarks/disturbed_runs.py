@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -29,17 +28,9 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from made_up_stack import SimulatedStack
+from made_up_stack import TRUE_LOADS, SimulatedStack, feasible_bound_ms, highest_throughput, true_measurements
 from processes import run_jobs
-from search_drift import (
-    DEPLOY_SECONDS,
-    LOADS,
-    MAX_CONCURRENCY,
-    PROBE_NOISE,
-    PROBE_SECONDS,
-    SERVERS,
-    slowed,
-)
+from search_drift import DEPLOY_SECONDS, MAX_CONCURRENCY, PROBE_NOISE, PROBE_SECONDS, SERVERS, slowed
 from simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 from verdict_procedure import BURST_FACTOR, BURST_SECONDS
 
@@ -57,12 +48,13 @@ from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.machine import hardware
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.replay.engine import DiscardingRecord
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.store.recording import baselines
 from optimizer.study.scheduler import Scheduler
@@ -186,12 +178,6 @@ class DisturbedServer:
             share += (1 - share) * statistics.fmean(self.idle[before:])
         usage.other_cpu_share = share
 
-    def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
-
-    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
-
-    def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
-
 
 @dataclass(frozen=True)
 class Run:
@@ -237,7 +223,7 @@ class Result:
 def run(job: Run) -> Result:
     """Return how one run ended."""
     stack = SimulatedStack(hidden_server(job.server))
-    bound_ms = _bound_ms(job.server)
+    bound_ms = feasible_bound_ms(job.server, FEASIBLE_SHARE)
     problem = Problem(
         job.server,
         stack.server.space,
@@ -248,7 +234,7 @@ def run(job: Run) -> Result:
     )
     server = DisturbedServer(stack, job.disturbed, job.slowness, job.background, job.start_seconds, job.seed)
     measurer = Measurer(
-        server, server, DiscardingRecord(), server, cross_checking=server, speed=SpeedLog(server.probe)
+        server, server, DiscardingRecord(), QuietObserver(), cross_checking=server, speed=SpeedLog(server.probe)
     )
     budget = Budget(BUDGET_SECONDS, clock=server.clock)
     comparisons = baselines(problem.space)
@@ -265,7 +251,7 @@ def run(job: Run) -> Result:
     state = round(STATES * server.disturbed_share(begin, server.seconds)) / STATES
     passed = [entry.point for entry in judged if entry.judged.verdict is Verdict.PASS]
     curves = _curves(job.server, state, job.slowness)
-    highest = {candidate: _highest_throughput(curve, bound_ms) for candidate, curve in curves.items()}
+    highest = {candidate: highest_throughput(curve, bound_ms) for candidate, curve in curves.items()}
     best = max(highest.values())
     served = [
         (*_served(curves[candidate], point.load.concurrency), highest[candidate])
@@ -299,50 +285,25 @@ def _used_share(measurement: Measurement) -> float:
 
 
 @lru_cache
-def _truth(server: str) -> dict[Candidate, list[Measurement]]:
-    """Return the measurement of each candidate at LOADS, without noise."""
-    hidden = hidden_server(server)
-    candidates = hidden.space.candidates()
-    measured = iter(hidden.measure([(candidate, load) for candidate in candidates for load in LOADS]))
-    return {candidate: list(itertools.islice(measured, len(LOADS))) for candidate in candidates}
-
-
-def _bound_ms(server: str) -> float:
-    latencies = [one.latency_p95_ms or math.inf for curve in _truth(server).values() for one in curve]
-    return float(f"{np.quantile(latencies, FEASIBLE_SHARE):.2g}")
-
-
-@lru_cache
 def _curves(server: str, disturbed: float, slowness: float) -> dict[Candidate, list[tuple[float, float]]]:
-    """Return the log of p95 in ms and the undisturbed throughput of each candidate at LOADS."""
+    """Return the p95 in ms and the undisturbed throughput of each candidate at TRUE_LOADS."""
 
-    def log_p95(one: Measurement) -> float:
+    def p95_ms(one: Measurement) -> float:
         parts = [replace(one, requests=round(1e4 * (1 - disturbed))), slowed(one, math.log(slowness))]
         parts[1] = replace(parts[1], requests=round(1e4 * disturbed / slowness))
-        return math.log(pooled_quantile_ms([part for part in parts if part.requests], 0.95))
+        return pooled_quantile_ms([part for part in parts if part.requests], 0.95)
 
-    truth = _truth(server).items()
     return {
-        candidate: [(log_p95(one), one.throughput_infer_per_sec or 0.0) for one in curve]
-        for candidate, curve in truth
+        candidate: [(p95_ms(one), one.throughput_infer_per_sec or 0.0) for one in measured]
+        for candidate, measured in true_measurements(server).items()
     }
-
-
-def _highest_throughput(curve: Sequence[tuple[float, float]], bound_ms: float) -> float:
-    """Return the highest throughput within the bound, interpolated between LOADS."""
-    bound = math.log(bound_ms)
-    best = max((throughput for log_p95, throughput in curve if log_p95 <= bound), default=0.0)
-    for (log_p95, throughput), (higher, more) in itertools.pairwise(curve):
-        if log_p95 <= bound < higher:
-            best = max(best, throughput + (bound - log_p95) / (higher - log_p95) * (more - throughput))
-    return best
 
 
 def _served(curve: Sequence[tuple[float, float]], concurrency: int) -> tuple[float, float]:
     """Return the undisturbed throughput at a load, and the p95 in ms."""
-    log_p95, throughput = zip(*curve, strict=True)
-    loads, load = np.log(LOADS), math.log(concurrency)
-    return float(np.interp(load, loads, throughput)), math.exp(float(np.interp(load, loads, log_p95)))
+    p95_ms, throughput = zip(*curve, strict=True)
+    loads, load = np.log(TRUE_LOADS), math.log(concurrency)
+    return float(np.interp(load, loads, throughput)), math.exp(float(np.interp(load, loads, np.log(p95_ms))))
 
 
 def main() -> None:

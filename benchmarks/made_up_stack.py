@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from simulated_tables import DELAYS_US, POLICIES, REQUEST_BATCH_SIZE, THREADS, SimulatedServer
+import numpy as np
+from simulated_tables import DELAYS_US, POLICIES, REQUEST_BATCH_SIZE, THREADS, SimulatedServer, hidden_server
 
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
+from optimizer.core.trial import Candidate, LoadPoint
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 48, 64)
+TRUE_LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # at which the truth is simulated
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class EightLoadsSpace(SearchSpace):
 
 @dataclass
 class SimulatedStack:
-    """Target, load generator, telemetry and progress observer of a simulated server that is always ready."""
+    """Target, load generator and telemetry of a simulated server that is always ready."""
 
     server: SimulatedServer
     _known: dict[tuple[Candidate, int], Measurement] = field(default_factory=dict)
@@ -56,11 +61,33 @@ class SimulatedStack:
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
         yield ResourceUsage()
 
-    def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
 
-    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
+@lru_cache
+def true_measurements(server: str) -> dict[Candidate, list[Measurement]]:
+    """Return the measurement of each candidate of a hidden server at TRUE_LOADS, without noise."""
+    hidden = hidden_server(server)
+    candidates = hidden.space.candidates()
+    measured = iter(hidden.measure([(candidate, load) for candidate in candidates for load in TRUE_LOADS]))
+    return {candidate: list(itertools.islice(measured, len(TRUE_LOADS))) for candidate in candidates}
 
-    def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
+
+def feasible_bound_ms(server: str, share: float) -> float:
+    """Return the p95 that ``share`` of all configurations and loads of a hidden server do not exceed, in two digits."""
+    latencies = [one.latency_p95_ms or math.inf for curve in true_measurements(server).values() for one in curve]
+    return float(f"{np.quantile(latencies, share):.2g}")
+
+
+def highest_throughput(curve: Sequence[tuple[float, float]], bound_ms: float) -> float:
+    """Return the highest throughput within a bound, interpolated between the loads; 0 if no load is within it.
+
+    ``curve`` has the p95 in ms and the throughput at ascending loads.
+    """
+    best = max((throughput for p95_ms, throughput in curve if p95_ms <= bound_ms), default=0.0)
+    for (p95_ms, throughput), (higher_ms, more) in itertools.pairwise(curve):
+        if p95_ms <= bound_ms < higher_ms < math.inf:
+            share = math.log(bound_ms / p95_ms) / math.log(higher_ms / p95_ms)
+            best = max(best, throughput + share * (more - throughput))
+    return best
 
 
 SPACES = {

@@ -38,6 +38,7 @@ from optimizer.measure.measurer import Measurer
 from optimizer.model.profile import load_profile
 from optimizer.model.profile_lookup import find_profile
 from optimizer.replay.engine import DiscardingRecord
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.results import formatting
 from optimizer.search import make_searcher
 from optimizer.store.recording import baselines
@@ -174,7 +175,7 @@ def _search(space: str, server: str, seed: str, max_trials: str) -> SearchCost:
     making_s = time.perf_counter() - started
     budget = Budget(math.inf, int(max_trials))
     scheduler = Scheduler(problem, searcher, budget, Stopwatch(), baselines(problem.space))
-    trials = run_trials(scheduler, stack, Measurer(stack, stack, DiscardingRecord(), stack))
+    trials = run_trials(scheduler, stack, Measurer(stack, stack, DiscardingRecord(), QuietObserver()))
     best = scheduler.best()
     return SearchCost(
         configurations=len(problem.space),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import math
 import os
 import shlex
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
-from made_up_stack import SimulatedStack
+from made_up_stack import SimulatedStack, feasible_bound_ms, highest_throughput, true_measurements
 from processes import run_jobs
 from simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 
@@ -36,11 +35,12 @@ from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.core.trial import Candidate, LoadPoint, latest_points
 from optimizer.machine import hardware
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import DiscardingRecord
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.results import formatting
 from optimizer.search import make_searcher
 from optimizer.simulator.speed_correction import TIMES, fit_speed_correction
@@ -60,7 +60,6 @@ MOST_SLOWED = 0.5  # largest log by which they slow a measurement
 LARGE_REGRET = 0.05
 SERVERS = ("linear", "steps", "kink")
 MAX_CONCURRENCY = 64
-LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # at which the truth is simulated
 FEASIBLE_SHARE = 0.4  # share of all configurations and loads within the bound
 COLUMNS = (
     *("machine", "slope", "search sees", "regret", "difference", "90th percentile", f"above {LARGE_REGRET:.0%}"),
@@ -201,12 +200,6 @@ class DriftingServer:
         if self.shows_others:
             usage.other_cpu_share = OTHERS_SHARE if self._is_disturbed() else 0.01
 
-    def trial_started(self, number: int, candidate: Candidate, role: str) -> None: ...
-
-    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
-
-    def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
-
 
 def slowed(measurement: Measurement, slowness: float) -> Measurement:
     """Return the measurement of a machine on which everything takes ``exp(slowness)`` times as long."""
@@ -233,7 +226,7 @@ class Result:
 
 
 def search(job: Search) -> Result:
-    bound = _bound_ms(job.server)
+    bound = feasible_bound_ms(job.server, FEASIBLE_SHARE)
     stack = SimulatedStack(hidden_server(job.server))
     problem = Problem(
         job.server,
@@ -245,7 +238,7 @@ def search(job: Search) -> Result:
     )
     server = DriftingServer(stack, job.machine, job.seed, job.method.sees_others)
     speed = SpeedLog(server.probe) if job.method.sees_probe else None
-    measurer = Measurer(server, server, DiscardingRecord(), server, speed=speed)
+    measurer = Measurer(server, server, DiscardingRecord(), QuietObserver(), speed=speed)
     budget = Budget(SEARCH_SECONDS, confirm_share=0.0, clock=server.clock)
     searcher = make_searcher("simulated", problem, job.seed)
     comparisons = baselines(problem.space)
@@ -265,36 +258,13 @@ def search(job: Search) -> Result:
 
 
 @lru_cache
-def _truth(server: str) -> dict[Candidate, list[tuple[float, float]]]:
-    """Return the p95 in ms and the throughput at LOADS of each candidate, without noise."""
-    hidden = hidden_server(server)
-    candidates = hidden.space.candidates()
-    measured = iter(hidden.measure([(candidate, load) for candidate in candidates for load in LOADS]))
-    curves = {}
-    for candidate in candidates:
-        own = list(itertools.islice(measured, len(LOADS)))
-        curves[candidate] = [(m.latency_p95_ms or math.inf, m.throughput_infer_per_sec or 0.0) for m in own]
-    return curves
-
-
-def _bound_ms(server: str) -> float:
-    latencies = [latency for curve in _truth(server).values() for latency, _ in curve]
-    return float(f"{np.quantile(latencies, FEASIBLE_SHARE):.2g}")
-
-
-@lru_cache
-def _highest_throughputs(server: str, bound: float) -> dict[Candidate, float]:
-    """Return the highest throughput of each candidate within ``bound`` ms (p95), interpolated between loads."""
-    return {candidate: _highest_throughput(curve, bound) for candidate, curve in _truth(server).items()}
-
-
-def _highest_throughput(curve: Sequence[tuple[float, float]], bound: float) -> float:
-    best = max((throughput for latency, throughput in curve if latency <= bound), default=0.0)
-    for (latency, throughput), (higher, more) in itertools.pairwise(curve):
-        if latency <= bound < higher < math.inf:
-            share = math.log(bound / latency) / math.log(higher / latency)
-            best = max(best, throughput + share * (more - throughput))
-    return best
+def _highest_throughputs(server: str, bound_ms: float) -> dict[Candidate, float]:
+    """Return the highest throughput of each candidate within ``bound_ms`` (p95), interpolated between loads."""
+    curves = {
+        candidate: [(one.latency_p95_ms or math.inf, one.throughput_infer_per_sec or 0.0) for one in measured]
+        for candidate, measured in true_measurements(server).items()
+    }
+    return {candidate: highest_throughput(curve, bound_ms) for candidate, curve in curves.items()}
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import DiscardingRecord
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.recording import baselines
 from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import TrialRunner
@@ -68,7 +69,7 @@ def search(
 ) -> History:
     """Search until the searcher ends, ``max_trials`` have started, or the best result is good enough."""
     scheduler = Scheduler(problem, searcher, Budget(float("inf"), max_trials), Stopwatch(), baselines(problem.space))
-    measuring = Measurer(stack, stack, DiscardingRecord(), stack)
+    measuring = Measurer(stack, stack, DiscardingRecord(), QuietObserver())
     runner = TrialRunner(stack, measuring, scheduler.baseline, lambda: float("inf"))
     random = np.random.default_rng(seed)
     history = History(workers)
