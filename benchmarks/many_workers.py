@@ -11,19 +11,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import os
 import shlex
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from made_up_stack import CONCURRENCIES, SPACES, SimulatedStack
+from processes import run_jobs
 from simulated_tables import REQUEST_BATCH_SIZE, SERVERS, SimulatedServer, hidden_server
 from virtual_workers import DEPLOY_SECONDS, MEASURE_SECONDS, History, search
 
@@ -144,15 +144,11 @@ def best_of(server: SimulatedServer, space: str) -> float:
 
 def main() -> None:
     arguments = _arguments()
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")  # CPU seconds are counted, so no threads may spin while they wait
-    kept = Kept(arguments.json)
-    with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as pool:
-        each = [(one, seed) for one in arguments.servers for seed in range(arguments.seeds)]
-        together = [WorkerSearch(SPACE, one, seed, count) for count in arguments.workers for one, seed in each]
-        kept.add(pool, together)
-        most = {(one, seed): kept.most(one, seed) for one, seed in each}
-        kept.add(pool, [WorkerSearch(SPACE, *one, 1, "one by one", most[one]) for one in each])
+    kept = Kept(arguments.json, arguments.processes)
+    each = [(one, seed) for one in arguments.servers for seed in range(arguments.seeds)]
+    kept.add([WorkerSearch(SPACE, one, seed, count) for count in arguments.workers for one, seed in each])
+    most = {(one, seed): kept.most(one, seed) for one, seed in each}
+    kept.add([WorkerSearch(SPACE, *one, 1, "one by one", most[one]) for one in each])
     print_title("A search by many workers: latest measurement")
     print(INTRODUCTION)
     print(_table(kept.outcomes))
@@ -176,8 +172,8 @@ def _arguments() -> argparse.Namespace:
 class Kept:
     """Finished searches, also stored in ``path``, one a line."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, path: Path | None, processes: int) -> None:
+        self._path, self._processes = path, processes
         self.bests: dict[str, float] = {}
         self.outcomes: dict[WorkerSearch, SearchOutcome] = {}
         for line in path.read_text().splitlines() if path and path.exists() else []:
@@ -194,25 +190,24 @@ class Kept:
             if (job.server, job.seed, job.kind) == (server, seed, "together")
         )
 
-    def add(self, pool: ProcessPoolExecutor, jobs: Sequence[WorkerSearch]) -> None:
-        servers = {job.server for job in jobs if job not in self.outcomes} - self.bests.keys()
-        self.bests.update(pool.map(_best, servers))
-        running = {pool.submit(_search, job, self.bests[job.server]): job for job in jobs if job not in self.outcomes}
-        for future in as_completed(running):
-            job = running[future]
-            self.outcomes[job] = future.result()
-            print(f"{time.strftime('%H:%M:%S')} {job}", file=sys.stderr, flush=True)
+    def add(self, jobs: Sequence[WorkerSearch]) -> None:
+        missing = [job for job in jobs if job not in self.outcomes]
+        servers = list({job.server for job in missing} - self.bests.keys())
+        self.bests.update(zip(servers, run_jobs(_best, servers, self._processes), strict=True))
+        outcomes = run_jobs(partial(_search, bests=self.bests), missing, self._processes, lambda job, _: str(job))
+        for job, outcome in zip(missing, outcomes, strict=True):
+            self.outcomes[job] = outcome
             if self._path:
                 with self._path.open("a") as file:
-                    file.write(json.dumps({"job": asdict(job), "outcome": asdict(self.outcomes[job])}) + "\n")
+                    file.write(json.dumps({"job": asdict(job), "outcome": asdict(outcome)}) + "\n")
 
 
-def _best(server: str) -> tuple[str, float]:
-    return server, best_of(hidden_server(server), SPACE)
+def _best(server: str) -> float:
+    return best_of(hidden_server(server), SPACE)
 
 
-def _search(job: WorkerSearch, best: float) -> SearchOutcome:
-    return searched(job, SimulatedStack(hidden_server(job.server)), best)
+def _search(job: WorkerSearch, bests: Mapping[str, float]) -> SearchOutcome:
+    return searched(job, SimulatedStack(hidden_server(job.server)), bests[job.server])
 
 
 # -- output -----------------------------------------------------------------------------------------------------

@@ -14,20 +14,19 @@ from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
 import os
 import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from processes import run_jobs
 from records import Records
 from simulated_tables import CURVES, REQUEST_BATCH_SIZE, SimulatedServer
 
@@ -323,14 +322,13 @@ def _all_cases(
     arguments: argparse.Namespace, servers: int, seed: int, name: str, ways: Mapping[str, Way]
 ) -> list[PlanningCase]:
     """Return the cases of all servers; those that an earlier call has finished are read from its file."""
-    records = Records(arguments.work / f"{name}.jsonl", ServerCases)
-    finished = {row.number: row for row in records.read(str(hardware.detect())) if row.seed == seed}
+    machine, records = str(hardware.detect()), Records(arguments.work / f"{name}.jsonl", ServerCases)
+    finished = {row.number: row for row in records.read(machine) if row.seed == seed}
     missing = [number for number in range(servers) if number not in finished]
-    with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as pool:
-        for number, own in zip(missing, pool.map(partial(cases, seed=seed, ways=ways), missing), strict=True):
-            finished[number] = ServerCases(str(hardware.detect()), seed, number, own)
-            records.append(finished[number])
-            print(f"{name}: {len(finished)} of {servers}", file=sys.stderr, flush=True)
+    run = partial(cases, seed=seed, ways=ways)
+    for number, own in zip(missing, run_jobs(run, missing, arguments.processes, lambda *_: name), strict=True):
+        finished[number] = ServerCases(machine, seed, number, own)
+        records.append(finished[number])
     return [case for number in range(servers) for case in finished[number].cases]
 
 
