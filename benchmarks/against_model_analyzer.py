@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
+from measured_model import prepare_model
+from output import head, judged, row, say
 from peer import model_analyzer
 from peer.remeasure import WINDOW_MS, Level, best_level, levels, measure_in_turn, round_ratios
 from peer.search import Search, StatedResult
 from pydantic import TypeAdapter
 from records import programs
 from tritonclient.grpc.model_config_pb2 import ModelConfig
-from measured_model import prepare_model
-from output import head, judged, row, say
 from tune_runs import TuneFailedError, run_tune
 
 from optimizer.config import model_config
@@ -44,7 +44,6 @@ from optimizer.deploy import runtime
 from optimizer.deploy.server_process import remove_leftovers
 from optimizer.machine import hardware
 from optimizer.options.run_options import RunOptions
-from optimizer.study import task
 from optimizer.study.task import Task
 
 MODELS = ("dlrm", "benchmarks/tables/mlp.yaml")

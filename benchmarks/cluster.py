@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 
 from output import measured_on, print_head, row, say
+
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import TuneError
 from optimizer.core.trial import Point, Trial
-from optimizer.machine import hardware
 from optimizer.options.run_options import RunOptions
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.study.tuning_run import tune

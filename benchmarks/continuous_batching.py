@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +21,12 @@ from random import Random
 from typing import Protocol
 
 import numpy as np
-
 from output import measured_on, print_title, row
+
 from objectives.arrays import FloatArray
 from optimizer.config.search_space import ModelKind, Problem
 from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, Point
-from optimizer.machine import hardware
 from optimizer.replay.engine import recorded_problem
 from optimizer.simulator import batching_fit, closed_network
 from optimizer.simulator.metrics import ConfigurationLoad, Performance, log_measured, log_simulated

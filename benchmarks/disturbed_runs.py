@@ -18,10 +18,7 @@ import contextlib
 import json
 import math
 import os
-import shlex
 import statistics
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -29,12 +26,12 @@ from pathlib import Path
 
 import numpy as np
 from made_up_stack import TRUE_LOADS, SimulatedStack, feasible_bound_ms, highest_throughput, true_measurements
+from output import command, measured_on, print_head, row
 from processes import run_jobs
 from search_drift import DEPLOY_SECONDS, MAX_CONCURRENCY, PROBE_NOISE, PROBE_SECONDS, SERVERS, slowed
 from simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 from verdict_procedure import BURST_FACTOR, BURST_SECONDS
 
-from output import command, measured_on, print_head, row
 from objectives import batch_stats
 from objectives.confidence import Verdict
 from objectives.metrics import Measurement
@@ -49,7 +46,6 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint
-from optimizer.machine import hardware
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions

@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from records import this_machine
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from output import measured_on, print_head, row, say
+
 from optimizer.config.execution import EXECUTION_MODE, GRAPH_LEVEL, SPINNING
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import LoadGenerator

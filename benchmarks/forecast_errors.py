@@ -18,19 +18,17 @@ from __future__ import annotations
 import argparse
 import math
 import re
-import shlex
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bounded_tables import TABLES, bound_ms, feasible_shares
 from other_machines import write_recordings
-from record_tables import PLANS
 from output import judged, measured_on, print_title, row, say
+from record_tables import PLANS
 from tune_runs import TuneFailedError, run_tune
 
 from objectives.metrics import LATENCY, METRICS

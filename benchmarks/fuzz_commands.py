@@ -46,11 +46,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz_sections import SECTIONS, Case, CommandCase, ReaderCase
-
 from output import measured_on, print_title
+
 from optimizer.core.files import cache_folder, write_atomically
 from optimizer.core.process import SUPERVISOR
-from optimizer.machine.hardware import detect
 from optimizer.model.profile_files import COPY_NAME
 from optimizer.simulator.simulate import compile_simulator
 from tests.command_fixtures import TUNE, Ended, Playground, call_tune

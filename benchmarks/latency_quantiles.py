@@ -14,16 +14,14 @@ import argparse
 import contextlib
 import math
 import statistics
-import sys
 import tempfile
 from dataclasses import dataclass, replace
-from datetime import date
 from pathlib import Path
 
 import psutil
+from output import measured_on, print_head, print_title, say
 from records import this_machine
 
-from output import measured_on, print_head, print_title, say
 from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime

@@ -15,17 +15,15 @@ import argparse
 import contextlib
 import math
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from intervals import mean_interval
 from measured_model import prepare_model
-
 from output import measured_on, print_head, row, say
+
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.core.endpoint import Endpoint
@@ -34,13 +32,11 @@ from optimizer.core.load_shapes import DEFAULTS
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine import hardware
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.measure.load_search import LoadSearchRules, next_rate
 from optimizer.options.run_options import RunOptions
 from optimizer.simulator.speed_correction import is_comparable
-from optimizer.study import task
 from optimizer.study.scheduler import FIRST_RATE, MAX_COMPARED_RATES
 from optimizer.study.task import Task
 

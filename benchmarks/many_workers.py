@@ -12,10 +12,7 @@ import argparse
 import json
 import math
 import os
-import shlex
 import statistics
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,15 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from made_up_stack import CONCURRENCIES, SPACES, SimulatedStack
+from output import head, measured_on, print_title, row
 from processes import run_jobs
 from simulated_tables import REQUEST_BATCH_SIZE, SERVERS, SimulatedServer, hidden_server
 from virtual_workers import DEPLOY_SECONDS, MEASURE_SECONDS, History, search
 
-from output import head, measured_on, print_title, row
 from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
-from optimizer.machine import hardware
 from optimizer.search import SMALLEST_GAIN
 from optimizer.search.candidate_tracker import CandidateTracker
 from optimizer.search.optuna_samplers import sampler_for
@@ -45,9 +41,9 @@ CLOSE = (0.05, 0.01)  # tolerated shortfalls from the best throughput, as shares
 FINALISTS = 2000  # cells that rank first in a short simulation; among them the best is determined exactly
 INTRODUCTION = f"""\
 N workers share one search in a space of {len(SPACES[SPACE]):,} configurations, p95 <= {BOUND_MS:g} ms, on simulated
-servers without noise. A deployment takes {DEPLOY_SECONDS:g} s and a measurement {MEASURE_SECONDS:g} s. Suggestions are
-made one at a time, and each takes its real CPU time. Values are medians over servers and seeds; regrets have the
-maximum too.
+servers without noise. A deployment takes {DEPLOY_SECONDS:g} s and a measurement {MEASURE_SECONDS:g} s.
+Suggestions are made one at a time, and each takes its real CPU time. Values are medians over servers and seeds;
+regrets have the maximum too.
 
 - **within 5 %**, **within 1 %**: time until a measured throughput was this close to the server's best
 - **ended**: time until the search ended by itself

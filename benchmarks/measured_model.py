@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from output import say
+
 from objectives.sla import Sla
 from optimizer.deploy import runtime
 from optimizer.machine import hardware

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from output import command, measured_on, print_head, row
+
 from optimizer.core.files import cache_folder
 
 ROOT = Path(__file__).parents[1]

@@ -20,20 +20,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from grpc import aio
-
 from measured_model import prepare_model
 from output import measured_on, print_head, row, say
+
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine import hardware
 from optimizer.measure import server_calls
 from optimizer.measure.load_client.arrivals import PoissonArrivals
 from optimizer.measure.load_client.client import METHOD, START_SECONDS
@@ -42,7 +40,6 @@ from optimizer.measure.load_client.open_loop import LATE_MS, SentRequests
 from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord, write_record
 from optimizer.model.inference_requests import stream_requests, to_message
 from optimizer.options.run_options import RunOptions
-from optimizer.study import task
 
 PROFILE = Path(__file__).with_name("tables") / "mlp.yaml"
 RATES = (1000, 2000, 3000, 4000, 5000)

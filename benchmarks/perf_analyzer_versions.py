@@ -20,19 +20,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import resource
 import statistics
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from intervals import Interval, ratio_interval
 from measured_model import make_own_client, make_perf_analyzer, prepare_model
+from output import head, measured_on, row, say
+from processes import children_cpu_seconds
 from records import this_machine
 
-from output import head, measured_on, row, say
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import LoadGenerator
@@ -121,12 +120,6 @@ def measure(client: LoadGenerator, endpoint: Endpoint, load: LoadPoint, seconds:
 def answered(endpoint: Endpoint) -> int:
     read = read_statistics(endpoint)
     return int(read.inference_stats.success.count) if read else 0
-
-
-def children_cpu_seconds() -> float:
-    """Return the CPU time of the processes that have ended; the server still runs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def table(title: str, results: Mapping[str, Sequence[Result]]) -> list[str]:

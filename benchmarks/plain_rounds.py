@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from output import head, row, say
 from plain_server import NotReadyError, perf_analyzer_for, plain_server, recorded_cpus
 
-from output import head, row, say
 from optimizer.config import model_config
 from optimizer.config.model_source import served_models
 from optimizer.config.search_space import ModelKind

@@ -17,15 +17,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from output import measured_on, print_head, print_title, row
 from tune_runs import run_tune
-
-from optimizer.machine import hardware
 
 COLUMNS = (
     *("model", "verdict", "confirmed infer/s", "bound", "planned", "rate /s", "infer/s"),

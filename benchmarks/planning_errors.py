@@ -15,10 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import shlex
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from output import measured_on, print_title
 from processes import run_jobs
 from records import Records
 from simulated_tables import CURVES, REQUEST_BATCH_SIZE, SimulatedServer
 
-from output import measured_on, print_title
 from objectives import batch_stats
 from objectives.confidence import miss_rate_bounds
 from objectives.metrics import STATISTICS, Measurement

@@ -1,4 +1,4 @@
-"""Runs the jobs of a benchmark in several processes, because a search is mostly Python."""
+"""Run the jobs of a benchmark in several processes, and count the CPU time of processes."""
 
 from __future__ import annotations
 
@@ -31,3 +31,9 @@ def run_jobs(
             took = f"{number} of {len(jobs)}, {time.monotonic() - started:.0f} s"
             print(f"{took}: {describe(job, result)}", file=sys.stderr, flush=True)
             yield result
+
+
+def children_cpu_seconds() -> float:
+    """Return the CPU time of the child processes that have ended."""
+    used = os.times()
+    return used.children_user + used.children_system

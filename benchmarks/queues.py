@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from intervals import ratio_interval
 from measured_model import make_own_client, prepare_model
-
 from output import measured_on, print_head, row, say
+
 from objectives import latency_sketch, priority_stats
 from objectives.metrics import METRICS, Measurement
 from objectives.pooled_windows import pool_measurements
@@ -39,7 +38,6 @@ from optimizer.core.request_sizes import parse_priorities
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine import hardware
 from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.options.run_options import RunOptions
 

@@ -12,19 +12,17 @@ import argparse
 import json
 import math
 import resource
-import shlex
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from made_up_stack import CONCURRENCIES, SPACES, SimulatedStack
+from output import measured_on, print_head, print_title, row
 from simulated_tables import REQUEST_BATCH_SIZE, SERVERS, hidden_server
 
-from output import measured_on, print_head, print_title, row
 from objectives.metrics import Forecast
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
@@ -33,13 +31,12 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import Searcher
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.machine import hardware
 from optimizer.measure.measurer import Measurer
 from optimizer.model.profile import load_profile
 from optimizer.model.profile_lookup import find_profile
 from optimizer.replay.engine import DiscardingRecord
-from optimizer.results.progress_observers import QuietObserver
 from optimizer.results import formatting
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.store.recording import baselines
 from optimizer.study.scheduler import Scheduler

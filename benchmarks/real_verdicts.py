@@ -43,11 +43,11 @@ from typing import Any
 
 from disturbance import IRREGULAR, REGULAR, disturbed
 from intervals import Interval, pooled_share, run_shares
+from measured_model import prepare_model
+from output import head, judged, row, say
 from plain_server import NotReadyError, perf_analyzer_for, plain_server, recorded_cpus
 from quiet import CpuUsage
 from records import Records, this_machine
-from measured_model import prepare_model
-from output import head, judged, row, say
 from tune_runs import MOST_WALL_SECONDS, OwnTime, TuneFailedError, TuneRun, own_time_table, run_tune
 
 from objectives.metrics import Measurement
@@ -57,12 +57,10 @@ from optimizer.core.errors import TuneError
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.server_process import remove_leftovers
-from optimizer.machine import hardware
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
 from optimizer.simulator.simulate import compile_simulator
-from optimizer.study import task
 from optimizer.study.task import Task
 
 BOUNDS_MS = {"dlrm": 20.0, "mlp": 5.0}  # model -> bound on p95; at most 32 in flight, the mlp never misses 10 ms here

@@ -28,10 +28,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from quiet import Quiet
-
 from measured_model import prepare_model
 from output import say
+from quiet import Quiet
+
 from objectives import batch_stats
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
@@ -41,11 +41,9 @@ from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine import hardware
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
 from optimizer.store.trials_table import TrialsTable, read_run_table
-from optimizer.study import task
 from optimizer.study.task import Task
 
 TABLES = Path(__file__).with_name("tables")

@@ -15,9 +15,9 @@ from typing import TypeAlias
 
 import numpy as np
 from measurement_noise import Effects, Noise
+from output import print_head, row
 from record_tables import PLANS, TABLES
 
-from output import print_head, row
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate, LoadPoint, Trial

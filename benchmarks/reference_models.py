@@ -13,17 +13,16 @@ import argparse
 import json
 import math
 import resource
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 from output import measured_on, print_head, print_title, row
+
 from objectives.sla import Sla
 from optimizer.config.model_source import ModelSource, configured_candidate
 from optimizer.core.endpoint import Endpoint
@@ -32,7 +31,6 @@ from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine import hardware
 from optimizer.machine.conditions import CpuUsage, server_pids
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.builders import build

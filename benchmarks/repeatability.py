@@ -29,7 +29,6 @@ import signal
 import statistics
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,10 +36,10 @@ from pathlib import Path
 
 import numpy as np
 from intervals import Interval, mean_interval, ratio_interval
+from output import judged, measured_on, row, say
 from plain_server import candidate_of
 from real_verdicts import LEVEL, WORK, VerdictRun, bounded_task, read_runs
 from records import Records, this_machine
-from output import head, judged, measured_on, row, say
 
 from objectives.arrays import FloatArray
 from objectives.metrics import LATENCY, Measurement

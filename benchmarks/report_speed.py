@@ -10,7 +10,6 @@ the time of the page at the end of a run, where Optuna and the simulator are loa
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,8 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from output import measured_on, print_head, row
+from processes import children_cpu_seconds
 from simulated_tables import REQUEST_BATCH_SIZE, THREADS, hidden_server
 
 from objectives.metrics import Measurement
@@ -31,6 +32,10 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 
 LOADS = (4, 16, 32, 64)
+COLUMNS = (
+    *("trials", "measurements", "`tune report` (s)", "its CPU time (s)", "page (MB)"),
+    *("end of a run (s)", "its CPU time (s)"),
+)
 NOISE = 0.03
 SLA_MS = 20.0
 IDLE: dict[str, tuple[FieldValue, ...]] = {
@@ -116,11 +121,6 @@ def _noisy(measured: Measurement, factor: float) -> Measurement:
     return replace(measured, throughput_infer_per_sec=throughput, measure_seconds=2.4, **slower)
 
 
-def _children_cpu_seconds() -> float:
-    used = os.times()
-    return used.children_user + used.children_system
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", type=Path, help="folder in which runs and pages are kept")
@@ -128,32 +128,26 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.keep or Path(scratch)
-        print(
-            "| trials | measurements | `tune report` (s) | its CPU time (s) | page (MB) | end of a run (s) | "
-            "its CPU time (s) |"
-        )
-        print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+        print_head(*COLUMNS, text=0)
         for trials in arguments.trials:
             run = folder / "made_up" / str(trials)
             if not run.exists():
                 write_run(run, trials)
             page = run / "report.html"
-            began, used = time.perf_counter(), _children_cpu_seconds()
+            began, used = time.perf_counter(), children_cpu_seconds()
             subprocess.run(
                 [sys.executable, "-c", "from optimizer.cli.main import main; main()", "report", str(run)],
                 check=True,
                 stdout=sys.stderr,
             )
-            took, cpu = time.perf_counter() - began, _children_cpu_seconds() - used
+            took, cpu = time.perf_counter() - began, children_cpu_seconds() - used
             at_end = subprocess.run(
                 [sys.executable, "-c", AT_END, str(run), str(page)], check=True, capture_output=True, text=True
             )
             size, (end, end_cpu) = page.stat().st_size / 1e6, map(float, at_end.stdout.split())
-            print(
-                f"| {trials:,} | {trials * len(LOADS):,} | {took:.1f} | {cpu:.1f} | {size:.2f} | {end:.2f} | "
-                f"{end_cpu:.2f} |",
-                flush=True,
-            )
+            figures = (f"{took:.1f}", f"{cpu:.1f}", f"{size:.2f}", f"{end:.2f}", f"{end_cpu:.2f}")
+            print(row(f"{trials:,}", f"{trials * len(LOADS):,}", *figures), flush=True)
+    print(f"\n{measured_on()}")
 
 
 if __name__ == "__main__":

@@ -13,20 +13,17 @@ import argparse
 import contextlib
 import math
 import os
-import shlex
 import statistics
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
 from made_up_stack import SimulatedStack, feasible_bound_ms, highest_throughput, true_measurements
+from output import measured_on, print_title, row
 from processes import run_jobs
 from simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 
-from output import measured_on, print_title, row
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
@@ -36,12 +33,11 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, latest_points
-from optimizer.machine import hardware
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import DiscardingRecord
-from optimizer.results.progress_observers import QuietObserver
 from optimizer.results import formatting
+from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.simulator.speed_correction import TIMES, fit_speed_correction
 from optimizer.store.recording import baselines

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 from bounded_tables import KINDS, TABLES, BoundedTable, bounded_tables
 from measurement_noise import Noise
+from output import measured_on, print_title
 from recorded_noise import recorded_noise
 from rivals import METHODS, REQUIREMENTS
 from search_plots import write_plot
@@ -42,8 +41,6 @@ from search_report import (
 )
 from search_runs import ReplayJob, run_all
 
-from output import measured_on, print_title
-from optimizer.machine import hardware
 from optimizer.results import formatting
 
 WHOLE_TABLE = 10_000  # more configurations than a table has

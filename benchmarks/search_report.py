@@ -17,9 +17,9 @@ from bounded_tables import (
     BoundedTable,
     Kind,
 )
+from output import row
 from search_runs import Runs
 
-from output import row
 from optimizer.replay.engine import TOLERANCES, ReplayResult, Spread
 
 MAX_TRIALS = 30  # limit for the methods without a stopping rule, and of the restricted mean

@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -31,6 +30,7 @@ from records import this_machine
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from output import measured_on, print_head, row, say
+
 from objectives.metrics import Measurement
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint

@@ -8,19 +8,17 @@ A start includes the end of the previous server, the start of tritonserver, and 
 from __future__ import annotations
 
 import argparse
-import shlex
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-
 from output import measured_on, print_head, print_title, row
+
 from optimizer.core.errors import TuneError
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate
-from optimizer.machine import hardware
 from optimizer.machine.conditions import CpuUsage
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder

@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from records import this_machine
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from output import measured_on, print_head, row, say
+
 from optimizer.core.endpoint import SharedMemory
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import LoadPoint

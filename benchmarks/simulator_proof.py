@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from quiet import OTHERS_LIMIT, CpuUsage, wait_for_quiet
 from output import say
+from quiet import OTHERS_LIMIT, CpuUsage, wait_for_quiet
 from record_tables import median
 from simulator_calibration import estimate_jitter, estimate_overheads, estimate_release_s, perf_analyzer_load
 

@@ -43,8 +43,8 @@ from pathlib import Path
 
 import numpy as np
 import simulator_proof as proof
-from quiet import OTHERS_LIMIT, CpuUsage, wait_for_quiet
 from output import say
+from quiet import OTHERS_LIMIT, CpuUsage, wait_for_quiet
 from record_tables import median
 from simulator_proof import Cell, Compared, batching, unbatched
 

@@ -21,10 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quiet import CpuUsage
-
 from output import judged, measured_on, print_title, row
-from optimizer.machine import hardware
+from processes import children_cpu_seconds
+from quiet import CpuUsage
 
 ROUNDS = 10
 SAMPLE = Path(__file__).parents[1] / "results" / "dlrm" / "sample"
@@ -67,14 +66,12 @@ def commands(run: Path, output: Path) -> list[TimedCommand]:
 
 def measure(command: TimedCommand) -> Start:
     """Run a command to its end. Exits with a message if its exit code is another one."""
-    used, began = os.times(), time.perf_counter()
+    used, began = children_cpu_seconds(), time.perf_counter()
     done = subprocess.run([TUNE, *command.words], capture_output=True, text=True, check=False)
     wall_seconds = time.perf_counter() - began
     if done.returncode != command.exit_code:
         sys.exit(f"{command} ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}")
-    now = os.times()
-    cpu_seconds = now.children_user + now.children_system - used.children_user - used.children_system
-    return Start(wall_seconds, cpu_seconds)
+    return Start(wall_seconds, children_cpu_seconds() - used)
 
 
 def table(starts: Mapping[TimedCommand, Sequence[Start]]) -> list[str]:

@@ -13,7 +13,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import shlex
 import statistics
 import threading
 import time
@@ -25,12 +24,11 @@ from multiprocessing.synchronize import Barrier
 from typing import Any
 
 from many_workers import WORKERS, problem_of
+from output import measured_on, print_head, print_title, row
 from virtual_workers import DEPLOY_SECONDS, MEASURE_SECONDS
 
-from output import measured_on, print_head, print_title, row
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.machine import hardware
 from optimizer.options.addresses import redact
 from optimizer.search.candidate_tracker import CandidateTracker
 from optimizer.search.optuna_encoding import finished_trials

@@ -28,18 +28,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measured_model import prepare_model
+from output import measured_on, print_head, row, say
 from records import this_machine
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 from tritonclient.utils import triton_to_np_dtype
 
-from measured_model import prepare_model
-from output import measured_on, print_head, row, say
 from objectives.metrics import Measurement
 from optimizer.config.model_source import ModelSource
 from optimizer.core.endpoint import Endpoint
@@ -48,7 +48,6 @@ from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine import hardware
 from optimizer.measure import server_calls
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
 from optimizer.measure.load_client.measured_requests import FEWEST_STREAMED
@@ -57,7 +56,6 @@ from optimizer.model.inference_requests import stream_requests, to_message
 from optimizer.model.input_data import from_bytes
 from optimizer.model.repository import read_repository_model
 from optimizer.options.run_options import RunOptions
-from optimizer.study import task
 from tests.repositories import write_streamer
 
 REQUESTS = 64  # distinct ones

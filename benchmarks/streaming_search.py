@@ -12,10 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import shlex
 import statistics
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,14 +20,13 @@ from functools import lru_cache
 import numpy as np
 from continuous_batching import TABLE, TOKENS
 from measurement_noise import NoisyServer
+from output import measured_on, print_head, print_title, row
 from processes import run_jobs
 from search_methods import MADE_UP_NOISE
 from search_report import MAX_TRIALS, as_count, as_percent
 
-from output import measured_on, print_head, print_title, row
 from objectives.metrics import METRICS
 from optimizer.config.search_space import ModelKind
-from optimizer.machine import hardware
 from optimizer.replay.engine import TOLERANCES, ReplayResult, Spread, recorded_problem, replay
 from optimizer.store.recording import Recording, read_recording
 

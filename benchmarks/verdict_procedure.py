@@ -25,7 +25,6 @@ import argparse
 import math
 import os
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -33,9 +32,9 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+from output import measured_on
 from scipy import special
 
-from output import measured_on
 from objectives.arrays import FloatArray
 from objectives.confidence import MissCounts, judge_share
 from objectives.load_sequence import (
@@ -54,7 +53,6 @@ from objectives.verdict import MOST_EXCLUDED, SlaVerdict, counted_windows
 from optimizer.confirmation.load_predictions import FARTHEST_LOAD, HIGHEST_LOAD, LOAD_STEP, LOWEST_LOAD
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, SHORTEST_SECONDS, START_SECONDS, WINDOWS, ServerPlan
 from optimizer.core.trial import Candidate, LoadPoint
-from optimizer.machine import hardware
 
 ALLOWED = 0.05  # p95
 CONFIRMATION_SECONDS = 110.0  # of the default budget of 180 s

@@ -15,11 +15,9 @@ import argparse
 import json
 import math
 import os
-import shlex
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -27,14 +25,13 @@ from pathlib import Path
 
 from bounded_tables import TABLES, bound_ms, feasible_shares
 from other_machines import CONTRARY, RELATED, SOURCES, recorded_on, write_recordings
+from output import measured_on, print_head, print_title, row
 from processes import run_jobs
 from search_report import as_count, as_percent
 
-from output import measured_on, print_head, print_title, row
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.machine import hardware
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import ReplayResult, Spread, recorded_problem, replay
 from optimizer.results import formatting

@@ -24,9 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from output import print_title, say
 from records import this_machine
 
-from output import print_title, say
 from objectives.confidence import Verdict
 from optimizer.core.errors import MeasurementError, TuneError
 from optimizer.core.files import cache_folder
