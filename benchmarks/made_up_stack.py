@@ -72,7 +72,7 @@ def true_measurements(server: str) -> dict[Candidate, list[Measurement]]:
 
 
 def feasible_bound_ms(server: str, share: float) -> float:
-    """Return the p95 that ``share`` of all configurations and loads of a hidden server do not exceed, in two digits."""
+    """Return the p95 that ``share`` of all configurations and loads of a server do not exceed, in two digits."""
     latencies = [one.latency_p95_ms or math.inf for curve in true_measurements(server).values() for one in curve]
     return float(f"{np.quantile(latencies, share):.2g}")
 

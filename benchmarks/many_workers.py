@@ -59,7 +59,8 @@ regrets have the maximum too.
 class WorkerSearch:
     """One search of the benchmark.
 
-    ``kind`` is `together` or `one by one`. ``most`` limits the number of trials; without it the search ends by itself.
+    ``kind`` is `together` or `one by one`. ``most`` limits the number of trials; without it the search ends by
+    itself.
     """
 
     space: str

@@ -63,7 +63,8 @@ class Tried:
 
 
 def main() -> None:
-    print(f"# Older servers under `--target local`: latest measurement\n\n{command()}, Python {runtime.running_python()}\n")
+    print("# Older servers under `--target local`: latest measurement\n")
+    print(f"{command()}, Python {runtime.running_python()}\n")
     columns = ("nvidia-pytriton", "Triton", "missing server options", "contract suite", "a run with a 5 ms model")
     print_head(*columns, text=len(columns))
     for wheel in WHEELS:

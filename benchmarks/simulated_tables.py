@@ -1,8 +1,8 @@
 """Simulated servers, whose parameters no search method knows, and their trials tables.
 
-A table has every configuration at every load, without noise, so a search can find the exact best row and any regret is
-its own. Only `linear` matches the searcher's model; the service times of the others bend, have steps, or depend on a
-field that the simulator does not know.
+A table has every configuration at every load, without noise, so a search can find the exact best row and any regret
+is its own. Only `linear` matches the searcher's model; the service times of the others bend, have steps, or depend on
+a field that the simulator does not know.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "seeds"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "published_studies"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gpu.report import THROUGHPUT, StudyResults, markdown, write_files

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "seeds"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published_studies"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from gpu import pack, report, run

@@ -20,7 +20,7 @@ def markdown(study: Study, records: Mapping[int, StepRecord]) -> str:
     lines = [
         f"# {study.title}",
         "",
-        f"Written by `python benchmarks/seeds/run.py {study.name}`.",
+        f"Written by `python benchmarks/published_studies/run.py {study.name}`.",
         "",
         f"- Published study: {study.there}.",
         f"- Source: [{study.source}]({study.url}).",

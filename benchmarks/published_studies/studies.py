@@ -96,7 +96,7 @@ OFF_DLRM, ON_DLRM = "static, batches of up to 64", "dynamic, batches of up to 64
 ALONE = (1, 1)
 
 BERT_STUDY = Study(
-    name="000",
+    name="bert",
     title="BERT: batch size, static against dynamic batching, one engine against four",
     there="BERT Base FP16, 128 tokens, TensorFlow on one V100 32GB",
     source="NVIDIA DeepLearningExamples, TensorFlow/LanguageModeling/BERT",
@@ -124,7 +124,7 @@ BERT_STUDY = Study(
 )
 
 RESNEXT_STUDY = Study(
-    name="001",
+    name="resnext",
     title="ResNeXt101-32x4d: concurrency from 1 to 256, FP32 and FP16",
     there="ResNeXt101-32x4d, images of 224 x 224, TensorRT on one V100 16GB",
     source="NVIDIA DeepLearningExamples, PyTorch/Classification/ConvNets, ResNeXt101-32x4d",
@@ -145,7 +145,7 @@ RESNEXT_STUDY = Study(
 )
 
 DLRM_STUDY = Study(
-    name="002",
+    name="dlrm",
     title="DLRM: throughput by request batch size, then dynamic batching within 20 ms",
     there="DLRM of 32.7 million rows, on one V100-32G and on two E5-2698 v4 (40 cores)",
     source="NVIDIA DeepLearningExamples, PyTorch/Recommendation/DLRM",
@@ -187,7 +187,7 @@ DLRM_STUDY = Study(
 )
 
 LATENCY_STUDY = Study(
-    name="003",
+    name="minilm",
     title="MiniLM: the lowest latency of one request",
     there="MiniLM-L6-H384, TensorRT FP16 on one T4, one request at a time, the tokenizer included",
     source=INFINITY,
@@ -219,7 +219,7 @@ LATENCY_STUDY = Study(
 )
 
 FASTAPI_STUDY = Study(
-    name="003-fastapi",
+    name="minilm-fastapi",
     title="MiniLM: a plain FastAPI and ONNX Runtime server compared with Triton",
     there="FastAPI with ONNX Runtime on one T4, 50 requests by curl, including the start of curl and the tokenizer",
     source=INFINITY,
@@ -242,7 +242,7 @@ FASTAPI_STUDY = Study(
 )
 
 VARIANTS_STUDY = Study(
-    name="003-variants",
+    name="minilm-variants",
     title="Variants of one model compared: FP32, FP16, INT8, settings of ONNX Runtime",
     there="MiniLM-L6-H384, one request of 128 tokens at a time, in process on one T4",
     source=INFINITY,
@@ -275,14 +275,14 @@ VARIANTS_STUDY = Study(
             said="2.29x (1.67 ms over 0.73 ms)",
         ),
         Ratio("INT8 over FP32", INT8, FP32, ALONE, ALONE, said="not tried"),
-        Ratio("FP16 over FP32", "FP16", FP32, ALONE, ALONE, said="see 001"),
+        Ratio("FP16 over FP32", "FP16", FP32, ALONE, ALONE, said="see ResNeXt"),
         Ratio("2 threads over 1", FP32, "FP32, threads 1", ALONE, ALONE, said="not tried"),
     ),
     remarks=("on a CPU without FP16 arithmetic ONNX Runtime computes FP16 in FP32 between casts",),
 )
 
 TEXT_STUDY = Study(
-    name="004",
+    name="text_recognition",
     title="Text recognition: dynamic batching, then two instances",
     there="text recognition of 512 features on one A100, requests of 2, max_batch_size 8",
     source="Triton tutorials, Conceptual Guide part 2",

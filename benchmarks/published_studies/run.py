@@ -1,12 +1,12 @@
 """Repeat the studies of the documents on this machine and compare them with the published results.
 
-    python benchmarks/seeds/run.py [--step N] [--repeat] [--out DIR] [STUDY ...]
+    python benchmarks/published_studies/run.py [--step N] [--repeat] [--out DIR] [STUDY ...]
 
 Each study consists of a few `tune sweep` or `tune` commands, run as a user would. Its results are written to
 STUDY.jsonl and its tables to STUDY.md in this folder, its plot to docs/images/. Measurements are also stored in DIR
-(results/seeds), so an interrupted command can be continued; a measured study's files are only written again, unless
---repeat is given. --step measures a single step; the other steps keep the results in STUDY.jsonl. The table has the
-load averages of the machine.
+(results/published_studies), so an interrupted command can be continued; a measured study's files are only written
+again, unless --repeat is given. --step measures a single step; the other steps keep the results in STUDY.jsonl. The
+table has the load averages of the machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def main() -> None:
     parser.add_argument("studies", nargs="*", metavar="STUDY", default=list(STUDIES), help=", ".join(STUDIES))
     parser.add_argument("--step", type=int, metavar="N", help="measure only this step of one study; 0 is the first")
     parser.add_argument("--repeat", action="store_true", help="repeat all measurements")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "seeds", help="folder of the measurements")
+    out = ROOT / "results" / "published_studies"
+    parser.add_argument("--out", type=Path, default=out, help="folder of the measurements")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.studies if name not in STUDIES]
     if unknown:

@@ -1,8 +1,8 @@
 """Draw the plots of benchmarks/published_studies.md from the kept measurements and the published results.
 
-    python benchmarks/seeds/plot.py
+    python benchmarks/published_studies/plot.py
 
-Writes docs/images/study-NNN.svg for each of the five published studies. The colours follow the page: light or dark.
+Writes docs/images/study-STUDY.svg for each of the five published studies. The colours follow the page: light or dark.
 """
 
 from __future__ import annotations
@@ -229,16 +229,16 @@ def bert() -> Drawing:
         Series(DYNAMIC, "dynamic, batch 1", "good"),
         Series("static · 4 instances", "4 instances, batch 1", "stage-3"),
     )
-    return throughput_and_ratios("000", "BERT", series, samples_in_flight, "samples in flight")
+    return throughput_and_ratios("bert", "BERT", series, samples_in_flight, "samples in flight")
 
 
 def resnext() -> Drawing:
     series = (Series("FP32", "FP32", "front"), Series("FP16", "FP16", "stage-3"))
-    return throughput_and_ratios("001", "ResNeXt", series, concurrency, "requests in flight")
+    return throughput_and_ratios("resnext", "ResNeXt", series, concurrency, "requests in flight")
 
 
 def dlrm() -> Drawing:
-    rows = results("002")
+    rows = results("dlrm")
     figure, upper, lower = two_panels()
     by_size = (
         Series(ON_CPU, "ONNX FP32, CPU", "front"),
@@ -250,11 +250,11 @@ def dlrm() -> Drawing:
     draw_throughput(lower, by_load, concurrency, "requests in flight", rows, title=title, y_log=False)
     lower.legend(loc="upper left", fontsize=10)
     arrange(figure, PANEL, PANEL, legend_above(figure, upper, columns=2))
-    return Drawing("study-002", "DLRM", "", figure)
+    return Drawing("study-dlrm", "DLRM", "", figure)
 
 
 def minilm() -> Drawing:
-    cells, printed = rows = results("003", "003-fastapi", "003-variants")
+    cells, printed = rows = results("minilm", "minilm-fastapi", "minilm-variants")
 
     def pair(name: str, here: str, there: str) -> Pair:
         return Pair(name, latency(cells, here), latency(printed, there))
@@ -279,7 +279,7 @@ def minilm() -> Drawing:
     draw_throughput(lower, series, concurrency, "requests in flight", rows, title=title, y_log=False)
     lower.legend(loc="upper left", fontsize=10)
     arrange(figure, ROW * len(pairs), PANEL)
-    return Drawing("study-003", "MiniLM", "", figure)
+    return Drawing("study-minilm", "MiniLM", "", figure)
 
 
 def latency(rows: Iterable[Row], label: str) -> float | None:
@@ -289,7 +289,7 @@ def latency(rows: Iterable[Row], label: str) -> float | None:
 
 
 def text_recognition() -> Drawing:
-    rows = results("004")
+    rows = results("text_recognition")
     figure, upper, lower = two_panels()
     series = (
         Series(STATIC, "static", "front"),
@@ -298,17 +298,17 @@ def text_recognition() -> Drawing:
         Series(TWO_DYNAMIC, "dynamic, 2 instances", "stage-3"),
     )
     draw_throughput(upper, series, concurrency, "requests in flight, 2 samples each", rows)
-    draw_ratios(lower, "004", rows)
-    arrange(figure, PANEL, ROW * len(STUDIES["004"].ratios), legend_above(figure, upper, columns=2))
-    return Drawing("study-004", "text recognition", "", figure)
+    draw_ratios(lower, "text_recognition", rows)
+    arrange(figure, PANEL, ROW * len(STUDIES["text_recognition"].ratios), legend_above(figure, upper, columns=2))
+    return Drawing("study-text_recognition", "text recognition", "", figure)
 
 
-PLOTS = {"000": bert, "001": resnext, "002": dlrm, "003": minilm, "004": text_recognition}
+PLOTS = {"bert": bert, "resnext": resnext, "dlrm": dlrm, "minilm": minilm, "text_recognition": text_recognition}
 
 
 def plot_of(study: str) -> str:
-    """Return the name of the plot that shows a study: 003-fastapi and 003-variants are parts of 003."""
-    return study[:3]
+    """Return the name of the plot that shows a study: minilm-fastapi and minilm-variants are parts of minilm."""
+    return study.partition("-")[0]
 
 
 def draw(name: str) -> str:
@@ -330,7 +330,7 @@ def adapt_to_dark(text: str) -> str:
 
 
 def write(names: Iterable[str], folder: Path = IMAGES) -> None:
-    """Write these plots as study-NNN.svg."""
+    """Write these plots as study-STUDY.svg."""
     for name in names:
         (folder / f"study-{name}.svg").write_text(draw(name), encoding="utf-8")
 

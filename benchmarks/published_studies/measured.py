@@ -101,7 +101,7 @@ def _fastapi(step: Step, kept: Path, *, again: bool) -> StepResults:
         kept.write_text(json.dumps({"cells": cells, "began": began, "load": load}))
     document = json.loads(kept.read_text())
     cells = [cell | {"label": step.label(cell)} for cell in document["cells"]]
-    command = "python benchmarks/seeds/run.py 003-fastapi"
+    command = "python benchmarks/published_studies/run.py minilm-fastapi"
     return StepResults(
         command, str(hardware.detect()), document["began"], document["load"], cells, fastapi_baseline.NOTES
     )

@@ -1,4 +1,4 @@
-"""The studies of documents in ``benchmarks/seeds``: their kept results, commands, tables and plots."""
+"""The studies in ``benchmarks/published_studies``: their kept results, commands, tables and plots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "seeds"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published_studies"))
 
 import plot
 from kept import read_kept
@@ -22,8 +22,8 @@ from optimizer.cli.run import read_run_arguments
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.model.profile import load_profile
 
-SEEDS = FILE.parent
-PAGE = SEEDS.parent / "published_studies.md"
+FOLDER = FILE.parent
+PAGE = FOLDER.parent / "published_studies.md"
 SVG = "{http://www.w3.org/2000/svg}"
 STEPS = [(study.name, step) for study in STUDIES.values() for step in study.steps if step.command != "fastapi"]
 
@@ -35,7 +35,7 @@ def test_tune_accepts_each_command(study: str, step: Step) -> None:
         read_sweep_arguments(words)
     else:
         read_run_arguments(words)
-    profile = SEEDS / "profiles" / f"{words[-1]}.yaml"
+    profile = FOLDER / "profiles" / f"{words[-1]}.yaml"
     if profile.exists():
         load_profile(profile)
     else:
@@ -51,7 +51,8 @@ def table_rows(text: str) -> Iterator[dict[str, str]]:
 
 def section(study: str) -> str:
     """Return the section of the page on published studies that is about this study."""
-    found = re.search(rf"^## {study}: .*?(?=^## )", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    heading = rf"^## (?i:{study.replace('_', ' ')}): .*?(?=^## )"
+    found = re.search(heading, PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert found is not None
     return found[0]
 
@@ -68,7 +69,7 @@ def marks(svg: str) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_the_tables_are_those_of_the_kept_results(study: str) -> None:
-    assert (SEEDS / f"{study}.md").read_text(encoding="utf-8") == markdown(STUDIES[study], read_kept(study))
+    assert (FOLDER / f"{study}.md").read_text(encoding="utf-8") == markdown(STUDIES[study], read_kept(study))
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -91,7 +92,7 @@ def test_the_plot_on_the_page_shows_the_kept_results(name: str) -> None:
 @pytest.mark.parametrize("name", plot.PLOTS)
 def test_the_values_of_the_page_are_those_of_the_tables(name: str) -> None:
     text = section(name)
-    tables = "".join(path.read_text(encoding="utf-8") for path in sorted(SEEDS.glob(f"{name}*.md")))
+    tables = "".join(path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob(f"{name}*.md")))
     known: dict[tuple[str, ...], dict[str, str]] = {}
     ratios: list[list[str]] = []
     for row in table_rows(tables):

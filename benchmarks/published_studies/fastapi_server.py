@@ -1,4 +1,4 @@
-"""The baseline of seed 003: a model of tokens behind FastAPI and ONNX Runtime.
+"""The baseline of the study minilm-fastapi: a model of tokens behind FastAPI and ONNX Runtime.
 
     TRITUNE_BASELINE_MODEL=…/model.onnx python -m uvicorn --log-level warning fastapi_server:app
 
