@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-from optimizer.deploy import runtime
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 import simulator_proof as proof
 from simulator_proof import batching, cells, unbatched
+
+from optimizer.deploy import runtime
 
 pytestmark = [pytest.mark.alone(exclusive=True), pytest.mark.long]
 

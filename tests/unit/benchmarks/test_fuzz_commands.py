@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
+import fuzz_commands
 import pytest
+from fuzz_commands import SMOKE_CASES, OutOfTime, Place, State, Stopped, Watch, attempt, fuzz, limited
+from fuzz_sections import CommandCase, ReaderCase
 
 from optimizer.core.errors import BadInputError
 from tests.command_fixtures import Ended
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-import fuzz_commands
-from fuzz_commands import SMOKE_CASES, OutOfTime, Place, State, Stopped, Watch, attempt, fuzz, limited
-from fuzz_sections import CommandCase, ReaderCase
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tarfile
 import time
 from dataclasses import replace
@@ -10,10 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published_studies"))
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
 from gpu import pack, report, run
 from gpu.steps import BERT, PROFILES, RANDOM, STUDIES, GpuStep, OnGpu
 

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
 from made_up_stack import SimulatedStack
 from many_workers import WorkerSearch, best_of, searched
 from simulated_tables import hidden_server

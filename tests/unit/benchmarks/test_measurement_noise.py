@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from measurement_noise import Noise, NoisyServer, perturbed
 
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.replay.engine import recorded_problem, replay
 from optimizer.store.recording import read_recording
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-from measurement_noise import Noise, NoisyServer, perturbed
 
 LOADS = [LoadPoint(1, concurrency) for concurrency in (4, 8, 16, 32)]
 TRUE = Noise(server=(0.05, 0.03), epoch=(0.04, 0.02), window=(0.02, 0.06))

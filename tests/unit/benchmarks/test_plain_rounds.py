@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plain_rounds import ROLES, compared_points, why_not
 
 from optimizer.config.search_space import ModelKind
 from optimizer.results.finished_run import read_run
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-from plain_rounds import ROLES, compared_points, why_not
 
 SAMPLE = Path(__file__).parents[3] / "results" / "dlrm" / "sample"
 

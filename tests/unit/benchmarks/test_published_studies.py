@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "published_studies"))
-
 import plot
+import pytest
 from kept import read_kept
 from page import markdown
 from published import FILE

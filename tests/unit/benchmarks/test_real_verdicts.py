@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
 from intervals import Interval
 from perf_analyzer_versions import agreement
 from real_verdicts import PASS, Remeasured, VerdictRun, read_runs, report, share_over

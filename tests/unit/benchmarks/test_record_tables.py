@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import record_tables
 
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-import record_tables
 
 
 def test_a_fifth_of_the_configurations_is_repeated_on_two_servers_in_turn() -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
 import bounded_tables
+import pytest
 import rivals
 import search_methods
 from rivals.expert_defaults import ExpertSearcher

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
 from simulator_calibration import estimate_jitter, estimate_overheads, estimate_release_s, perf_analyzer_load
 
 from objectives.metrics import Measurement

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from measurement_noise import Noise, NoisyServer
+from simulated_tables import THREADS, SimulatedServer, write
 
 from objectives.metrics import METRICS
 from optimizer.config.search_space import SearchSpace
 from optimizer.replay.engine import recorded_problem, replay
 from optimizer.store.recording import read_recording
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-
-from measurement_noise import Noise, NoisyServer
-from simulated_tables import THREADS, SimulatedServer, write
 
 NOISE = Noise(server=(0.05, 0.01), epoch=(0.0, 0.0), window=(0.04, 0.05))
 DELAYS = ("off", 0, 1000, 8000)
