@@ -85,7 +85,7 @@ def _introduction(seeds: int) -> str:
     return f"""\
 Median / p90 of the relative errors over the other configurations at all loads, and over {seeds} random choices of the
 measured ones. A measured configuration has {LOADS} of its {LOADS * 2} loads. The latencies are p95. The target is a
-median error of at most {targets}. No constant was chosen on the half `test`.
+median error of at most {targets}. No constant of the simulator was chosen with the half `test`.
 """
 
 

@@ -528,7 +528,7 @@ def main() -> int:
     state = State.read(arguments.state, arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
         fuzz(state, SMOKE_CASES if arguments.smoke else arguments.cases, Place(Path(folder)), arguments.state)
-    print_title("Hostile words and files: latest run")
+    print_title("Bad input to the command line: latest run")
     print("A case is right if `tune` ends with a documented exit code, at most one line of error for each fault, no")
     print(
         "traceback, in time, and nothing is written or left running elsewhere. *Accepted* includes cases that would"
