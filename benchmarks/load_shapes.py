@@ -116,7 +116,7 @@ def line(name: str, rounds: list[tuple[float, float]], poisson: list[tuple[float
     mean, peak = mean_interval(rates), getattr(parse_arrivals(name), "shape", None)
     cells = [
         f"{mean.estimate:,.0f}",
-        f"{mean.low:,.0f} to {mean.high:,.0f}",
+        f"{mean.low:,.0f} to {mean.high:,.0f}" if len(rates) > 1 else "unknown",
         mean_interval(ratios).text(".2f"),
         f"{mean.estimate * (peak.peak if peak else 1):,.0f}",
         f"{statistics.fmean(p95_ms for _, p95_ms in rounds):.1f}",
