@@ -63,13 +63,14 @@ TrialRole: TypeAlias = Literal[  # why a trial runs
 class Candidate:
     """One configuration of the model, in Triton's terms.
 
+    An ``instance_count`` of 0 keeps the different counts of a model that is not tuned, see ``candidate_of``.
+
     Attributes:
         max_batch_size: Samples; 0 if the model has no batch dimension.
         dynamic_batching: Whether the dynamic batcher is on. If not, the delay is 0 and no sizes are preferred.
         max_queue_delay_us: ``max_queue_delay_microseconds`` of the dynamic batcher.
         preferred_batch_sizes: Ascending; empty if none are set.
-        instance_count: Instances for each instance group, on each of its GPUs. It is 0 only for a model that is not
-            tuned and whose groups have different counts, which stay as they are.
+        instance_count: Instances for each instance group, on each of its GPUs.
         fields: Other settings as (name, value), sorted by name. A name is a path in ModelConfig (such as
             ``parameters.intra_op_thread_count.string_value``), ``<model>/<parameter>`` for another model that is
             served, INSTANCE_GPUS, SERVER_CPUS, SERVER_PROCESSES, VARIANT, an option of the server, or a key of
