@@ -126,7 +126,7 @@ class Output:
 
 
 class Watch:
-    """Records what the code in this process writes outside ``root``, starts and connects to, and prevents it."""
+    """Records and prevents writes outside ``root``, new processes and connections of the code in this process."""
 
     WRITES = ("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "os.chown", "os.utime", "os.symlink")
     STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec", "pty.spawn")
@@ -430,7 +430,7 @@ class Tally:
 
 @dataclass
 class State:
-    """The cases so far: what a continued fuzzer begins with. ``faults`` are the smallest cases that are not right."""
+    """The cases so far, which a continued fuzzer skips. ``faults`` are the smallest cases that are not right."""
 
     seed: int
     sections: dict[str, Tally]
@@ -530,10 +530,8 @@ def main() -> int:
         fuzz(state, SMOKE_CASES if arguments.smoke else arguments.cases, Place(Path(folder)), arguments.state)
     print_title("Bad input to the command line: latest run")
     print("A case is right if `tune` ends with a documented exit code, at most one line of error for each fault, no")
-    print(
-        "traceback, in time, and nothing is written or left running elsewhere. *Accepted* includes cases that would"
-    )
-    print("need a server next. *Commands* were run again as real commands.\n")
+    print("traceback, in time, and leaves no process and no file outside its folders. *Accepted* includes cases")
+    print("that would need a server next. *Commands* were run again as real commands.\n")
     print("| section | tried | right | accepted | refused (2) | environment (3) | commands | slowest CPU s |")
     print("| --- | --: | --: | --: | --: | --: | --: | --: |")
     for name, tally in {**state.sections, "**all**": _total(state)}.items():

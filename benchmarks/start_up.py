@@ -1,4 +1,4 @@
-"""Time the commands that people wait for: the help, the version, a wrong flag, and what is done with a finished run.
+"""Time the commands that people wait for: the help, the version, a wrong flag, and those that read a finished run.
 
     python benchmarks/start_up.py [--rounds 10] [--run results/dlrm/sample] > benchmarks/start_up.md
 
@@ -52,7 +52,7 @@ class Start:
 
 
 def commands(run: Path, output: Path) -> list[TimedCommand]:
-    """Return the commands. ``output`` is a folder for what they write."""
+    """Return the commands. ``output`` is a folder for their output."""
     return [
         TimedCommand(("--help",), 0.2),
         TimedCommand(("--version",), 0.2),

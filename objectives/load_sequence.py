@@ -114,7 +114,7 @@ class LoadSequence:
     passed: int | None = field(default=None, init=False)
     _failures: int = field(default=0, init=False)
     _failed: set[int] = field(default_factory=set, init=False)
-    _lacking: float = field(default=0.0, init=False)  # predicted throughput of a load that missed the bound on it
+    _low_throughput: float = field(default=0.0, init=False)  # predicted, of the last load that missed the bound on it
 
     def __post_init__(self) -> None:
         end = len(self.predicted) if self.highest_first is None else self.highest_first + 1
@@ -212,7 +212,7 @@ class LoadSequence:
         """Count the current load as failed, and return the indices that may be next, ascending."""
         assert self.current is not None
         if lacks_throughput:
-            self._lacking = self.throughput[self.current]
+            self._low_throughput = self.throughput[self.current]
         else:
             self._failed.add(self.current)
         if self._failures + 1 == len(self.shares):
@@ -233,7 +233,7 @@ class LoadSequence:
 
         They are expected to serve more than that one, and than one that missed the bound on the throughput.
         """
-        indices, served = range(min([end, *self._failed])), self._lacking
+        indices, served = range(min([end, *self._failed])), self._low_throughput
         if self.passed is not None:
             indices, served = indices[self.passed + 1 :], max(served, self.throughput[self.passed])
         return [index for index in indices if self.throughput[index] >= SMALLEST_GAIN_FACTOR * served]

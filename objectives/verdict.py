@@ -179,9 +179,9 @@ def _combine(judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence:
             constraint.metric: entry.effective_requests for constraint, entry in judged if entry.effective_requests
         },
         lacks_throughput=any(
-            constraint.metric == "throughput" and own.verdict is not Verdict.PASS and not own.is_promising
-            for constraint, own in judged
-            if own.excess < UNSERVED_EXCESS  # a server that served nothing may serve more at a lower load
+            constraint.metric == "throughput" and entry.verdict is not Verdict.PASS and not entry.is_promising
+            for constraint, entry in judged
+            if entry.excess < UNSERVED_EXCESS  # a server that served nothing may serve more at a lower load
         ),
     )
 

@@ -3,8 +3,8 @@
     python -m tests.recorded_run TABLE FOLDER SEARCH [STORAGE]
 
 Each recorded measurement takes MEASURE_SECONDS, so that a test can stop the run in the middle of one, or hold it with
-``wait_while_held``. Database statements are repeated for RETRY_SECONDS only, so that tests of a database that is gone
-end soon.
+``wait_while_held``. Database statements are repeated for RETRY_SECONDS only, so that tests of a lost
+database end soon.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from optimizer.study.trial_runner import run_trials
 MEASURE_SECONDS, RETRY_SECONDS = 0.01, 3.0
 BOUND_MS = 5.0
 RESULT, PLAN = "recommended.json", "plan.json"
-HOLD, HELD = ".hold", ".held"  # files beside the folder of a run
+HOLD, HELD = ".hold", ".held"  # files next to the folder of a run
 
 
 def wait_while_held(folder: Path) -> None:

@@ -84,7 +84,7 @@ class Output:
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered."""
+        """Write the buffered text."""
         with self._translated_errors():
             self._stream.flush()
 
@@ -103,7 +103,7 @@ class Output:
                 ) from None
 
     def _discard(self) -> None:
-        """Discard what is buffered and all later output; otherwise Python tries to write it again when it exits."""
+        """Discard the buffered text and all later output; otherwise Python tries to write it again when it exits."""
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
             os.dup2(nowhere.fileno(), self._stream.fileno())
 

@@ -26,7 +26,7 @@ STREAM_CAUTION = 0.2
 NO_BOUND = -1e3  # log of the latency over its bound if there is none
 FARTHEST_LOAD = 1.5  # at which the test of a compared candidate begins, relative to the load of the comparison
 ROUNDING = 1e-9  # difference between a prediction and a measurement that is none
-FLOOR_MARGIN = 1.05  # factor on the bound on the throughput; a load that serves less can hardly pass its test
+THROUGHPUT_MARGIN_FACTOR = 1.05  # on the throughput bound; a load that serves less can hardly pass its test
 COMPARED_LOADS = 3  # most loads of a candidate that is measured for comparison
 
 
@@ -159,7 +159,7 @@ def predict_loads(
     if point.measurement.is_streamed:
         expected[:, 0] += STREAM_CAUTION
     throughput = np.exp(expected[:, 1])
-    least = min(FLOOR_MARGIN * problem.sla.throughput_floor, throughput[loads.index(point.load)])
+    least = min(THROUGHPUT_MARGIN_FACTOR * problem.sla.throughput_floor, throughput[loads.index(point.load)])
     kept = np.flatnonzero(throughput >= least).tolist()
     return LoadPredictions(
         tuple(loads[load] for load in kept), tuple(expected[kept, 0].tolist()), tuple(throughput[kept].tolist())

@@ -246,7 +246,8 @@ def _rise_ms(windows: Sequence[ConfirmationWindow], timing: Timing) -> float:
     """
     rises = []
     for server in {window.server for window in windows}:
-        known = (getattr(own.measurement, timing.field_of("avg")) for own in windows if own.server == server)
+        of_server = [window.measurement for window in windows if window.server == server]
+        known = (getattr(measurement, timing.field_of("avg")) for measurement in of_server)
         means = [mean for mean in known if mean is not None]
         third = len(means) // 3
         if third == 0 or not windows[0].load.request_rate:

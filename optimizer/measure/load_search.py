@@ -246,7 +246,7 @@ MAX_STEP, MIN_STEP = 4.0, 1.5
 OVERLOADED = 0.97  # share of the sent requests: a server that answers fewer is overloaded
 CAPACITY_SHARE = 0.9  # share of the capacity: random arrivals need headroom
 FEWEST_REQUESTS = 3  # in the longest window of a measurement, at the lowest rate
-FLOOR_MARGIN = 1.1  # factor on the throughput floor, which a test of four fresh servers with random arrivals needs
+RATE_MARGIN_FACTOR = 1.1  # on the throughput floor; a test of four fresh servers with random arrivals needs it
 LOWEST_RATE = FEWEST_REQUESTS * 1000 / MAX_WINDOW_MS
 
 
@@ -280,14 +280,14 @@ def next_rate(measured: Sequence[tuple[LoadPoint, Measurement]], rules: LoadSear
 
 
 def _lowest_rate(seen: Mapping[float, Measurement], repeats: int, rules: LoadSearchRules) -> LoadPoint | None:
-    """Return the lowest rate that serves the throughput floor on fresh servers as well: FLOOR_MARGIN above it.
+    """Return the lowest rate that serves the throughput floor on fresh servers as well: RATE_MARGIN_FACTOR above it.
 
     Random arrivals may still be too few in a measurement of few requests. Then a higher rate is next. A measurement
     that failed or is not stable is repeated, because the configuration is measured at no other rate.
     """
     floor = rules.throughput_floor / rules.request_batch_size
     if not seen:
-        return _rate_load(FLOOR_MARGIN * floor or float(rules.start), rules)
+        return _rate_load(RATE_MARGIN_FACTOR * floor or float(rules.start), rules)
     top = max(seen)
     newest, answered = seen[top], _answered_rate(seen[top], rules)
     if newest.overloaded:
@@ -296,7 +296,7 @@ def _lowest_rate(seen: Mapping[float, Measurement], repeats: int, rules: LoadSea
         return LoadPoint(rules.request_batch_size, request_rate=top) if repeats < REPEATS else None
     if not rules.sla.is_met(newest) or not 0 < answered < floor or len(seen) >= rules.max_loads:
         return None
-    return _rate_load(top * max(floor / answered, FLOOR_MARGIN), rules)
+    return _rate_load(top * max(floor / answered, RATE_MARGIN_FACTOR), rules)
 
 
 def _rate_below(high: float, measurement: Measurement, rules: LoadSearchRules) -> float:

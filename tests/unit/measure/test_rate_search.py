@@ -19,8 +19,8 @@ from optimizer.core.measurement_windows import MAX_WINDOW_MS
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_search import (
     FEWEST_REQUESTS,
-    FLOOR_MARGIN,
     LOWEST_RATE,
+    RATE_MARGIN_FACTOR,
     RATE_RESOLUTION,
     REPEATS,
     LoadSearchRules,
@@ -88,7 +88,7 @@ FLOOR = LoadSearchRules(4, 64, Sla(), start=100, open_loop=True, finds_lowest_lo
 
 def test_with_a_latency_objective_a_rate_above_the_throughput_floor_is_measured() -> None:
     load = next_rate((), FLOOR)
-    assert load == LoadPoint(4, request_rate=FLOOR_MARGIN * 500.0)
+    assert load == LoadPoint(4, request_rate=RATE_MARGIN_FACTOR * 500.0)
     assert next_rate(((load, Measurement(2100.0, stable=True)),), FLOOR) is None
     five_digits = next_rate((), replace(FLOOR, request_batch_size=1, throughput_floor=12345.0))
     assert five_digits == LoadPoint(1, request_rate=13600.0)
