@@ -16,12 +16,12 @@ METRICS_CONFIG = "--metrics-config"
 DEFAULT_LEVELS = frozenset((0.5, 0.9, 0.95, 0.99))  # of Triton's quantiles; that of 0.999 is not precise enough
 ERROR_SHARE = 0.1  # the error of a level as a share of its distance from 1
 QUANTILE_COST = "20 to 30 µs of CPU time a request"  # benchmarks/latency_quantiles.md
-# set by tune itself, or able to stop, hide or open the server
+# set by tune itself, or able to stop, hide or open the server; the user needs allow-client-shm for --shared-memory
 _RESERVED = re.compile(
     r"help|id|model-(repository|store|control-mode|config-name|namespacing)|repository-poll-secs|load-model"
     r"|exit-on-error|disable-auto-complete-config|strict-(model-config|readiness)|backend-directory|log-(file|error)"
-    r"|allow-.*|(http|grpc|metrics)-(address|port)|reuse-(http|grpc)-port|http-restricted-api|grpc-restricted-protocol"
-    r"|grpc-use-ssl.*|(sagemaker|vertex-ai)-.*"
+    r"|allow-(?!client-shm$).*|(http|grpc|metrics)-(address|port)|reuse-(http|grpc)-port|http-restricted-api"
+    r"|grpc-restricted-protocol|grpc-use-ssl.*|(sagemaker|vertex-ai)-.*"
 )
 _WITHOUT_DASHES = {
     name.replace("-", ""): name

@@ -113,6 +113,13 @@ def test_contradictory_options_give_one_line(words: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_shared_memory_can_be_switched_on_in_a_server_that_has_it_off() -> None:
+    words = "--target docker --docker-image i --shared-memory system --server-arg=--allow-client-shm=true m"
+    assert read_run_arguments(words.split()).options.server_args == ("--allow-client-shm=true",)
+    with pytest.raises(BadInputError, match="--allow-client-shm-x is set by tune itself"):
+        read_run_arguments(["--target", "local", "--server-arg=--allow-client-shm-x=true", "m"])
+
+
 @pytest.mark.parametrize(
     ("url", "address"),
     [
