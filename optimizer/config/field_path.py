@@ -10,6 +10,7 @@ Enums are read and set by name. A path that does not exist, or a value of anothe
 from __future__ import annotations
 
 import difflib
+import struct
 from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
@@ -28,12 +29,14 @@ _INTEGERS = {
     FieldDescriptor.CPPTYPE_UINT64: range(2**64),
 }
 _FLOATS = {FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE}
+_FLOAT32_DIGITS = range(6, 10)  # 6 are exact in every 32-bit number, and 9 identify each one
 
 
 def get_value(message: Any, path: str) -> FieldValue | None:
     """Return the value at ``path``; None if a message, key or index on the way is missing.
 
-    A scalar field in an existing message has at least its default value.
+    A scalar field in an existing message has at least its default value. A number of 32 bits has no more digits than
+    it needs, as in the text format: 0.3, and not 0.30000001192092896.
     """
     steps = _steps(message.DESCRIPTOR, path)
     value: Any = message
@@ -175,8 +178,16 @@ def _read(leaf: FieldDescriptor, value: Any) -> FieldValue:
     if enum is not None:
         known = enum.values_by_number.get(value)
         return known.name if known is not None else int(value)
+    if leaf.cpp_type == FieldDescriptor.CPPTYPE_FLOAT:
+        shorter = (float(f"{value:.{digits}g}") for digits in _FLOAT32_DIGITS)
+        return next((number for number in shorter if _float32(number) == value), float(value))
     result: FieldValue = value
     return result
+
+
+def _float32(number: float) -> float:
+    """Return the nearest number of 32 bits. Raises OverflowError if it is too large."""
+    return float(struct.unpack("<f", struct.pack("<f", number))[0])
 
 
 def _convert(path: str, leaf: FieldDescriptor, value: FieldValue) -> Any:
@@ -193,7 +204,7 @@ def _convert(path: str, leaf: FieldDescriptor, value: FieldValue) -> Any:
         if isinstance(value, bool):
             raise ValueError
         if kind in _FLOATS:
-            return float(text)
+            return _float32(float(text)) if kind == FieldDescriptor.CPPTYPE_FLOAT else float(text)
         if kind in _INTEGERS:
             number = int(value) if isinstance(value, float) else int(text)
             if (isinstance(value, float) and number != value) or number not in _INTEGERS[kind]:

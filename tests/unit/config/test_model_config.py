@@ -285,6 +285,14 @@ def test_a_field_at_its_default_may_be_absent() -> None:
     assert differences(replace(WANTED, fields=(("optimization.graph.level", 0),)), config()) == []
 
 
+def test_a_number_of_32_bits_is_compared_as_such() -> None:
+    path = "sequence_batching.direct.minimum_slot_utilization"
+    serving = config(f"max_batch_size: 8 sequence_batching {{ direct {{ {path.split('.')[-1]}: 0.3 }} }}")
+    assert differences(Candidate(8, fields=((path, 0.3),)), serving) == []
+    assert differences(Candidate(8, fields=((path, 0.8),)), serving) == [f"{path} is 0.3, wanted 0.8"]
+    assert candidate_of(serving, [path]).fields == ((path, 0.3),)
+
+
 def test_the_kind_that_triton_chose_is_no_difference() -> None:
     kind, serving = "instance_group.0.kind", config("max_batch_size: 8 instance_group { count: 1 kind: KIND_CPU }")
     assert differences(Candidate(8, fields=((kind, "KIND_AUTO"),)), serving) == []
@@ -319,6 +327,8 @@ def test_a_group_of_another_count_is_a_difference() -> None:
         ("dynamic_batching.priority_levels", 2**64 - 1, 2**64 - 1),
         ("dynamic_batching.preserve_ordering", "false", False),
         ("sequence_batching.direct.minimum_slot_utilization", "0.5", 0.5),
+        ("sequence_batching.direct.minimum_slot_utilization", 0.3, 0.3),
+        ("sequence_batching.direct.minimum_slot_utilization", 1 / 3, 0.33333334),
         ("optimization.execution_accelerators.gpu_execution_accelerator.0.parameters.precision", "FP16", "FP16"),
         ("response_cache.enable", 1, True),
     ],
@@ -360,6 +370,7 @@ def test_an_absent_field_is_none(path: str) -> None:
         ("optimization.graph.level", 1.5, "1.5 does not fit"),
         ("optimization.graph.level", True, "True does not fit"),
         ("optimization.graph.level", 2**31, "2147483648 does not fit"),
+        ("sequence_batching.direct.minimum_slot_utilization", 1e39, "1e[+]39 does not fit; it takes a number"),
         ("dynamic_batching.priority_levels", -1, "-1 does not fit; .* not negative"),
         ("dynamic_batching.preserve_ordering", "maybe", "'maybe' does not fit; it takes true or false"),
         ("instance_group.0.kind", "KIND_TPU", "'KIND_TPU' does not fit; it takes KIND_AUTO, KIND_GPU"),
