@@ -189,15 +189,20 @@ def configurations(own: Candidate, choices: SweepChoices) -> tuple[tuple[Candida
     return tuple(candidates), CombinationsLeftOut(left_out, tuple(sorted(unused))) if left_out else None
 
 
-def sweep_cells(plan: SweepPlan, trials: Sequence[Trial]) -> list[SweepCell]:
-    """Return a cell for every configuration at every load, also for those that could not be measured."""
+def sweep_cells(
+    plan: SweepPlan, trials: Sequence[Trial], failures: Mapping[int, str] | None = None
+) -> list[SweepCell]:
+    """Return a cell for every configuration at every load, also for those that could not be measured.
+
+    ``failures`` has the reason why measuring a configuration ended early, by its number.
+    """
     by_number = {trial.number: trial for trial in trials}
     cells = []
     for number, candidate in enumerate(plan.configurations):
         trial = by_number.get(number, Trial(number, candidate))
         for load in plan.loads:
             measured = [measurement for at, measurement in trial.measurements if at == load]
-            measurement = _median(measured) or _reason(plan, trial, load)
+            measurement = _median(measured) or _reason(plan, trial, load, (failures or {}).get(number, ""))
             cells.append(SweepCell(number, candidate, load, measurement, len(measured)))
     return cells
 
@@ -208,8 +213,8 @@ def _median(measured: Sequence[Measurement]) -> Measurement | None:
     return known[(len(known) - 1) // 2] if known else measured[-1] if measured else None
 
 
-def _reason(plan: SweepPlan, trial: Trial, load: LoadPoint) -> Measurement:
+def _reason(plan: SweepPlan, trial: Trial, load: LoadPoint, failure: str) -> Measurement:
     if load not in plan.loads_of(trial.candidate):
         size = trial.candidate.max_batch_size
         return Measurement(reason=f"max_batch_size {size} admits no requests of {load.request_batch_size:g} samples")
-    return Measurement(reason=trial.reason or "not measured")
+    return Measurement(reason=trial.reason or failure or "not measured")

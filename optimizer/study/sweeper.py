@@ -110,11 +110,15 @@ class SweepResult:
 
 @dataclass
 class Sweeper:
-    """Measures the loads of ``plan`` that are missing in the table."""
+    """Measures the loads of ``plan`` that are missing in the table.
+
+    ``failures`` gets the reason of each configuration whose deployment failed, by its number.
+    """
 
     plan: SweepPlan
     target: Target
     measurer: Measurer
+    failures: dict[int, str]
 
     def run(self) -> None:
         """Measure all configurations in turn, ``repeat`` times, so that a drift of the machine affects all alike."""
@@ -125,8 +129,14 @@ class Sweeper:
                 trials[number] = self._measure(trial, deque(self.plan.missing(trial, rounds)))
 
     def _measure(self, trial: Trial, pending: deque[LoadPoint]) -> Trial:
-        """Return ``trial`` with the ``pending`` loads measured. A load that crashes the server is skipped."""
-        before = len(pending)
+        """Return ``trial`` with the ``pending`` loads measured. A load that crashes the server is skipped.
+
+        The trial fails only if it has no measurements, because readers of the table drop those before a failure.
+        """
+        if not pending:
+            return trial
+        observer, before = self.measurer.observer, len(pending)
+        observer.trial_started(trial.number, trial.candidate, "sweep")
 
         def measure(current: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
             pending.popleft()
@@ -137,25 +147,23 @@ class Sweeper:
             before, earlier = len(pending), before
             return before < earlier
 
-        observer = self.measurer.observer
-
-        def prepare(endpoint: Endpoint) -> None:
-            self.measurer.note_device(endpoint)
-            observer.trial_started(trial.number, trial.candidate, "sweep")
-
         trial, error = CandidateMeasurer(
             self.target,
             self.measurer,
             measure=measure,
-            prepare=prepare,
+            prepare=self.measurer.note_device,
             is_worth_retrying=has_progressed,
             max_crashes=None,
         ).run(trial, lambda _: pending[0] if pending else None)
-        if error is not None:
-            trial = replace(trial.with_failure(error), measurements=trial.measurements)
-            self.measurer.table.append_failure(trial)
-            observer.trial_finished(trial, None)
-        return trial
+        if error is None:
+            return trial
+        failed = trial.with_failure(error)
+        self.failures[trial.number] = failed.reason
+        observer.trial_finished(failed, None)
+        if trial.measurements:
+            return trial
+        self.measurer.table.append_failure(failed)
+        return failed
 
 
 def sweep(
@@ -181,6 +189,7 @@ def sweep(
         problem = task.problem
         table = SweepTables(folder, problem.model, plan, problem.space.fields, fingerprint.id, problem.cpu_count)
         status: SweepStatus = "done"
+        failures: dict[int, str] = {}
         facts = {
             "command": request.command,
             "options": request.given,
@@ -201,13 +210,13 @@ def sweep(
                 target.start()
                 measurer = environment.make_measurer(task, folder, table, make_observer(plan))
                 try:
-                    Sweeper(plan, target, measurer).run()
+                    Sweeper(plan, target, measurer, failures).run()
                 finally:
                     notes = (*notes, *(note for note in measurer.notes if isinstance(note, ServedOnCpu)))
         except KeyboardInterrupt:
             interrupts.acknowledge()
             status = "interrupted"
-        cells = sweep_cells(plan, table.read())
+        cells = sweep_cells(plan, table.read(), failures)
         notes = (*notes, *sweep_output.notes(cells))
         document = sweep_output.document(status, facts, cells, notes, stopwatch.wall_seconds())
         sweep_output.write(folder, document)

@@ -18,16 +18,16 @@ from objectives.metrics import Measurement
 from optimizer.cli.sweep import SweepArguments, read_sweep_arguments
 from optimizer.config.queue_policy import ALLOW_TIMEOUT_OVERRIDE, TIMEOUT_ACTION, TIMEOUT_US
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import BadInputError, ServerCrashed
+from optimizer.core.errors import BadInputError, DeploymentError, ServerCrashed
 from optimizer.core.notes import ServedOnCpu
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial
-from optimizer.measure.measurer import Measurer
+from optimizer.measure.measurer import Measurer, ProgressObserver
 from optimizer.options.values import parse_rates, parse_whole_numbers
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.recording import RecordedServer, read_recording
 from optimizer.store.run_folder import RunFolder
 from optimizer.study import sweep_output
-from optimizer.study.sweep_output import print_sweep
+from optimizer.study.sweep_output import SweepProgress, print_sweep
 from optimizer.study.sweep_plan import SweepCell, SweepChoices, SweepPlan, configurations, sweep_cells
 from optimizer.study.sweeper import Sweeper, SweepTables
 
@@ -294,21 +294,32 @@ def test_tables_are_readable_as_tables_of_a_run(tmp_path: Path, sizes: tuple[int
 
 
 class Server(RecordedServer):
-    """A server that serves every load; each of ``crashes`` and ``interrupts`` raises once."""
+    """A server that serves every load; each of ``crashes`` and ``interrupts`` raises once.
+
+    Each of ``warm_up_crashes`` raises once in the warm-up. The deployments with a number in ``slow``, from 1, fail.
+    """
 
     def __init__(
-        self, *crashes: LoadPoint, interrupts: Sequence[LoadPoint] = (), broken: Candidate | None = None
+        self,
+        *crashes: LoadPoint,
+        interrupts: Sequence[LoadPoint] = (),
+        broken: Candidate | None = None,
+        warm_up_crashes: Sequence[LoadPoint] = (),
+        slow: Sequence[int] = (),
     ) -> None:
-        taken = tuple((LoadPoint(1, concurrency), measurement(100.0 * concurrency)) for concurrency in (1, 4))
+        taken = tuple((LoadPoint(1, concurrency), measurement(100.0 * concurrency)) for concurrency in (1, 4, 16))
         served = [Trial(0, candidate, taken) for candidate in (STATIC, DYNAMIC, Candidate(1)) if candidate != broken]
         failed = [Trial(0, broken, status="failed", reason="no memory")] if broken else []
         super().__init__(served + failed)
         self.deployments: list[Candidate] = []
         self._crashes, self._interrupts = list(crashes), list(interrupts)
+        self._warm_up_crashes, self._slow = list(warm_up_crashes), slow
 
     @contextlib.contextmanager
     def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
         self.deployments.append(candidate)
+        if len(self.deployments) in self._slow:
+            raise DeploymentError("loading took longer than 120 s")
         with super().deploy(candidate) as endpoint:
             yield endpoint
 
@@ -321,12 +332,20 @@ class Server(RecordedServer):
             raise ServerCrashed("died")
         return super().measure(endpoint, load, seconds)
 
+    def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> None:
+        if load in self._warm_up_crashes:
+            self._warm_up_crashes.remove(load)
+            raise ServerCrashed("died in the warm-up")
 
-def sweep_on(server: Server, folder: Path, sweep_plan: SweepPlan) -> list[SweepCell]:
+
+def sweep_on(
+    server: Server, folder: Path, sweep_plan: SweepPlan, observer: ProgressObserver | None = None
+) -> list[SweepCell]:
     tables = SweepTables(RunFolder(folder), "m", sweep_plan, {})
+    sweeper = Sweeper(sweep_plan, server, Measurer(server, server, tables, observer or QuietObserver()), {})
     with contextlib.suppress(KeyboardInterrupt):
-        Sweeper(sweep_plan, server, Measurer(server, server, tables, QuietObserver())).run()
-    return sweep_cells(sweep_plan, tables.read())
+        sweeper.run()
+    return sweep_cells(sweep_plan, tables.read(), sweeper.failures)
 
 
 class ServerOnCpu(Server):
@@ -344,7 +363,7 @@ def test_a_note_says_that_the_cpu_served_in_place_of_the_gpu(tmp_path: Path) -> 
         folder = RunFolder(tmp_path / str(broken))
         folder.path.mkdir()
         measurer = Measurer(server, server, SweepTables(folder, "m", plan(), {}), QuietObserver())
-        Sweeper(plan(), server, measurer).run()
+        Sweeper(plan(), server, measurer, {}).run()
         assert measurer.notes == notes
 
 
@@ -353,6 +372,44 @@ def test_failures_are_rows_and_the_sweep_continues(tmp_path: Path) -> None:
     cells = sweep_on(server, tmp_path, plan())
     assert [cell.measurement.reason for cell in cells] == ["died", "", "no memory", "no memory", "", ""]
     assert server.deployments == [STATIC, STATIC, DYNAMIC, Candidate(1)], "after a crash on another server"
+
+
+def test_the_heading_of_a_configuration_precedes_its_failure(tmp_path: Path) -> None:
+    lines: list[str] = []
+    sweep_plan = plan()
+    sweep_on(Server(broken=DYNAMIC), tmp_path, sweep_plan, SweepProgress(lines.append, sweep_plan))
+    assert [line.split("  ")[0] or line.strip().split(":")[0] for line in lines] == [
+        *("1/3", "1 of 6", "2 of 6"),
+        *("2/3", "failed"),
+        *("3/3", "3 of 6", "4 of 6"),
+    ]
+
+
+def test_a_later_failed_deployment_keeps_the_measured_cells(tmp_path: Path) -> None:
+    """The second round fails to deploy the first configuration, and the third round measures it again."""
+    server = Server(slow=[4])
+    cells = sweep_on(server, tmp_path, plan(repeat=3))
+    assert server.deployments == [STATIC, DYNAMIC, Candidate(1)] * 3
+    assert [cell.measured for cell in cells] == [2, 2, 3, 3, 3, 3]
+    (tmp_path / "again").mkdir()
+    cells = sweep_on(Server(slow=[4, 7]), tmp_path / "again", plan(repeat=3))
+    assert [cell.measurement.throughput_infer_per_sec for cell in cells] == [100, 400] * 3
+    assert [cell.measured for cell in cells] == [1, 1, 3, 3, 3, 3]
+    recording = read_recording(tmp_path / "again" / "trials.csv")
+    assert [row.measurement.throughput_infer_per_sec for row in recording.rows] == [100, 400] * 3
+    resumed = Server()
+    assert [cell.measured for cell in sweep_on(resumed, tmp_path / "again", plan(repeat=3))] == [3] * 6
+    assert resumed.deployments == [STATIC] * 2, "once for each round that failed"
+
+
+def test_a_crash_in_a_later_warm_up_keeps_the_measured_cells(tmp_path: Path) -> None:
+    loads = tuple(LoadPoint(1, concurrency) for concurrency in (1, 4, 16))
+    sweep_plan = SweepPlan((STATIC,), loads)
+    cells = sweep_on(Server(loads[1], warm_up_crashes=[loads[2]]), tmp_path, sweep_plan)
+    assert [cell.measurement.reason for cell in cells] == ["", "died", "died in the warm-up"]
+    assert [cell.measurement.throughput_infer_per_sec for cell in cells] == [100, None, None]
+    resumed = sweep_on(Server(), tmp_path, sweep_plan)
+    assert [cell.measurement.throughput_infer_per_sec for cell in resumed] == [100, None, 1600]
 
 
 def test_each_round_measures_all_configurations(tmp_path: Path) -> None:
