@@ -226,7 +226,21 @@ class SamplesLeftOut(Note):
     def __str__(self) -> str:
         return (
             f"{self.sent:,} of the {self.recorded:,} samples are sent: perf_analyzer takes long to prepare requests "
-            f"of {self.batch_size:,} from more (--load rate sends all)"
+            f"of {self.batch_size:,} from more (--load rate sends up to 65,536)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesNotKept(Note):
+    """An open loop sends only ``sent`` of the recorded samples, chosen evenly."""
+
+    sent: int
+    recorded: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sent:,} of the {self.recorded:,} samples are sent, chosen evenly: tune's client keeps them in "
+            "memory, at most 65,536 samples and 32 MiB of the file"
         )
 
 

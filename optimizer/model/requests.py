@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from optimizer.config.model_config_proto import DataType, ModelConfig
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically, write_error
 from optimizer.core.locks import file_lock
-from optimizer.core.notes import SamplesLeftOut
+from optimizer.core.notes import SamplesLeftOut, SamplesNotKept
 from optimizer.core.request_sizes import Shape, TokenRequests, ValueRange, parse_range, parse_shape, select_inputs
 from optimizer.core.safe_text import exists, is_file, is_folder, one_line
 from optimizer.model import input_data
@@ -122,17 +123,22 @@ class Requests:
     shapes: tuple[str, ...] = ()
     unbounded: tuple[str, ...] = ()
     largest: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    note: SamplesLeftOut | None = None
+    note: SamplesLeftOut | SamplesNotKept | None = None
 
     def limited(self, batching: RequestBatching, cache: Path) -> Requests:
-        """Return requests that perf_analyzer prepares in about a second: evenly chosen samples of a large file.
+        """Return evenly chosen samples of a large file, as many as the load generator can take.
 
+        perf_analyzer prepares them in about a second. In an open loop, tune's own client keeps them in memory.
         Raises BadInputError or EnvironmentFault.
         """
-        limit = max(MIN_SAMPLES, MAX_PREPARED_SAMPLES // batching.samples)
-        if self.input_data in GENERATED_DATA or batching.open_loop or batching.samples == 1:
+        if self.input_data in GENERATED_DATA:
             return self
         path = Path(self.input_data)
+        if batching.open_loop:
+            return self._limited_to_memory(path, batching.samples, cache)
+        limit = max(MIN_SAMPLES, MAX_PREPARED_SAMPLES // batching.samples)
+        if batching.samples == 1:
+            return self
         if path.stat().st_size <= limit * MIN_ENTRY_BYTES:
             return self
         entries = input_data.read_entries(path)
@@ -141,6 +147,19 @@ class Requests:
         chosen = [entries[i * len(entries) // limit] for i in range(limit)]
         note = SamplesLeftOut(limit, len(entries), batching.samples)
         return replace(self, input_data=str(_store(input_data.entries_to_json(chosen), cache)), note=note)
+
+    def _limited_to_memory(self, path: Path, together: int, cache: Path) -> Requests:
+        """Return evenly chosen groups of ``together`` samples: MAX_SENT_ENTRIES, or about MAX_SENT_BYTES if fewer."""
+        size, count = path.stat().st_size, input_data.count_entries(path)
+        if size <= input_data.MAX_SENT_BYTES and count <= input_data.MAX_SENT_ENTRIES:
+            return self
+        entries = input_data.read_entries(path)
+        groups = [entries[first : first + together] for first in range(0, count, together)]
+        share = min(input_data.MAX_SENT_BYTES / size, input_data.MAX_SENT_ENTRIES / count)
+        limit = max(1, math.floor(share * len(groups)))
+        chosen = [entry for number in range(limit) for entry in groups[number * len(groups) // limit]]
+        stored = _store(input_data.entries_to_json(chosen), cache)
+        return replace(self, input_data=str(stored), note=SamplesNotKept(len(chosen), count))
 
 
 def prepare_requests(

@@ -18,12 +18,11 @@ from optimizer.deploy.docker_container import SDK_COMMAND, PerfAnalyzerContainer
 from optimizer.deploy.perf_analyzer_release import ensure_older
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.generator import (
-    MAX_SENT_ENTRIES,
     ClosedLoopGenerator,
     OpenLoopGenerator,
     SequenceGenerator,
 )
-from optimizer.measure.load_client.launcher import MAX_MESSAGE_BYTES, SCRATCH, LoadClientGenerator
+from optimizer.measure.load_client.launcher import SCRATCH, LoadClientGenerator
 from optimizer.measure.load_wrappers import (
     ConcurrentLoadGenerator,
     IndexHintLoadGenerator,
@@ -31,7 +30,7 @@ from optimizer.measure.load_wrappers import (
     SharedMemoryLoadGenerator,
 )
 from optimizer.measure.perf_analyzer import FallbackRunner, PerfAnalyzer
-from optimizer.model.input_data import GENERATED_DATA, count_entries
+from optimizer.model.input_data import GENERATED_DATA, MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import quote
@@ -232,7 +231,7 @@ def is_too_large(task: Task) -> bool:
     if task.input_data in GENERATED_DATA:
         return False
     file = Path(task.input_data)
-    return file.stat().st_size > MAX_MESSAGE_BYTES or count_entries(file) > MAX_SENT_ENTRIES
+    return file.stat().st_size > MAX_SENT_BYTES or count_entries(file) > MAX_SENT_ENTRIES
 
 
 def _make_concurrent(own: PerfAnalyzer, task: Task) -> ConcurrentLoadGenerator:

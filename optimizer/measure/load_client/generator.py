@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -31,10 +29,8 @@ from optimizer.measure.load_client.launcher import WARM_UP_SECONDS, LoadClientGe
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import summarize_open_loop
 from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
-from optimizer.model.input_data import GENERATED_DATA, count_entries
 
 MAX_PLANNED = 2_000_000  # requests of one measurement
-MAX_SENT_ENTRIES = 65_536  # of a data file, in the closed loop
 DRAWN_LENGTHS = 1024  # of sequences; then they start over
 
 
@@ -98,6 +94,10 @@ class OpenLoopGenerator(LoadClientGenerator):
     def _recorded_kinds(self) -> RecordedKinds | None:
         return self.arrivals.kinds if isinstance(self.arrivals, RecordedArrivals) else None
 
+    @property
+    def _mixes_sizes(self) -> bool:
+        return super()._mixes_sizes or self._recorded_kinds is not None
+
     def _request_kinds(self, load: LoadPoint, count: int) -> RequestKinds:
         """Return requests of each recorded kind, ordered by kind, and more of the frequent kinds."""
         recorded = self._recorded_kinds
@@ -106,7 +106,9 @@ class OpenLoopGenerator(LoadClientGenerator):
         each = np.maximum(1, np.round(count * recorded.counts / recorded.counts.sum())).astype(np.int64)
         sizes, priorities = np.repeat(np.array(recorded.kinds), each, axis=0).T
         sizes = np.where(sizes == 0, round(load.request_batch_size), sizes)
-        return RequestKinds(sizes, priorities, np.repeat(np.arange(len(each)), each))
+        numbers = np.repeat(np.arange(len(each)), each)
+        drawn = np.random.default_rng(self.seed).permutation(len(numbers))  # a file may be sorted
+        return RequestKinds(sizes, priorities, numbers, drawn)
 
     def _plan(self, load: LoadPoint, seconds: float, seed: int) -> list[int]:
         """Return the planned times in nanoseconds."""
@@ -120,7 +122,7 @@ class ClosedLoopGenerator(LoadClientGenerator):
 
     The load on a model that streams continues until FEWEST_STREAMED requests have ended for each window, see
     ``streaming_client``. ``closed_loop.AnsweredRequests`` says which of its requests count.
-    Unlike perf_analyzer it sends over gRPC only and takes data of at most MAX_SENT_ENTRIES entries.
+    Unlike perf_analyzer it sends over gRPC only.
     """
 
     window_ms: int = FIRST_WINDOW_MS
@@ -153,13 +155,6 @@ class ClosedLoopGenerator(LoadClientGenerator):
                 seconds *= 5
                 if seconds > MIN_WINDOWS * MAX_WINDOW_MS / 1000:  # it hangs, or has more work than it can ever finish
                     raise ServerCrashed(str(error), log=self.log) from error
-
-    def _wanted_messages(self, load: LoadPoint) -> int:
-        """Return the number of requests after which the entries of the data file start over."""
-        if self.input_data in GENERATED_DATA:
-            return super()._wanted_messages(load)
-        entries = min(count_entries(Path(self.input_data)), MAX_SENT_ENTRIES)
-        return entries // math.gcd(entries, round(load.request_batch_size))
 
 
 @dataclass(frozen=True, kw_only=True)

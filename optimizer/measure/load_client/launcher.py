@@ -44,13 +44,14 @@ from optimizer.measure.load_client.plan import (
 from optimizer.measure.server_calls import is_alive, read_statistics, silent_server, with_statistics
 from optimizer.measure.shared_memory import OutgoingRequests, in_shared_memory, output_bytes
 from optimizer.model.inference_requests import stream_requests, to_message
+from optimizer.model.input_data import GENERATED_DATA, MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse, ModelStatistics
 
 
 WARM_UP_SECONDS = 0.2
-MAX_MESSAGES, MAX_MESSAGE_BYTES = 256, 32 << 20  # distinct requests, which are sent in turn and kept in memory
+MAX_GENERATED = 256  # distinct generated requests, which are sent in turn; their bytes have the limit of a data file
 MIN_MIXED_MESSAGES = 16  # distinct requests if they differ in size
 CLIENT_SECONDS = 90.0  # time limit of the client beyond the plan: its start, warm-up and the end of an overload
 SCRATCH = "load-client-"  # prefix of the folders with the client's files, in the folder of the log
@@ -68,12 +69,14 @@ DRAWN_PRIORITIES = 4096  # then they start over
 class RequestKinds:
     """The samples and the priority of each of several requests, and the number of its kind.
 
-    The kinds are those of a trace, or the priorities.
+    The kinds are those of a trace, or the priorities. ``turns`` says which request takes the entries of a data file
+    first, which next, and so on; None for the order of the requests.
     """
 
     sizes: IntArray
     priorities: IntArray
     numbers: IntArray
+    turns: IntArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,9 +339,25 @@ class LoadClientGenerator:
         """Return the requests of each sequence, in turn; nothing for requests that are independent of each other."""
         return ()
 
-    def _wanted_messages(self, load: LoadPoint) -> int:
-        """Return how many distinct requests are sent in turn, if they are not too large."""
-        return MAX_MESSAGES
+    @property
+    def _mixes_sizes(self) -> bool:
+        """Whether requests differ in the number of samples, so that few requests would not have all sizes."""
+        return self.request_mix is not None
+
+    def _message_count(self, load: LoadPoint, generated: int) -> int:
+        """Return how many distinct requests are sent in turn: ``generated``, or those with all entries of a file.
+
+        A data file may have many small entries and a few large ones, so its limit is that of all its bytes.
+        """
+        if self.input_data in GENERATED_DATA:
+            return generated
+        path = Path(self.input_data)
+        entries = min(count_entries(path), MAX_SENT_ENTRIES)
+        kept = min(1.0, MAX_SENT_BYTES / path.stat().st_size)
+        entries = max(1, math.floor(kept * entries))
+        if self._mixes_sizes:
+            return entries * math.ceil(generated / entries)
+        return entries // math.gcd(entries, round(load.request_batch_size))
 
     def _request_kinds(self, load: LoadPoint, count: int) -> RequestKinds:
         """Return ``count`` requests of the load for each priority, of the same sizes, ordered by priority."""
@@ -375,10 +394,12 @@ class LoadClientGenerator:
             mix = self.request_mix
             (largest,) = make([mix.largest if mix else round(load.request_batch_size)], [0])
             fewest = 1 if mix is None else MIN_MIXED_MESSAGES
-            most = MAX_MESSAGE_BYTES // len(largest) // (len(self.priorities.choices) if self.priorities else 1)
-            count = min(self._wanted_messages(load), max(fewest, most))
+            most = MAX_SENT_BYTES // len(largest) // (len(self.priorities.choices) if self.priorities else 1)
+            count = self._message_count(load, min(MAX_GENERATED, max(fewest, most)))
             kinds = self._request_kinds(load, count)
-            serialized = make(kinds.sizes.tolist(), kinds.priorities.tolist())
+            turns = np.arange(len(kinds.numbers)) if kinds.turns is None else kinds.turns
+            made = make(kinds.sizes[turns].tolist(), kinds.priorities[turns].tolist())
+            serialized = [made[place] for place in np.argsort(turns).tolist()]
             priorities = kinds.priorities if kinds.priorities.any() else ALIKE
             self._messages[key] = Messages(serialized, kinds.sizes, metadata, kinds.numbers, priorities)
         return self._messages[key]

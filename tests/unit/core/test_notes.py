@@ -28,6 +28,7 @@ EXAMPLES: tuple[Note, ...] = (
     notes.BatcherTuned("dlrm"),
     notes.ConfirmedByPerfAnalyzer("the load is sent over HTTP"),
     notes.SamplesLeftOut(128, 1000, 4096),
+    notes.SamplesNotKept(65_536, 100_000),
     notes.OutputsNotCompared("the baseline was not measured"),
     notes.NanOutputs("y", 0.25),
     notes.OfModels((("a", notes.OutputsNotCompared()),)),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tritonclient.grpc.service_pb2 import ModelMetadataResponse
+from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelMetadataResponse
 
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
@@ -22,6 +23,7 @@ from optimizer.measure.load_client.launcher import Messages
 from optimizer.measure.load_client.measured_requests import PlannedLoad
 from optimizer.measure.load_client.open_loop import summarize_open_loop
 from optimizer.measure.load_client.plan import SendPlan, SendRecord
+from tests.answering_server import AnsweringServer
 
 METADATA = ModelMetadataResponse()
 ENDPOINT = Endpoint("m", Candidate(8), grpc="a:1")
@@ -97,6 +99,28 @@ def test_each_kind_of_a_trace_has_messages(open_loop: OpenLoopGenerator) -> None
     made = recorded._request_kinds(LoadPoint(1.2, request_rate=10.0), 16)
     assert np.bincount(made.numbers).tolist() == [16, 1, 1]
     assert set(zip(made.sizes.tolist(), made.priorities.tolist(), strict=True)) == set(kinds.kinds)
+
+
+def test_each_kind_of_a_trace_has_entries_of_all_parts_of_a_file(
+    open_loop: OpenLoopGenerator, tmp_path: Path
+) -> None:
+    """Otherwise a kind would have the short texts of a sorted file, and another kind the long ones."""
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps({"data": [{"x": [number, number]} for number in range(1000)]}))
+    kinds = RecordedKinds(((1, 0), (2, 0)), np.array([0] * 4 + [1] * 4), (2, 99))
+    recorded = replace(open_loop, arrivals=RecordedArrivals(np.ones(8), kinds), input_data=str(data))
+    with AnsweringServer(lambda feeds: feeds).serving() as endpoint:
+        messages = recorded._messages_for(endpoint, LoadPoint(1.5, request_rate=10.0))
+    sent = [
+        np.frombuffer(ModelInferRequest.FromString(m).raw_input_contents[0], np.float32) for m in messages.serialized
+    ]
+    assert set(np.concatenate(sent)) == set(range(1000))
+    assert np.bincount(messages.kinds).tolist() == [500, 500]
+    for kind, size in enumerate((1, 2)):
+        of_kind = [values for values, own in zip(sent, messages.kinds, strict=True) if own == kind]
+        assert {len(values) for values in of_kind} == {2 * size}
+        assert min(map(min, of_kind)) < 250
+        assert max(map(max, of_kind)) >= 750
 
 
 def test_a_trace_without_sizes_has_the_size_of_the_load(open_loop: OpenLoopGenerator) -> None:

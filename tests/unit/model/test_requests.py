@@ -15,6 +15,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError, ParameterError, ServerCrashed
+from optimizer.core.notes import SamplesNotKept
 from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_wrappers import IndexHintLoadGenerator, index_hint
@@ -114,6 +115,28 @@ def test_many_samples_in_large_requests_are_limited(tmp_path: Path) -> None:
     for sent in (RequestBatching(4096, open_loop=True), RequestBatching(512), RequestBatching(1)):
         whole = prepare_requests(options, config(), sent, tmp_path)
         assert (whole.input_data, whole.note) == (str(tmp_path / "many.json"), None)
+
+
+def test_an_open_loop_takes_samples_of_all_parts_of_a_large_file(tmp_path: Path) -> None:
+    entries = [{"ids": [i], "mask": [0]} for i in range(input_data.MAX_SENT_ENTRIES + 1000)]
+    (tmp_path / "many.json").write_text(json.dumps({"data": entries}))
+    options = RequestOptions(str(tmp_path / "many.json"), ("ids,mask:1",))
+    result = prepare_requests(options, config(), RequestBatching(4, open_loop=True), tmp_path)
+    kept = [entry["ids"][0] for entry in json.loads(Path(result.input_data).read_text())["data"]]
+    assert input_data.MAX_SENT_ENTRIES - 8 < len(kept) <= input_data.MAX_SENT_ENTRIES
+    assert (kept[:4], kept[-1]) == ([0, 1, 2, 3], len(entries) - 1)
+    assert all(first % 4 == 0 for first in kept[::4]), "samples of a request stay together"
+    assert str(result.note).startswith("65,536 of the 66,536 samples are sent, chosen evenly: ")
+
+
+def test_an_open_loop_takes_a_part_of_large_samples(tmp_path: Path) -> None:
+    ids = np.arange(40 * 2**17).reshape(40, 2**17)  # 1 MiB each
+    np.savez(tmp_path / "large.npz", ids=ids, mask=np.zeros((40, 1), np.int32), x=np.zeros((40, 2, 2), np.float32))
+    options = RequestOptions(str(tmp_path / "large.npz"))
+    result = prepare_requests(options, config(), RequestBatching(1, open_loop=True), tmp_path)
+    assert 0 < Path(result.input_data).stat().st_size <= 1.1 * input_data.MAX_SENT_BYTES
+    assert isinstance(result.note, SamplesNotKept)
+    assert result.note.recorded == 40
 
 
 def test_bounds_are_reached_and_kept(tmp_path: Path) -> None:
