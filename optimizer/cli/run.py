@@ -123,15 +123,18 @@ def main(words: list[str]) -> int:
     arguments = read_run_arguments(words)
     options, mapped = arguments.options, arguments.mapped
     if mapped is not None and arguments.print_profile:
+        from functools import partial
         from pathlib import Path
 
         from optimizer.deploy.target_factory import visible_gpus
         from optimizer.model.default_space import DeviceAssignment
         from optimizer.model.model_analyzer.reader import profile_text
+        from optimizer.study.model_finder import DEFAULT_LARGEST_BATCH
 
         assignment = DeviceAssignment.of(options, visible_gpus(options).names)
-        gpu = assignment.stored_on_gpu(Path(options.model_repository or "."), mapped.model)
-        print(profile_text(mapped, options, gpu=gpu), end="")
+        repository = Path(options.model_repository or ".")
+        read = partial(assignment.read, repository, largest_batch=DEFAULT_LARGEST_BATCH)
+        print(profile_text(mapped, options, read), end="")
         return 0
     progress = progress_on_terminal(arguments.log)
     if arguments.dry_run:  # the preview has the notes

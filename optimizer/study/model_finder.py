@@ -93,7 +93,8 @@ class _Finder:
 
         mapped, repository = read_model_analyzer(file, self.options.model), Path(self.options.model_repository or ".")
         on_gpu = self.serving.stored_on_gpu(repository, mapped.model)
-        profile = build_profile(mapped, repository, gpu=on_gpu).for_hardware(gpu=on_gpu)
+        read = partial(self.serving.read, repository, largest_batch=DEFAULT_LARGEST_BATCH)
+        profile = build_profile(mapped, self.options, read).for_hardware(gpu=on_gpu)
         return replace(self._of_profile(profile), notes=tuple(map(str, mapped.notes)))
 
     def of_repository(self, repository: Path, name: str) -> NamedModel:

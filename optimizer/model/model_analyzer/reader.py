@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,13 @@ from typing import Any, Final
 import yaml
 
 from optimizer.config import model_config
-from optimizer.config.model_source import INSTANCE_COUNT, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, SPACE_KEYS
+from optimizer.config.model_source import (
+    INSTANCE_COUNT,
+    MAX_BATCH_SIZE,
+    MAX_QUEUE_DELAY,
+    SPACE_KEYS,
+    ModelSource,
+)
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, read_bytes
@@ -32,7 +38,7 @@ from optimizer.model.model_analyzer.settings import (
 )
 from optimizer.model.model_analyzer.sweeps import KIND, KIND_GPU, import_space
 from optimizer.model.profile import Profile, parse_profile_tree
-from optimizer.model.repository import read_repository_model
+from optimizer.model.repository import read_source
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions
 
@@ -105,21 +111,22 @@ def read_model_analyzer(file: Path, model: str | None) -> ModelAnalyzerImport:
     return ModelAnalyzerImport(file, name, common.get("model_repository"), result, tuple(notes))
 
 
-def build_profile(imported: ModelAnalyzerImport, repository: Path, *, gpu: bool) -> Profile:
-    """Return a profile of the model in ``repository``; its errors name lines of Model Analyzer's file.
+def build_profile(imported: ModelAnalyzerImport, options: RunOptions, read: Callable[[str], ModelSource]) -> Profile:
+    """Return a profile of the model; its errors name lines of Model Analyzer's file.
 
-    ``gpu``: the model is served on a GPU. Raises BadInputError.
+    ``options``: the file's options, overridden by the command line's. ``read`` reads a model of their repository.
+    Raises BadInputError, and the errors of ``read``.
     """
-    return parse_profile_tree(_profile_tree(imported, repository, ROOT, gpu=gpu), imported.file, ROOT)
+    return parse_profile_tree(_profile_tree(imported, options, read, ROOT), imported.file, ROOT)
 
 
-def profile_text(imported: ModelAnalyzerImport, options: RunOptions, *, gpu: bool) -> str:
-    """Return the profile as YAML; comments list the keys that a profile cannot express. Raises BadInputError.
+def profile_text(imported: ModelAnalyzerImport, options: RunOptions, read: Callable[[str], ModelSource]) -> str:
+    """Return the profile as YAML; comments list the keys that a profile cannot express.
 
-    ``options``: the file's options, overridden by the command line's.
+    The arguments and errors are those of ``build_profile``.
     """
-    repository = Path(options.model_repository or ".").resolve()
-    build_profile(imported, repository, gpu=gpu)  # to report errors now instead of when the text is read
+    build_profile(imported, options, read)  # to report errors now instead of when the text is read
+    repository = _repository(options).resolve()
     data = imported.settings.sections.get(("request", "input_data"))
     paths = [repository.parent, *([Path(str(data.value)).resolve()] if data and _is_path(data) else [])]
     folder = Path(os.path.commonpath(paths))
@@ -132,7 +139,7 @@ def profile_text(imported: ModelAnalyzerImport, options: RunOptions, *, gpu: boo
         *(["Not in this profile:"] if omitted else []),
         *(f"  line {note.line}, {'.'.join(note.keys)}: {note.key}" for note in omitted),
     ]
-    tree = _profile_tree(imported, repository, folder, gpu=gpu).plain()
+    tree = _profile_tree(imported, options, read, folder).plain()
     body = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
     return "".join(f"# {one_line(comment)}\n" for comment in comments) + body
 
@@ -176,11 +183,24 @@ def _is_path(where: LocatedValue) -> bool:
     return where.value not in ("random", "zero")
 
 
-def _profile_tree(imported: ModelAnalyzerImport, repository: Path, folder: Path, *, gpu: bool) -> LocatedValue:
+def _repository(options: RunOptions) -> Path:
+    return Path(options.model_repository or ".")
+
+
+def _model_names(imported: ModelAnalyzerImport, key: str) -> tuple[str, ...]:
+    """Return the other models that the file names; ``key`` is that of the profile."""
+    where = imported.settings.sections.get(("model", key))
+    names = None if where is None else where.plain()
+    return tuple(map(str, names)) if isinstance(names, tuple) else ()
+
+
+def _profile_tree(
+    imported: ModelAnalyzerImport, options: RunOptions, read: Callable[[str], ModelSource], folder: Path
+) -> LocatedValue:
     """Return a profile with paths relative to ``folder``; each value has the line and keys that it comes from."""
     line = imported.repository.line if imported.repository else 1
     model = {
-        "repository": LocatedValue(_relative(repository, folder), line, ("model_repository",)),
+        "repository": LocatedValue(_relative(_repository(options), folder), line, ("model_repository",)),
         "name": imported.name,
     }
     sections: dict[str, dict[str, LocatedValue]] = {"model": model}
@@ -188,7 +208,7 @@ def _profile_tree(imported: ModelAnalyzerImport, repository: Path, folder: Path,
         is_data = key == "input_data" and _is_path(where)
         value = _relative(Path(str(where.value)), folder) if is_data else where.value
         sections.setdefault(section, {})[key] = replace(where, value=value)
-    space, gpu_config = _space_sections(imported, repository, gpu=gpu)
+    space, gpu_config = _space_sections(imported, options, read)
     if space:
         sections["space"] = space
     if gpu_config:
@@ -197,13 +217,19 @@ def _profile_tree(imported: ModelAnalyzerImport, repository: Path, folder: Path,
 
 
 def _space_sections(
-    imported: ModelAnalyzerImport, repository: Path, *, gpu: bool
+    imported: ModelAnalyzerImport, options: RunOptions, read: Callable[[str], ModelSource]
 ) -> tuple[dict[str, LocatedValue], LocatedValue | None]:
     """Return the ``space`` section, and ``gpu.space.config`` if that differs from ``space.config``."""
     configured = Candidate(1)
     values = [value for choices in imported.settings.choices.values() for value in choices.values]
     if MAX_BATCH_SIZE in imported.settings.choices or any(isinstance(value, ConfiguredValue) for value in values):
-        configured = model_config.candidate_of(read_repository_model(repository, imported.model, gpu=gpu).config)
+        source = read_source(
+            read,
+            imported.model,
+            composing=options.bls_composing_models or _model_names(imported, "bls_composing_models"),
+            concurrent=options.concurrent_models or _model_names(imported, "concurrent_models"),
+        )
+        configured = model_config.candidate_of(source.tuned_config)
     space: dict[str, LocatedValue] = {}
     config: dict[str, LocatedValue] = {}
     for name, choices in imported.settings.choices.items():

@@ -24,9 +24,11 @@ from optimizer.model.profile import Profile, parse_profile
 from optimizer.model.profile_schema import StoredModel
 from optimizer.options.command_line import command_line
 from optimizer.options.option_reader import move_options
+from optimizer.options.run_options import RunOptions
 from optimizer.study import task
+from optimizer.study.model_finder import find_model
 from optimizer.study.task import Task
-from tests.repositories import doubler, write_model
+from tests.repositories import doubler, stored, write_model
 
 KNOWN = Path(__file__).parents[2] / "data" / "model_analyzer_keys.txt"  # triton-model-analyzer 1.58.0's own names
 PAGE = Path(__file__).parents[3] / "docs" / "from-model-analyzer.md"
@@ -60,7 +62,9 @@ def read(text: str, model: str | None = None) -> ModelAnalyzerImport:
 
 
 def profile(mapped: ModelAnalyzerImport, *, gpu: bool = False) -> Profile:
-    return build_profile(mapped, Path("models"), gpu=gpu).for_hardware(gpu=gpu)
+    return build_profile(mapped, RunOptions("m", model_repository="models"), stored(Path("models"))).for_hardware(
+        gpu=gpu
+    )
 
 
 def prepared(*words: str) -> Task:
@@ -454,7 +458,7 @@ def assert_each_key_has_one_note(example: Example, mapped: ModelAnalyzerImport) 
 def assert_the_printed_profile_is_the_same(example: Example, mapped: ModelAnalyzerImport, folder: Path) -> None:
     options = read_run_arguments(["--from-model-analyzer", "ma.yaml", *([example.model] if example.model else [])])
     for gpu in (False, True):
-        text = profile_text(mapped, options.options, gpu=gpu)
+        text = profile_text(mapped, options.options, stored(Path("models")))
         printed = parse_profile(text.encode(), folder / "m.yaml").for_hardware(gpu=gpu)
         ours = profile(mapped, gpu=gpu)
         assert printed.model == ours.model
@@ -469,7 +473,7 @@ def test_the_task_is_that_of_the_printed_profile() -> None:
     values = read_run_arguments(["--from-model-analyzer", "ma.yaml", "--print-profile", "--budget", "1m"])
     assert values.mapped is not None
     assert values.print_profile
-    printed = profile_text(values.mapped, values.options, gpu=False)
+    printed = profile_text(values.mapped, values.options, stored(Path("models")))
     Path("m.yaml").write_text(printed)
     (command,) = re.findall("^#   (tune .*)", printed, re.MULTILINE)
     again = read_run_arguments(shlex.split(command)[1:])
@@ -585,6 +589,42 @@ profile_models: {{m: {{parameters: {{request_rate: 9, batch_sizes: 2}}}}}}
     assert target_task.problem.request_batch_size == 4
     for values in (rate, options, recorded):
         assert read_run_arguments(shlex.split(command_line(values))[1:]).options == values
+
+
+@pytest.mark.parametrize("target", ["docker", "remote", "local"])
+def test_a_backend_that_only_the_users_own_server_has(
+    target: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = CONFIG.replace('platform: "onnxruntime_onnx"', 'backend: "tensorrt"')
+    write_model(folder / "models", "engine", config, None)
+    limit = "run_config_search_max_model_batch_size: 4"
+    read(f"{HEAD}profile_models: {{engine: {{model_config_parameters: {{dynamic_batching: {{}}}}}}}}\n{limit}\n")
+    own = {"docker": ["--docker-image=triton"], "remote": ["--url=triton:8001"], "local": []}[target]
+    words = ["--from-model-analyzer", "ma.yaml", "--target", target, *own]
+    found = find_model(read_run_arguments(words).options, MACHINE, print, start_server=False)
+    assert found.profile is not None
+    assert found.profile.space is not None
+    assert found.profile.space.max_queue_delay_microseconds == (70,)
+    assert main([*words, "--print-profile"]) == 0
+    assert "max_queue_delay_microseconds: [70]" in capsys.readouterr().out
+    with pytest.raises(BadInputError, match="backend 'tensorrt' is not in the embedded server"):
+        find_model(read_run_arguments(words[:2]).options, MACHINE, print)
+
+
+def test_values_of_config_pbtxt_are_those_of_the_tuned_step(folder: Path) -> None:
+    step = 'step { model_name: "m" model_version: -1 input_map { key: "x" value: "x" } '
+    step += 'output_map { key: "y" value: "y" } }'
+    tensors = "\n".join(line for line in CONFIG.splitlines() if line.startswith(("max_", "input", "output")))
+    write_model(
+        folder / "models", "chain", f"platform: 'ensemble'\n{tensors}\nensemble_scheduling {{ {step} }}", None
+    )
+    caller = CONFIG.replace("count: 3", "count: 2").replace("max_queue_delay_microseconds: 70", "")
+    (folder / "models" / "n" / "config.pbtxt").write_text(caller)
+    for models in ("profile_models: chain", "profile_models: n\nbls_composing_models: [m]"):
+        space = profile(read(f"{HEAD}run_config_search_disable: true\n{models}\n")).space
+        assert space is not None
+        assert (space.max_batch_size, space.max_queue_delay_microseconds) == ((8,), (70,))
+        assert (space.preferred_batch_size, space.instance_group_count) == (("4",), (3,))
 
 
 def test_repository_in_another_folder(folder: Path) -> None:
@@ -762,6 +802,7 @@ def test_the_commands_of_the_page_can_be_given(folder: Path) -> None:
         if "--from-model-analyzer" in words:
             values = read_run_arguments(words[1:])
             assert task.prepare_task(values.options, MACHINE, print).source.name == "my_model"
-            (folder / "my_model.yaml").write_text(profile_text(values.mapped or read(ONE), values.options, gpu=False))
+            text = profile_text(values.mapped or read(ONE), values.options, stored(folder / "models"))
+            (folder / "my_model.yaml").write_text(text)
         else:
             assert task.prepare_task(read_run_arguments(words[1:]).options, MACHINE, print).source.name == "my_model"
