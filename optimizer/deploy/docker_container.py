@@ -20,6 +20,7 @@ from optimizer.core.process import FinishedProcess, log_command, this_process, w
 from optimizer.core.safe_text import one_line
 from optimizer.deploy.docker_engine import OWNER, connect, remove, sdk_errors, translated_errors
 from optimizer.deploy.server_process import temporary_folder
+from optimizer.machine.nvml import BUS_ORDER
 from optimizer.measure.perf_analyzer import PerfAnalyzerCommand
 from optimizer.options.values import format_cpus
 
@@ -83,6 +84,7 @@ class ContainerSettings:
             "mounts": mounts,
             "ports": {f"{port}/tcp": (LOOPBACK, None) for port in self.ports},
             "device_requests": [types.DeviceRequest(**request, capabilities=[["gpu"]])] if self.gpus else None,
+            "environment": BUS_ORDER if self.gpus else None,
             "shm_size": self.shm_size,
             "ulimits": [types.Ulimit(name=limit.name, soft=limit.soft, hard=limit.hard) for limit in self.ulimits],
             "cpuset_cpus": format_cpus(self.cpus or ()),
@@ -101,6 +103,7 @@ class ContainerSettings:
         if self.gpus:
             chosen = ",".join(self.gpus)
             flags.append("--gpus=all" if self.gpus == (ALL_GPUS,) else f'--gpus="device={chosen}"')
+            flags += [f"--env={name}={value}" for name, value in BUS_ORDER.items()]
         flags += [f"--ulimit={limit.name}={limit.soft}:{limit.hard}" for limit in self.ulimits]
         named = {"shm-size": self.shm_size, "cpuset-cpus": format_cpus(self.cpus or ()), "user": self.user}
         named |= {"network": "host" if self.host_network else "", "workdir": self.folder}

@@ -22,10 +22,9 @@ from optimizer.deploy.installed_server import (
 )
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.target_settings import TargetSettings
+from optimizer.machine.nvml import cuda_folders
 from optimizer.options.run_options import RunOptions
 
-# the driver, and the libraries of CUDA that ONNX Runtime and PyTorch load
-CUDA_LIBRARIES = ("libcuda.so.1", "libcudart.so.*", "libcublas.so.*", "libcudnn.so.*", "libnvinfer.so.*")
 LEAST_ADDRESS_SPACE = 4 << 30  # bytes: tritonserver reserves more than it uses
 MORE_ADDRESS_SPACE = "ulimit -v unlimited"
 
@@ -60,15 +59,6 @@ def server_environment(installed: Runtime) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(packages),
         "PATH": search_path,
     }
-
-
-def cuda_folders() -> list[str]:
-    """Return the folders of ``LD_LIBRARY_PATH`` with the CUDA driver or CUDA's libraries.
-
-    Some containers have the driver nowhere else. Other folders are left out: their libraries may not suit the server.
-    """
-    folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
-    return [folder for folder in folders if any(next(Path(folder).glob(name), None) for name in CUDA_LIBRARIES)]
 
 
 def address_space_problem() -> str:

@@ -18,7 +18,7 @@ from optimizer.deploy.managed_target import ManagedTarget, RepositoryCopy, expor
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import Server, remove_leftovers, shared_memory_prefix
 from optimizer.deploy.target_settings import LOOPBACK, ServerPorts, TargetSettings
-from optimizer.machine.nvml import VISIBLE_DEVICES, mps_share
+from optimizer.machine.nvml import BUS_ORDER, VISIBLE_DEVICES, mps_share
 
 STUB_SHELL = "bash"  # with which Triton's Python backend starts the process of a model
 NO_STUB_SHELL = "bash is missing, with which Triton starts the process of a model"
@@ -105,7 +105,9 @@ class TritonServer(Server):
         self.http_secret = secrets.token_hex(16)
         self._folder = folder
         self._installation = installation
-        self._environment = {**installation.environment, **({} if settings.gpus else {VISIBLE_DEVICES: ""})}
+        self._environment = {**BUS_ORDER, **installation.environment}
+        if not settings.gpus:
+            self._environment[VISIBLE_DEVICES] = ""
         self._settings = settings
 
     def package_advice(self, module: str) -> str:

@@ -196,6 +196,19 @@ def _remedy(error: Any) -> str:
 
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+# NVML's order. By default CUDA numbers the fastest GPU first, so that its numbers are others if GPUs differ.
+BUS_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+# the driver, and the libraries of CUDA that ONNX Runtime and PyTorch load
+CUDA_LIBRARIES = ("libcuda.so.1", "libcudart.so.*", "libcublas.so.*", "libcudnn.so.*", "libnvinfer.so.*")
+
+
+def cuda_folders() -> list[str]:
+    """Return the folders of ``LD_LIBRARY_PATH`` with the CUDA driver or CUDA's libraries.
+
+    Some containers have the driver nowhere else. Other folders are left out: their libraries may not suit the server.
+    """
+    folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    return [folder for folder in folders if any(next(Path(folder).glob(name), None) for name in CUDA_LIBRARIES)]
 
 
 def mps_share(processes: int, environment: Mapping[str, str]) -> dict[str, str]:
@@ -210,7 +223,7 @@ def mps_share(processes: int, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def filter_visible(gpus: Sequence[Gpu], chosen: str | None = None) -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA shows to a program, in CUDA's order: ``gpus: [ 0 ]`` means the first.
+    """Return the GPUs that CUDA shows to a program with BUS_ORDER, in its order: ``gpus: [ 0 ]`` means the first.
 
     As in CUDA, the list may have indices, UUIDs or prefixes of UUIDs, and its first unknown entry ends it.
 

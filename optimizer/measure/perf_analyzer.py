@@ -6,7 +6,7 @@ import glob
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -29,6 +29,7 @@ from optimizer.core.measurement_windows import (
 from optimizer.core.process import FinishedProcess, SecretArgument, run_command
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
+from optimizer.machine.nvml import cuda_folders
 from optimizer.measure import server_calls
 from optimizer.measure.failure_causes import model_died
 from optimizer.measure.perf_output import failure_text, read_average_ms, read_csv, read_request_count, read_windows
@@ -68,13 +69,20 @@ PerfAnalyzerRunner: TypeAlias = Callable[[PerfAnalyzerCommand], FinishedProcess]
 
 @dataclass(frozen=True)
 class LocalRunner:
-    """Runs perf_analyzer on this machine; ``libraries`` is a folder of shared libraries that it needs."""
+    """Runs perf_analyzer on this machine; ``libraries`` is a folder of shared libraries that it needs.
+
+    It gets the variables of CUDA, because it has to see the same GPUs as the server, with the same numbers.
+    ``variables`` are more variables, unless the environment sets them.
+    """
 
     libraries: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, run: PerfAnalyzerCommand) -> FinishedProcess:
         environment = {
-            "LD_LIBRARY_PATH": str(self.libraries),
+            **self.variables,
+            **{name: value for name, value in os.environ.items() if name.startswith("CUDA_")},
+            "LD_LIBRARY_PATH": os.pathsep.join([str(self.libraries), *cuda_folders()]),
             "PATH": os.environ.get("PATH", ""),
             "HOME": os.environ.get("HOME", ""),
         }
@@ -94,15 +102,16 @@ class LocalRunner:
 class FallbackRunner:
     """Runs perf_analyzer on this machine, an older release of it if the server refuses requests of the newer one.
 
-    ``older`` fetches that release and returns its path.
+    ``older`` fetches that release and returns its path; ``variables`` are those of LocalRunner.
     """
 
     libraries: Path
     older: Callable[[], Path]
+    variables: Mapping[str, str] = field(default_factory=dict)
     _older_binary: Path | None = field(default=None, init=False)
 
     def __call__(self, run: PerfAnalyzerCommand) -> FinishedProcess:
-        runner = LocalRunner(self.libraries)
+        runner = LocalRunner(self.libraries, self.variables)
         if self._older_binary is None:
             done = runner(run)
             if REFUSED not in done.output:

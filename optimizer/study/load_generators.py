@@ -16,6 +16,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import docker_engine, runtime
 from optimizer.deploy.docker_container import SDK_COMMAND, PerfAnalyzerContainer
 from optimizer.deploy.perf_analyzer_release import ensure_older
+from optimizer.machine.nvml import BUS_ORDER
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.generator import (
     ClosedLoopGenerator,
@@ -212,7 +213,11 @@ def _make_perf_analyzer(
         stopwatch=own.stopwatch,
         window_ms=own.window_ms,
         cpus=own.cpus,
-        runner=FallbackRunner(installed.perf_analyzer_libraries, partial(ensure_older, say))
+        runner=FallbackRunner(
+            installed.perf_analyzer_libraries,
+            partial(ensure_older, say),
+            {} if options.target == "remote" else BUS_ORDER,  # that of the servers that tune starts
+        )
         if image is None
         else PerfAnalyzerContainer(image),
         shared_memory=own.shared_memory,

@@ -124,6 +124,7 @@ def test_the_settings_for_the_engine_are_shown_as_a_command(tmp_path: Path) -> N
         f"--volume={tmp_path}:/models:ro",
         "--publish=127.0.0.1::8001",
         '--gpus="device=0,1"',
+        "--env=CUDA_DEVICE_ORDER=PCI_BUS_ID",
         "--ulimit=stack=5:6",
         "--shm-size=1g",
         "--cpuset-cpus=0-2,5",
@@ -132,6 +133,7 @@ def test_the_settings_for_the_engine_are_shown_as_a_command(tmp_path: Path) -> N
     arguments = settings.arguments()
     assert arguments["ports"] == {"8001/tcp": ("127.0.0.1", None)}
     assert arguments["device_requests"][0]["DeviceIDs"] == ["0", "1"]
+    assert arguments["environment"] == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert arguments["mounts"][0]["ReadOnly"] is True
     assert "user" not in arguments
 

@@ -186,6 +186,25 @@ def test_a_server_that_does_not_start_as_one_of_several_fails_its_candidate(tmp_
             pass
 
 
+@pytest.mark.parametrize("chosen", [{}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}])
+def test_the_server_numbers_gpus_as_nvml_does_unless_the_user_chose_an_order(
+    chosen: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "m" / "1" / "libtriton_own.so").touch()
+    source = ModelSource(tmp_path / "models", "m", ModelConfig(name="m", backend="own"))
+    server = program(tmp_path, "order $CUDA_DEVICE_ORDER\n")
+    server.write_text('#!/bin/sh\necho "the order is $CUDA_DEVICE_ORDER"; exit 1\n')
+    own = Installation(server, chosen, tmp_path / "backends")
+    order = chosen.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    with (
+        contextlib.closing(LocalTarget(source, own, TargetSettings(tmp_path / "log"))) as target,
+        pytest.raises(ServerFault, match=f"the order is {order}$"),
+        target.deploy(Candidate(8)),
+    ):
+        pass
+
+
 def test_a_missing_module_is_named_with_the_way_to_add_it(tmp_path: Path) -> None:
     message = "load failed: ModuleNotFoundError: No module named 'cv2.dnn'\n\nAt:\n  model.py(3): <module>\n"
     assert missing_module(message) == "cv2"

@@ -12,7 +12,8 @@ from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.measurement_windows import MeasurementWindow
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.measure.perf_analyzer import REFUSED, FallbackRunner, PerfAnalyzer, PerfAnalyzerCommand
+from optimizer.machine.nvml import BUS_ORDER
+from optimizer.measure.perf_analyzer import REFUSED, FallbackRunner, LocalRunner, PerfAnalyzer, PerfAnalyzerCommand
 from optimizer.measure.perf_output import read_windows
 from optimizer.measure.server_calls import add_statistics, executions_by_size, mean_batch_size, with_statistics
 from optimizer.store.trials_table import TrialsTable
@@ -104,6 +105,23 @@ def test_an_older_perf_analyzer_is_used_if_the_server_refuses_newer_requests(tmp
     fine = PerfAnalyzerCommand([str(program("fine", "echo fine"))], timeout_seconds=60, log=tmp_path / "log")
     assert FallbackRunner(tmp_path, older)(fine).output.split() == ["fine"]
     assert requested == ["fetched"]
+
+
+@pytest.mark.parametrize("chosen", [{}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}])
+def test_perf_analyzer_sees_the_gpus_of_the_server(
+    chosen: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "driver").mkdir()
+    (tmp_path / "driver" / "libcuda.so.1").touch()
+    path = tmp_path / "perf_analyzer"
+    path.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $LD_LIBRARY_PATH"\n')
+    path.chmod(0o755)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    for name, value in {"CUDA_VISIBLE_DEVICES": "1", "LD_LIBRARY_PATH": f"{tmp_path}/driver", **chosen}.items():
+        monkeypatch.setenv(name, value)
+    done = LocalRunner(tmp_path, BUS_ORDER)(PerfAnalyzerCommand([str(path)], 60, tmp_path / "log"))
+    order = chosen.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert done.output.split() == ["1", order, f"{tmp_path}:{tmp_path}/driver"]
 
 
 def test_the_statistics_of_several_servers_are_summed() -> None:
