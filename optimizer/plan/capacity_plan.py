@@ -145,6 +145,11 @@ class CapacityQuestion:
     sla: Sla = field(default_factory=Sla)
     autoscaler: Autoscaler | None = None
 
+    @property
+    def limits_replicas(self) -> bool:
+        """Whether it gives the number of replicas, or what can be spent on them."""
+        return (self.replicas, self.devices, self.most_cost) != (None, None, None)
+
 
 @dataclass(frozen=True)
 class CapacityPlan:
@@ -307,7 +312,8 @@ class _Planner:
         meets = fleet.accepts(simulated, self._expected)
         meets_safely = meets and fleet.meets_with(rate, replicas, SAFE)
         refused = simulated.rejected_share if fleet.replica.refusals else None
-        return LoadForecast(rate, latency_ms, utilization, simulated.utilization, meets, meets_safely, refused)
+        busy = fleet.busy_share(simulated, rate, replicas)
+        return LoadForecast(rate, latency_ms, utilization, busy, meets, meets_safely, refused)
 
     def _latency_ms(self, rate: float, replicas: int, slowdown: Slowdown) -> float:
         simulated = self._fleet.simulate(rate, replicas, slowdown)

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TypeAlias
 
 import numpy as np
@@ -28,6 +29,7 @@ from optimizer.results import summary
 from optimizer.results.finished_run import FinishedRun, resume_command
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.simulator.fitted_parameters import execution_settings
+from optimizer.store.run_folder import WRITTEN_FORMAT
 
 TOO_LOW, EXPECTED, SAFE = 0.025, 0.5, 0.99  # quantiles of the slowness
 # The longest plausible times of unmeasured batch sizes are bounds. A slow server with slow unmeasured sizes is less
@@ -282,8 +284,16 @@ def hardware_of(run: FinishedRun) -> str:
     return ", ".join(names) or f"{hardware['cpu']}, {hardware['cpu_count']} cores"
 
 
+def _written(run: FinishedRun) -> float:
+    """Return the time at which the record was written, in seconds since the epoch; 0 if it is unknown."""
+    try:
+        return datetime.strptime(str(run.info.get("written")), WRITTEN_FORMAT).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
+
+
 def _planned_for_hardware(hardware: str, runs: Sequence[FinishedRun], latencies: Sla) -> list[PlannedConfiguration]:
-    newest = max(runs, key=lambda run: str(run.info.get("written", "")))
+    newest = max(runs, key=_written)
     for run in runs:
         if run.outcome is None or run.outcome.recommended is None:
             raise BadInputError(

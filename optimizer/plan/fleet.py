@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from optimizer.core.errors import BadInputError
 from optimizer.plan.evidence import EXPECTED, SAFE, TOO_LOW, Slowdown
 from optimizer.plan.replica import Replica
-from optimizer.plan.traffic import Balancer, Traffic
+from optimizer.plan.traffic import Balancer, RecordedTraffic, Traffic
 from optimizer.simulator.scenario import SimulationResult
 
 MOST_REPLICAS = 100_000
@@ -34,10 +34,20 @@ class Fleet:
 
     def simulate(self, rate: float, replicas: int, slowdown: Slowdown) -> SimulationResult:
         """Return how each of ``replicas`` behaves while the fleet gets ``rate`` requests per second."""
-        longest_s = max(bound.bound for bound in self.replica.sla) / 1e3
-        wanted = min(max(self.requests, round(BOUNDS_LONG * longest_s * rate / replicas)), MOST_REQUESTS)
+        wanted = self._wanted_requests(rate, replicas)
         arrivals_s = self.traffic.of_replica(rate, replicas, self.balancer, wanted, self.seed)
         return self.replica.serve(arrivals_s, slowdown)
+
+    def busy_share(self, simulated: SimulationResult, rate: float, replicas: int) -> float:
+        """Return the share of time in which the instances of a ``simulated`` replica compute, 0 to 1."""
+        if not isinstance(self.traffic, RecordedTraffic):
+            return simulated.utilization
+        share_of_time = self.traffic.share_of_time(replicas, self._wanted_requests(rate, replicas))
+        return min(1.0, simulated.utilization / share_of_time)
+
+    def _wanted_requests(self, rate: float, replicas: int) -> int:
+        longest_s = max(bound.bound for bound in self.replica.sla) / 1e3
+        return min(max(self.requests, round(BOUNDS_LONG * longest_s * rate / replicas)), MOST_REQUESTS)
 
     def meets(self, rate: float, replicas: int, slowdown: Slowdown) -> bool:
         """Return True if ``replicas`` meet the bounds at ``rate``."""

@@ -181,7 +181,7 @@ def headline(plan: CapacityPlan, answer: FleetPlan) -> str:
     if answer.count is not None:
         return f"{source.model}: {have} for {_rate(answer, answer.rate)} within {goal}"
     if answer.carries is None:
-        if answer.replicas == 0 and plan.question.rate is None and answer.rate == 0:
+        if plan.question.limits_replicas:
             return f"{source.model}: the budget is too small for one replica of {source.hardware}"
         return f"{source.model}: no number of replicas meets {goal} safely{_alone(answer)}"
     if not answer.rate:

@@ -104,10 +104,18 @@ class RecordedTraffic:
         length, count = float(times[-1]), len(times)
         rng = np.random.default_rng(seed)
         owner = np.arange(count) % replicas if balancer == "round-robin" else rng.integers(replicas, size=count)
-        shown = min(replicas, max(1, -(-requests * replicas // count)))
         # shares are a recording's length apart, so that the queue of one does not delay the next
-        shares = [times[owner == k] + 2 * k * length for k in range(shown)]
+        shares = [times[owner == k] + 2 * k * length for k in range(self._shown(replicas, requests))]
         return np.concatenate(shares)
+
+    def share_of_time(self, replicas: int, requests: int) -> float:
+        """Return the share of the time of ``of_replica`` that is not between the shares of two replicas."""
+        shown = self._shown(replicas, requests)
+        return shown / (2 * shown - 1)
+
+    def _shown(self, replicas: int, requests: int) -> int:
+        """Return the number of replicas with ``requests`` together, at most all."""
+        return min(replicas, max(1, -(-requests * replicas // len(self.intervals_s))))
 
 
 Traffic: TypeAlias = PoissonTraffic | ConstantTraffic | RecordedTraffic  # how requests arrive at a fleet

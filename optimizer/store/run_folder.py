@@ -31,6 +31,7 @@ RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"  # the records of a run and of a
 MODEL_HASH, _HASH_DIGITS = "sha256", 12  # fact of a model whose files were hashed, and how much of it is shown
 STAMP = re.compile(r"([0-9]{8}-[0-9]{6})(?:-([0-9]{1,2}))?")  # the name of a folder that new_folder makes
 STAMP_FORMAT = "%Y%m%d-%H%M%S"
+WRITTEN_FORMAT = "%Y-%m-%dT%H:%M:%S%z"  # of the times in a record
 
 
 class FileIn:

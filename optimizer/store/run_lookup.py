@@ -13,7 +13,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.options.option import DEFAULTS
 from optimizer.options.values import quote
-from optimizer.store.run_folder import RUN_FILE, STAMP, STAMP_FORMAT, SWEEP_FILE, RunFolder
+from optimizer.store.run_folder import RUN_FILE, STAMP, STAMP_FORMAT, SWEEP_FILE, WRITTEN_FORMAT, RunFolder
 
 LATEST = "latest"  # stands for the newest run
 LONGEST_NAME = 100  # of a folder in a message that names a run too
@@ -116,5 +116,5 @@ def _started(path: Path) -> tuple[float, int, float]:
         if match:
             return time.mktime(time.strptime(match[1], STAMP_FORMAT)), int(match[2] or 1), modified
         written = str(RunFolder(path).read_info().get("written"))
-        return datetime.strptime(written, "%Y-%m-%dT%H:%M:%S%z").timestamp(), 1, modified
+        return datetime.strptime(written, WRITTEN_FORMAT).timestamp(), 1, modified
     return modified, 1, modified

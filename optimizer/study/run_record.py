@@ -37,7 +37,7 @@ from optimizer.simulator.batching_fit import BatchingModel
 from optimizer.simulator.closed_network import ClosedNetwork
 from optimizer.simulator.performance_model import model_type
 from optimizer.simulator.server_model import ServerModel
-from optimizer.store.run_folder import RunFolder, write_configs
+from optimizer.store.run_folder import WRITTEN_FORMAT, RunFolder, write_configs
 from optimizer.study.environment import Environment
 from optimizer.study.load_generators import PerfAnalyzerReason
 from optimizer.study.scheduler import SearchEnd
@@ -278,7 +278,7 @@ class RunRecord:
                 "reason": reason,
                 "command": command_line(options),
                 "argv": ["tune", *(redact(word) for word in redact_words(_arguments()))],
-                "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "written": time.strftime(WRITTEN_FORMAT),
                 "problem": problem_document(self.task),
                 "hardware": {**asdict(self.environment.hardware), "system": platform.platform()},
                 "fingerprint": self.fingerprint.to_document(),

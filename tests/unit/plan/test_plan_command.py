@@ -206,6 +206,14 @@ def test_no_number_of_replicas_is_exit_1(run: Path, capsys: pytest.CaptureFixtur
     assert "no number of replicas meets p95 <= 1 ms safely: its latency is" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("rate", [(), ("--rate", "8000/s")])
+def test_a_budget_below_one_replica_is_named(
+    run: Path, rate: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run), *rate, "--max-cost", "1", "--gpu-hour-cost", "2.5"]) == 1
+    assert "dlrm: the budget is too small for one replica of" in capsys.readouterr().out
+
+
 def test_replicas_that_cannot_serve_the_rate_have_no_forecast_and_no_cost_of_an_inference(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,6 +317,16 @@ def test_runs_of_one_hardware_are_read_together(run: Path, capsys: pytest.Captur
     assert both["deployments"] == 2 * alone["deployments"]
     width = {one["deployments"]: one["count"]["safe"] - one["count"]["low"] for one in (alone, both)}
     assert width[both["deployments"]] < width[alone["deployments"]]
+
+
+def test_the_newest_run_is_the_one_that_was_written_last_in_any_time_zone(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = edited(run, "earlier", written="2026-11-29T01:00:00+0000")
+    looser = {"constraints": ["p95 <= 30 ms"]}
+    later = edited(run, "later", written="2026-11-28T23:30:00-0500", problem=looser)
+    assert main([str(earlier), str(later), "--rate", "12000/s"]) == 0
+    assert "within p95 <= 30 ms" in " ".join(capsys.readouterr().out.split())
 
 
 # -- bad options -----------------------------------------------------------------------------------------------
