@@ -37,16 +37,18 @@ def choose_ports(processes: int, given: Mapping[str, int]) -> tuple[ServerPorts,
     Raises BadInputError, which names the option, for a given port that cannot be used.
     """
     usual = ServerPorts(**given)
+    reserved = {port + PORT_STEP * place for place in range(processes) for port in given.values()}
     taken, chosen = set[int](), list[ServerPorts]()
     for place in range(processes):
         ports = {}
         for name, first in vars(usual).items():
             port = first + PORT_STEP * place
-            problem = "it is given twice" if port in taken else _problem(port)
+            unusable = taken if name in given else taken | reserved
+            problem = "it is given twice" if port in unusable else _problem(port)
             if problem and name in given:
                 where = f"port {port} of server process {place + 1}" if place else f"port {port}"
                 raise BadInputError(f"--{name}-port {first}: {where} cannot be used ({problem}); give another")
-            ports[name] = _other_port(taken) if problem else port
+            ports[name] = _other_port(taken | reserved) if problem else port
             taken.add(ports[name])
         chosen.append(ServerPorts(**ports))
     return tuple(chosen)

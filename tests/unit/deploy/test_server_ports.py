@@ -43,6 +43,15 @@ def test_given_ports_are_used(occupy: Occupy) -> None:
     assert choose_ports(2, {"grpc": 9000}) == (ServerPorts(8000, 9000, 8002), ServerPorts(8010, 9010, 8012))
 
 
+@pytest.mark.parametrize("given", [{"grpc": 8000}, {"metrics": 8000}, {"metrics": 8001}, {"http": 8012}])
+def test_a_usual_port_that_is_given_for_another_purpose_is_replaced(occupy: Occupy, given: dict[str, int]) -> None:
+    occupy()
+    servers = choose_ports(2, given)
+    for name, port in given.items():
+        assert [getattr(ports, name) for ports in servers] == [port, port + 10]
+    assert len({port for ports in servers for port in vars(ports).values()}) == 6
+
+
 def test_a_given_port_that_is_in_use_is_refused() -> None:
     with socket.socket() as other:
         other.bind((LOOPBACK, 0))
