@@ -56,9 +56,14 @@ def server_environment(installed: Runtime) -> dict[str, str]:
         **own_python,
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, (installed.libraries, libpython, *cuda_folders()))),
         # the stub embeds this Python and finds the packages of this environment by PYTHONPATH and PATH
-        "PYTHONPATH": os.pathsep.join(packages),
+        "PYTHONPATH": os.pathsep.join([*packages, *_user_python_path()]),
         "PATH": search_path,
     }
+
+
+def _user_python_path() -> list[str]:
+    """Return the folders of the user's ``PYTHONPATH``, absolute because the server runs in another folder."""
+    return [str(Path(folder).absolute()) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
 def address_space_problem() -> str:

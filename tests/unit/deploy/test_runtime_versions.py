@@ -110,6 +110,15 @@ def test_the_server_finds_cuda_where_only_the_loader_path_names_it(
     assert server_environment(unpacked)["LD_LIBRARY_PATH"] == expected
 
 
+def test_a_python_model_finds_the_packages_of_the_user(
+    unpacked: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "libpython_folder", lambda: tmp_path / "own")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "/opt/helpers::lib")
+    assert server_environment(unpacked)["PYTHONPATH"].split(":")[-2:] == ["/opt/helpers", str(tmp_path / "lib")]
+
+
 @pytest.mark.parametrize("version", ["2.38", "2.41", "3.0"])
 def test_the_newer_release_needs_a_newer_c_library(version: str) -> None:
     assert glibc_problem(("glibc", version)) == ""
