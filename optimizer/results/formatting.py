@@ -110,6 +110,13 @@ def count(amount: int, noun: str) -> str:
     return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
 
 
+def request_size(samples: float, *, is_mix: bool = False) -> str:
+    """Return the samples of a request: 1 sample each, 4 samples each, or 3.333 samples on average for a mix."""
+    if is_mix or samples != int(samples):
+        return f"{samples:,.4g} samples on average"
+    return f"{count(int(samples), 'sample')} each"
+
+
 def verdict(confirmed: ConfirmedLoad) -> str:
     """Return the verdict as text without a full stop: ``PASS: the SLA is met at 99 % confidence``."""
     judged = confirmed.judged

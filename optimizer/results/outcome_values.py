@@ -87,8 +87,9 @@ def figures(outcome: Outcome, point: Point, problem: Problem) -> list[tuple[str,
     batch = load.request_batch_size
     if batch > 1 and measurement.throughput_infer_per_sec is not None:
         requests = formatting.approximate(measurement.throughput_infer_per_sec / batch)
-        size = f"{batch:,} samples each" if problem.request_mix is None else f"{batch:,.4g} samples on average"
-        throughput += f" = {requests} req/s of {size}"
+        throughput += (
+            f" = {requests} req/s of {formatting.request_size(batch, is_mix=problem.request_mix is not None)}"
+        )
     served = f"concurrency {formatting.load(load)} (requests in flight)"
     if load.request_rate:
         served = f"{formatting.load(load)} ({formatting.sending(load.request_rate, problem.request_times)})"
@@ -273,6 +274,8 @@ def why_not_recommended(outcome: Outcome, point: Point) -> str:
         return "it was measured there for comparison only"
     if missed := outcome.sla.missed(point.measurement):
         return f"it misses {formatting.bounds(missed)}"
+    if point.measurement.overloaded:
+        return "the server fell behind the rate"
     if not point.measurement.stable:
         return "its windows disagreed"
     if any(entry.point.candidate == point.candidate for entry in outcome.confirmed_loads):

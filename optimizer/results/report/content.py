@@ -200,10 +200,17 @@ def _command(run: FinishedRun) -> str:
 
 
 def _confidence(run: FinishedRun) -> list[tuple[str, str]]:
-    measured = [m for trial in run.trials for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
-    measured += [window.measurement for trial in run.trials for window in trial.confirmations if not window.is_lost]
-    unstable = sum(not m.stable for m in measured)
-    lines = [("unstable", f"{unstable:,} of {len(measured):,} measurements, because their windows disagreed")]
+    searched = [m for trial in run.trials for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
+    windows = [window.measurement for trial in run.trials for window in trial.confirmations if not window.is_lost]
+    measured = [*searched, *windows]
+    unstable = sum(not (m.stable or m.overloaded) for m in searched)
+    of_search = f"of {formatting.count(len(searched), 'measurement')} of the search"
+    lines = [("unstable", f"{unstable:,} {of_search}, because their windows disagreed")]
+    if overloaded := sum(bool(m.overloaded) for m in searched):
+        lines.append(("overloaded", f"{overloaded:,} {of_search}, because the server fell behind the rate"))
+    if windows:
+        disturbed, of_windows = sum(not m.stable for m in windows), formatting.count(len(windows), "window")
+        lines.append(("disturbed", f"{disturbed:,} of {of_windows} on fresh servers, by other processes or machines"))
     shares = [m.other_cpu_share for m in measured if m.other_cpu_share is not None]
     if shares:
         lines.append(("other processes", f"used up to {100 * max(shares):.1f} % of the CPUs during a measurement"))
@@ -228,7 +235,7 @@ def _environment(run: FinishedRun) -> list[tuple[str, str]]:
         ("versions", " · ".join(f"{_fact(k)} {_fact(v)}" for k, v in _mapping(info.get("versions")).items()))
     )
     lines += [(_fact(k), _fact(v)) for k, v in formatting.labelled_facts(_mapping(problem.get("facts"))).items()]
-    requests = f"{run.problem.request_batch_size:,} samples each, {_fact(problem.get('input_data', ''))}"
+    requests = f"{formatting.request_size(run.problem.request_batch_size)}, {_fact(problem.get('input_data', ''))}"
     if run.options.shared_memory != "none":
         requests += f", in {_fact(run.options.shared_memory)} shared memory"
     lines.append(("requests", requests))

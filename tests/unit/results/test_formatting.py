@@ -34,6 +34,18 @@ class TestWords:
         assert [formatting.clock(value) for value in (-1, 65.4, 3723)] == ["0:00", "1:05", "1:02:03"]
         assert [formatting.exact(value) for value in (20.0, 0.5, 4e6)] == ["20", "0.5", "4,000,000"]
 
+    @pytest.mark.parametrize(
+        ("samples", "is_mix", "text"),
+        [
+            (1, False, "1 sample each"),
+            (1600.0, False, "1,600 samples each"),
+            (10 / 3, False, "3.333 samples on average"),
+            (4, True, "4 samples on average"),
+        ],
+    )
+    def test_request_size(self, samples: float, is_mix: bool, text: str) -> None:
+        assert formatting.request_size(samples, is_mix=is_mix) == text
+
     def test_bounds(self) -> None:
         sla = Sla.from_bounds({"throughput": 4000, "memory": 2e9, "p99": 0.5})
         assert formatting.bounds(sla) == "throughput >= 4,000 infer/s and memory <= 2.00 GB and p99 <= 0.5 ms"

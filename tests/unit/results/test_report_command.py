@@ -347,6 +347,30 @@ def test_captions_of_markdown_end_with_one_sign(run: Path) -> None:
     assert "measured on fresh servers, or in the search only:\n\n| infer/s" in text
 
 
+def test_unstable_overloaded_and_disturbed_measurements_are_counted_apart(run: Path) -> None:
+    finished = read_run(run)
+    place, one = next((i, one) for i, one in enumerate(finished.trials) if one.confirmations)
+    (load, first), *rest = one.measurements
+    unstable, overloaded = replace(first, stable=False), replace(first, stable=False, overloaded=True)
+    window = one.confirmations[0]
+    disturbed = replace(window, measurement=replace(window.measurement, stable=False))
+    worse = replace(
+        one,
+        measurements=((load, unstable), (load, unstable), (load, overloaded), *rest),
+        confirmations=(disturbed, *one.confirmations[1:]),
+    )
+    quiet = [
+        replace(trial, measurements=tuple((load, replace(m, stable=True)) for load, m in trial.measurements))
+        for trial in finished.trials
+    ]
+    trials = (*quiet[:place], worse, *quiet[place + 1 :])
+    shown = markdown([report_section(replace(finished, trials=trials))])
+    measured = sum(len(trial.measurements) for trial in trials)
+    assert f"2 of {measured} measurements of the search, because their windows disagreed" in shown
+    assert f"1 of {measured} measurements of the search, because the server fell behind the rate" in shown
+    assert re.search(r"\b1 of [\d,]+ windows on fresh servers, by other processes or machines", shown)
+
+
 def test_names_are_escaped_in_markdown(run: Path) -> None:
     hostile = "a|b`c`<b>[x](http://y)*z*"
     text = markdown([report_section(read_run(changed(run, "x", command="tune ```\nx", notes=[hostile])))])
