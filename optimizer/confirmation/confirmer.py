@@ -108,11 +108,14 @@ class Confirmer:
         return self.trials
 
     def verify(self, recommended: Point, others: Sequence[ServerPlan]) -> list[Trial]:
-        """Return the trials with a test of the recommendation at its own load.
+        """Return the trials with a separate test of the recommendation at its own load.
+
+        Windows and crashes of earlier tests do not count, and are not in the returned trials.
 
         The others are measured in turn with its first servers. Those for which the time seemed too short are measured
         after the test, if it left enough.
         """
+        self.trials = [replace(trial, confirmations=(), cross_checks=(), crashes=()) for trial in self.trials]
         only = LoadPredictions((recommended.load,), (-math.inf,), (recommended.throughput_infer_per_sec,))
         limit = self.measurer.disturbance_limit = disturbance_limit(self.trials)
         self._plan = ConfirmationPlan(1 - self.problem.confidence, limit, (recommended.trial,))

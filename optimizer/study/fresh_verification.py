@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
@@ -78,7 +78,6 @@ def verify(
     table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
     if run.reference.exists():
         shutil.copyfile(run.reference, folder.reference)  # the requests are the same, so are the outputs
-    fresh = [replace(trial, confirmations=(), cross_checks=()) for trial in trials]
     servers = [LOOKS[1], *(COMPARED_SERVERS for _ in server_plans[1:])]
     expected_seconds = sum(n * plan.server_seconds for n, plan in zip(servers, server_plans, strict=True))
     budget = Budget(TIME_FACTOR * expected_seconds if seconds is None else seconds)
@@ -91,7 +90,7 @@ def verify(
     ):
         measurer = environment.make_measurer(task, folder, table, observer)
         take_reference(target, measurer, task.baseline)
-        measured = Confirmer(problem, target, measurer, budget, fresh).verify(before.recommended, server_plans[1:])
+        measured = Confirmer(problem, target, measurer, budget, trials).verify(before.recommended, server_plans[1:])
     verified = verification.verify(measured, server_plans, problem)
     windows = [window.measurement for trial in measured for window in trial.confirmations]
     shown = present([environment.remote_note(), *measurer.notes, lateness_note(windows), speed_note(windows)])

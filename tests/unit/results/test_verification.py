@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
 from optimizer.core.budget import Budget
-from optimizer.core.trial import Candidate
+from optimizer.core.trial import Candidate, Crash, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
@@ -27,7 +28,7 @@ from optimizer.results.verification import (
     verify,
 )
 from optimizer.store.trials_table import TrialsTable
-from tests.drawn_server import BASELINE, FAST, FASTER, LOADS, Drawing, drawn_problem, searched
+from tests.drawn_server import BASELINE, FAST, FASTER, LOADS, Drawing, confirm, drawn_problem, searched
 
 
 @pytest.fixture
@@ -35,8 +36,10 @@ def problem() -> Problem:
     return drawn_problem()
 
 
-def verified(path: Path, problem: Problem, budget_seconds: float = 600, **server: object) -> Verification:
-    before = searched(Drawing(), LOADS)
+def verified(
+    path: Path, problem: Problem, budget_seconds: float = 600, before: Sequence[Trial] = (), **server: object
+) -> Verification:
+    before = list(before) or searched(Drawing(), LOADS)
     recommended = assess(before, problem, BASELINE, FAST).recommended
     assert recommended is not None
     candidates = verification_candidates(recommended, before, problem, is_cross_checked=False)
@@ -63,6 +66,22 @@ def test_a_recommendation_holds_on_the_same_server(problem: Problem, tmp_path: P
     assert verification.reason == ""
     verdicts = [confirmed.judged.verdict for confirmed in verification.measured]
     assert verdicts == [Verdict.PASS, Verdict.UNDECIDED, Verdict.UNDECIDED], "the runners-up are not tested"
+
+
+def test_a_crash_in_the_test_of_the_run_does_not_count(problem: Problem, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    server = Drawing()
+    before = confirm(server, searched(server, LOADS), problem, tmp_path / "run")
+    confirmed = assess(before, problem, BASELINE, FAST).confirmed
+    assert confirmed is not None
+    crash = Crash("tritonserver died (SIGKILL) while measuring", confirmed.point.load, confirmed.error)
+    before = [
+        replace(trial, crashes=(crash,)) if trial.number == confirmed.point.trial else trial for trial in before
+    ]
+    assert assess(before, problem, BASELINE, FAST).verdict is Verdict.UNDECIDED
+    verification = verified(tmp_path, problem, before=before)
+    assert verification.holds, verification.reason
+    assert verification.measured[0].servers == LOOKS[0], "windows of the run do not count"
 
 
 def test_a_recommendation_that_misses_its_bound_does_not_hold(problem: Problem, tmp_path: Path) -> None:
