@@ -9,6 +9,8 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+import sys
+from collections import deque
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +22,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 END_STREAM = ACK = 0x01
 END_HEADERS, PADDED, PRIORITY = 0x04, 0x08, 0x20
-HEADER_TABLE_SIZE, ENABLE_PUSH, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 1, 2, 4, 5
+HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 1, 2, 3, 4, 5
+REFUSED_STREAM, MAX_REFUSALS = 7, 1000  # an HTTP/2 error: nothing was processed; then it counts as an error
 DEFAULT_WINDOW, MAX_WINDOW = 2**16 - 1, 2**31 - 1
 DEFAULT_FRAME, MAX_FRAME = 2**14, 2**24 - 1
 CLIENT_SETTINGS = (
@@ -44,8 +47,10 @@ _PREFIX = struct.Struct(">BI")  # of a gRPC message: whether it is compressed, l
 class Http2Connection:
     """A client connection without I/O: write ``outbox`` to the server and pass what it sends to ``receive``.
 
-    Each call has ``headers`` and a number, counted from 0. ``encrypted`` sets the scheme to https. Both methods raise
-    ConnectionError if the server ends the connection or breaks the protocol.
+    Each call has ``headers`` and a number, counted from 0. ``encrypted`` sets the scheme to https. Calls above the
+    server's limit of calls at the same time wait until others end. So do calls that it refuses nevertheless: gRPC's
+    server frees the place of a call shortly after its answer. Both methods raise ConnectionError if the server ends
+    the connection or breaks the protocol.
     """
 
     def __init__(
@@ -59,7 +64,11 @@ class Http2Connection:
         # sensitive fields enter no table, so the same block serves every call
         self._headers = hpack.Encoder().encode([(name, value, True) for name, value in fields.items()])
         self._inbox = b""
-        self._calls = 0
+        self._calls, self._streams = 0, 0
+        self._open: dict[int, tuple[int, bytes]] = {}  # stream -> number and request of a call that has not ended
+        self._most_open = sys.maxsize  # calls that the server permits at the same time
+        self._held: deque[tuple[int, bytes]] = deque()  # number and request of the calls that have to wait
+        self._refusals = 0  # since the last call that ended
         self._block, self._ends_call = b"", False  # the header block that is being received
         self._window = DEFAULT_WINDOW  # bytes that the server accepts on the connection
         self._stream_window, self._max_frame = DEFAULT_WINDOW, DEFAULT_FRAME  # initial limits of a new call
@@ -69,13 +78,22 @@ class Http2Connection:
 
     def request(self, message: bytes) -> int:
         """Start a call with the serialized ``message`` and return its number."""
-        number, stream = self._calls, 2 * self._calls + 1
+        number = self._calls
         self._calls += 1
-        self.outbox += _frame(HEADERS, END_HEADERS, stream, self._headers)
-        self._unsent[stream] = memoryview(b"\0" + _NUMBER.pack(len(message)) + message)
-        self._windows[stream] = self._stream_window
-        self._send()
+        self._held.append((number, message))
+        self._start_held()
         return number
+
+    def _start_held(self) -> None:
+        """Start as many of the held calls as the server permits. After a refusal it permits one when a call ends."""
+        while self._held and len(self._open) < self._most_open and not (self._refusals and self._open):
+            number, message = self._held.popleft()
+            stream, self._streams = 2 * self._streams + 1, self._streams + 1
+            self._open[stream] = number, message
+            self.outbox += _frame(HEADERS, END_HEADERS, stream, self._headers)
+            self._unsent[stream] = memoryview(b"\0" + _NUMBER.pack(len(message)) + message)
+            self._windows[stream] = self._stream_window
+            self._send()
 
     def receive(self, data: bytes) -> list[tuple[int, str]]:
         """Return the calls that ended with ``data``: their numbers and error messages (empty: success)."""
@@ -88,9 +106,12 @@ class Http2Connection:
                 break
             error = self._receive_frame(word & 0xFF, flags, stream, inbox[start + _FRAME.size : end])
             if error is not None:
-                ended.append((stream // 2, error))
+                ended.append((self._number(stream), error))
+                self._open.pop(stream, None)
+                self._refusals = 0
             start = end
         self._inbox = inbox[start:]
+        self._start_held()
         return ended
 
     def _receive_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> str | None:
@@ -103,6 +124,10 @@ class Http2Connection:
         if kind == RST_STREAM:
             self._forget(stream)
             code = _number(payload)  # 0 follows a complete answer: the server needs no more of the request
+            if code == REFUSED_STREAM and stream in self._open and self._refusals < MAX_REFUSALS:
+                self._refusals += 1
+                self._held.appendleft(self._open.pop(stream))
+                return None
             return f"the server reset the request (HTTP/2 error {code})" if code else None
         if kind == SETTINGS and not flags & ACK:
             self._apply_settings(payload)
@@ -139,6 +164,8 @@ class Http2Connection:
                 self._stream_window = value
             elif name == MAX_FRAME_SIZE:
                 self._max_frame = value
+            elif name == MAX_CONCURRENT_STREAMS:
+                self._most_open = value
         self._send()
 
     def _send(self) -> None:
@@ -153,6 +180,10 @@ class Http2Connection:
                 self._forget(stream)
             if not self._window:
                 return
+
+    def _number(self, stream: int) -> int:
+        """Return the number of the call on ``stream``, which has a smaller one if calls were refused and repeated."""
+        return self._open[stream][0] if stream in self._open else stream // 2
 
     def _forget(self, stream: int) -> None:
         self._unsent.pop(stream, None)
@@ -188,7 +219,7 @@ class StreamingConnection(Http2Connection):
             if flags & PADDED:
                 raise ConnectionError(NO_TRITONSERVER)
             messages, rest = split_messages(self._incomplete.pop(stream, b"") + payload)
-            self.messages += [(stream // 2, message) for message in messages]
+            self.messages += [(self._number(stream), message) for message in messages]
             if rest:
                 self._incomplete[stream] = rest
         return super()._receive_frame(kind, flags, stream, payload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import select
 import socket
 import struct
@@ -19,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
-from optimizer.measure.load_client.client import METHOD
+from optimizer.measure.load_client.client import METHOD, ClosedLoopClient
 from optimizer.measure.load_client.http2 import (
     DATA,
     NO_STATUS,
@@ -30,7 +31,7 @@ from optimizer.measure.load_client.http2 import (
     connect,
     split_messages,
 )
-from optimizer.measure.load_client.plan import RESPONSES, SendPlan, SendRecord, StreamPlan, open_responses
+from optimizer.measure.load_client.plan import NEVER, RESPONSES, SendPlan, SendRecord, StreamPlan, open_responses
 from optimizer.measure.load_client.streaming_client import STREAM_METHOD, StreamingClosedLoopClient, error_text
 
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
@@ -52,8 +53,8 @@ def serve() -> Iterator[Callable[[Handler], str]]:
     """Return a function that serves a handler until the test ends and returns the address."""
     servers = []
 
-    def start(handler: Handler) -> str:
-        server = grpc.server(ThreadPoolExecutor(4), options=UNLIMITED)
+    def start(handler: Handler, *options: tuple[str, int]) -> str:
+        server = grpc.server(ThreadPoolExecutor(4), options=(*UNLIMITED, *options))
         server.add_generic_rpc_handlers((Service(handler),))
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
@@ -103,6 +104,26 @@ def test_every_call_arrives_whole_and_is_answered(serve: Callable[[Handler], str
 def test_many_calls_at_once(serve: Callable[[Handler], str]) -> None:
     address = serve(lambda message, _: message)
     assert results(address, [b"x" * 600] * 500) == dict.fromkeys(range(500), "")
+
+
+def test_no_more_calls_are_open_than_the_server_permits(serve: Callable[..., str], tmp_path: Path) -> None:
+    """The server refuses more of them, as nginx does above 128."""
+
+    def answer(message: bytes, _: grpc.ServicerContext) -> bytes:
+        time.sleep(0.01)
+        return message
+
+    address = serve(answer, ("grpc.max_concurrent_streams", 4))
+    plan = SendPlan(address, 1000.0, concurrency=16, seconds=0.5)
+    try:
+        ClosedLoopClient(plan, [b"x" * 600]).run(tmp_path)
+    finally:
+        gc.unfreeze()
+        gc.enable()
+    happened = SendRecord.read(tmp_path)
+    assert happened.error == ""
+    assert len(happened.answered_ns) >= 16
+    assert NEVER not in happened.answered_ns
 
 
 def test_large_answers_do_not_close_the_window(serve: Callable[[Handler], str]) -> None:
