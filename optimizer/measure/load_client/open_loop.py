@@ -90,7 +90,9 @@ class SentRequests:
         ``streamed`` are the responses of a model that streams, whose client chose the time that counts.
         """
         planned, ended_ns, answered = record.planned_ns, record.ended_ns, record.answered_ns
-        begin_ns, end_ns = lead_in_seconds * 1e9, min(ended_ns, seconds * 1e9)
+        begin_ns, end_ns = lead_in_seconds * 1e9, seconds * 1e9
+        if record.overload or np.any(record.sent_ns == NEVER):  # otherwise the pause after the last answer counts too
+            end_ns = min(ended_ns, end_ns)
         if record.responses:
             begin_ns, end_ns = record.responses.begin_ns, record.responses.end_ns
             if record.overload:  # perhaps just after the beginning, when hardly any request has been sent

@@ -183,7 +183,9 @@ class StreamingOpenLoopClient(StreamingClient, OpenLoopClient):
     def _counted_until(self) -> int:
         if self._begin_ns == NEVER:
             return self._ended_ns
-        return min(self._ended_ns, self._begin_ns + int(1e9 * self._plan.seconds))
+        planned_end_ns = self._begin_ns + int(1e9 * self._plan.seconds)
+        has_ended = not self._overload and len(self._sent_ns) == len(self._planned_ns)
+        return planned_end_ns if has_ended else min(self._ended_ns, planned_end_ns)
 
 
 class StreamingClosedLoopClient(StreamingClient, ClosedLoopClient):

@@ -321,6 +321,17 @@ def test_a_window_without_planned_requests_counts() -> None:
     assert (second.requests, second.throughput_infer_per_sec, second.stable) == (0, 0.0, True)
 
 
+def test_the_pause_after_the_last_request_counts() -> None:
+    """A low rate may have no request in the last seconds, and the client ends with the last answer."""
+    early = PLANNED < RATE * (LEAD_IN_SECONDS + 1.0)
+    happened = record()
+    times = (happened.planned_ns[early], happened.sent_ns[early], happened.answered_ns[early])
+    result = judged(SendRecord(*times, ended_ns=int(times[2].max())), spread_limit=math.inf)
+    assert result.requests == 1000
+    assert result.throughput_infer_per_sec == pytest.approx(2000)
+    assert result.goodput_infer_per_sec == pytest.approx(2000)
+
+
 def test_a_time_without_planned_requests_is_an_error() -> None:
     early = PLANNED < RATE * LEAD_IN_SECONDS
     happened = record()
