@@ -94,12 +94,12 @@ def read_repository_model(
         has = list_models(repository) or "none"
         raise BadInputError(f"{show_path(repository)}: no model {format_value(name)} there; it has {has}")
     versions = _versions(folder)
-    facts: dict[str, str | int | float] = {"model_bytes": sum(_size(version) for version in versions)}
     path = folder / "config.pbtxt"
     if path.exists():
         config = _read_config(path, folder, versions, any_backend=any_backend)
     else:
         config = _derived_config(folder, versions, largest_batch)
+    facts: dict[str, str | int | float] = {"model_bytes": sum(map(_size, _served_versions(config, versions)))}
     return ModelSource(repository, name, model_config.with_explicit_counts(config, gpu=gpu), facts=facts)
 
 
@@ -134,13 +134,23 @@ def _versions(folder: Path) -> list[Path]:
     return [entry for entry in _entries(folder) if entry.is_dir() and re.fullmatch("[0-9]{1,18}", entry.name)]
 
 
+def _served_versions(config: ModelConfig, versions: list[Path]) -> list[Path]:
+    """Return the version folders that Triton loads: by default the one with the largest number."""
+    policy = config.version_policy
+    if policy.HasField("all"):
+        return versions
+    if policy.HasField("specific"):
+        return [version for version in versions if int(version.name) in policy.specific.versions]
+    return sorted(versions, key=lambda version: int(version.name))[-max(1, policy.latest.num_versions) :]
+
+
 def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend: bool) -> ModelConfig:
     config = model_config.read(path)
     if config.name and config.name != folder.name:
         problem = f"its name {format_value(config.name)} is not that of its folder {folder.name!r}; make them equal"
         raise BadInputError(f"{show_path(path)}: {problem}")
     config.name = folder.name
-    check_config(config, path, [] if is_ensemble(config) else [int(version.name) for version in versions])
+    check_config(config, path, [int(version.name) for version in versions])
     if is_ensemble(config):
         return config
     _check_shell_words(config, path, any_backend=any_backend)
@@ -218,7 +228,9 @@ def _derived_config(folder: Path, versions: list[Path], largest_batch: int) -> M
 
 
 def _newest(config: ModelConfig, backend: str, path: Path, versions: list[Path]) -> Path:
-    """Return the model file of the newest version that has one."""
+    """Return the model file of the newest version that has one, and that a specific version_policy names."""
+    if config.version_policy.HasField("specific"):
+        versions = _served_versions(config, versions)
     own = (config.default_model_filename,) if config.default_model_filename else MODEL_FILES[backend]
     files = [version / filename for version in versions for filename in own if (version / filename).exists()]
     if not files:

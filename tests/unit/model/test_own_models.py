@@ -215,6 +215,30 @@ def test_missing_backend_is_derived_from_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("policy", "served"),
+    [
+        ("", ["10"]),
+        ("latest { num_versions: 2 }", ["9", "10"]),
+        ("specific { versions: [ 9, 2 ] }", ["2", "9"]),
+        ("all { }", ["2", "9", "10"]),
+    ],
+)
+def test_the_size_is_that_of_the_versions_that_are_served(policy: str, served: list[str], tmp_path: Path) -> None:
+    config = f"platform: 'onnxruntime_onnx'\nmax_batch_size: 8\nversion_policy {{ {policy} }}"
+    folder = write_model(tmp_path, "m", config if policy else "max_batch_size: 8", None)
+    names = ("2", "9", "10")
+    for name, dims in zip(names, (2, 3, 4), strict=True):
+        (folder / name).mkdir()
+        (folder / name / "model.onnx").write_bytes(serialized(doubler(dims=("batch", dims))))
+        (folder / name / "notes").write_bytes(bytes(10 ** int(dims)))
+    source = read_repository_model(tmp_path, "m", gpu=False)
+    sizes = {name: sum(file.stat().st_size for file in (folder / name).iterdir()) for name in names}
+    assert source.facts["model_bytes"] == sum(sizes[name] for name in served)
+    newest = max(map(int, served))
+    assert tensors(source.config)["x"] == [{2: 2, 9: 3, 10: 4}[newest]]
+
+
+@pytest.mark.parametrize(
     ("line", "mend"),
     [
         ('platform: "tensorrt_plan"', "export it to ONNX"),

@@ -65,6 +65,16 @@ def test_nested_ensembles_are_loaded_after_their_steps(tmp_path: Path) -> None:
     assert [settings[name].max_batch_size for name in ("second", "chain", "outer")] == [4, 4, 4]
 
 
+def test_version_policy_of_an_ensemble_names_one_of_its_folders(tmp_path: Path) -> None:
+    path = write_ensemble(tmp_path, milliseconds=5) / "config.pbtxt"
+    text = path.read_text()
+    path.write_text(text + "version_policy { specific { versions: [ 1 ] } }\n")
+    assert read_source(stored(tmp_path), "chain").config.version_policy.specific.versions == [1]
+    path.write_text(text + "version_policy { specific { versions: [ 2 ] } }\n")
+    with pytest.raises(BadInputError, match="version_policy: there is no version 2; the model has 1"):
+        read_source(stored(tmp_path), "chain")
+
+
 def test_missing_step_of_an_ensemble_is_named(tmp_path: Path) -> None:
     write_ensemble(tmp_path, milliseconds=5)
     shutil.rmtree(tmp_path / "second")
