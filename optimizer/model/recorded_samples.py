@@ -143,7 +143,7 @@ def _samples(
         if (key := tensor.name) not in arrays:
             continue
         array = arrays[key]
-        if array.ndim == 1 and math.prod(tensor.shape) == 1:
+        if array.ndim == 1 and all(size == 1 for size in tensor.shape):
             array = array.reshape(-1, *tensor.shape)  # one scalar per sample
         if array.ndim == 0 or not compatible(array.shape[1:], tensor.shape):
             raise BadInputError(
@@ -170,7 +170,10 @@ def check_complete(
 
 
 def _in_type(file: str, array: Array, tensor: InputTensor) -> Array:
-    """Return the array in the input's type, floats rounded. Raises BadInputError for values that do not fit."""
+    """Return the array in the input's type, floats rounded. Raises BadInputError for values that do not fit.
+
+    A float that is too large for the type does not fit; an infinity that the file has does.
+    """
     wanted, kind, name = tensor.dtype, array.dtype.kind, one_line(tensor.name)
     if tensor.datatype == "BYTES" and kind in "US":
         return np.asarray((np.char.encode(array, "utf-8", "surrogatepass") if kind == "U" else array).astype(object))
@@ -179,10 +182,12 @@ def _in_type(file: str, array: Array, tensor: InputTensor) -> Array:
         raise BadInputError(f"{file}: input {name}: holds {held}, but the model takes {tensor.datatype}")
     with np.errstate(all="ignore"):
         cast = array.astype(wanted)
-    wrong = np.argwhere(cast != array) if wanted.kind in "iub" or kind == "b" else np.empty((0, 1))
+    is_exact = wanted.kind in "iub" or kind == "b"
+    wrong = np.argwhere(cast != array if is_exact else np.isinf(cast) & np.isfinite(array))
     if wrong.size:
         sample, value = int(wrong[0][0]) + 1, array[tuple(wrong[0])]
-        raise BadInputError(f"{file}: sample {sample}, input {name}: {value} is not {tensor.datatype}")
+        problem = f"{value} is {'not' if is_exact else 'too large for'} {tensor.datatype}"
+        raise BadInputError(f"{file}: sample {sample}, input {name}: {problem}")
     return np.asarray(cast)
 
 

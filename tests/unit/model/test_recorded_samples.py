@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -117,6 +118,26 @@ def test_an_array_alone_is_the_only_input(tmp_path: Path) -> None:
 )
 def test_arrays_that_do_not_fit(tmp_path: Path, arrays: Mapping[str, Any], message: str) -> None:
     assert message in refused(read_npz_samples, npz(tmp_path, arrays), IDS)
+
+
+@pytest.mark.parametrize(("datatype", "value"), [("FP16", 70000.0), ("FP16", 70000), ("FP32", -1e300)])
+def test_a_number_that_would_become_infinite_is_refused(tmp_path: Path, datatype: str, value: float) -> None:
+    tensor = InputTensor("x", datatype, (2,), True)
+    message = f": sample 2, input x: {value} is too large for {datatype}"
+    array = np.array([[1, 2], [3, value]])
+    assert refused(read_npz_samples, npz(tmp_path, {"x": array}), tensor) == message
+    np.save(tmp_path / "d.npy", array)
+    assert refused(read_npy_samples, tmp_path / "d.npy", tensor) == message
+    np.save(tmp_path / "d.npy", np.array([[1, 2], [math.inf, math.nan]]))
+    assert lists(read_npy_samples(tmp_path / "d.npy", [tensor], NONE))[1]["x"][0] == math.inf
+
+
+def test_an_array_of_one_dimension_does_not_fit_two_open_ones(tmp_path: Path) -> None:
+    np.save(tmp_path / "d.npy", np.arange(4))
+    message = ": input x: has the shape [4], which is not a number of samples, then the model's [-1, -1]"
+    assert refused(read_npy_samples, tmp_path / "d.npy", InputTensor("x", "INT64", (-1, -1), True)) == message
+    one = InputTensor("x", "INT64", (1, 1), True)
+    assert lists(read_npy_samples(tmp_path / "d.npy", [one], NONE))[3] == {"x": [[3]]}
 
 
 def test_files_that_hold_no_array(tmp_path: Path) -> None:
