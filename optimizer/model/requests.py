@@ -66,14 +66,14 @@ class RequestOptions:
     def over(self, defaults: RequestOptions) -> RequestOptions:
         """Return these options, with ``defaults`` for those that are not set.
 
-        Recorded samples replace all defaults.
+        Recorded samples replace all defaults. Zeros replace the ranges, which they do not have.
         """
         if self.is_recorded:
             return self
         return RequestOptions(
             self.input_data or defaults.input_data,
             defaults.shapes + self.shapes,
-            defaults.ranges + self.ranges,
+            self.ranges if self.input_data == "zero" else defaults.ranges + self.ranges,
             defaults.string_data if self.string_data is None else self.string_data,
             self.string_length or defaults.string_length,
         )

@@ -272,6 +272,10 @@ def test_command_line_overrides_the_profile(tmp_path: Path) -> None:
         "random", ("ids,mask:16", "ids:8"), ("x:0..1",), "a", 6
     )
     assert RequestOptions("d.npz").over(profile) == RequestOptions("d.npz")
+    random = RequestOptions("random", ("ids,mask:16",), ("x:0..1",))
+    assert RequestOptions("zero").over(random) == RequestOptions("zero", ("ids,mask:16",))
+    with pytest.raises(BadInputError, match=r"range x:0\.\.2: input data zero has no range of values"):
+        prepare_requests(RequestOptions("zero", ranges=("x:0..2",)).over(random), config(), ONE, tmp_path)
     result = prepare_requests(
         RequestOptions("", ("ids:8",)).over(RequestOptions("", ("ids,mask:16",))),
         config(),
