@@ -255,7 +255,7 @@ def _other_models(source: ModelSource, hardware: Hardware) -> dict[str, tuple[Fi
         if name == source.tuned_model or is_ensemble(config):
             continue
         own = model_config.candidate_of(config, keep_counts=True)
-        if own.instance_count:
+        if own.instance_count and not has_llm_engine(config):
             fields[f"{name}/{INSTANCE_COUNT}"] = tuple(sorted({own.instance_count, *_counts(hardware)}))
         if own.max_batch_size > 1:
             delay = own.max_queue_delay_us if own.dynamic_batching else OFF

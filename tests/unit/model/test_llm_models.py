@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,13 @@ def test_an_ensemble_that_streams_is_refused_in_one_line() -> None:
 def test_one_engine_is_served_unless_the_profile_says_otherwise() -> None:
     task = prepare_task(options("llm", "models"), SERVER, lambda _: None)
     assert task.problem.space.instance_count == (1,)
+    of_step = replace(options("tensorrt_llm_bls", "models"), bls_composing_models=("preprocessing", "tensorrt_llm"))
+    task = prepare_task(of_step, SERVER, lambda _: None)
+    assert task.source.batcher == "preprocessing"
+    fields = task.problem.space.fields
+    assert "tensorrt_llm/instance_group_count" not in fields
+    assert fields["tensorrt_llm_bls/instance_group_count"] == (1, 2, 3, 4)
+    assert fields["tensorrt_llm/max_queue_delay_microseconds"] == ("off", 0)
 
 
 def test_each_variant_needs_the_file_before_anything_is_measured() -> None:
