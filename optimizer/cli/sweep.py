@@ -35,7 +35,7 @@ from optimizer.options.values import (
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import newest_run
 from optimizer.study.run_request import read_run_request
-from optimizer.study.sweep_output import FILE, read_options
+from optimizer.study.sweep_output import FILE, read_document
 from optimizer.study.sweep_plan import MODEL, GivenOptions, SweepChoices, SweepRequest
 
 T = TypeVar("T")
@@ -98,9 +98,9 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
         raise BadInputError(f"--resume {quote(arguments.resume)} keeps the options of the sweep; leave {other} out")
     folder = _find_sweep(arguments.resume)
     RunFolder(folder).refuse_links()
-    stored, signature = read_options(folder)
-    options, request = _read(stored)
-    if external_names(options) and not is_signed(external_values(options), signature):
+    stored = read_document(folder)
+    options, request = _read(stored["options"])
+    if external_names(options) and not is_signed(external_values(options), stored.get("signature")):
         raise BadInputError(
             f"--resume {quote(arguments.resume)}: {FILE} was not written by your tune in this folder, and names "
             f"code, addresses or data; if you trust them, begin it again: {quote(request.command)}"

@@ -23,12 +23,13 @@ from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.results import configuration_text, formatting, result_document
 from optimizer.results.outcome_values import STAGES
 from optimizer.results.terminal_output import plain_table, print_line, print_table
-from optimizer.store.run_folder import SWEEP_FILE, RunFolder
+from optimizer.store.run_folder import MODEL_HASH, SWEEP_FILE, RunFolder
 from optimizer.store.trials_reader import FAILED
 from optimizer.study.sweep_plan import GivenOptions, SweepCell, SweepPlan
 
 FILE = SWEEP_FILE
 MAX_BYTES = 64 << 20
+HASH_DIGITS = 12  # of a SHA-256 in a message
 
 
 def entry(cell: SweepCell) -> dict[str, Any]:
@@ -43,14 +44,18 @@ def entry(cell: SweepCell) -> dict[str, Any]:
 
 
 def document(
-    status: str, facts: Mapping[str, object], cells: Sequence[SweepCell], notes: Sequence[Note], wall_seconds: float
+    status: str,
+    facts: Mapping[str, object],
+    cells: Sequence[SweepCell],
+    notes: Sequence[Note],
+    times: Mapping[str, float | None],
 ) -> dict[str, Any]:
     """Return the document of sweep.json. ``facts`` are known before the first measurement."""
     return {
         "status": status,
         **facts,
         "notes": [str(note) for note in notes],
-        "wall_seconds": round(wall_seconds, 3),
+        **times,
         "cells": [entry(cell) for cell in cells],
     }
 
@@ -74,8 +79,8 @@ def write(folder: RunFolder, document: Mapping[str, object]) -> None:
     files.write_json(folder.path / FILE, document)
 
 
-def read_options(path: Path) -> tuple[GivenOptions, object]:
-    """Return the options of the sweep in a folder, and the signature of their external values.
+def read_document(path: Path) -> dict[str, Any]:
+    """Return the document of the sweep in a folder. Its ``options`` are GivenOptions, other keys are not checked.
 
     Raises BadInputError if it is not the folder of a sweep.
     """
@@ -84,11 +89,23 @@ def read_options(path: Path) -> tuple[GivenOptions, object]:
     data = read_bytes(path / FILE, MAX_BYTES, "give the folder of a sweep")
     try:
         document = json.loads(data)
-        options = document["options"]
-        TypeAdapter(GivenOptions).validate_python(options, strict=True)
+        TypeAdapter(GivenOptions).validate_python(document["options"], strict=True)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BadInputError(f"{one_line(str(path / FILE))}: not the record of a sweep") from None
-    return options, document.get("signature")
+    return dict(document)
+
+
+def refuse_other_model(folder: RunFolder, earlier: Mapping[str, Any], facts: Mapping[str, object]) -> None:
+    """Raise BadInputError if the sweep with the document ``earlier`` measured other files than those of ``facts``."""
+    model = earlier.get("model")
+    recorded = model.get(MODEL_HASH) if isinstance(model, dict) else None
+    current = facts.get(MODEL_HASH)
+    if recorded and current and recorded != current:
+        before, now = (one_line(str(digest)[:HASH_DIGITS]) for digest in (recorded, current))
+        raise BadInputError(
+            f"{one_line(str(folder.path))}: the files of the model have changed since the sweep began (SHA-256 "
+            f"{before}, now {now}); restore the files, or begin a new sweep"
+        )
 
 
 def write_csv(path: Path, cells: Sequence[SweepCell]) -> None:

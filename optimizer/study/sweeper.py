@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +16,12 @@ from optimizer.config.queue_policy import check_queue_fields
 from optimizer.config.search_space import SearchSpace
 from optimizer.core import interrupts
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import BadInputError
+from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.files import cache_folder
 from optimizer.core.interfaces import Target
 from optimizer.core.notes import CombinationsLeftOut, ServedOnCpu, present
 from optimizer.core.signature import sign
-from optimizer.core.stopwatch import Stopwatch
+from optimizer.core.stopwatch import Stopwatch, with_earlier_times
 from optimizer.core.trial import VARIANT, Candidate, FieldValue, FreshServer, LoadPoint, Trial
 from optimizer.machine.conditions import machine_conditions
 from optimizer.measure.candidate_measurer import CandidateMeasurer
@@ -175,7 +176,8 @@ def sweep(
 ) -> SweepResult:
     """Measure the loads of ``request``, or those missing in the sweep in ``resumed``. Raises TuneError.
 
-    An interrupt (KeyboardInterrupt) ends it early; its measurements are kept.
+    An interrupt (KeyboardInterrupt) ends it early; its measurements are kept. A resumed sweep whose model, plan or
+    fingerprint has changed is refused and not changed.
     """
     stopwatch = Stopwatch()
     environment = Environment.detect(options, stopwatch, say)
@@ -186,10 +188,13 @@ def sweep(
     fingerprint = environment.fingerprint(task)
     folder = resumed or RunFolder.create(options.out, task.source.name)
     with folder.locked():
+        earlier = sweep_output.read_document(folder.path) if resumed else {}
+        sweep_output.refuse_other_model(folder, earlier, task.source.facts)
         problem = task.problem
         table = SweepTables(folder, problem.model, plan, problem.space.fields, fingerprint.id, problem.cpu_count)
         status: SweepStatus = "done"
         failures: dict[int, str] = {}
+        began = earlier.get("began")
         facts = {
             "command": request.command,
             "options": request.given,
@@ -198,11 +203,20 @@ def sweep(
             "hardware": str(environment.hardware),
             "fingerprint": fingerprint.to_document(),
             "machine": machine_conditions(),
-            "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "began": began if isinstance(began, str) else time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "results_dir": str(folder.path),
         }
         notes = (*environment.notes(task), *present([plan.left_out]))
-        sweep_output.write(folder, sweep_output.document("running", facts, [], notes, stopwatch.wall_seconds()))
+
+        def record(status: str) -> tuple[list[SweepCell], dict[str, Any]]:
+            """Write the cells so far. Raises BadInputError, before it writes, if the table is of another sweep."""
+            cells = sweep_cells(plan, table.read(), failures)
+            times = with_earlier_times({"wall_seconds": round(stopwatch.wall_seconds(), 3)}, earlier)
+            document = sweep_output.document(status, facts, cells, (*notes, *sweep_output.notes(cells)), times)
+            sweep_output.write(folder, document)
+            return cells, document
+
+        record("running")
         try:
             loads = formatting.count(len(plan), "measurement")
             say(f"sweeping {problem.model} on {describe_server(options)}: {loads}; results in {folder.path}")
@@ -216,10 +230,11 @@ def sweep(
         except KeyboardInterrupt:
             interrupts.acknowledge()
             status = "interrupted"
-        cells = sweep_cells(plan, table.read(), failures)
-        notes = (*notes, *sweep_output.notes(cells))
-        document = sweep_output.document(status, facts, cells, notes, stopwatch.wall_seconds())
-        sweep_output.write(folder, document)
+        except BaseException:
+            with contextlib.suppress(TuneError):  # a full disk must not hide the first error
+                record("failed")
+            raise
+        cells, document = record(status)
     return SweepResult(status, plan, cells, folder, document)
 
 

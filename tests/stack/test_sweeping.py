@@ -78,7 +78,10 @@ def test_a_resumed_sweep_measures_what_is_missing(swept: Run) -> None:
     table.write_text("".join(kept))
     ended = run_tune(swept.playground, "sweep", "--json", "--resume", Path(swept.document["results_dir"]))
     assert (ended.code, ended.errors) == (0, [])
-    assert list(map(settings, json.loads(ended.stdout)["cells"])) == list(map(settings, swept.document["cells"]))
+    resumed = json.loads(ended.stdout)
+    assert list(map(settings, resumed["cells"])) == list(map(settings, swept.document["cells"]))
+    assert resumed["began"] == swept.document["began"]
+    assert resumed["wall_seconds"] > swept.document["wall_seconds"], "of both sessions"
     *again, measured = table.read_text().splitlines(keepends=True)
     assert again == kept
     assert measured.split(",")[:6] == lost.split(",")[:6]
