@@ -13,9 +13,9 @@ from optimizer.cli.completion import complete_model
 from optimizer.cli.output import INTERRUPTED, progress_on_terminal
 from optimizer.config.batching import parse_policy
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_folder
+from optimizer.core.safe_text import is_file, is_folder
 from optimizer.core.signature import is_signed
-from optimizer.core.trial import SERVER_PROCESSES, FieldValue
+from optimizer.core.trial import SERVER_PROCESSES, FieldChoices, FieldValue
 from optimizer.options.addresses import redact_header
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option import DEFAULTS
@@ -45,6 +45,7 @@ OWN_OPTIONS = (
     *("concurrency", "request-rate", "repeat"),
 )
 SIZES = "request-batch-size"
+HEADER = "header"  # its value is not stored, so a resume takes it
 DEFAULT_CONCURRENCY = "1,2,4,8,16"
 MAX_CONCURRENCY = 2**16
 MAX_REPEATS = 100
@@ -55,7 +56,8 @@ Every combination of the listed values is deployed and measured at every load.
 A setting that is not listed keeps the value of the model's own configuration.
 A failed configuration is a row with its reason. The results are in
 results/MODEL/RUN/: sweep.json and trials.csv (with several request batch sizes
-one table each, such as trials-b8.csv), which `tune replay` reads.
+one table each, such as trials-b8.csv). `tune replay` reads these tables if the
+loads are numbers of requests in flight.
 
 exit codes: 0 measured, 1 nothing could be measured, 2 bad input, 3
 environment, 130 interrupted (the measurements so far are printed; --resume
@@ -92,6 +94,7 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
     if arguments.resume is None:
         options, request = _read(given)
         return SweepArguments(options, request, None, csv, as_json)
+    header = given.pop(HEADER, None)
     if given:
         name, value = next(iter(given.items()))
         other = value if name == MODEL else f"--{name}"
@@ -105,10 +108,12 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
             f"--resume {quote(arguments.resume)}: {FILE} was not written by your tune in this folder, and names "
             f"code, addresses or data; if you trust them, begin it again: {quote(request.command)}"
         )
+    if header is not None:
+        options, request = _read({**stored["options"], HEADER: header})
     return SweepArguments(options, request, RunFolder(folder), csv, as_json)
 
 
-def _given_options(arguments: argparse.Namespace) -> GivenOptions:
+def _given_options(arguments: argparse.Namespace) -> dict[str, str | list[str] | bool]:
     """Return the options of the sweep that are given, and the model."""
     own = {name: getattr(arguments, name.replace("-", "_")) for name in OWN_OPTIONS}
     values = {name: value for name, value in values_of(arguments).items() if name not in ("json", "resume")}
@@ -116,19 +121,22 @@ def _given_options(arguments: argparse.Namespace) -> GivenOptions:
 
 
 def _find_sweep(sweep: str) -> Path:
-    """Return the folder of a sweep, which is given by its path or by a name for ``newest_run``.
+    """Return the folder of a sweep, given by its path, as ``<model>/<run>`` in ``results``, or by a name.
 
-    Raises BadInputError.
+    A path takes precedence over a name; see ``newest_run``. Raises BadInputError.
     """
+    for path in (Path(sweep), Path(DEFAULTS.out, sweep)):
+        if is_file(path / FILE):
+            return path
+    newest = newest_run(sweep, DEFAULTS.out, FILE)
+    if newest is not None:
+        return newest.path
     if is_folder(Path(sweep)):
         return Path(sweep)
-    newest = newest_run(sweep, DEFAULTS.out, FILE)
-    if newest is None:
-        raise BadInputError(
-            f"--resume {quote(sweep)}: no such folder, and no sweep of such a model in {DEFAULTS.out}; "
-            f"give the folder of a sweep, with {FILE} (`tune runs` lists sweeps)"
-        )
-    return newest.path
+    raise BadInputError(
+        f"--resume {quote(sweep)}: no such folder, also not in {DEFAULTS.out}, and no sweep of such a model there; "
+        f"give the folder of a sweep, with {FILE} (`tune runs` lists sweeps)"
+    )
 
 
 def build_parser() -> Parser:
@@ -211,7 +219,7 @@ def _read(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
         max_queue_delay_us=_parse_list("--max-queue-delay", texts["max-queue-delay"], _delay),
         preferred_batch_size=_parse_list("--preferred-batch-size", texts["preferred-batch-size"], _policy),
         instance_count=_parse_numbers("--instance-count", texts["instance-count"], 1, MAX_INSTANCES),
-        fields=dict(_field(text) for text in _list(given, "config")),
+        fields=_fields(_list(given, "config")),
     )
     choices.check()
     request = SweepRequest(
@@ -226,7 +234,7 @@ def _read(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
 
 
 def _without_secrets(name: str, value: str | list[str] | bool) -> str | list[str] | bool:
-    return [redact_header(text) for text in value] if name == "header" and isinstance(value, list) else value
+    return [redact_header(text) for text in value] if name == HEADER and isinstance(value, list) else value
 
 
 def _text(given: GivenOptions, name: str) -> str | None:
@@ -271,6 +279,14 @@ def _field(text: str) -> tuple[str, tuple[FieldValue, ...]]:
     if path == SERVER_PROCESSES:
         return path, _parse_numbers(f"--config {path}", values, 1)
     return path, parse_value(f"--config {path}", values, parse_words)
+
+
+def _fields(texts: list[str]) -> FieldChoices:
+    """Return the values of each path, joined if it is given several times. Raises BadInputError."""
+    fields: dict[str, tuple[FieldValue, ...]] = {}
+    for path, values in map(_field, texts):
+        fields[path] = tuple(dict.fromkeys((*fields.get(path, ()), *values)))
+    return fields
 
 
 def _csv(text: str) -> Path:

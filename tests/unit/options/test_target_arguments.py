@@ -260,6 +260,28 @@ def test_a_sweep_from_someone_else_is_not_resumed(tmp_path: Path, monkeypatch: p
         read_sweep_arguments(["--resume", str(tmp_path)])
 
 
+def test_a_resumed_sweep_takes_a_header_whose_value_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "mine"))
+    began = read_sweep_arguments(REMOTE)
+    record = {"options": began.request.given, "signature": sign(external_values(began.options))}
+    (tmp_path / "sweep.json").write_text(json.dumps(record))
+    words = ["--resume", str(tmp_path)]
+    with pytest.raises(BadInputError, match="--header Authorization: its value is not stored; give it again"):
+        expand_headers(read_sweep_arguments(words).options.headers)
+    header = ["--header", f"Authorization:{SECRET}"]
+    resumed = read_sweep_arguments([*words, *header])
+    assert (resumed.options, resumed.request) == (began.options, began.request)
+    assert expand_headers(resumed.options.headers) == {"Authorization": SECRET}
+    assert SECRET not in str(resumed.request.given)
+    with pytest.raises(BadInputError, match="keeps the options of the sweep; leave --url out"):
+        read_sweep_arguments([*words, *header, "--url", "h:1"])
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "theirs"))
+    with pytest.raises(BadInputError, match="was not written by your tune"):
+        read_sweep_arguments([*words, *header])
+
+
 def test_stored_options_get_the_same_checks(tmp_path: Path) -> None:
     folder = run(tmp_path / "r", RunOptions("m"))
     info = json.loads(folder.info.read_text())

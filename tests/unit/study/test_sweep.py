@@ -221,6 +221,26 @@ def test_a_sweep_is_resumed_with_its_options(tmp_path: Path) -> None:
     assert parse(began.request.command.removeprefix("tune sweep ")) == began
 
 
+def test_a_sweep_to_resume_is_named_as_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    began = parse("mlp")
+    folders = [Path("results", "net", name) for name in ("20261101-000000", "20261102-000000")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / sweep_output.FILE).write_text(json.dumps({"options": began.request.given}))
+    Path("net").mkdir()  # a folder of the model is no sweep
+    names = {str(folders[0]): 0, "net/20261101-000000": 0, "net": 1, "latest": 1}
+    for name, index in names.items():
+        assert parse(f"--resume {name}") == replace(began, resumed=RunFolder(folders[index]))
+    with pytest.raises(BadInputError, match="--resume net/20261103-000000: no such folder, also not in results"):
+        parse("--resume net/20261103-000000")
+
+
+def test_repeated_paths_of_config_are_joined() -> None:
+    words = f"--config {THREADS}=1 --config server_processes=1 --config {THREADS}=2,1 --config server_processes=2 m"
+    assert parse(words).request.choices.fields == {THREADS: ("1", "2"), "server_processes": (1, 2)}
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"options": ["m"]}', '{"options": {"model": 1}}', '{"options": {"repeat": ["1"]}}']
 )
