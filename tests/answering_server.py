@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ class AnsweringServer:
     """Serve ``model``, which a test may replace; if it raises, the request fails.
 
     ``spoil`` changes the bytes of an output. ``request_shapes`` collects the shape of each request's first
-    input. ``inputs`` holds (name, Triton data type, shape with the batch dimension).
+    input. ``inputs`` holds (name, Triton data type, shape with the batch dimension). With ``refusal`` a request that
+    arrives during another one fails with this message, as Triton's queue refuses it.
     """
 
     model: Model
@@ -39,6 +41,9 @@ class AnsweringServer:
     max_batch_size: int = 8
     request_shapes: list[tuple[int, ...]] = field(default_factory=list)
     spoil: Callable[[bytes], bytes] = bytes
+    refusal: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _calls: list[grpc.ServicerContext] = field(default_factory=list)
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[Endpoint]:
@@ -71,12 +76,24 @@ class AnsweringServer:
             for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
         }
         self.request_shapes.append(next(iter(feeds.values())).shape)
-        try:
-            answers = self.model(feeds)
-        except RuntimeError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        with self._in_queue(context):
+            try:
+                answers = self.model(feeds)
+            except RuntimeError as error:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         response = ModelInferResponse(model_name=request.model_name)
         for name, array in answers.items():
             response.outputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
             response.raw_output_contents.append(self.spoil(array.tobytes()))
         return response
+
+    @contextlib.contextmanager
+    def _in_queue(self, context: grpc.ServicerContext) -> Iterator[None]:
+        with self._lock:
+            if self.refusal and any(call.is_active() for call in self._calls):  # the client may have cancelled it
+                context.abort(grpc.StatusCode.UNAVAILABLE, f"[request id: <id_unknown>] {self.refusal}")
+            self._calls.append(context)
+        try:
+            yield
+        finally:
+            self._calls.remove(context)

@@ -132,6 +132,14 @@ def is_rejection(message: str) -> bool:
     return "exceeds maximum queue size" in message.lower()
 
 
+def is_refused_by_queue(message: str) -> bool:
+    """Return whether the message says that Triton refused a request: its queue was full, or it waited there too long.
+
+    Fewer requests in flight may all be served.
+    """
+    return is_rejection(message) or "request timeout expired" in message.lower()
+
+
 def lacks_memory(message: str) -> bool:
     """Return whether the message says that the server or one of its backends could not allocate memory.
 

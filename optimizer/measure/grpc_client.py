@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from optimizer.core import interrupts
 from optimizer.core.endpoint import Connection
+from optimizer.measure.failure_causes import is_refused_by_queue
 from optimizer.measure.server_client import CALL_SECONDS, HELD, CallError, CallFailure, ca_file, send_all, tls_context
 
 if TYPE_CHECKING:
@@ -149,7 +150,10 @@ class GrpcClient:
             raise self._error(str(error.code()), error.details()) from error
 
     def _error(self, status: str, message: str | None) -> CallError:
-        return CallError(self._connection, _FAILURES.get(status.rpartition(".")[2], "refused"), message)
+        failure = _FAILURES.get(status.rpartition(".")[2], "refused")
+        if is_refused_by_queue(message or ""):
+            failure = "refused"  # although its status is UNAVAILABLE, as that of a dead server
+        return CallError(self._connection, failure, message)
 
 
 def _credentials(connection: Connection) -> Any:

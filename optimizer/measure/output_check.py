@@ -14,7 +14,6 @@ from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, S
 from optimizer.core.interfaces import OutputCheck
 from optimizer.core.notes import NanOutputs, Note, OfModels, OutputsNotCompared
 from optimizer.measure import server_calls
-from optimizer.measure.failure_causes import is_rejection
 from optimizer.measure.load_client.sequences import fresh_ids, step_parameters
 from optimizer.measure.load_wrappers import index_hint
 from optimizer.measure.output_comparison import ReferenceOutputs, Tolerance, concatenate
@@ -151,14 +150,11 @@ class BaselineOutputCheck:
         order = [number % len(reference.requests) for number in range(count)]
         timeout_seconds = max(TIMEOUT_SECONDS, 4 * count * reference.seconds_alone)
         messages = [server_calls.with_model_name(reference.requests[number], endpoint.model) for number in order]
-        in_flight = count
-        while True:
-            try:
-                return order, self._infer(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
-            except DeploymentError as error:
-                if in_flight == 1 or not is_rejection(str(error)):
-                    raise
-                in_flight = max(1, in_flight // 2)  # the configuration limits its queue
+
+        def send(in_flight: int) -> list[bytes]:
+            return self._infer(endpoint, messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
+
+        return order, server_calls.send_as_queue_permits(send, count)
 
     def _is_refused(self, endpoint: Endpoint, request: bytes) -> bool:
         """Return whether the server answers ``request`` with an error; a crash is no answer."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from objectives import batch_stats
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Connection, Endpoint
 from optimizer.core.errors import DeploymentError, ServerCrashed
-from optimizer.measure.failure_causes import lacks_gpu_memory, model_died, without_traceback
+from optimizer.measure.failure_causes import is_refused_by_queue, lacks_gpu_memory, model_died, without_traceback
 from optimizer.measure.server_client import CALL_SECONDS, CallError, ServerClient
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse, ModelStatistics
 
 PROBE_SECONDS = 5.0  # even under the heaviest load a server answers within a fraction of this
+SINGLE_ATTEMPTS = 3
+_Responses = TypeVar("_Responses")
 
 
 def open_client(connection: Connection) -> ServerClient:
@@ -57,6 +59,23 @@ def stream(
     """
     with _client(endpoint) as client:
         return client.stream(messages, in_flight=in_flight, timeout_seconds=timeout_seconds)
+
+
+def send_as_queue_permits(send: Callable[[int], _Responses], in_flight: int) -> _Responses:
+    """Return ``send(in_flight)``, with half of ``in_flight`` each time that the queue of the model refuses a request.
+
+    Triton's batcher may sleep until even a single request expires, so one at a time is tried SINGLE_ATTEMPTS times.
+    Raises the error of the last attempt, or any other error of ``send``.
+    """
+    singles = 0
+    while True:
+        singles += in_flight == 1
+        try:
+            return send(in_flight)
+        except DeploymentError as error:
+            if singles == SINGLE_ATTEMPTS or not is_refused_by_queue(str(error)):
+                raise
+            in_flight = max(1, in_flight // 2)
 
 
 def with_model_name(message: bytes, model: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import ssl
 from collections import deque
@@ -52,15 +53,25 @@ def send_all(
 ) -> list[_Received]:
     """Send ``messages``, at most ``in_flight`` at a time, and return the responses in the same order.
 
-    ``send`` starts a call, and ``receive`` waits for the response of a call.
+    ``send`` starts a call, and ``receive`` waits for the response of a call. If one fails, the error is raised when
+    the others have ended: a cancelled call may crash the server (see ``LoadClient._drain``), and would still be in
+    its queue at the next attempt.
     """
     pending: deque[Any] = deque()
     responses: list[_Received] = []
-    for message in messages:
-        if len(pending) == in_flight:
+    try:
+        for message in messages:
+            if len(pending) == in_flight:
+                responses.append(receive(pending.popleft()))
+            pending.append(send(message))
+        while pending:
             responses.append(receive(pending.popleft()))
-        pending.append(send(message))
-    return responses + [receive(call) for call in pending]
+    except Exception:
+        for call in pending:
+            with contextlib.suppress(Exception):
+                receive(call)
+        raise
+    return responses
 
 
 HELD = ("READY", "UNLOADING")  # states of a model that has instances; it is no longer ready while it is unloaded

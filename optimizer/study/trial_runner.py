@@ -13,7 +13,7 @@ from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, S
 from optimizer.core.interfaces import Target
 from optimizer.core.trial import Candidate, LoadPoint, Trial, TrialRole
 from optimizer.measure.candidate_measurer import CandidateMeasurer
-from optimizer.measure.failure_causes import is_rejection
+from optimizer.measure.failure_causes import is_refused_by_queue
 from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_load
 from optimizer.measure.measurer import Measurer
 from optimizer.study.scheduler import Scheduler
@@ -74,7 +74,7 @@ class TrialRunner:
             current = self.measurer.measure(current, endpoint, load)
             newest = current.measurements[-1][1]
             # a rate may be too high for the load generator, and a concurrency for the model's queue
-            may_serve_less = rules.open_loop or (load.concurrency > 1 and is_rejection(newest.reason))
+            may_serve_less = rules.open_loop or (load.concurrency > 1 and is_refused_by_queue(newest.reason))
             served_nothing = newest.throughput_infer_per_sec is None and not may_serve_less
             return current
 

@@ -19,6 +19,7 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.model.repository import read_repository_model, read_source
 from tests.command_fixtures import Playground, Run, run_tune
 from tests.repositories import stored, write_ensemble, write_sleeper
@@ -35,10 +36,13 @@ EXPIRING_LEVEL = Candidate(
     1, dynamic_batching=True, fields=(*LEVELS, (f"{PRIORITY_POLICY}.2.default_timeout_microseconds", 30_000))
 )
 NO_LIMIT = Candidate(1, dynamic_batching=True)
-EXPIRING = Candidate(
-    1,
-    dynamic_batching=True,
-    fields=((f"{POLICY}allow_timeout_override", False), (f"{POLICY}default_timeout_microseconds", 15_000)),
+EXPIRING, EXPIRING_LATER = (
+    Candidate(
+        1,
+        dynamic_batching=True,
+        fields=((f"{POLICY}allow_timeout_override", False), (f"{POLICY}default_timeout_microseconds", timeout_us)),
+    )
+    for timeout_us in (15_000, 100_000)
 )
 SLA = Sla.from_bounds({"p95": 35.0})
 WIDE_SLA = Sla.from_bounds({"p95": 5000.0})  # a client that is late on a busy machine does not miss it
@@ -98,6 +102,16 @@ def test_requests_that_expire_in_the_queue_have_timed_out(sleeper: EmbeddedTarge
     assert result.requests
     assert result.throughput_infer_per_sec is not None
     assert result.throughput_infer_per_sec < 110
+
+
+def test_outputs_are_checked_with_fewer_requests_at_once_if_some_expire(
+    sleeper: EmbeddedTarget, tmp_path: Path
+) -> None:
+    check = BaselineOutputCheck(tmp_path / "reference.npz", input_data="random", shapes=(), request_batch_size=1)
+    with sleeper.deploy(NO_LIMIT) as endpoint:
+        check.record_reference(endpoint)
+    with sleeper.deploy(EXPIRING_LATER) as endpoint:
+        assert check.check(endpoint) == 0
 
 
 def test_a_request_that_the_server_refuses_is_the_error_if_none_succeeds(

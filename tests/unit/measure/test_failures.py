@@ -16,6 +16,7 @@ from objectives.priority_stats import from_text
 from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.trial import LoadPoint
+from optimizer.measure.failure_causes import is_refused_by_queue
 from optimizer.measure.load_client.client import MOST_MESSAGES, OTHER_MESSAGES, ClosedLoopClient
 from optimizer.measure.load_client.closed_loop import CLOSED_LOOP_LEAD_IN_SECONDS, summarize_closed_loop
 from optimizer.measure.load_client.measured_requests import (
@@ -51,6 +52,11 @@ def record(count: int, failures: Any, latency_ms: float = 4.0) -> SendRecord:
 )
 def test_the_message_says_the_kind(message: str, kind: int) -> None:
     assert failure_kind(message) == kind
+
+
+@pytest.mark.parametrize(("message", "expected"), [(FULL, True), (EXPIRED, True), ("no such input", False)])
+def test_the_queue_refuses_requests_by_their_number_and_by_their_wait(message: str, expected: bool) -> None:
+    assert is_refused_by_queue(message) is expected
 
 
 def test_failed_requests_of_a_closed_loop_are_counted_in_their_window_and_not_served() -> None:

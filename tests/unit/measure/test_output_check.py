@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, LoadRefused
+from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, LoadRefused, ServerCrashed
 from optimizer.core.notes import NanOutputs
 from optimizer.measure.output_check import MIN_IN_FLIGHT, REFERENCE_ATTEMPTS, REQUESTS, BaselineOutputCheck
 from optimizer.measure.output_comparison import (
@@ -28,7 +29,7 @@ from optimizer.measure.output_comparison import (
     mean_magnitudes,
     with_precision,
 )
-from tests.answering_server import AnsweringServer
+from tests.answering_server import AnsweringServer, Model
 
 Array = npt.NDArray[Any]
 EXACT = ["INT8", "INT64", "UINT8", "BOOL", "BYTES"]
@@ -145,6 +146,16 @@ def told_signs(value: float) -> str:
 
 def double(feeds: dict[str, Array]) -> dict[str, Array]:
     return {"y": 2 * feeds["x"]}
+
+
+def slowly(model: Model) -> Model:
+    """Return ``model`` with a time for each request, so that requests overlap."""
+
+    def take_time(feeds: dict[str, Array]) -> Mapping[str, Array]:
+        time.sleep(0.005)
+        return model(feeds)
+
+    return take_time
 
 
 def times(factor: float) -> Callable[[dict[str, Array]], dict[str, Array]]:
@@ -294,6 +305,45 @@ def test_a_failed_request_of_a_check_is_reported_with_the_servers_message(served
     served.server.model = fails
     with pytest.raises(DeploymentError, match=r"^the server failed a request: index 12345 out of range$"):
         guard.check(served.endpoint)
+
+
+@pytest.mark.parametrize("refusal", ["Exceeds maximum queue size", "Request timeout expired"])
+def test_a_queue_that_refuses_requests_is_checked_with_fewer_at_once(served: Served, refusal: str) -> None:
+    guard = served.referred()
+    served.server.request_shapes.clear()
+    served.server.refusal, served.server.model = refusal, slowly(double)
+    assert guard.check(served.endpoint) == 0
+    assert len(served.server.request_shapes) > REQUESTS, "the first attempt was refused"
+
+
+def test_a_failed_request_is_reported_when_the_others_have_ended(served: Served) -> None:
+    """Closing the connection would cancel them."""
+    guard = served.referred()
+    calls, ended = itertools.count(), list[int]()
+
+    def fails_first(feeds: dict[str, Array]) -> Mapping[str, Array]:
+        if not (number := next(calls)):
+            raise RuntimeError("no such row")
+        time.sleep(0.02)
+        ended.append(number)
+        return double(feeds)
+
+    served.server.model = fails_first
+    with pytest.raises(DeploymentError, match="no such row"):
+        guard.check(served.endpoint)
+    assert sorted(ended) == list(range(1, REQUESTS))
+
+
+def test_a_queue_that_refuses_a_single_request_is_no_dead_server(served: Served) -> None:
+    guard = served.referred()
+
+    def expires(feeds: dict[str, Array]) -> dict[str, Array]:
+        raise RuntimeError("Request timeout expired")
+
+    served.server.model = expires
+    with pytest.raises(DeploymentError, match=r"^the server failed a request: .*Request timeout expired$") as caught:
+        guard.check(served.endpoint)
+    assert not isinstance(caught.value, ServerCrashed)
 
 
 def test_outputs_that_do_not_match_their_shape_are_reported(served: Served) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,18 @@ def test_samples_that_do_not_fit_the_model_are_reported_on_one_line() -> None:
         scored(scorer(x=np.zeros((150, 3))), AnsweringServer(classifier))
     with pytest.raises(BadInputError, match=r"labelled\.npz: has the inputs x, z, but the model's inputs are x$"):
         scored(scorer(z=X), AnsweringServer(classifier))
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("refusal", ["Exceeds maximum queue size", "Request timeout expired"])
+def test_a_queue_that_refuses_requests_is_scored_with_fewer_at_once(refusal: str) -> None:
+    def slow(feeds: dict[str, Array]) -> dict[str, Array]:
+        time.sleep(0.005)  # so that requests overlap
+        return classifier(feeds)
+
+    server = AnsweringServer(slow, refusal=refusal)
+    assert scored(scorer(), server) == 1.0
+    assert sum(shape[0] for shape in server.request_shapes) > len(X), "the first attempt was refused"
 
 
 @pytest.mark.usefixtures("folder")

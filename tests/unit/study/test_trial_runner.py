@@ -277,13 +277,14 @@ def test_a_failed_measurement_is_recorded_and_the_search_continues(study: Sessio
     assert "exit code 99" in (study.folder / "trials.csv").read_text()
 
 
+@pytest.mark.parametrize("refusal", ["Exceeds maximum queue size", "Request timeout expired"])
 def test_a_queue_that_refuses_the_first_load_is_measured_at_a_lower_one(
-    study: Session, known_table: list[Trial]
+    study: Session, known_table: list[Trial], refusal: str
 ) -> None:
     class Refusing(RecordedServer):
         def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
             if load.concurrency > 2:
-                raise MeasurementError("perf_analyzer ended with exit code 3: Exceeds maximum queue size")
+                raise MeasurementError(f"perf_analyzer ended with exit code 3: {refusal}")
             return super().measure(endpoint, load, seconds)
 
     study.search = "random"
