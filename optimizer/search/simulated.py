@@ -15,6 +15,7 @@ from optimizer.search.optuna_encoding import finished_trials
 from optimizer.search.transfer import TransferredStudy
 
 MIN_NOISE, MAX_NOISE = 0.25, 1.5  # limits of the relative noise that scales the smallest gain
+USUAL_NOISE = 1.0  # a search with more noise deploys at least CONFIRMED_SERVERS times
 WITHOUT_TRANSFER = 4.0  # factor on the smallest gain if only this machine's own measurements promise it
 CONFIRMED_SERVERS = 6  # of a usual confirmation
 # Exponent of the time of the search relative to that of a confirmation. An exponent of 1 has the same regret on the
@@ -103,8 +104,12 @@ def minimum_gain_factor(noise: float, deployments: int, parallel_trials: int = 1
     """Return the factor on the gain that makes another deployment worth its time.
 
     It grows with the noise, as smaller gains cannot be confirmed, and once the search has deployed as often as the
-    confirmation will. Parallel trials take the time of one, and the best of them counts, so a smaller expected gain
-    suffices for each.
+    confirmation will. Before that, any gain suffices in a search with more noise than usual: the gain after a few
+    measurements next to other programs is often far too small. Parallel trials take the time of one, and the best of
+    them counts, so a smaller expected gain suffices for each.
     """
-    longer = max(1.0, deployments / parallel_trials / CONFIRMED_SERVERS)
+    length = deployments / parallel_trials / CONFIRMED_SERVERS
+    if noise > USUAL_NOISE and length < 1:
+        return 0.0
+    longer = max(1.0, length)
     return min(max(noise, MIN_NOISE), MAX_NOISE) * longer**IMPATIENCE / math.sqrt(parallel_trials)

@@ -355,7 +355,7 @@ def test_a_second_trial_of_a_candidate_is_stored_once() -> None:
 
 @pytest.mark.parametrize(
     ("noise", "deployments", "expected"),
-    [(1, 2, 1), (1, 6, 1), (1, 12, 4), (0.01, 6, 0.25), (9, 6, 1.5), (9, 9, 3.375)],
+    [(1, 2, 1), (1, 6, 1), (1, 12, 4), (0.01, 6, 0.25), (2, 5, 0), (9, 6, 1.5), (9, 9, 3.375)],
 )
 def test_the_minimum_gain_of_another_deployment(noise: float, deployments: int, expected: float) -> None:
     assert minimum_gain_factor(noise, deployments) == expected
