@@ -117,12 +117,13 @@ class GrpcClient:
 
     def _receive_all(self, responses: Iterable[ModelStreamInferResponse]) -> list[bytes]:
         """Return the responses of a request that have outputs; others only say that it has ended."""
-        received = []
+        received, error = [], ""
         for response in responses:
-            if response.error_message:
-                raise CallError(self._connection, "refused", response.error_message)
+            error = error or response.error_message
             if response.infer_response.outputs:
                 received.append(bytes(response.infer_response.SerializeToString()))
+        if error:
+            raise CallError(self._connection, "refused", error)
         return received
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,7 +22,7 @@ import grpc
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from tritonclient.grpc.service_pb2 import ModelInferRequest
+from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelStreamInferResponse
 
 from optimizer.core.endpoint import Connection, Endpoint, ProtocolName, Tls
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerCrashed
@@ -30,6 +31,7 @@ from optimizer.core.trial import Candidate
 from optimizer.deploy.remote_server import ServerState, ServerStateFile
 from optimizer.measure import failure_causes, server_calls
 from optimizer.measure.failure_causes import diagnose_connection
+from optimizer.measure.grpc_client import GrpcClient
 from optimizer.measure.load_client.http2 import TlsSocket, connect
 from optimizer.measure.perf_analyzer import connection_arguments
 from optimizer.measure.server_calls import is_responding, open_client
@@ -161,6 +163,31 @@ def test_a_denied_call_is_reported_without_the_secret(protocol: ProtocolName) ->
             assert is_responding(client)
         with pytest.raises(DeploymentError, match=r"failed a request: not with \*\*\*$"):
             server_calls.model_metadata(Endpoint("m", Candidate(1), remote=connection))
+
+
+def test_a_request_whose_response_is_an_error_is_received_to_its_end() -> None:
+    """Older servers crash if a request is cancelled at the wrong moment."""
+    cancelled = []
+
+    def respond(_: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield ModelStreamInferResponse(error_message="it fails").SerializeToString()
+        time.sleep(0.3)
+        cancelled.append(not context.is_active())
+        yield ModelStreamInferResponse().SerializeToString()
+
+    class Streaming(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, _: Any) -> Any:
+            return grpc.stream_stream_rpc_method_handler(respond)
+
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[Streaming()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    client = GrpcClient(Connection(f"127.0.0.1:{port}"))
+    request = ModelInferRequest(model_name="m").SerializeToString()
+    with contextlib.closing(client), pytest.raises(CallError, match="it fails"):
+        client.stream([request], in_flight=2, timeout_seconds=60)
+    server.stop(None).wait()
+    assert cancelled == [False]
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
