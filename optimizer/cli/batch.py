@@ -83,7 +83,7 @@ def exit_code(batch: BatchRecord) -> int:
 
 
 def _entry_exit_code(entry: EntryRecord) -> int:
-    if entry.state == "failed":
+    if entry.state == "failed" or not entry.is_done:
         return EnvironmentFault.exit_code
     if entry.has_missed or entry.regressed:
         return EXIT_CODES["FAIL"]

@@ -135,28 +135,43 @@ class BatchRunner:
         except KeyboardInterrupt:
             interrupts.acknowledge()
             status = "interrupted"
-        except TuneError as error:
-            reason = str(error).partition("\n")[0] + (f" (log: {error.log})" if error.log else "")
         except Exception as error:  # the other entries still run
-            for line in redact(traceback.format_exc()).splitlines():
-                self.say(line)
-            reason = f"a fault of tune itself: {type(error).__name__}: {redact(str(error))}"
-        entry = self._entry_after(index, status, self.clock() - started, confirmed=mode is RunMode.CONFIRM)
+            reason = self._reason(error)
+        is_interrupted, used_seconds = status == "interrupted", self.clock() - started
+        try:
+            entry = self._entry_after(index, status, used_seconds, confirmed=mode is RunMode.CONFIRM)
+        except Exception as error:  # the record of the batch must be written, and the other entries still run
+            status, reason = "failed", reason or self._reason(error)
+            entry = replace(entry, seconds=entry.seconds + used_seconds)
         if status == "failed":
             reason = one_line(reason, MAX_REASON_LENGTH)
             entry = replace(entry, state="failed", figure=None, reason=reason, headline="", verdict="")
             self.say(f"{entry.label}: failed: {entry.reason}")
         self._states.pop(index, None)
         self._update_entry(index, entry)
-        if status == "interrupted":
+        if is_interrupted:
             raise KeyboardInterrupt
 
+    def _reason(self, error: Exception) -> str:
+        """Return why an entry failed. The traceback of a fault of tune itself is shown."""
+        if isinstance(error, TuneError):
+            return str(error).partition("\n")[0] + (f" (log: {error.log})" if error.log else "")
+        for line in redact(traceback.format_exc()).splitlines():
+            self.say(line)
+        return f"a fault of tune itself: {type(error).__name__}: {redact(str(error))}"
+
     def _entry_after(self, index: int, status: str, seconds: float, *, confirmed: bool) -> EntryRecord:
-        """Return the record of an entry after a step of ``seconds``."""
+        """Return the record of an entry after a step of ``seconds``.
+
+        Raises BadInputError if the step ended normally, but its run cannot be read.
+        """
         before = self.record.entries[index]
-        run = self._read(before)
-        if run is None:
-            return replace(before, seconds=before.seconds + seconds)
+        try:
+            run = read_run(self.folder.path / before.folder)
+        except BadInputError:
+            if status in ("interrupted", "failed"):  # it may have no results yet
+                return replace(before, seconds=before.seconds + seconds)
+            raise
         if before.seconds == 0:  # downloads and builds, which happen once, are not part of the budget
             seconds -= run.info.get("times", {}).get("set_up_seconds", 0.0)
         entry = describe_entry(replace(before, seconds=before.seconds + max(0.0, seconds)), run)

@@ -18,7 +18,7 @@ from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.budget import CONFIRM_SHARE
 from optimizer.core.trial import Point, Trial, latest_points
 from optimizer.machine.conditions import DISTURBANCE_LIMIT
-from optimizer.results import configuration_text, summary
+from optimizer.results import configuration_text, formatting, summary
 from optimizer.results.comparison import COMPARED_VERSIONS, conditions, is_regression
 from optimizer.results.finished_run import FinishedRun
 from optimizer.study.batch.record import BatchRecord, Change, ChangeKind, EntryRecord, Estimate
@@ -75,6 +75,9 @@ def _change_from_nothing(before: EntryRecord, now: EntryRecord) -> ChangeKind:
 
 
 def _compare_estimates(before: EntryRecord, now: EntryRecord, old: Estimate, new: Estimate, since: str) -> Change:
+    if not _have_ratio(old, new):
+        then, current = (formatting.quantity(METRICS[one.metric], one.value) for one in (old, new))
+        return Change("undecided", since, f"{old.metric}: {current} now and {then} on {since}, which have no ratio")
     share = _improvement(old, new)
     low, high = _improvement_interval(old, new)
     if low is None or high is None:
@@ -99,8 +102,16 @@ def _other_disturbance(old: Estimate, new: Estimate) -> str:
     return f"other processes or machines took {100 * now:.0f} % of the CPUs now, and {100 * then:.0f} % then"
 
 
+def _have_ratio(old: Estimate, new: Estimate) -> bool:
+    """Return whether the values can be compared by their ratio: an error rate may be 0, and a score below it."""
+    return min(old.value, new.value) > 0
+
+
 def _improvement(old: Estimate, new: Estimate) -> float:
-    """Return the relative improvement; negative is worse, also for metrics where lower is better."""
+    """Return the relative improvement; negative is worse, also for metrics where lower is better.
+
+    Both values are positive, see ``_have_ratio``.
+    """
     return (new.value / old.value if METRICS[new.metric].better == "higher" else old.value / new.value) - 1
 
 
@@ -117,9 +128,9 @@ def _improvement_interval(old: Estimate, new: Estimate) -> tuple[float | None, f
 
 def _explain(before: EntryRecord, now: EntryRecord) -> str:
     """Return a sentence about other changes, to append to the change."""
-    text = ""
-    if before.baseline and now.baseline and before.baseline.metric == now.baseline.metric:
-        change = _improvement(before.baseline, now.baseline)
+    text, old, new = "", before.baseline, now.baseline
+    if old and new and old.metric == new.metric and _have_ratio(old, new):
+        change = _improvement(old, new)
         text = f"; its baseline {'as before' if abs(change) < SAME_BASELINE else _signed(change)}"
     names = sorted(before.circumstances.keys() & now.circumstances.keys())
     changed = [

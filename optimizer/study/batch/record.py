@@ -42,7 +42,7 @@ class Estimate:
 
     def __post_init__(self) -> None:
         """Raise ValueError for impossible values: a batch.json may come from anywhere."""
-        if self.metric not in METRICS or not 0 < self.value < math.inf:
+        if self.metric not in METRICS or not math.isfinite(self.value):
             raise ValueError(f"{self.metric} {self.value} is not a measured value")
 
 

@@ -178,6 +178,61 @@ def test_a_failing_entry_does_not_stop_others(tmp_path: Path, folder: BatchFolde
     assert exit_code(batch) == 3
 
 
+@dataclass
+class RewritingRuns(SampleRuns):
+    """Sample runs of which ``model`` gets other values in its run.json, in ``problem`` of it, after each step."""
+
+    model: str = "b"
+    problem: dict[str, object] = field(default_factory=dict)
+
+    def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
+        status = super().__call__(options, folder, mode)
+        if options.model == self.model:
+            info = json.loads(folder.info.read_text())
+            info["problem"] |= self.problem
+            folder.info.write_text(json.dumps(info))
+        return status
+
+
+def test_an_error_rate_of_zero_is_a_result(tmp_path: Path, folder: BatchFolder) -> None:
+    batch = run(suite_of(tmp_path, "a"), SampleRuns(), folder)
+    (entry,) = batch.entries
+    path = folder.path / entry.folder
+    rows = list(csv.DictReader((path / "trials.csv").read_text().splitlines()))
+    with (path / "trials.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0], "failed_requests"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({**row, "failed_requests": "0"} for row in rows)
+    info = json.loads((path / "run.json").read_text())
+    info["problem"]["objectives"] = ["error-rate"]
+    (path / "run.json").write_text(json.dumps(info))
+    described = describe_entry(entry, read_run(path))
+    assert described.figure is not None
+    assert (described.figure.metric, described.figure.value) == ("error-rate", 0.0)
+    batch = replace(batch, entries=(described,))
+    folder.write(batch)
+    assert folder.read() == batch
+    write_index(folder, batch)
+    assert "0.00 %" in folder.index.read_text()
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        ({"max_concurrency": 100_000}, "concurrency 100000 is not a whole number from 1 to 65536"),
+        ({"objectives": []}, "a fault of tune itself: "),
+    ],
+)
+def test_an_entry_whose_run_cannot_be_read_has_failed(
+    tmp_path: Path, folder: BatchFolder, problem: dict[str, object], reason: str
+) -> None:
+    batch = run(suite_of(tmp_path, "a", "b", "c"), RewritingRuns(problem=problem), folder)
+    assert [entry.state for entry in batch.entries] == ["found", "failed", "found"]
+    assert reason in batch.entries[1].reason
+    assert (batch.status, folder.read()) == ("finished", batch)
+    assert exit_code(batch) == 3
+
+
 class FailAfterMeasuring(SampleRuns):
     def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
         super().__call__(options, folder, mode)
@@ -228,6 +283,9 @@ def test_the_exit_code_is_that_of_the_worst_entry(tmp_path: Path) -> None:
         4: replace(entry, state="found", verdict="UNDECIDED"),
         0: replace(entry, state="found", verdict="PASS"),
     }
+    assert [
+        exit_code(replace(record, entries=(replace(entry, state=state),))) for state in ("waiting", "searched")
+    ] == [3, 3]
     for place, code in enumerate(entries):
         no_worse = list(entries.values())[place:]
         assert exit_code(replace(record, entries=tuple(no_worse))) == code

@@ -187,6 +187,32 @@ def test_another_machine_is_no_comparison() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("metric", "before", "now", "text"),
+    [
+        ("error-rate", 0.0, 0.0, "error-rate: 0.00 % now and 0.00 % on 2026-11-01, which have no ratio"),
+        ("error-rate", 0.0, 0.5, "error-rate: 0.500 % now and 0.00 % on 2026-11-01, which have no ratio"),
+        ("score", -2.0, 4.0, "score: 4.00 now and -2.00 on 2026-11-01, which have no ratio"),
+    ],
+)
+def test_values_without_a_ratio_are_no_change(metric: str, before: float, now: float, text: str) -> None:
+    earlier, current = (
+        replace(entry(1.0), figure=Estimate(metric, value, value, value), baseline=Estimate(metric, value))
+        for value in (before, now)
+    )
+    (compared,) = compare_batches(batch(current), batch(earlier), 0.05).entries
+    assert compared.change is not None
+    assert (compared.change.kind, compared.change.told, compared.regressed) == ("undecided", text, False)
+
+
+def test_a_baseline_of_zero_explains_nothing() -> None:
+    before, now = (
+        replace(entry(value), baseline=Estimate("error-rate", percent))
+        for value, percent in ((100.0, 0.0), (94.0, 0.1))
+    )
+    assert change_text(before, now) == "lost 6% since 2026-11-01 (between 4% and 7.9%)"
+
+
 def test_other_changes_are_reported_with_it() -> None:
     before = replace(entry(100.0), baseline=Estimate("throughput", 50.0), circumstances={"tritonserver": "2.50.0"})
     now = replace(entry(80.0), baseline=Estimate("throughput", 40.0), circumstances={"tritonserver": "2.51.0"})
