@@ -97,9 +97,10 @@ class Scheduler:
 
     @property
     def search_ended(self) -> SearchEnd:
-        """Return why the search is over: it converged, tried every candidate, or used up its budget."""
-        tried = max(len({trial.candidate for trial in self.trials}), len(self.others.trials()))
-        if tried >= len(self.problem.space):
+        """Return why the search is over: it converged, tried every candidate of the space, or used up its budget."""
+        space = self.problem.space
+        tried = self._canonical([*self.trials, *self.others.trials()])
+        if sum(space.parameter_values(candidate) is not None for candidate in tried) >= len(space):
             return "exhausted"
         return "converged" if self.converged else "budget"
 

@@ -17,7 +17,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial, TrialRole
 from optimizer.search import make_searcher
 from optimizer.search.candidate_selector import CandidateSelector
-from optimizer.study.scheduler import Scheduler
+from optimizer.study.scheduler import OtherWorkers, Scheduler
 
 BASELINE, PLAIN = Candidate(1), Candidate(32, dynamic_batching=True)
 COMPARISONS: list[tuple[TrialRole, Candidate]] = [("baseline", BASELINE), ("dynamic_batching", PLAIN)]
@@ -99,6 +99,47 @@ def test_the_search_waits_for_running_trials_before_it_ends() -> None:
         scheduler.finished(measured(trial))
     assert scheduler.next() is None
     assert [scheduler.search_ended] == ["exhausted"]
+
+
+OUTSIDE: list[tuple[TrialRole, Candidate]] = [
+    ("baseline", Candidate(64)),
+    ("dynamic_batching", Candidate(64, dynamic_batching=True)),
+]
+
+
+@pytest.mark.parametrize(("max_trials", "ended"), [(4, "budget"), (None, "exhausted")])
+def test_configurations_outside_the_space_do_not_exhaust_it(max_trials: int | None, ended: str) -> None:
+    small = replace(PROBLEM, space=SearchSpace((8, 32), (0,), ("none",), (1, 2)))
+    searcher, budget = make_searcher("grid", small, 0), Budget(math.inf, max_trials)
+    scheduler = Scheduler(small, searcher, budget, Stopwatch(), OUTSIDE)
+    while (scheduled := scheduler.next()) is not None:
+        scheduler.finished(measured(scheduled[1]))
+    assert len(scheduler.trials) == (max_trials or len(OUTSIDE) + len(small.space))
+    assert [scheduler.search_ended] == [ended]
+
+
+class StoredTrials(OtherWorkers):
+    """Other workers that have finished ``stored``."""
+
+    def __init__(self, stored: Sequence[Candidate]) -> None:
+        self.stored = stored
+
+    def trials(self) -> list[Trial]:
+        return [measured(Trial(number, candidate)) for number, candidate in enumerate(self.stored)]
+
+
+def test_other_workers_exhaust_the_space_with_different_configurations() -> None:
+    first, second = SPACE.candidates()[:2]
+    small = replace(PROBLEM, space=SearchSpace((8, 32), (0,), ("none",), (1,)))
+    candidates = small.space.candidates()
+    for stored, ended in (
+        ([candidates[0]] * len(candidates), "budget"),  # a trial that was repeated
+        ([first, second, Candidate(64), candidates[0]], "budget"),
+        (candidates, "exhausted"),
+    ):
+        searcher = make_searcher("random", small, 0)
+        others = StoredTrials(stored)
+        assert Scheduler(small, searcher, Budget(0), Stopwatch(), OUTSIDE, others).search_ended == ended
 
 
 def test_a_search_in_which_nothing_could_be_deployed_is_no_missed_sla() -> None:
