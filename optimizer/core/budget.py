@@ -66,12 +66,18 @@ def spent_seconds(trials: Sequence[Trial]) -> float:
     """Return the time that these trials used of the budget: starts of servers, measurements and confirmations.
 
     The start of a fresh server, and of one after a crash, is taken to be as long as the deployment in the search.
+    The search of a trial that another worker of a shared study measured is no part of this budget.
     """
     measured = [m for trial in trials for _, m in trial.measurements]
     started = 0.0
     for trial in trials:
         windows = (*trial.confirmations, *trial.cross_checks)
         measured += [window.measurement for window in windows]
-        starts = 1 + len({window.server for window in windows}) + len(trial.crashes)
+        starts = (not _is_from_other_worker(trial)) + len({window.server for window in windows}) + len(trial.crashes)
         started += starts * (trial.deploy_seconds or 0.0)
     return started + sum(measurement.measure_seconds or 0.0 for measurement in measured)
+
+
+def _is_from_other_worker(trial: Trial) -> bool:
+    """Return whether another worker searched ``trial``: its copies of measurements have no time."""
+    return trial.has_served and all(measurement.measure_seconds is None for _, measurement in trial.measurements)

@@ -282,7 +282,9 @@ class SharedStudy(OtherWorkers):
             measurements = tuple(
                 (load, replace(measurement, measure_seconds=None)) for load, measurement in trial.measurements
             )
-            copy = replace(trial, number=len(trials), measurements=measurements)
+            # that of a candidate that was served is the estimate for its fresh servers
+            seconds = None if trial.status == "failed" else trial.deploy_seconds
+            copy = replace(trial, number=len(trials), measurements=measurements, deploy_seconds=seconds)
             trials.append(copy)
             for load, measurement in measurements:
                 table.append(copy, load, measurement)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from objectives.metrics import Measurement
 from optimizer.core.budget import spent_seconds
 from optimizer.core.trial import Candidate, ConfirmationWindow, Crash, LoadPoint, Trial
@@ -21,3 +23,14 @@ def test_each_start_of_a_server_is_spent() -> None:
     crashed = Trial(0, Candidate(4), deploy_seconds=60.0, crashes=(Crash("it died"),))
     assert spent_seconds([crashed]) == 2 * 60
     assert spent_seconds([Trial(0, Candidate(4), status="failed", reason="it does not load")]) == 0
+
+
+def test_the_search_of_another_worker_is_not_spent() -> None:
+    """Its rows have no measure_seconds. Its fresh servers were started by this worker."""
+    copied = Measurement(100.0, stable=True)
+    theirs = Trial(0, Candidate(4), ((LOAD, copied), (LOAD, copied)), deploy_seconds=30.0)
+    assert spent_seconds([theirs] * 20) == 0
+    windows = tuple(ConfirmationWindow(server, LOAD, WINDOW, 0.005) for server in (1, 1, 2, 2))
+    assert spent_seconds([replace(theirs, confirmations=windows)]) == 2 * 30 + 4 * 2
+    lost = Measurement(None, reason="the load generator failed")
+    assert spent_seconds([Trial(0, Candidate(4), ((LOAD, lost),), deploy_seconds=30.0)]) == 30
