@@ -39,6 +39,7 @@ _SHORT_NAMES = {path: name for name, path in EXECUTION_PATHS.items()} | {
     PLAN_CUDA_GRAPHS: "cuda_graphs",
 }
 CROSS_CHECKING = "perf_analyzer"  # load generator of the measurements that check tune's own client
+MOST_CONCURRENCY = 2**16  # a simulation of more requests in flight would exceed the memory
 SETTING_COLUMNS = (  # the attributes of a candidate other than its fields, as columns of trials.csv
     "max_batch_size",
     "dynamic_batching",

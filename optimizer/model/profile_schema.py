@@ -36,6 +36,7 @@ from optimizer.core.trial import (
     EXECUTION_PATHS,
     INSTANCE_GPUS,
     MODEL_JSON_PREFIX,
+    MOST_CONCURRENCY,
     SERVER_CPUS,
     SERVER_OPTION_PREFIX,
     SERVER_PROCESSES,
@@ -324,8 +325,12 @@ class TokensSection(ProfileSection):
 class LoadSection(ProfileSection):
     """The range of the closed-loop load: 1 to ``max_concurrency`` requests in flight."""
 
-    max_concurrency: PositiveInt = Field(
-        default=256, description="Largest number of requests in flight that is tried", examples=[64]
+    max_concurrency: int = Field(
+        default=256,
+        ge=1,
+        le=MOST_CONCURRENCY,
+        description=f"Largest number of requests in flight that is tried, at most {MOST_CONCURRENCY}",
+        examples=[64],
     )
 
 

@@ -21,7 +21,7 @@ from objectives.metrics import METRICS, STATISTICS
 from objectives.sla import Sla
 from optimizer.config.queue_policy import with_queue
 from optimizer.config.search_space import Problem
-from optimizer.core.trial import Candidate, LoadPoint, Point
+from optimizer.core.trial import MOST_CONCURRENCY, Candidate, LoadPoint, Point
 from optimizer.plan.evidence import (
     Evidence,
     ForecastErrors,
@@ -53,7 +53,6 @@ from optimizer.simulator.scenario import (
 )
 from optimizer.simulator.server_model import ServerModel, fit
 from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter, simulate_many
-from optimizer.store.trials_reader import MOST_CONCURRENCY
 
 FIXED_SHARE = 0.3  # expected share of the smallest measured batch's time that a single request takes too
 

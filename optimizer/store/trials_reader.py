@@ -18,7 +18,7 @@ from objectives.metrics import METRICS, TIMINGS, Forecast, Measurement
 from optimizer.config.search_space import OFF
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line, read_bytes
-from optimizer.core.trial import CROSS_CHECKING, SETTING_COLUMNS
+from optimizer.core.trial import CROSS_CHECKING, MOST_CONCURRENCY, SETTING_COLUMNS
 from optimizer.options.values import LARGEST_COUNT, LARGEST_INT32
 
 MAX_BYTES = 64 << 20
@@ -131,7 +131,6 @@ BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
 # A value beyond these is not a measurement; a simulation of it would exceed the memory or 64 bits of nanoseconds.
 MOST_INSTANCES = 1024
-MOST_CONCURRENCY = 2**16
 MOST_MS = 1e7
 MOST = 1e15
 

@@ -268,6 +268,7 @@ FAULTS = [
     ),
     (MODEL + "sla: 20ms", "p.yaml:2: sla: '20ms' is not a mapping of keys to values, such as {p95: 20ms}"),
     # request and load
+    (MODEL + "load: {max_concurrency: 65537}", "p.yaml:2: load.max_concurrency: 65537 is not at most 65536"),
     (MODEL + "request: {batch_size: 0}", "p.yaml:2: request.batch_size: 0 is not at least 1"),
     (
         MODEL + 'request: {batch_size: "16"}',
