@@ -271,7 +271,9 @@ def resume_options(options: RunOptions, values: Mapping[str, object]) -> RunOpti
     """Return the options of a resumed run with the values that are given with ``--resume``. Raises OptionError."""
     fields = _fields(parse_values(values))
     fields.pop("out", None)  # where the run is looked for
-    return replace(options, **fields)
+    resumed = replace(options, **fields)
+    _check_cluster(resumed)  # no other option of a resumed run contradicts those of the run
+    return resumed
 
 
 def written_values(options: RunOptions) -> dict[str, str | list[str] | bool]:

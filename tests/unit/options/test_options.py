@@ -17,7 +17,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.options.addresses import server_address
 from optimizer.options.command_line import Parser, command_line, command_with_larger_budget, values_of
 from optimizer.options.option import Option
-from optimizer.options.option_reader import flag_advice, parse_values, run_options, written_values
+from optimizer.options.option_reader import flag_advice, parse_values, resume_options, run_options, written_values
 from optimizer.options.run_options import SEARCHERS, SLA_METRICS, RunOptions, default_search
 from optimizer.options.table import BY_NAME, GROUPS, OPTIONS
 from optimizer.options.values import OBJECTIVES as OBJECTIVE_NAMES
@@ -313,3 +313,28 @@ def test_the_default_search_ranks_by_requests_or_by_tokens() -> None:
     assert default_search(("throughput", "memory")) == "tpe"
     tokens = read_run_arguments(["--objective", "output-throughput", "--sla-ttft-p95", "200ms", "tinygpt"]).options
     assert (tokens.search, tokens.sla_ms) == ("simulated", {"ttft-p95": 200.0})
+
+
+@pytest.mark.parametrize(
+    ("of_run", "given", "fault"),
+    [
+        ({"target": "remote", "url": "h:8001"}, {"cluster": "auto"}, "--cluster: each trial starts its own server"),
+        ({"target": "docker", "docker-image": "i"}, {"cluster": "auto"}, "which --target docker does not"),
+        (
+            {"server-cpus": "0-1"},
+            {"cluster": "auto"},
+            "--server-cpus: a trial on a cluster gets free CPUs",
+        ),
+        (
+            {"client-cpus": "0-1"},
+            {"cluster": "auto"},
+            "--client-cpus: a trial on a cluster gets free CPUs",
+        ),
+    ],
+)
+def test_a_run_that_a_cluster_cannot_run_is_not_resumed_on_one(
+    of_run: dict[str, str], given: dict[str, str], fault: str
+) -> None:
+    with pytest.raises(BadInputError, match=fault):
+        resume_options(run_options("m", of_run), given)
+    assert resume_options(run_options("m", {}), given).cluster == "auto"
