@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from objectives.confidence import Verdict
@@ -16,6 +17,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Point
 from optimizer.machine.hardware import Fingerprint, Hardware, parse_fingerprint
+from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting, result_document, summary
 from optimizer.results.finished_run import FinishedRun, unfinished
 from optimizer.results.recommendation import Outcome
@@ -51,17 +53,34 @@ def conditions(run: FinishedRun) -> dict[str, str]:
     info, options = run.info["hardware"], run.options
     cpu, memory = str(info.get("cpu", formatting.UNKNOWN)), info.get("memory_bytes", 0)
     hardware = Hardware(tuple(info["gpus"]), cpu, info["cpu_count"], memory)
-    rate = f"rate, {options.arrivals}"
-    requests = [f"{name} {value}" for name in REQUEST_OPTIONS if (value := getattr(options, name)) not in (None, ())]
+    times = run.problem.request_times
+    recording = f"{Path(options.arrivals).name} of {times.recorded_requests:,} requests" if times else ""
+    rate = f"rate, {recording if times and times.recorded_requests else options.arrivals}"
     return {
         "hardware": str(hardware),
         "CPUs": options.server_cpus or "",
         "bounds": formatting.bounds(run.problem.sla),
         "objective": ",".join(metric.name for metric in run.problem.objectives),
         "load": rate if run.problem.open_loop else options.load,
+        "samples in a request": str(run.problem.request_batch_size),
+        **request_conditions(options, str(run.info["problem"].get("input_data"))),
+    }
+
+
+def request_conditions(options: RunOptions, input_data: str) -> dict[str, str]:
+    """Return the conditions that ``options`` set for the requests, without the folders of files.
+
+    ``input_data`` is the name of the file of requests, which is a hash of the content if it was converted.
+    """
+    values = {name: getattr(options, name) for name in REQUEST_OPTIONS}
+    if values["input_data"] not in (None, "zero", "random"):
+        values["input_data"] = input_data
+    for name in ("prompt_tokens", "output_tokens"):
+        values[name] = values[name] and Path(values[name]).name
+    requests = [f"{name} {value}" for name, value in values.items() if value not in (None, ())]
+    return {
         "protocol": options.protocol,
         "shared memory": options.shared_memory,
-        "samples in a request": str(run.problem.request_batch_size),
         "requests": ", ".join(requests),
     }
 

@@ -19,7 +19,15 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.trial import FreshServer, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting
-from optimizer.results.comparison import Comparison, answer, compare_runs, document, is_regression, warning
+from optimizer.results.comparison import (
+    Comparison,
+    answer,
+    compare_runs,
+    conditions,
+    document,
+    is_regression,
+    warning,
+)
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import SAME
 from optimizer.results.terminal_comparison import print_comparison
@@ -440,3 +448,28 @@ def test_another_version_of_the_record_is_refused(a: Path, tmp_path: Path) -> No
     b = changed(run_at(tmp_path / "b", 1000.0), {"schema_version": 99})
     assert "schema_version 99" in refused(a, b)
     assert "use the version that wrote it" in refused(b, a)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"input_data": "samples.npz"}, {"input_data": "0123456789abcdef.json"}),
+        ({"prompt_tokens": "prompts.txt"}, {}),
+        ({"arrivals": "trace.csv"}, {"request_times": {"distribution": "trace.csv", "recorded_requests": 100}}),
+    ],
+)
+def test_the_folder_of_a_file_is_no_condition(
+    tmp_path: Path, options: dict[str, str], problem: dict[str, object]
+) -> None:
+    """The runs of a suite in another folder have other relative paths of the same files."""
+    ((name, file),) = options.items()
+    found = []
+    for place, path in enumerate((file, f"ci/{file}", f"ci/other-{file}")):
+        run = run_at(tmp_path / str(place), 1000.0, load=OPEN)
+        changed(changed(run, {name: path}, "options"), problem, "problem")
+        found.append(conditions(read_run(run)))
+    assert found[0] == found[1]
+    is_hashed = "input_data" in problem
+    assert (found[0] == found[2]) is is_hashed
+    changed(run, {"input_data": "another.json"} if is_hashed else {}, "problem")
+    assert conditions(read_run(run)) != found[0]
