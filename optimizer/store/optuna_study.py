@@ -218,16 +218,17 @@ def open_study(
     sampler: BaseSampler,
     fingerprint: Fingerprint | None = None,
     shared: StudySharing | None = None,
+    conditions: Mapping[str, str] | None = None,
 ) -> optuna.Study:
     """Return the study ``name``, created if it does not exist yet, with one direction per objective.
 
     ``storage`` is the path of a journal file, a database URL (``sqlite:///…``, ``postgresql://…``, ``mysql://…``),
     or None for memory. Statements of a database are repeated for RETRY_SECONDS after a lost connection, or longer
-    if ``shared`` says so.
+    if ``shared`` says so. ``conditions`` are further values, by name, that all workers of a shared study must have.
 
     Raises BadInputError if the storage cannot be opened, its driver is missing, or the study was made for another
-    problem, or measured with another ``fingerprint``. Later errors of the storage (a lock, a lost connection, a full
-    disk) are raised by the study as EnvironmentFault. No message contains a password.
+    problem or other ``conditions``, or measured with another ``fingerprint``. Later errors of the storage (a lock, a
+    lost connection, a full disk) are raised by the study as EnvironmentFault. No message contains a password.
     """
     shown = redact(storage or "memory")
     with opening_errors(storage or "memory"):
@@ -238,14 +239,21 @@ def open_study(
             directions=["maximize" if metric.better == "higher" else "minimize" for metric in problem.objectives],
             load_if_exists=True,
         )
-        _check_problem(study, problem, shown)
+        _check_problem(study, problem, shown, conditions)
         _check_fingerprint(study, fingerprint, shown)
     if storage is not None:
         translate_storage_errors(storage_of(study), storage, shared.retry.kept_in if shared else "")
     return study
 
 
-def check_study(storage: str, name: str, problem: Problem, sampler: BaseSampler, fingerprint: Fingerprint) -> None:
+def check_study(
+    storage: str,
+    name: str,
+    problem: Problem,
+    sampler: BaseSampler,
+    fingerprint: Fingerprint,
+    conditions: Mapping[str, str] | None = None,
+) -> None:
     """Raise BadInputError if the stored study ``name`` is one that ``open_study`` would refuse.
 
     A study that does not exist is not created, and an existing one is not changed.
@@ -257,7 +265,7 @@ def check_study(storage: str, name: str, problem: Problem, sampler: BaseSampler,
             study = optuna.load_study(study_name=name, storage=backend, sampler=sampler)
         except KeyError:
             return
-        _check_problem(study, problem, shown)
+        _check_problem(study, problem, shown, conditions)
         _check_fingerprint(study, fingerprint, shown)
 
 
@@ -270,8 +278,10 @@ def check_storage(storage: str) -> None:
         make_storage(storage)
 
 
-def _check_problem(study: optuna.Study, problem: Problem, shown: str) -> None:
-    """Raise BadInputError if the study has another problem, whose values cannot be compared with this one's."""
+def _check_problem(
+    study: optuna.Study, problem: Problem, shown: str, conditions: Mapping[str, str] | None = None
+) -> None:
+    """Raise BadInputError if the study has another problem or other conditions, which give other values."""
     ours = {
         "model": problem.model,
         "parameters": {name: list(choices) for name, choices in problem.space.parameters().items()},
@@ -281,6 +291,7 @@ def _check_problem(study: optuna.Study, problem: Problem, shown: str) -> None:
         **({"priorities": str(problem.priorities)} if problem.priorities else {}),
         "objectives": [metric.name for metric in problem.objectives],
         "constraints": list(map(str, problem.sla)),
+        **(conditions or {}),
     }
     theirs = study.user_attrs.get(PROBLEM_ATTRIBUTE)
     if theirs is None:
@@ -310,7 +321,7 @@ def _difference(theirs: Any, ours: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+    return (", ".join(map(str, value)) if isinstance(value, list) else str(value)) or "none"
 
 
 def _check_fingerprint(study: optuna.Study, fingerprint: Fingerprint | None, shown: str) -> None:

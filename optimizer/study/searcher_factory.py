@@ -5,33 +5,47 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.config.search_space import Problem
 from optimizer.core.interfaces import Searcher
 from optimizer.machine.hardware import Fingerprint
 from optimizer.options.run_options import RunOptions
+from optimizer.results.comparison import SHA_DIGITS, request_conditions
 from optimizer.search import make_searcher, make_searcher_on
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import MODEL_HASH, RunFolder
 from optimizer.study.scheduler import OtherWorkers
+from optimizer.study.task import Task
 
 if TYPE_CHECKING:
     from optimizer.search.transfer import TransferredStudy
 
 
-def check_stored_study(options: RunOptions, problem: Problem, folder: RunFolder, fingerprint: Fingerprint) -> None:
+def shared_conditions(options: RunOptions, task: Task) -> dict[str, str]:
+    """Return the conditions that all workers of a shared study have to share; empty for a study of one run."""
+    if options.join is None:
+        return {}
+    model = task.source.facts.get(MODEL_HASH)  # a Triton repository has none
+    return {
+        **({MODEL_HASH: str(model)[:SHA_DIGITS]} if model else {}),
+        **request_conditions(options, Path(task.input_data).name),
+    }
+
+
+def check_stored_study(options: RunOptions, task: Task, folder: RunFolder, fingerprint: Fingerprint) -> None:
     """Raise a TuneError if ``open_searcher`` would refuse the study of the run in ``folder``."""
     from optimizer.search.optuna_samplers import sampler_for  # imports Optuna
     from optimizer.store.optuna_study import check_study
 
     storage, name = options.storage or str(folder.study), options.join or folder.study_name
-    check_study(storage, name, problem, sampler_for(options.search, options.seed), fingerprint)
+    sampler = sampler_for(options.search, options.seed)
+    check_study(storage, name, task.problem, sampler, fingerprint, shared_conditions(options, task))
 
 
 @contextlib.contextmanager
 def open_searcher(
     options: RunOptions,
-    problem: Problem,
+    task: Task,
     folder: RunFolder,
     fingerprint: Fingerprint,
     transferred: TransferredStudy | None,
@@ -39,13 +53,15 @@ def open_searcher(
     say: Callable[[str], None],
 ) -> Iterator[tuple[Searcher, OtherWorkers]]:
     """Yield the searcher, and the other workers of its study. Raises TuneError."""
+    problem = task.problem
     if options.join is not None:
         from optimizer.store.optuna_storage import RetryPolicy
         from optimizer.store.optuna_study import StudySharing
         from optimizer.study.distributed.shared_study import join
 
         retry = RetryPolicy(time.monotonic() + options.budget_seconds - spent_seconds, say, str(folder.trials))
-        with join(options, problem, folder, fingerprint, StudySharing(retry)) as shared:
+        conditions = shared_conditions(options, task)
+        with join(options, problem, folder, fingerprint, StudySharing(retry), conditions) as shared:
             yield make_searcher_on(shared.tracker, options.search, problem, options.seed, transferred), shared
         return
     searcher = make_searcher(

@@ -173,7 +173,7 @@ class _Session:
             record = self._make_record(folder, task, fingerprint, transfer_notes)
             record.write("running", None)
             say = environment.say
-            searcher = partial(open_searcher, options, problem, folder, fingerprint, transferred, spent, say)
+            searcher = partial(open_searcher, options, task, folder, fingerprint, transferred, spent, say)
             setup = StudySetup(task, record, table, searcher, open_observer, spent, self.mode, self.confirm_seconds)
             result = self._measure(setup)
             trials = result.trials if result else table.read()
@@ -217,7 +217,7 @@ class _Session:
         run.refuse_other_bounds(list(map(str, task.problem.sla)))
         run.refuse_other_model(task.source.facts)
         refuse_missing_rows(run, run.read_info(), trials)
-        check_stored_study(self.environment.options, task.problem, run, fingerprint)
+        check_stored_study(self.environment.options, task, run, fingerprint)
 
     def _make_record(
         self, folder: RunFolder, task: Task, fingerprint: Fingerprint, transfer_notes: Sequence[Note]

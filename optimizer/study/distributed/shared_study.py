@@ -299,17 +299,22 @@ class SharedStudy(OtherWorkers):
 
 
 def join(
-    options: RunOptions, problem: Problem, folder: RunFolder, fingerprint: Fingerprint | None, shared: StudySharing
+    options: RunOptions,
+    problem: Problem,
+    folder: RunFolder,
+    fingerprint: Fingerprint | None,
+    shared: StudySharing,
+    conditions: Mapping[str, str] | None = None,
 ) -> SharedStudy:
     """Join the study that ``options`` name.
 
-    Raises BadInputError if it cannot be opened, is of another problem, or was measured in another environment than
-    ``fingerprint``.
+    Raises BadInputError if it cannot be opened, is of another problem or has other ``conditions``, or was measured in
+    another environment than ``fingerprint``.
     """
     assert options.storage is not None
     assert options.join is not None
     sampler = sampler_for(options.search, options.seed)
-    study = open_study(options.storage, options.join, problem, sampler, fingerprint, shared)
+    study = open_study(options.storage, options.join, problem, sampler, fingerprint, shared, conditions)
     one_host = "://" not in options.storage or dialect_of(options.storage).startswith("sqlite")  # a file
     joined = SharedStudy(study, problem, shared, folder.path, one_host=one_host)
     study.sampler = sampler_for(options.search, options.seed + joined.number)  # otherwise all would suggest the same

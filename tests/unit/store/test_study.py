@@ -66,6 +66,18 @@ def test_a_study_of_another_problem_is_refused(tmp_path: Path, change: dict[str,
         reopened(storage, replace(PROBLEM, **change))  # type: ignore[arg-type]
 
 
+def test_workers_with_other_conditions_are_refused(storage: str) -> None:
+    def join(**conditions: str) -> optuna.Study:
+        return open_study(storage, "s", PROBLEM, RandomSampler(seed=0), conditions=conditions)
+
+    join(sha256="abc", requests="")
+    join(sha256="abc", requests="")
+    with pytest.raises(BadInputError, match=r"study 's' differs in sha256 \(abc there, def here\);"):
+        join(sha256="def", requests="")
+    with pytest.raises(BadInputError, match=r"study 's' differs in requests \(none there, shapes a:8 here\);"):
+        join(sha256="abc", requests="shapes a:8")
+
+
 def test_half_a_line_left_by_a_killed_process_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "study.journal"
     reopened(str(path)).add_trial(optuna.create_trial(value=1.0))
