@@ -99,9 +99,10 @@ def requests_with(window: Measurement, timing: Timing) -> int:
     """Return the number of requests that have ``timing``: those in its sketch, or all of them if there is none.
 
     It is 1 if the number is unknown, so that windows have equal weights. A request with a single response has no
-    inter-token latency.
+    inter-token latency. ``requests`` of an overloaded server are the answered ones, but each request that it got has
+    a latency.
     """
-    sketch = "" if timing is LATENCY else timing.sketch(window)
+    sketch = "" if timing is LATENCY and not window.overloaded else timing.sketch(window)
     if sketch:
         return latency_sketch.count(sketch)
     return window.requests or (0 if served_nothing(window) else 1)

@@ -174,6 +174,15 @@ def test_few_disturbed_windows_do_not_count(disturbed: list[int], kept: int) -> 
     assert all(counted)
 
 
+def test_unanswered_requests_of_an_overloaded_server_count() -> None:
+    """``requests`` has the answered ones; the latencies are those of all."""
+    measured = [[replace(window(90.0, n), requests=60, overloaded=True)] for n in range(LOOKS[0])]
+    counts = count_misses(measured, BOUND_MS, 0.95)
+    assert [own.tolist() for own in counts.requests] == [[500.0]] * LOOKS[0]
+    assert 0.99 < counts.share <= 1
+    assert judged(measured).verdict is Verdict.FAIL
+
+
 def test_an_overloaded_window_counts() -> None:
     measured = servers(9.0)
     for own in measured:
