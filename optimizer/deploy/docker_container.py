@@ -128,7 +128,20 @@ def read_gpus(text: str) -> tuple[str, ...]:
 def read_mount(text: str, taken: Iterable[str] = ()) -> Bind:
     """Return the mount of ``SOURCE:TARGET`` or ``SOURCE:TARGET:ro``.
 
-    Raises BadInputError, also for a target at or below one of ``taken``.
+    Raises BadInputError, also if this machine has no such source, and for a target at or below one of ``taken``.
+    """
+    bind = parse_mount(text)
+    if any(PurePosixPath(bind.at).is_relative_to(folder) for folder in taken):
+        raise _refused("mount", text, "the model repository is there; choose another folder in the container")
+    if not bind.source.exists():
+        raise _refused("mount", text, f"there is no {one_line(text.partition(':')[0])} on this machine")
+    return bind
+
+
+def parse_mount(text: str, folder: Path = Path()) -> Bind:
+    """Return the mount of ``SOURCE:TARGET`` or ``SOURCE:TARGET:ro``; a relative source is one of ``folder``.
+
+    Raises BadInputError.
     """
     source, _, rest = text.partition(":")
     at, _, mode = rest.partition(":")
@@ -137,11 +150,7 @@ def read_mount(text: str, taken: Iterable[str] = ()) -> Bind:
         raise _refused("mount", text, "write FOLDER:FOLDER_IN_THE_CONTAINER, then :ro where it may only be read")
     if not target.is_absolute() or ".." in target.parts or len(target.parts) < 2:
         raise _refused("mount", text, "the folder in the container is an absolute path, such as /data")
-    if any(target.is_relative_to(folder) for folder in taken):
-        raise _refused("mount", text, "the model repository is there; choose another folder in the container")
-    path = Path(source).expanduser().absolute()
-    if not path.exists():
-        raise _refused("mount", text, f"there is no {one_line(source)} on this machine")
+    path = (folder / Path(source).expanduser()).absolute()
     return Bind(path, str(target), read_only=mode == "ro")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder, one_line
-from optimizer.deploy.docker_container import ULIMITS, read_ulimits
+from optimizer.deploy.docker_container import ULIMITS, Bind, Ulimit, read_ulimits
 from optimizer.deploy.target_settings import GRPC_PORT, HTTP_PORT, METRICS_PORT, PORT_STEP
 from optimizer.emit import production
 from optimizer.emit.pbtxt import repository_files
@@ -77,7 +77,10 @@ def _flags(recommended: Recommendation, settings: ProductionSettings) -> list[st
     if limits.memory_bytes is not None:
         flags.append(f"--memory={mebibytes(limits.memory_bytes)}")
     flags.append(f"--shm-size={mebibytes(limits.shared_memory_bytes)}")
-    flags += [f"--ulimit={limit}" for limit in ULIMITS]
+    flags += [f"--ulimit={limit.name}={limit.soft}:{limit.hard}" for limit in _ulimits(recommended)]
+    flags += [
+        quote(f"--volume={mount.source}:{mount.at}{':ro' if mount.read_only else ''}") for mount in recommended.mounts
+    ]
     if settings.repository.is_mounted:
         flags.append(quote(f"--volume={settings.repository.text}:{production.MODELS}:ro"))
         files = repository_files(recommended)
@@ -91,6 +94,12 @@ def _flags(recommended: Recommendation, settings: ProductionSettings) -> list[st
         f"--health-start-period={production.start_seconds(recommended)}s",
     ]
     return flags
+
+
+def _ulimits(recommended: Recommendation) -> tuple[Ulimit, ...]:
+    """Return the limits of the measured container, or those that a server usually needs."""
+    limits = {limit.name: limit for limit in (*read_ulimits(ULIMITS), *recommended.ulimits)}
+    return tuple(limits.values())
 
 
 def health(path: str) -> list[str]:
@@ -107,7 +116,11 @@ COMPOSE_FILE = "compose.yaml"
 
 
 def emit_compose(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
-    """Return ``compose.yaml``, with a service for each server process. Raises BadInputError."""
+    """Return ``compose.yaml``, with a service for each server process, and the files that it mounts.
+
+    Compose copies the content of a config into the container, which fails below a read-only folder. It mounts a
+    config with a file. Raises BadInputError.
+    """
     _check_mount_points(recommended, settings.repository)
     is_mounted = settings.repository.is_mounted
     names = {path: f"config-{name}" for path, name in numbered_names(recommended).items()} if is_mounted else {}
@@ -121,9 +134,9 @@ def emit_compose(recommended: Recommendation, settings: ProductionSettings) -> d
         },
     }
     if names:
-        texts = repository_files(recommended)
-        document["configs"] = {name: {"content": _literal(texts[path])} for path, name in names.items()}
-    return {COMPOSE_FILE: to_yaml(document, header=deployment_header(recommended, settings, SERVES_ON))}
+        document["configs"] = {name: {"file": _literal(f"./{path}")} for path, name in names.items()}
+    text = to_yaml(document, header=deployment_header(recommended, settings, SERVES_ON))
+    return {COMPOSE_FILE: text, **(repository_files(recommended) if is_mounted else {})}
 
 
 def _service(
@@ -146,19 +159,27 @@ def _service(
             "start_period": f"{production.start_seconds(recommended)}s",
         },
         "shm_size": mebibytes(production.limits(recommended).shared_memory_bytes),
-        "ulimits": {limit.name: {"soft": limit.soft, "hard": limit.hard} for limit in read_ulimits(ULIMITS)},
+        "ulimits": {limit.name: {"soft": limit.soft, "hard": limit.hard} for limit in _ulimits(recommended)},
     }
+    mounts = list(recommended.mounts)
     if repository.is_mounted:
-        mount = {"type": "bind", "source": _literal(repository.text), "target": production.MODELS, "read_only": True}
-        service["volumes"] = [mount]
+        mounts.insert(0, Bind(Path(repository.text), production.MODELS, read_only=True))
         service["configs"] = [
             {"source": name, "target": _literal(f"{production.MODELS}/{path}")} for path, name in configs.items()
         ]
+    if mounts:
+        service["volumes"] = [_volume(mount) for mount in mounts]
     if names := CREDENTIALS.get(repository.scheme):
         service["environment"] = list(names)
     if resources := _resources(recommended):
         service["deploy"] = {"resources": resources}
     return service
+
+
+def _volume(mount: Bind) -> dict[str, Any]:
+    """Return the volume of a folder of the machine."""
+    volume = {"type": "bind", "source": _literal(str(mount.source)), "target": _literal(mount.at)}
+    return {**volume, "read_only": True} if mount.read_only else volume
 
 
 def _resources(recommended: Recommendation) -> dict[str, Any]:

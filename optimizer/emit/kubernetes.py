@@ -113,8 +113,20 @@ def emit_kubernetes(recommended: Recommendation, settings: ProductionSettings) -
 
 def kubernetes_header(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
     """Return the comment lines on top of the file."""
-    notes = [*sharing_notes(recommended), *autoscaling_notes(recommended, settings)]
+    notes = [*container_notes(recommended), *sharing_notes(recommended), *autoscaling_notes(recommended, settings)]
     return deployment_header(recommended, settings, *notes)
+
+
+def container_notes(recommended: Recommendation) -> list[str]:
+    """Return comment lines on folders and limits of the measured container, which this format does not set."""
+    notes = []
+    if recommended.mounts:
+        folders = ", ".join(f"{mount.at} (there {mount.source})" for mount in recommended.mounts)
+        notes.append(f"WARNING: the measured container had the folders {folders}; add a volume for each")
+    if recommended.ulimits:
+        limits = ", ".join(f"{limit.name} {limit.soft}" for limit in recommended.ulimits)
+        notes.append(f"limits: the measured container had {limits}; set them in the container runtime of the nodes")
+    return notes
 
 
 def sharing_notes(recommended: Recommendation) -> list[str]:
@@ -351,7 +363,14 @@ def emit_kserve(recommended: Recommendation, settings: ProductionSettings) -> di
     unit = "requests per second" if recommended.is_rate else "requests in flight"
     share = f"{100 * settings.target_utilization:g}%"
     scaled = f"replicas: scaled to keep each at {share} of the measured {formatting.exact(recommended.knee)} {unit}"
-    lines = deployment_header(recommended, settings, *sharing_notes(recommended), scaled, mounts_configs=False)
+    lines = deployment_header(
+        recommended,
+        settings,
+        *container_notes(recommended),
+        *sharing_notes(recommended),
+        scaled,
+        mounts_configs=False,
+    )
     return {FILE: to_yaml(inference_service(recommended, settings), header=lines)}
 
 
@@ -383,12 +402,13 @@ def _predictor(recommended: Recommendation, settings: ProductionSettings) -> dic
     }
     if not recommended.is_rate:  # further requests wait in Knative's queue, not in Triton's
         scaled["containerConcurrency"] = max(1, math.floor(recommended.knee))
+    arguments = [*recommended.arguments, *recommended.affordable_quantiles]
     model: dict[str, Any] = {
         "modelFormat": {"name": "triton"},
         "protocolVersion": "v2",
         "storageUri": settings.repository.text,
         **({"image": settings.image} if settings.image else {}),
-        **({"args": list(recommended.arguments)} if recommended.arguments else {}),
+        **({"args": arguments} if arguments else {}),
         **probes(recommended, HTTP),
         "resources": resources(recommended),
         "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],

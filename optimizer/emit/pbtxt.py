@@ -14,6 +14,7 @@ from optimizer.config import model_config
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import parse_shape
+from optimizer.core.safe_text import one_line
 from optimizer.emit.production import commented, header
 from optimizer.emit.recommended import Recommendation
 
@@ -86,7 +87,8 @@ def device_name(recommended: Recommendation) -> str:
 def with_warm_up(recommended: Recommendation) -> Recommendation:
     """Add warm-up requests: each model except ensembles runs the batches of its batcher before it is ready.
 
-    Warm-up requests that the run used are kept. Raises BadInputError for an input whose size is not known.
+    Warm-up requests that the run used are kept. Raises BadInputError for an input whose size is not known, and for
+    models that do not load with such requests.
     """
     try:
         shapes = [parse_shape(text) for text in recommended.shapes]
@@ -101,6 +103,13 @@ def _warmed_up(config: ModelConfig, dims: dict[str, tuple[int, ...]]) -> ModelCo
     by_tune = any(request.name.startswith(_MADE_BY_TUNE) for request in config.model_warmup)
     if by_tune or config.HasField("ensemble_scheduling"):
         return config
+    reason = ""
+    if config.HasField("sequence_batching"):
+        reason = "keeps the state of sequences, and warm-up requests belong to no sequence"
+    elif config.model_transaction_policy.decoupled:
+        reason = "streams its responses, and warm-up requests of zeros ask for no tokens"
+    if reason:
+        raise BadInputError(f"--model-warmup: {one_line(config.name)} {reason}; leave the option out")
     for tensor in config.input:
         if -1 in tensor.dims and tensor.name not in dims:
             raise BadInputError(

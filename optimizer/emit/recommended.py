@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from objectives.confidence import Verdict
@@ -14,7 +15,7 @@ from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_file, one_line
 from optimizer.core.trial import VARIANT, Point
-from optimizer.deploy.docker_container import ALL_GPUS, SHM_SIZE, read_gpus
+from optimizer.deploy.docker_container import ALL_GPUS, SHM_SIZE, Bind, Ulimit, parse_mount, read_gpus, read_ulimits
 from optimizer.options import server_options
 from optimizer.options.run_options import STEADY_DISTRIBUTIONS
 from optimizer.options.values import parse_cpus
@@ -42,6 +43,8 @@ class Recommendation:
     verdict is UNDECIDED and which command continues the test; it is empty for PASS, also in a separate test.
     ``sending`` says how a load shape or a recording was sent; it is empty for other loads. ``unread`` are settings
     that only tune's own backend reads. ``levels`` are those of the bounds on quantiles of the latency.
+    ``mounts`` are the folders of the measured machine in its container, ``ulimits`` its limits; both are empty for
+    other targets.
     ``is_embedded`` says whether the embedded server was measured, ``warms_up`` whether warm-up requests were added to
     ``configs``.
     """
@@ -73,6 +76,8 @@ class Recommendation:
     levels: tuple[float, ...] = ()
     is_embedded: bool = False
     warms_up: bool = False
+    mounts: tuple[Bind, ...] = ()
+    ulimits: tuple[Ulimit, ...] = ()
 
     @property
     def memory_bytes(self) -> float | None:
@@ -170,9 +175,16 @@ def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendatio
             levels=run.problem.sla.latency_levels,
             unread=execution.unread_settings(configs.values()) if options.target == "embedded" else (),
             is_embedded=options.target == "embedded",
+            mounts=_mounts(run),
+            ulimits=read_ulimits(options.docker_ulimits),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise run.folder.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+
+
+def _mounts(run: FinishedRun) -> tuple[Bind, ...]:
+    folder = Path(str(run.info.get("started_in", "")))
+    return tuple(parse_mount(text, folder) for text in run.options.docker_mounts)
 
 
 def _sending(problem: Problem, point: Point) -> str:

@@ -183,8 +183,7 @@ class TestCompose(EmitterContract):
         return jsonschema.Draft202012Validator(json.loads((DATA / "compose-spec.json").read_text()))
 
     def check(self, files: dict[str, str], run: Path, models: str, folder: Path) -> None:
-        (text,) = files.values()
-        document = yaml.safe_load(text)
+        document = yaml.safe_load(files["compose.yaml"])
         self.validator().validate(document)
         recommended = recommendation_of(run)
         services = list(document["services"].values())
@@ -192,20 +191,27 @@ class TestCompose(EmitterContract):
         ports = [port for each in services for port in each["ports"]]
         assert len({port.rpartition(":")[0] for port in ports}) == len(ports), "no port of the machine is taken twice"
         for service in services:
-            self.check_configs(service, document, recommended, models)
+            self.check_configs(service, document, files, recommended, models)
         services[0]["healthchecks"] = {}
         assert not self.validator().is_valid(document)
 
     @staticmethod
     def check_configs(
-        service: dict[str, Any], document: dict[str, Any], recommended: Recommendation, models: str
+        service: dict[str, Any],
+        document: dict[str, Any],
+        files: dict[str, str],
+        recommended: Recommendation,
+        models: str,
     ) -> None:
+        """Check that each config is a file: Compose cannot copy a content below the read-only repository."""
         if models == "mounted":
             assert service["volumes"][0]["source"] == "/srv/my $$models", "Compose does not expand the dollar sign"
             for config in service["configs"]:
-                content = document["configs"][config["source"]]["content"].replace("$$", "$")
+                path = document["configs"][config["source"]]["file"].replace("$$", "$").removeprefix("./")
                 name = config["target"].replace("$$", "$").split("/")[2]
-                assert read_config(content) == recommended.configs[name]
+                assert read_config(files[path]) == recommended.configs[name]
+        else:
+            assert set(files) == {"compose.yaml"}
 
 
 def rendered(chart: Path, values: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:

@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 import yaml
+from google.protobuf import text_format
 
 from objectives.sequential import LOOKS
 from optimizer.cli import emit
 from optimizer.cli.emit import FORMATS
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_json
 from optimizer.core.trial import SERVER_CPUS, SERVER_PROCESSES, ConfirmationWindow, LoadPoint, Trial
 from optimizer.emit import kubernetes
+from optimizer.emit.pbtxt import with_warm_up
 from optimizer.emit.production import name_of, to_yaml
 from optimizer.options.run_options import RunOptions
 from optimizer.results import verification
@@ -226,6 +229,11 @@ def test_the_bounded_quantiles_are_exported_unless_they_reduce_the_throughput(
 ) -> None:
     options = RunOptions("doubler", target="local", server_args=words)
     run = write_run(tmp_path, options=options, load=LoadPoint(size, concurrency=20))
+    served = yaml.safe_load(
+        emitted(run, tmp_path / "kserve", *in_production("s3://b/m", "kserve"))["inferenceservice.yaml"]
+    )
+    arguments = served["spec"]["predictor"]["model"].get("args", [])
+    assert ("--metrics-config=summary_latencies=true" in arguments) is (status == "affordable")
     text = emitted(run, tmp_path / "out", *in_production("mounted", "docker"))["run.sh"]
     about = [line for line in text.splitlines() if line.startswith("# metrics: ")]
     exported = text.endswith("  --metrics-config=summary_latencies=true\n")
@@ -294,6 +302,46 @@ def test_warm_up_runs_the_batches_of_the_batcher(tmp_path: Path) -> None:
     assert list(read_config(files["config.pbtxt"]).model_warmup[0].inputs["x"].dims) == [128]
     with pytest.raises(BadInputError, match="the size of input x of doubler"):
         emit.main([str(write_run(tmp_path / "c", configs=open_dims)), "--model-warmup"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("sequence_batching {}", "doubler keeps the state of sequences"),
+        ("model_transaction_policy { decoupled: true }", "doubler streams its responses"),
+    ],
+)
+def test_no_warm_up_is_made_for_models_that_would_not_load_with_it(change: str, words: str, tmp_path: Path) -> None:
+    config = text_format.Parse(change, ModelConfig(name="doubler"))
+    recommended = replace(recommendation_of(write_run(tmp_path)), configs={"doubler": config})
+    with pytest.raises(BadInputError, match=rf"^--model-warmup: {words}"):
+        with_warm_up(recommended)
+
+
+def test_folders_and_limits_of_the_measured_container_are_kept(tmp_path: Path) -> None:
+    options = RunOptions(
+        "doubler",
+        target="docker",
+        docker_image=IMAGE,
+        docker_mounts=("/weights:/weights:ro", "/my $plugins:/plugins"),
+        docker_ulimits=("nofile=100000", "stack=1:2"),
+    )
+    run = write_run(tmp_path, options=options)
+    (script,) = emitted(run, tmp_path / "docker", *in_production("s3://b/m", "docker")).values()
+    volumes = ("--volume=/weights:/weights:ro ", "'--volume=/my $plugins:/plugins' ")
+    assert all(flag in script for flag in (*volumes, "--ulimit=nofile=100000:100000 "))
+    assert script.count("--ulimit=stack=1:2 ") == script.count("--ulimit=stack=") == 1
+    (text,) = emitted(run, tmp_path / "compose", *in_production("s3://b/m", "compose")).values()
+    service = yaml.safe_load(text)["services"]["doubler"]
+    assert service["ulimits"]["stack"] == {"soft": 1, "hard": 2}
+    assert service["volumes"] == [
+        {"type": "bind", "source": "/weights", "target": "/weights", "read_only": True},
+        {"type": "bind", "source": "/my $$plugins", "target": "/plugins"},
+    ]
+    for name in ("kubernetes", "helm-values", "kserve"):
+        shown = "".join(emitted(run, tmp_path / name, *in_production("s3://b/m", name)).values())
+        assert "WARNING: the measured container had the folders /weights (there /weights), /plugins" in shown
+        assert "limits: the measured container had nofile 100000, stack 1;" in shown
 
 
 @pytest.mark.parametrize("format_name", ["docker", "compose"])
@@ -371,10 +419,11 @@ def test_a_changed_model_json_is_mounted_over_that_of_the_model(tmp_path: Path) 
     files = emitted(run, tmp_path / "docker", *in_production("/srv/models", "docker"))
     assert json.loads(files["doubler/1/model.json"]) == {"max_num_seqs": 128}
     assert f"doubler/1/model.json:{mounted}:ro" in files["run.sh"]
-    (text,) = emitted(run, tmp_path / "compose", *in_production("/srv/models", "compose")).values()
-    compose = yaml.safe_load(text)
+    files = emitted(run, tmp_path / "compose", *in_production("/srv/models", "compose"))
+    compose = yaml.safe_load(files["compose.yaml"])
     (name,) = [entry["source"] for entry in compose["services"]["doubler"]["configs"] if entry["target"] == mounted]
-    assert json.loads(compose["configs"][name]["content"]) == {"max_num_seqs": 128}
+    assert compose["configs"][name] == {"file": "./doubler/1/model.json"}
+    assert json.loads(files["doubler/1/model.json"]) == {"max_num_seqs": 128}
     recommended = recommendation_of(run)
     config_map, deployed = kubernetes.manifests(recommended, settings(recommended))[:2]
     mounts = deployed["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
