@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeGuard
 
 from optimizer.core.trial import Trial
 
@@ -62,20 +64,58 @@ class Budget:
         return (1 - self.confirm_share) * self.seconds - self.spent_seconds - (self.clock() - self._started)
 
 
-def spent_seconds(trials: Sequence[Trial]) -> float:
+@dataclass(frozen=True, slots=True)
+class SpentTime:
+    """The time that a run had used of its budget when its latest session began.
+
+    Attributes:
+        seconds: Time of all earlier sessions.
+        estimated_seconds: ``spent_seconds`` of the trials that these had measured, with ``at_once``.
+        at_once: Number of parallel trials of the latest session.
+    """
+
+    seconds: float = 0.0
+    estimated_seconds: float = 0.0
+    at_once: int = 1
+
+    def total(self, trials: Sequence[Trial]) -> float:
+        """Return the time of all sessions, the latest one included. ``trials`` are all trials of the run."""
+        return self.seconds + max(0.0, spent_seconds(trials, self.at_once) - self.estimated_seconds)
+
+    def next_session(self, trials: Sequence[Trial], at_once: int) -> SpentTime:
+        """Return the time at the begin of a session that runs ``at_once`` trials in parallel."""
+        return SpentTime(self.total(trials), spent_seconds(trials, at_once), at_once)
+
+
+def read_spent_time(document: object) -> SpentTime:
+    """Return the time in run.json. Without a valid one, all trials ran one after another in one session."""
+    values = document if isinstance(document, dict) else {}
+    seconds, estimated, at_once = (values.get(name) for name in ("seconds", "estimated_seconds", "at_once"))
+    if type(at_once) is not int or at_once < 1 or not (_is_time(seconds) and _is_time(estimated)):
+        return SpentTime()
+    return SpentTime(seconds, estimated, at_once)
+
+
+def _is_time(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and 0 <= value < math.inf
+
+
+def spent_seconds(trials: Sequence[Trial], at_once: int = 1) -> float:
     """Return the time that these trials used of the budget: starts of servers, measurements and confirmations.
 
     The start of a fresh server, and of one after a crash, is taken to be as long as the deployment in the search.
-    The search of a trial that another worker of a shared study measured is no part of this budget.
+    The search ran ``at_once`` trials in parallel, and the confirmation one server after another. The search of a
+    trial that another worker of a shared study measured is no part of this budget.
     """
-    measured = [m for trial in trials for _, m in trial.measurements]
-    started = 0.0
+    searched = confirmed = 0.0
     for trial in trials:
         windows = (*trial.confirmations, *trial.cross_checks)
-        measured += [window.measurement for window in windows]
-        starts = (not _is_from_other_worker(trial)) + len({window.server for window in windows}) + len(trial.crashes)
-        started += starts * (trial.deploy_seconds or 0.0)
-    return started + sum(measurement.measure_seconds or 0.0 for measurement in measured)
+        start_seconds = trial.deploy_seconds or 0.0
+        searched += ((not _is_from_other_worker(trial)) + len(trial.crashes)) * start_seconds
+        searched += sum(measurement.measure_seconds or 0.0 for _, measurement in trial.measurements)
+        confirmed += len({window.server for window in windows}) * start_seconds
+        confirmed += sum(window.measurement.measure_seconds or 0.0 for window in windows)
+    return searched / at_once + confirmed
 
 
 def _is_from_other_worker(trial: Trial) -> bool:

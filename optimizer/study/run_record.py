@@ -17,6 +17,7 @@ from optimizer.config.model_source import served_models
 from optimizer.config.search_space import ModelKind
 from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_plan_document
 from optimizer.core import interrupts
+from optimizer.core.budget import SpentTime
 from optimizer.core.errors import TuneError
 from optimizer.core.notes import Note, lasting_documents, present
 from optimizer.core.process import COMMAND_LOG
@@ -110,6 +111,10 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "times.own_display_seconds": "The part of it for showing measurements.",
     "times.own_cpu_seconds": "CPU time of the process.",
     "times.peak_memory_bytes": "Largest resident memory of the process.",
+    "spent": "Time of the budget that was used when the latest session began, which `--resume` reads:",
+    "spent.seconds": "Time of all earlier sessions.",
+    "spent.estimated_seconds": "Time of the rows that these wrote, with `at_once` trials in parallel.",
+    "spent.at_once": "Number of parallel trials of the latest session; 1 without a cluster.",
     "result": "Document of `--json`; empty without a result:",
     "result.status": "`status` of the run.",
     "result.next_command": "Command that continues the test of an UNDECIDED run; null for another verdict.",
@@ -182,7 +187,7 @@ class RunRecord:
     ``notes`` are for the user; values that programs need are fields. ``perf_analyzer_reason`` says why perf_analyzer
     confirms; None if tune's own client does. ``versions`` gets the server's version by ``adding_version``, and
     ``planned`` the document of the confirmation's plan by ``write_plan``. ``earlier_times`` is ``times`` in run.json
-    of the sessions that are continued.
+    of the sessions that are continued, and ``spent`` what these used of the budget.
     """
 
     folder: RunFolder
@@ -196,6 +201,7 @@ class RunRecord:
     versions: dict[str, str] = field(default_factory=current_versions)
     planned: dict[str, Any] = field(default_factory=dict)
     earlier_times: object = None
+    spent: SpentTime = field(default_factory=SpentTime)
 
     def add_notes(self, notes: Iterable[Note | None]) -> None:
         """Add those of ``notes`` that are not None and that the record lacks."""
@@ -292,6 +298,7 @@ class RunRecord:
                 "machine": {"at_start": self.at_start, "when_written": machine_conditions()},
                 "commands": f"logs/{COMMAND_LOG}",
                 "times": self._times(),
+                "spent": asdict(self.spent),
                 "result": document,
             },
         )

@@ -96,10 +96,10 @@ class StudySetup:
     mode: RunMode
     confirm_seconds: float | None = None
 
-    def budget(self, at_once: int = 1) -> Budget:
-        """Return the budget. Earlier time is divided by ``at_once``, the number of parallel trials."""
+    def budget(self) -> Budget:
+        """Return the budget, whose time begins now."""
         options = self.record.environment.options
-        seconds, spent = options.budget_seconds, self.spent_seconds / at_once
+        seconds, spent = options.budget_seconds, self.spent_seconds
         if self.confirm_seconds is not None:
             seconds, spent = self.confirm_seconds, 0.0
         other_seconds = min(START_AND_REPORT_SECONDS, START_AND_REPORT_SHARE * seconds)
@@ -128,10 +128,8 @@ def run_locally(setup: StudySetup) -> StudyResult:
         return run_study(setup, make_executor)
 
 
-def run_study(
-    setup: StudySetup, make_executor: Callable[[ProgressObserver], TrialExecutor], at_once: int = 1
-) -> StudyResult:
-    """Search, then confirm. ``make_executor`` returns what runs the trials, ``at_once`` of them in parallel.
+def run_study(setup: StudySetup, make_executor: Callable[[ProgressObserver], TrialExecutor]) -> StudyResult:
+    """Search, then confirm. ``make_executor`` returns the executor of the trials.
 
     The record gets the notes on the measurements, also if the study is interrupted or fails.
     """
@@ -140,7 +138,7 @@ def run_study(
     if environment.options.search == "simulated":  # workers and servers start meanwhile
         with stopwatch.count("set_up"):
             compile_model(task.problem, environment.say)
-    budget = setup.budget(at_once)
+    budget = setup.budget()
     with (
         setup.open_observer(task.problem, budget, environment.hardware) as observer,
         contextlib.ExitStack() as searching,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from optimizer.core import interrupts
-from optimizer.core.budget import RunMode, spent_seconds
+from optimizer.core.budget import RunMode, read_spent_time
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.notes import (
     ConfirmedByPerfAnalyzer,
@@ -169,8 +169,9 @@ class _Session:
             table = TrialsTable(folder.trials, problem.model, problem.space.fields, fingerprint.id, problem.cpu_count)
             if self.resumed is not None:
                 self._check_unchanged(self.resumed, task, fingerprint, table)  # before anything is written
-            spent = spent_seconds(table.read())
             record = self._make_record(folder, task, fingerprint, transfer_notes)
+            record.spent = record.spent.next_session(table.read(), self.cluster.worker_count if self.cluster else 1)
+            spent = record.spent.seconds
             record.write("running", None)
             say = environment.say
             searcher = partial(open_searcher, options, task, folder, fingerprint, transferred, spent, say)
@@ -238,6 +239,7 @@ class _Session:
             versions=current_versions(before),
             planned=dict(planned) if isinstance(planned, dict) else {},
             earlier_times=before.get("times"),
+            spent=read_spent_time(before.get("spent")),
         )
 
     def _measure(self, setup: StudySetup) -> StudyResult | None:
@@ -262,7 +264,7 @@ class _Session:
     def _announce(self, setup: StudySetup) -> None:
         """Say what begins and how long it takes."""
         action = action_of(self.mode, setup.spent_seconds)
-        budget = setup.budget(self.cluster.worker_count if self.cluster else 1)
+        budget = setup.budget()
         seconds, options = max(budget.seconds - budget.spent_seconds, 0.0), self.environment.options
         self.environment.say(start_line(action, setup.task.problem, options, seconds, setup.record.folder.path))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from optimizer.core import interrupts
-from optimizer.core.budget import RunMode, spent_seconds
+from optimizer.core.budget import RunMode, read_spent_time
 from optimizer.core.errors import BadInputError, EnvironmentFault, TuneError
 from optimizer.core.safe_text import one_line
 from optimizer.options.addresses import redact
@@ -125,7 +125,7 @@ class BatchRunner:
         """Run an entry for ``seconds`` more. Raises KeyboardInterrupt after recording the measurements."""
         entry, options = self.record.entries[index], self.suite.entries[index].options
         folder, run = RunFolder(self.folder.path / entry.folder), self._read(entry)
-        spent = spent_seconds(run.trials) if run else 0.0
+        spent = read_spent_time(run.info.get("spent")).total(run.trials) if run else 0.0
         limits = [limit for limit in (options.max_trials, max_trials) if limit is not None]
         options = replace(options, budget_seconds=round(spent + seconds, 3), max_trials=min(limits, default=None))
         started, status, reason = self.clock(), "failed", ""

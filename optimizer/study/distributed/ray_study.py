@@ -154,14 +154,14 @@ class ClusterStudy:
         return self.workers.prepare(pack(task, self.environment.options))
 
     def run(self, setup: StudySetup) -> StudyResult:
-        """Search, then confirm. The time of earlier parallel trials counts once against the budget."""
+        """Search, then confirm."""
 
         def make_executor(observer: ProgressObserver) -> ClusterExecutor:
             recorder = EventRecorder(setup.table, observer, setup.record.folder, self.environment.say)
             return ClusterExecutor(self.workers, recorder)
 
         with setup.record.adding_version(lambda: self.workers.server_version):
-            return run_study(setup, make_executor, self.worker_count)
+            return run_study(setup, make_executor)
 
 
 @contextlib.contextmanager

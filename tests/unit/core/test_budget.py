@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import asdict, replace
+
+import pytest
 
 from objectives.metrics import Measurement
-from optimizer.core.budget import spent_seconds
+from optimizer.core.budget import SpentTime, read_spent_time, spent_seconds
 from optimizer.core.trial import Candidate, ConfirmationWindow, Crash, LoadPoint, Trial
 
 LOAD = LoadPoint(1, 4)
@@ -34,3 +37,29 @@ def test_the_search_of_another_worker_is_not_spent() -> None:
     assert spent_seconds([replace(theirs, confirmations=windows)]) == 2 * 30 + 4 * 2
     lost = Measurement(None, reason="the load generator failed")
     assert spent_seconds([Trial(0, Candidate(4), ((LOAD, lost),), deploy_seconds=30.0)]) == 30
+
+
+def test_the_time_of_a_cluster_is_that_of_the_workers_which_measured() -> None:
+    """Eight workers measure for 360 s each, and one of them confirms for 100 s."""
+    slow, check = replace(WINDOW, measure_seconds=90.0), replace(WINDOW, measure_seconds=100.0)
+    trials = [Trial(number, Candidate(number), ((LOAD, slow),) * 4) for number in range(8)]
+    first = SpentTime().next_session([], 8)
+    assert (first.seconds, first.total(trials)) == (0, 360)
+    trials[0] = replace(trials[0], confirmations=(ConfirmationWindow(1, LOAD, check),))
+    assert first.total(trials) == 460
+    for workers in (1, 2, 16):
+        second = read_spent_time(asdict(first.next_session(trials, workers)))
+        assert (second.seconds, second.total(trials)) == (460, 460)
+        one_more = Trial(8, Candidate(8), ((LOAD, check),))
+        assert second.total([*trials, one_more]) == 460 + 100 / workers
+
+
+@pytest.mark.parametrize(
+    "damaged", [None, [], {"at_once": 0}, {"at_once": True}, {"seconds": "1"}, {"seconds": math.nan}]
+)
+def test_without_a_valid_record_all_trials_ran_in_sequence(damaged: object) -> None:
+    valid = {"seconds": 5.0, "estimated_seconds": 1.0, "at_once": 8}
+    document = {**valid, **damaged} if isinstance(damaged, dict) else damaged
+    searched = Trial(0, Candidate(4), ((LOAD, WINDOW),), deploy_seconds=60.0)
+    assert read_spent_time(document).total([searched]) == 62
+    assert read_spent_time(valid) == SpentTime(5.0, 1.0, 8)

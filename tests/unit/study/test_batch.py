@@ -180,17 +180,18 @@ def test_a_failing_entry_does_not_stop_others(tmp_path: Path, folder: BatchFolde
 
 @dataclass
 class RewritingRuns(SampleRuns):
-    """Sample runs of which ``model`` gets other values in its run.json, in ``problem`` of it, after each step."""
+    """Sample runs of which ``model`` gets other values in its run.json, or in ``problem`` of it, after each step."""
 
     model: str = "b"
     problem: dict[str, object] = field(default_factory=dict)
+    values: dict[str, object] = field(default_factory=dict)
 
     def __call__(self, options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
         status = super().__call__(options, folder, mode)
         if options.model == self.model:
             info = json.loads(folder.info.read_text())
             info["problem"] |= self.problem
-            folder.info.write_text(json.dumps(info))
+            folder.info.write_text(json.dumps(info | self.values))
         return status
 
 
@@ -231,6 +232,15 @@ def test_an_entry_whose_run_cannot_be_read_has_failed(
     assert reason in batch.entries[1].reason
     assert (batch.status, folder.read()) == ("finished", batch)
     assert exit_code(batch) == 3
+
+
+def test_a_step_gets_its_time_after_that_of_all_earlier_sessions(tmp_path: Path, folder: BatchFolder) -> None:
+    spent = {"seconds": 1000.0, "estimated_seconds": 0.0, "at_once": 1}
+    sample_runs = RewritingRuns(values={"spent": spent})
+    run(suite_of(tmp_path, "a", "b"), sample_runs, folder)
+    first, *later = (seconds for model, seconds, _ in sample_runs.calls if model == "b")
+    assert later
+    assert first < 1000 < min(later)
 
 
 class FailAfterMeasuring(SampleRuns):
