@@ -199,13 +199,13 @@ class PerfAnalyzer:
         while True:
             measurement, windows = self._launch(endpoint, load, window_ms)
             if measurement is None:  # no request was answered within one of the windows
-                window_ms *= 5
-                if window_ms > MAX_WINDOW_MS:
+                if window_ms >= MAX_WINDOW_MS:
                     raise ServerCrashed(  # it hangs, or has more work than it can ever finish
-                        f"no request was answered within {window_ms / 5000:g} s at concurrency {load.concurrency}, "
+                        f"no request was answered within {window_ms / 1000:g} s at concurrency {load.concurrency}, "
                         f"request batch size {load.request_batch_size:g}",
                         log=self.log,
                     )
+                window_ms = min(5 * window_ms, MAX_WINDOW_MS)
                 continue
             per_window = (measurement.requests or 0) / MIN_WINDOWS
             has_few = per_window < REQUESTS_PER_WINDOW / 2

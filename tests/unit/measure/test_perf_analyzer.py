@@ -10,13 +10,16 @@ from tritonclient.grpc.service_pb2 import ModelStatistics
 
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
+from optimizer.core.errors import ServerCrashed
 from optimizer.core.measurement_windows import MeasurementWindow
+from optimizer.core.process import FinishedProcess
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.nvml import BUS_ORDER
 from optimizer.measure.perf_analyzer import REFUSED, FallbackRunner, LocalRunner, PerfAnalyzer, PerfAnalyzerCommand
 from optimizer.measure.perf_output import read_windows
 from optimizer.measure.server_calls import add_statistics, executions_by_size, mean_batch_size, with_statistics
 from optimizer.store.trials_table import TrialsTable
+from tests.answering_server import AnsweringServer
 
 
 def statistics(*batches: tuple[int, int, int]) -> ModelStatistics:
@@ -81,6 +84,30 @@ def test_the_measurement_interval_is_the_window(tmp_path: Path) -> None:
     pairs = dict(pairwise(command))
     assert pairs["--measurement-interval"] == "5000"
     assert (pairs["-b"], pairs["--concurrency-range"]) == ("4", "7")
+
+
+@pytest.mark.parametrize(
+    ("first_ms", "seconds", "expected"),
+    [
+        (300, None, ["300", "1500", "7500", "15000"]),
+        (4000, None, ["4000", "15000"]),
+        (300, 20.0, ["5556", "15000"]),
+    ],
+)
+def test_the_longest_window_is_tried_before_a_slow_model_is_given_up(
+    first_ms: int, seconds: float | None, expected: list[str], tmp_path: Path
+) -> None:
+    tried = []
+
+    def find_nothing(run: PerfAnalyzerCommand) -> FinishedProcess:
+        tried.append(dict(pairwise(run.command))["--measurement-interval"])
+        return FinishedProcess(3, "No valid requests recorded within time interval.", 1.0)
+
+    tool = PerfAnalyzer(Path("perf_analyzer"), tmp_path, tmp_path / "log", window_ms=first_ms, runner=find_nothing)
+    expected_text = "no request was answered within 15 s at concurrency 1,"
+    with AnsweringServer(dict).serving() as endpoint, pytest.raises(ServerCrashed, match=expected_text):
+        tool.measure(endpoint, LoadPoint(1, 1), seconds)
+    assert tried == expected
 
 
 def test_an_older_perf_analyzer_is_used_if_the_server_refuses_newer_requests(tmp_path: Path) -> None:
