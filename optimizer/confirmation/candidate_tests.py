@@ -171,7 +171,8 @@ class CandidateTests:
     def throughput(self, index: int) -> float:
         """Return the throughput at this load: the predicted one, corrected by the measurement at a tested load.
 
-        That is this load if it was tested, otherwise the one that passed, otherwise the last one.
+        That is this load if it was tested, otherwise the one that passed, otherwise the last one. A lost measurement
+        corrects nothing.
         """
         predicted = self.predictions.throughput_infer_per_sec
         tested = [self.predictions.loads.index(load) for load in errors_by_load(self.trial)]
@@ -180,7 +181,8 @@ class CandidateTests:
         reference = next((other for other in (index, self.sequence.passed) if other in tested), tested[-1])
         servers = server_windows(self.trial, self.predictions.loads[reference])
         measured = pool_measurements([window for windows in servers for window in windows])
-        return (measured.throughput_infer_per_sec or 0.0) * predicted[index] / predicted[reference]
+        served = measured.throughput_infer_per_sec
+        return predicted[index] if served is None else served * predicted[index] / predicted[reference]
 
     def _server_plan(self, load: LoadPoint, servers: int) -> ServerPlan:
         error = 0.0 if self.sequence.current is None else self.sequence.current_error

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from objectives.confidence import Verdict
+from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.candidate_tests import (
@@ -23,7 +24,7 @@ from optimizer.confirmation.load_predictions import COMPARED_LOADS, LoadPredicti
 from optimizer.confirmation.plan import ConfirmationPlan, compared_points, plan_tests, usual_points
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, ServerPlan, estimate_start_seconds, plan_server
 from optimizer.confirmation.verdicts import judge_confirmations
-from optimizer.confirmation.windows import errors_by_load, last_server, server_windows, without_lost_end
+from optimizer.confirmation.windows import errors_by_load, last_server, lost_end, server_windows, without_lost_end
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import ServerCrashed
@@ -64,7 +65,9 @@ class Confirmer:
     record: Callable[[ConfirmationPlan], None] = lambda _: None
     best: Sequence[Point] = field(default=(), init=False)
     _disturbances: DisturbanceCorrection = field(default_factory=DisturbanceCorrection, init=False)
-    _lost_servers: dict[int, int] = field(default_factory=dict, init=False)  # by trial; the next one has its number
+    # by trial, the first server whose measurement is repeated; the next server has its number
+    _lost_servers: dict[int, int] = field(default_factory=dict, init=False)
+    _last_server: int = field(default=0, init=False)  # number of the last one of the earlier sessions
     _start_seconds: list[float] = field(default_factory=list, init=False)  # of the fresh servers so far
     _points: Sequence[Point] = field(default=(), init=False)  # of the search, as in the usual state of the machine
     _plan: ConfirmationPlan = field(init=False)  # with the loads that were predicted so far
@@ -84,8 +87,8 @@ class Confirmer:
 
         Raises BadInputError if the confirmations of ``trials`` do not belong to the plan.
         """
-        ends = {trial.number: trial.confirmations[-1] for trial in self.trials if trial.confirmations}
-        self._lost_servers = {number: end.server for number, end in ends.items() if end.is_lost}
+        self._last_server = last_server(self.trials)
+        self._lost_servers = {trial.number: lost[0].server for trial in self.trials if (lost := lost_end(trial))}
         self.trials = [without_lost_end(trial) for trial in self.trials]
         with self.measurer.stopwatch.count("search"):
             self._points, self._disturbances = usual_points(self.trials, self.problem, self.fit)
@@ -128,7 +131,12 @@ class Confirmer:
         return self.trials
 
     def measure(self, server_plan: ServerPlan) -> bool:
-        """Measure one more fresh server by ``server_plan``. Return False if it could not be measured."""
+        """Measure one more fresh server by ``server_plan``. Return False if it could not be measured.
+
+        A server that crashes under the load of a test is not started again, because the load cannot pass any more.
+        The candidate fails if its first fresh server cannot be deployed, or if one has wrong outputs. If a later one
+        cannot be deployed, its measurement is lost.
+        """
         if self.budget.seconds_left() <= 0:
             return False
         trial = self.trial(server_plan.trial)
@@ -136,9 +144,17 @@ class Confirmer:
             return False
         begun = self.budget.seconds_left()
         self.measurer.observer.trial_started(trial.number, trial.candidate, "confirm")
-        number = self._lost_servers.pop(server_plan.trial, last_server(self.trials) + 1)
+        new_number = max(last_server(self.trials), self._last_server) + 1
+        number = self._lost_servers.pop(server_plan.trial, new_number)
         fresh = FreshServer(number, server_plan.error)
         before, attempts = len(trial.confirmations), 0
+        is_loaded, is_checked = False, False
+
+        def check(endpoint: Endpoint) -> None:
+            nonlocal is_loaded, is_checked
+            is_loaded, is_checked = True, False
+            self.measurer.check_deployment(endpoint)
+            is_checked = True
 
         def next_load(current: Trial) -> LoadPoint | None:
             measured = current.confirmations[before:]
@@ -158,14 +174,22 @@ class Confirmer:
             self.target,
             self.measurer,
             measure=measure,
-            is_worth_retrying=lambda: self.budget.seconds_left() > 0,
+            prepare=check,
+            is_worth_retrying=lambda: self.budget.seconds_left() > 0 and not (server_plan.error and is_checked),
             fresh=fresh,
         ).run(trial, next_load)
-        if error is not None and not isinstance(error, ServerCrashed):
+        has_crashed = isinstance(error, ServerCrashed)  # in a test, or at the end of the time
+        has_failed = error is not None and not has_crashed
+        if (has_crashed and is_checked) or (has_failed and before and is_loaded == is_checked):
+            lost = Measurement(reason=str(error), server_crashed=has_crashed)
+            if not (has_crashed and attempts):  # otherwise the table has it
+                self.measurer.table.append(trial, server_plan.load, lost, fresh)
+            trial = trial.with_row(server_plan.load, lost, fresh)
+        elif error is not None and has_failed:
             trial = trial.with_failure(error)
             self.measurer.table.append_failure(trial)
         self.trials[self._index(trial.number)] = trial
-        if isinstance(error, ServerCrashed):  # the time is up and this measurement is lost
+        if has_crashed:
             return False
         if error is None and attempts == 1:
             taken = begun - self.budget.seconds_left()

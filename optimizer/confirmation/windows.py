@@ -10,7 +10,7 @@ from objectives.pooled_windows import pool_measurements
 from objectives.server_spread import ServerSpread, server_spreads
 from objectives.verdict import counted_windows, is_disturbed
 from optimizer.config.search_space import Problem
-from optimizer.core.trial import LoadPoint, Point, Trial
+from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial
 
 
 def server_windows(trial: Trial, load: LoadPoint) -> list[list[Measurement]]:
@@ -113,9 +113,13 @@ def begun_error(trials: Sequence[Trial]) -> float:
     return sum(sum(set(errors_by_load(trial).values())) for trial in trials)
 
 
+def lost_end(trial: Trial) -> tuple[ConfirmationWindow, ...]:
+    """Return the lost measurements at the end of the confirmations of ``trial``, which a later session repeats."""
+    windows = trial.confirmations
+    kept = max((place for place, window in enumerate(windows, 1) if not window.is_lost), default=0)
+    return windows[kept:]
+
+
 def without_lost_end(trial: Trial) -> Trial:
-    """Return ``trial`` without a lost measurement at the end of its confirmations, which is repeated."""
-    kept = trial.confirmations
-    while kept and kept[-1].is_lost:
-        kept = kept[:-1]
-    return replace(trial, confirmations=kept)
+    """Return ``trial`` without ``lost_end``."""
+    return replace(trial, confirmations=trial.confirmations[: len(trial.confirmations) - len(lost_end(trial))])

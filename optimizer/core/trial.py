@@ -306,10 +306,10 @@ class Trial:
     def with_confirmation(self, confirmation: ConfirmationWindow) -> Trial:
         """Return the trial with one more confirmation.
 
-        It replaces the last one if that was lost on the same server at the same load.
+        It replaces the lost ones at the end whose server has its number or a higher one: they are repeated.
         """
         kept = self.confirmations
-        if kept and kept[-1].is_lost and (kept[-1].server, kept[-1].load) == (confirmation.server, confirmation.load):
+        while kept and kept[-1].is_lost and kept[-1].server >= confirmation.server:
             kept = kept[:-1]
         return replace(self, confirmations=(*kept, confirmation))
 

@@ -34,12 +34,13 @@ from optimizer.confirmation.server_plan import (
 from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import MeasurementError, ServerCrashed
+from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point, Trial
 from optimizer.machine.conditions import SpeedLog
 from optimizer.measure.measurer import Measurer
+from optimizer.measure.output_check import NoOutputCheck
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
 from optimizer.results.summary import next_step, undecided_cause
@@ -499,6 +500,79 @@ def test_a_load_passes_only_without_a_crash_in_its_test(problem: Problem, tmp_pa
     assert assess(resumed, problem, BASELINE, FAST).crashes == outcome.crashes
     step = next_step(outcome, "r", "tune known")
     assert step.advice == "find the cause of the crashes in r/logs before you deploy it"
+
+
+class Overloaded(Rising):
+    """A server that dies above ``most`` requests in flight, if it is a fresh one."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def measure(self, endpoint: Endpoint, load: LoadPoint, seconds: float | None = None) -> Measurement:
+        if seconds is not None and load.concurrency > self.most:
+            raise ServerCrashed("tritonserver died (SIGKILL) while measuring")
+        return super().measure(endpoint, load, seconds)
+
+
+class OnceOutOfMemory(Rising):
+    """A server that cannot be deployed once, after ``LOOKS[0]`` fresh servers."""
+
+    is_left = True
+
+    @contextlib.contextmanager
+    def deploy_fresh(self, candidate: Candidate) -> Iterator[Endpoint]:
+        if len(self.deployed) > LOOKS[0] and self.is_left:
+            self.is_left = False
+            raise DeploymentError("failed to load: CUDA out of memory", lacks_gpu_memory=True)
+        with super().deploy_fresh(candidate) as endpoint:
+            yield endpoint
+
+
+def cautious_search(server: Rising) -> list[Trial]:
+    """Return a search that measured higher latencies than fresh servers have, so that a higher load is tested too."""
+    loads = [LoadPoint(1, concurrency) for concurrency in (4, 6, 8)]
+    seen = [(load, Rising.measure(server, Endpoint("", FASTER), load)) for load in loads]
+    slower = [(load, replace(own, latency_p95_ms=1.25 * (own.latency_p95_ms or 0.0))) for load, own in seen]
+    return [Trial(0, FASTER, tuple(slower))]
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [
+        (Overloaded(9), "a fresh server crashed under this load"),
+        (OnceOutOfMemory(), "a measurement was lost: failed"),
+    ],
+)
+def test_a_pass_is_kept_if_a_later_server_of_a_higher_load_fails(
+    server: Rising, reason: str, problem: Problem, tmp_path: Path
+) -> None:
+    trials = confirm(server, cautious_search(server), problem, tmp_path, seconds=6000)
+    lower, failed, *_ = assess(trials, problem, FASTER, FASTER).confirmed_loads
+    assert lower.judged.verdict is Verdict.PASS
+    assert failed.point.load > lower.point.load
+    assert failed.judged.verdict is Verdict.UNDECIDED
+    assert failed.judged.reason.startswith(reason)
+    outcome = assess(trials, problem, FASTER, FASTER)
+    assert outcome.verdict is Verdict.PASS
+    assert len(outcome.crashes) == isinstance(server, Overloaded), "a crash is not repeated"
+
+
+def test_wrong_outputs_of_a_later_server_fail_the_candidate(problem: Problem, tmp_path: Path) -> None:
+    class WrongLater(NoOutputCheck):
+        checked = 0
+
+        def check(self, endpoint: Endpoint) -> None:
+            self.checked += 1
+            if self.checked > LOOKS[0]:
+                raise DeploymentError("outputs differ from those of the unbatched baseline")
+            super().check(endpoint)
+
+    server = Rising()
+    table = TrialsTable(tmp_path / "trials.csv", "drawn", {})
+    measuring = Measurer(server, server, table, QuietObserver(), output_check=WrongLater())
+    (trial,) = Confirmer(problem, server, measuring, Budget(6000), cautious_search(server)).run(COMPARISONS)
+    assert (trial.status, trial.confirmations) == ("failed", ())
 
 
 @pytest.mark.parametrize(("rise_ms", "verdict"), [(0.0, Verdict.PASS), (0.5, Verdict.UNDECIDED)])

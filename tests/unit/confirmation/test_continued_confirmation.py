@@ -24,7 +24,7 @@ from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.confirmation.windows import begun_error, errors_by_load
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import BadInputError
+from optimizer.core.errors import BadInputError, MeasurementError
 from optimizer.core.trial import Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
@@ -37,9 +37,16 @@ SLOWER = {FASTER: (1.25, 1.35, 1.2), FAST: (1.3, 1.2)}  # the highest loads of t
 
 
 class Timed(Drawing):
-    """A server whose measurements take time on a clock of its own, interrupted after ``left`` servers."""
+    """A server whose measurements take time on a clock of its own, interrupted after ``left`` servers.
+
+    With ``is_lossy``, the load generator fails in each measurement on a fresh server.
+    """
 
     left, seconds = 1000, 0.0
+
+    def __init__(self, *, is_lossy: bool = False, **server: Any) -> None:
+        super().__init__(**server)
+        self.is_lossy = is_lossy
 
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
         if not self.left:
@@ -47,6 +54,8 @@ class Timed(Drawing):
             raise KeyboardInterrupt
         self.left -= 1
         self.seconds += START_SECONDS + count * seconds
+        if self.is_lossy:
+            raise MeasurementError("the load generator cannot keep up")
         return super().measure_windows(endpoint, load, seconds, count)
 
 
@@ -86,7 +95,7 @@ class Sessions:
         confirmer = Confirmer(self.problem, self.server, measuring, budget, self.table.read())
         confirmer.recorded_plan, confirmer.record = self.plan, self.record
         with contextlib.suppress(KeyboardInterrupt):
-            confirmer.run(COMPARISONS)
+            self.measured = confirmer.run(COMPARISONS)
         self.limit = measuring.disturbance_limit
         return self.table.read()
 
@@ -233,6 +242,23 @@ def test_a_lost_measurement_at_the_end_is_repeated(new_sessions: Callable[..., S
     assert not any(window.is_lost for window in trials[BEST].confirmations)
     tested = [own for own in judge_confirmations(trials, problem) if own.error]
     assert Verdict.PASS in {own.judged.verdict for own in tested}
+
+
+def test_lost_measurements_of_several_loads_are_repeated(
+    new_sessions: Callable[..., Sessions], problem: Problem
+) -> None:
+    sessions = new_sessions(is_lossy=True)
+    lost = [window for trial in sessions.run() for window in trial.confirmations]
+    assert len({(window.server, window.load) for window in lost}) > 2 * len(LOADS)
+    assert all(window.is_lost for window in lost)
+    sessions.server.is_lossy = False
+    trials = sessions.run()
+    assert trials == sessions.measured, "the table has what the session measured"
+    assert not any(window.is_lost for trial in trials for window in trial.confirmations)
+    servers = [{window.server for window in trial.confirmations} for trial in trials]
+    assert sum(map(len, servers)) == len(set.union(*servers)), "each server has its own number"
+    tested = [own for own in judge_confirmations(trials, problem) if own.error]
+    assert [own.judged.verdict for own in tested] == [Verdict.PASS]
 
 
 def test_confirmations_of_another_plan_are_refused(new_sessions: Callable[..., Sessions]) -> None:
