@@ -133,7 +133,7 @@ class Confirmer:
     def measure(self, server_plan: ServerPlan) -> bool:
         """Measure one more fresh server by ``server_plan``. Return False if it could not be measured.
 
-        A server that crashes under the load of a test is not started again, because the load cannot pass any more.
+        A server that crashes under the load of a test is not started again, because the load can no longer pass.
         The candidate fails if its first fresh server cannot be deployed, or if one has wrong outputs. If a later one
         cannot be deployed, its measurement is lost.
         """

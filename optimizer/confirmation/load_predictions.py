@@ -95,10 +95,9 @@ class LoadPredictions:
     def next_compared_load(self, measured: Sequence[ConfirmedLoad], problem: Problem) -> LoadPoint | None:
         """Return the load at which the candidate is measured next for comparison; None if it needs no more servers.
 
-        A candidate whose last load missed the SLA, or was inside it by more than twice MARGIN, gets another one. The
-        first load is inside it by about MARGIN, so a smaller difference is that of a usual prediction. The
-        predictions are then shifted by the measured difference, and the highest load at which a test would be likely to
-        pass is next.
+        A candidate whose last load missed the SLA, or was inside it by more than twice MARGIN, gets another one: the
+        first load is expected to be inside it by MARGIN. Then the predictions are shifted by the measured difference,
+        and the highest load at which a test would be likely to pass is next.
 
         Args:
             measured: The candidate's confirmations, in the order of measuring.

@@ -55,6 +55,7 @@ class ConfirmedLoad:
         other_intervals: Those of the other bounded latencies by metric and, for a model that streams, of the output
             tokens per second.
         sla: The SLA of the verdict.
+        has_lost: Whether a measurement was lost.
     """
 
     point: Point
@@ -69,6 +70,7 @@ class ConfirmedLoad:
     agreement: Agreement | None
     other_intervals: Mapping[str, ConfidenceInterval]
     sla: Sla
+    has_lost: bool
 
     def interval(self, metric: str) -> ConfidenceInterval | None:
         """Return the confidence interval of ``metric``; None if it was not estimated."""
@@ -190,6 +192,7 @@ def _judge_confirmation(trials: Sequence[Trial], trial: Trial, load: LoadPoint, 
         load_agreement(trial, load, problem),
         _other_intervals(counted, judged, problem, spreads),
         problem.sla,
+        any(window.throughput_infer_per_sec is None for server in servers for window in server),
     )
 
 

@@ -34,12 +34,14 @@ class BindingConstraint:
 def binding(subject: Point, measured: Sequence[Point], sla: Sla, *, met: bool) -> BindingConstraint:
     """Return the constraint that binds ``subject``, among all ``measured`` points.
 
-    If the bounds are not ``met``, it is the one with the largest violation.
+    If the bounds are not ``met``, it is the one with the largest violation; None if ``subject`` is only unstable.
     """
     used = {str(constraint): _used(constraint, subject) for constraint in sla}
     known = {text: share for text, share in used.items() if share is not None}
     if not met:
-        missed = max(sla, key=lambda bound: bound.violation(subject.measurement), default=None)
+        missed = max(
+            sla.missed(subject.measurement), key=lambda bound: bound.violation(subject.measurement), default=None
+        )
         return BindingConstraint(missed, None, None, known)
     best: tuple[float, Constraint, Point] | None = None
     for point in measured:

@@ -89,8 +89,9 @@ def _binding(explanation: Explanation) -> Iterator[str]:
         yield "None: the run had no SLA."
         return
     if not explanation.recommended:
-        missed = formatting.bound(binding.constraint) if binding.constraint else "The SLA"
-        yield f"{missed} is missed: {explanation.holds_back}."
+        why = explanation.holds_back
+        missed = f"{formatting.bound(binding.constraint)} is missed: {why}" if binding.constraint else None
+        yield f"{missed or why[:1].upper() + why[1:]}."
     elif binding.constraint is None or binding.beyond is None:
         yield _no_bound_binds(explanation)
     else:

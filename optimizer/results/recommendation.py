@@ -87,7 +87,8 @@ class Outcome:
     the baseline whose confirmation is undecided; the best point that was not confirmed, which may have a lower load
     than one that failed. If none of these meets the constraints as measured, one that was measured while the machine
     was slow may meet them at its usual speed. It is None if no stable point meets the constraints; ``closest`` is
-    then the point that misses them by least, and ``holds_back`` is the reason for people, without a full stop.
+    then an unstable point that meets them, otherwise the one that misses them by least, and ``holds_back`` is the
+    reason for people, without a full stop.
     ``doubt`` says then why another run may find a configuration; it is None if the constraints are missed for sure.
 
     ``baseline`` is the model's own configuration, and ``dynamic_batching`` plain ``dynamic_batching {}``. The latter
@@ -175,7 +176,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
     unconfirmed = measured + _below_failed_loads(points, confirmed, problem)
     speed = fit_speed_correction(trials, problem)
     recommended = _recommended(unconfirmed, confirmed, problem, baseline, speed)
-    closest = None if recommended else problem.sla.closest_point(measured)
+    closest = None if recommended else _closest(measured, unconfirmed, confirmed, problem)
     metrics = front_metrics(problem)
     front = pareto.pareto_front(points, metrics)
     better = (point for point in front if recommended and pareto.dominates(point, recommended, metrics))
@@ -338,6 +339,22 @@ def _best_at_usual_speed(
     )
 
 
+def _closest(
+    measured: Sequence[Point], unconfirmed: Sequence[Point], confirmed: Sequence[ConfirmedLoad], problem: Problem
+) -> Point | None:
+    """Return the best unstable point that meets the SLA and has not failed its test, or else the closest one.
+
+    Args:
+        measured: The points without those that the choice for a test favors.
+        unconfirmed: The same with the search's points at loads below a failed one.
+        confirmed: The confirmations.
+        problem: The search problem.
+    """
+    failed = [entry.point for entry in confirmed if entry.judged.verdict is Verdict.FAIL]
+    unstable = [point for point in unconfirmed if is_disturbed(point.measurement) and point not in failed]
+    return problem.best_point(unstable, unstable=True) or problem.sla.closest_point(measured)
+
+
 def _doubt(
     points: Sequence[Point], confirmed: Sequence[ConfirmedLoad], closest: Point | None, sla: Sla
 ) -> Doubt | None:
@@ -346,7 +363,7 @@ def _doubt(
     Args:
         points: Each configuration at each load.
         confirmed: The confirmations, in the order of measuring.
-        closest: The point that misses the SLA by least; None if there is a recommendation, or nothing was measured.
+        closest: The closest point to the SLA; None if there is a recommendation, or nothing was measured.
         sla: The SLA.
     """
     if closest is None:
@@ -419,11 +436,15 @@ def _holds_back(
         reasons = [trial.reason for trial in trials if trial.reason]
         reasons += [point.measurement.reason for point in all_points(trials) if point.measurement.reason]
         return f"every configuration failed: {reasons[-1]}" if reasons else "nothing was measured"
+    if problem.sla.is_met(closest.measurement):
+        objective = problem.objectives[0]
+        if objective.cost(closest.measurement) is None:
+            return f"{objective.name} cannot be measured on this machine"
+        unstable = "no measurement that meets the SLA was stable" if problem.sla else "no measurement was stable"
+        return ": ".join(filter(None, (unstable, closest.measurement.reason)))
     worst = max(problem.sla, key=lambda c: c.violation(closest.measurement))
-    if worst.violation(closest.measurement) <= 0:
-        return f"no measurement that meets the SLA was stable: {closest.measurement.reason}"
     if METRICS[worst.metric].timing:
-        reason = _latency_reason(trials, confirmed, worst.metric, worst.bound)
+        reason = _latency_reason(trials, confirmed, worst, closest, problem.sla)
         is_lowest = 0 < closest.load.request_rate <= LOWEST_RATE
         lowest = f"a run tries no rate below {LOWEST_RATE:g} requests/s" if is_lowest else ""
         return "; ".join(filter(None, (reason, lowest, describe_disturbance(closest.measurement))))
@@ -436,30 +457,40 @@ def _holds_back(
 
 
 def _latency_reason(
-    trials: Sequence[Trial], confirmed: Sequence[ConfirmedLoad], metric_name: str, bound_ms: float
+    trials: Sequence[Trial], confirmed: Sequence[ConfirmedLoad], worst: Constraint, closest: Point, sla: Sla
 ) -> str:
-    """Return why a latency bound is missed: one inference is too slow, or all loads are, or the confirmation was."""
-    metric = METRICS[metric_name]
+    """Return why ``closest`` misses the latency bound ``worst``.
+
+    One inference may be too slow, or all loads may be. Otherwise the bound was missed on fresh servers only, or no
+    load meets all bounds. Failed requests are late, as for the bound.
+    """
+    metric = METRICS[worst.metric]
     quantile = metric.short_name
-    values = [v for p in all_points(trials) if (v := metric.value(p.measurement)) is not None]
-    alone = [p for p in all_points(trials) if p.load.concurrency == 1 and metric.value(p.measurement) is not None]
-    quickest = min((v for p in alone if (v := metric.value(p.measurement)) is not None), default=None)
-    lowest = f"the lowest {quantile} measured is {formatting.quantity(metric, min(values, default=None))}"
-    if quickest is not None and quickest > bound_ms:
-        time = formatting.quantity(metric, quickest)
+    known = [(p, v) for p in all_points(trials) if (v := metric.bounded_value(p.measurement)) is not None]
+    if not known:
+        return f"{worst.metric} could not be measured"
+    lowest_ms = min(value for _, value in known)
+    if lowest_ms == math.inf:
+        return f"so many requests failed at each load that {quantile} has no value"
+    if lowest_ms > worst.bound:
+        lowest = f"the lowest {quantile} measured is {formatting.quantity(metric, lowest_ms)}"
+        quickest_ms = min((value for point, value in known if point.load.concurrency == 1), default=math.inf)
+        if quickest_ms == math.inf:
+            return lowest
+        time = formatting.quantity(metric, quickest_ms)
         alone_takes = (
             f"a single inference takes {time}"
             if metric.timing is LATENCY
             else f"the {quantile} of requests that are sent alone is {time}"
         )
-        return f"{alone_takes}, and {lowest}" if min(values) < quickest else alone_takes
-    if not values:
-        return f"{metric_name} could not be measured"
-    if min(values) > bound_ms or not confirmed:
-        return lowest
-    why = next((f" ({entry.judged.reason})" for entry in confirmed if entry.judged.reason), "")
-    value = formatting.quantity(metric, min(values))
-    return f"{quantile} was {value} in the search, but missed the bound on fresh servers{why}"
+        return f"{alone_takes}, and {lowest}" if lowest_ms < quickest_ms else alone_takes
+    met = [value for point, value in known if sla.is_met(point.measurement)]
+    if met and confirmed:
+        why = next((f" ({entry.judged.reason})" for entry in confirmed if entry.judged.reason), "")
+        value = formatting.quantity(metric, min(met))
+        return f"{quantile} was {value} in the search, but missed the bound on fresh servers{why}"
+    together = ", and no load meets all bounds together" if len(sla) > 1 else ""
+    return f"the closest measurement misses {formatting.bounds(sla.missed(closest.measurement))}{together}"
 
 
 def best_load(trial: Trial, problem: Problem) -> tuple[Point | None, bool]:

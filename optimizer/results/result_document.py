@@ -69,7 +69,7 @@ KEYS: Final = {  # of ``document``
     "speedup_over_dynamic_batching_interval": "Interval of it.",
     "pareto": "Points of the Pareto front, in the form of `recommended`.",
     "dominated_by": "Point of the search that dominates the recommendation; null if there is none.",
-    "closest": "Without a recommendation, the point that misses the bounds by least.",
+    "closest": "Without a recommendation, an unstable point that meets the bounds, or the one closest to them.",
     "holds_back": "Without a recommendation, why.",
     "doubt": "Without a recommendation, why the verdict is UNDECIDED; null for FAIL:",
     "doubt.kind": "`measurements` or `closest` (other programs took CPU time during most measurements, or that of "

@@ -38,7 +38,7 @@ def answer(outcome: Outcome, problem: Problem) -> str:
 def _answer(outcome: Outcome, problem: Problem) -> str:
     goal, best = formatting.bounds(problem.sla), outcome.recommended
     if best is None and outcome.doubt is not None:
-        measured = "no stable measurement" if outcome.doubt.kind == "unstable" else "no measurement"
+        measured = "no measurement" if goal and outcome.doubt.kind != "unstable" else "no stable measurement"
         return f"UNDECIDED, {measured} " + (f"meets {goal}" if goal else "was made")
     if best is None:
         return "FAIL, no configuration " + (f"meets {goal}" if goal else "could be measured")
@@ -156,10 +156,13 @@ def _has_test_to_continue(doubt: Doubt) -> bool:
 def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
     """Return why the test on fresh servers did not decide."""
     judged, servers = confirmed.judged, confirmed.servers
-    if confirmed.crash:
+    if confirmed.crash or confirmed.has_lost:
         return judged.reason
     if servers < LOOKS[0]:
-        return f"the time ended after {servers} of {formatting.count(LOOKS[0], 'server')}"
+        of_all = f"{servers} of {formatting.count(LOOKS[0], 'server')}"
+        if _is_given_up(outcome, confirmed):
+            return f"the test was given up after {of_all}, because this load was not likely to pass"
+        return f"the time ended after {of_all}"
     bound = next((constraint for constraint in outcome.sla if METRICS[constraint.metric].quantile), None)
     slow = judged.slow_share
     if bound is None or slow.is_unknown:
@@ -185,6 +188,12 @@ def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
     if latency_ms is not None and latency_ms <= math.exp(-MARGIN) * bound.bound:
         return f"the {servers} servers differ too much ({measured})"
     return too_few if effective < needed else f"{measured}, and {100 * allowed:.4g} % may be"
+
+
+def _is_given_up(outcome: Outcome, confirmed: ConfirmedLoad) -> bool:
+    """Return whether another load of the configuration was tested after ``confirmed``."""
+    loads = [entry for entry in outcome.confirmed_loads if entry.error and entry.point.trial == confirmed.point.trial]
+    return loads[-1] is not confirmed
 
 
 def _last_tested(outcome: Outcome) -> ConfirmedLoad | None:

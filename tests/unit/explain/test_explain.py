@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -280,6 +281,20 @@ def test_fp16_is_left_out_for_a_model_in_fp16(folder: Path) -> None:
 def test_fp16_is_offered_for_other_and_unknown_backends(folder: Path, text: str) -> None:
     (folder / "best" / "config.pbtxt").write_text(text)
     assert "FP16" in text_of(explain(read_run(folder)))
+
+
+def test_a_bound_that_only_unstable_measurements_meet_is_not_said_to_be_missed(folder: Path) -> None:
+    table = pd.read_csv(folder / "trials.csv", dtype=str, keep_default_na=False)
+    table = table[table["confirmation"] == ""].assign(stable="false", reason="the windows disagree")
+    table.to_csv(folder / "trials.csv", index=False)
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**info, "result": None}))
+    explanation = explain(read_run(folder))
+    shown = " ".join(text_of(explanation).split())
+    assert not explanation.recommended
+    assert explanation.binding.constraint is None
+    assert "No measurement that meets the SLA was stable: the windows disagree." in shown
+    assert "is missed" not in shown
 
 
 def test_a_run_without_a_recommendation_is_explained(folder: Path) -> None:

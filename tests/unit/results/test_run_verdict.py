@@ -13,7 +13,7 @@ import pytest
 from objectives.confidence import Verdict
 from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.latency_sketch import sketch_latencies
-from objectives.metrics import Measurement
+from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
 from optimizer.cli.output import INTERRUPTED
@@ -509,6 +509,78 @@ def test_a_measurement_that_meets_the_sla_but_is_not_stable_is_no_fail() -> None
     headline = summary.headline(result, known_problem())
     assert headline.startswith("known: UNDECIDED, no stable measurement meets p95 <= 20 ms: ")
     assert headline.endswith(RERUN)
+
+
+def at_loads(*measured: Measurement, sla: Sla | None = None) -> Outcome:
+    """Return the outcome of a search that measured the baseline once at each concurrency from 1."""
+    points = tuple((LoadPoint(1, concurrency=n), own) for n, own in enumerate(measured, start=1))
+    problem = replace(known_problem(), sla=known_problem().sla if sla is None else sla)
+    return assess([Trial(0, BASELINE, points)], problem, BASELINE, PLAIN)
+
+
+def test_a_stable_measurement_that_misses_the_bound_hides_no_unstable_one_that_meets_it() -> None:
+    unstable = replace(measurement(500.0, 10.0, stable=False), reason="the windows disagree")
+    result = at_loads(unstable, measurement(1000.0, 30.0))
+    assert result.verdict is Verdict.UNDECIDED
+    assert result.doubt is not None
+    assert result.doubt.kind == "unstable"
+    assert result.holds_back == "no measurement that meets the SLA was stable: the windows disagree"
+    failed = outcome(*[40.0] * LOOKS[0])
+    assert failed.verdict is Verdict.FAIL, "an unstable point that has failed its test is none"
+
+
+def test_a_run_without_bounds_can_have_only_unstable_measurements() -> None:
+    unstable = replace(measurement(500.0, 10.0, stable=False), reason="the windows disagree")
+    result = at_loads(unstable, sla=Sla())
+    assert (result.recommended, result.verdict) == (None, Verdict.UNDECIDED)
+    assert summary.headline(result, unbounded()) == (
+        f"known: UNDECIDED, no stable measurement was made: no measurement was stable: the windows disagree; {RERUN}"
+    )
+
+
+def test_an_objective_that_nothing_measures_is_the_cause_without_bounds() -> None:
+    energy = replace(unbounded(), objectives=(METRICS["energy"],))
+    result = assess([Trial(0, BASELINE, ((LOAD, measurement(500.0, 10.0)),))], energy, BASELINE, PLAIN)
+    assert result.verdict is Verdict.FAIL
+    assert result.holds_back == "energy cannot be measured on this machine"
+
+
+def test_bounds_that_are_met_at_different_loads_only_are_the_cause() -> None:
+    sla = Sla.from_bounds({"p95": 20.0, "throughput": 4000.0})
+    result = at_loads(measurement(1000.0, 5.0), measurement(3900.0, 22.0), sla=sla)
+    assert result.verdict is Verdict.FAIL
+    assert result.holds_back == (
+        "the closest measurement misses p95 <= 20 ms and throughput >= 4,000 infer/s, and no load meets all bounds "
+        "together"
+    )
+
+
+def test_failed_requests_are_late_in_the_cause() -> None:
+    failing = replace(measurement(1000.0, 5.0), requests=900, failed_requests=100)
+    result = at_loads(failing)
+    assert result.verdict is Verdict.FAIL
+    assert result.holds_back == "so many requests failed at each load that p95 has no value"
+
+
+def test_a_test_that_was_given_up_or_lost_a_window_is_not_said_to_lack_time() -> None:
+    lower = LoadPoint(1, concurrency=6)
+
+    def tested(load: LoadPoint, number: int, p95_ms: float, error: float) -> list[ConfirmationWindow]:
+        return [ConfirmationWindow(number, load, measurement(1000.0, p95_ms), error) for _ in range(8)]
+
+    higher = tested(LOAD, 1, 19.5, ERROR) + tested(LOAD, 2, 19.5, ERROR)
+    search = ((LOAD, measurement(1000.0, 10.0)),)
+    given_up = Trial(0, BEST, search, confirmations=(*higher, *tested(lower, 3, 21.0, ERROR / 2)))
+    result = assess([given_up], known_problem(), BASELINE, PLAIN)
+    assert result.recommended is not None
+    assert result.recommended.load == LOAD
+    assert summary.undecided_cause(result) == (
+        f"the test was given up after 2 of {LOOKS[0]} servers, because this load was not likely to pass"
+    )
+    lost = ConfirmationWindow(2, LOAD, Measurement(reason="the load generator failed"), ERROR)
+    trial = Trial(0, BEST, search, confirmations=(*tested(LOAD, 1, 10.0, ERROR), lost))
+    result = assess([trial], known_problem(), BASELINE, PLAIN)
+    assert summary.undecided_cause(result) == "a measurement was lost: the load generator failed"
 
 
 @pytest.mark.parametrize(("disturbed", "verdict"), [(0, Verdict.FAIL), (4, Verdict.UNDECIDED)])
