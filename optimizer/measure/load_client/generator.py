@@ -61,12 +61,17 @@ class OpenLoopGenerator(LoadClientGenerator):
         self, endpoint: Endpoint, load: LoadPoint, seconds: float, spread_limit: float, parts: int = 1
     ) -> list[Measurement]:
         period_seconds = self.arrivals.times.period_at(load.request_rate)
-        seconds = parts * self.arrivals.times.whole_periods(seconds / parts, load.request_rate)
+        window_seconds = self.arrivals.times.whole_periods(seconds / parts, load.request_rate)
         lead_in_seconds = max(LEAD_IN_SECONDS, self.arrivals.times.lead_in_at(load.request_rate))
         if self.streams:
             lead_in_seconds = MAX_LEAD_IN_SECONDS
-        if load.request_rate * (seconds + lead_in_seconds) > MAX_PLANNED:
-            raise MeasurementError(f"{load.request_rate:,.6g} requests/s are more than the load generator can send")
+        parts = min(parts, int((MAX_PLANNED / load.request_rate - lead_in_seconds) // window_seconds))
+        if parts < 1:
+            raise MeasurementError(
+                f"{load.request_rate:,.6g} requests/s for {window_seconds:.3g} s, and {lead_in_seconds:g} s before, "
+                f"are more than {MAX_PLANNED:,} requests, the limit of a measurement; shorten the period or window"
+            )
+        seconds = parts * window_seconds
         seeds = np.random.SeedSequence([self.seed, next(self._launches)]).generate_state(2)
         lead_in_ns = list[int]()
         if self.streams:  # the client decides how many of these it sends, so the others are planned on their own

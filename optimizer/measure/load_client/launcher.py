@@ -190,7 +190,8 @@ class LoadClientGenerator:
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:
         """Return ``count`` measurements of ``seconds`` each from one uninterrupted load; one if it is an overload.
 
-        There are fewer, longer ones if few requests of a model that streams have ended in a closed loop. The load is
+        There are fewer, longer ones if few requests of a model that streams have ended in a closed loop. There are
+        fewer if an open loop would have more requests than a measurement may have. The load is
         not interrupted, because a slowly growing queue would shrink between the measurements, and because each start
         of the client costs time.
         """

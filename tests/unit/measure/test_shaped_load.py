@@ -82,6 +82,15 @@ def test_each_window_has_whole_periods(
     assert planned_seconds(shaped, monkeypatch, 1000.0, seconds, count) == pytest.approx(expected)
 
 
+def test_a_long_test_has_fewer_windows_at_a_high_rate(
+    open_loop: OpenLoopGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shaped = replace(open_loop, arrivals=parse_arrivals("diurnal:60s"))
+    assert planned_seconds(shaped, monkeypatch, 5000.0, 60.0, 8) == pytest.approx(6 * 60 + 2)
+    with pytest.raises(MeasurementError, match=r"^50,000 requests/s for 60 s, .* more than 2,000,000 requests"):
+        shaped.measure_windows(ENDPOINT, LoadPoint(1, request_rate=50_000.0), 60.0, 8)
+
+
 def test_a_shape_is_not_judged_by_a_short_warm_up(open_loop: OpenLoopGenerator) -> None:
     shaped = replace(open_loop, arrivals=parse_arrivals("spike"))
     assert shaped.warm_up(ENDPOINT, LoadPoint(1, request_rate=100.0)) is None
