@@ -36,7 +36,7 @@ from optimizer.measure.perf_output import failure_text, read_average_ms, read_cs
 from optimizer.measure.server_calls import PROBE_SECONDS, is_alive, read_statistics, with_statistics
 from optimizer.measure.server_client import ca_file
 from optimizer.measure.shared_memory import claimed
-from optimizer.model.input_data import GENERATED_DATA
+from optimizer.model.input_data import GENERATED_DATA, count_entries
 from optimizer.options.addresses import SSL_FLAGS
 
 if TYPE_CHECKING:
@@ -144,6 +144,8 @@ def _tls_files(tls: Tls) -> dict[str, Path]:
 NEVER_UNSTABLE = 10**9  # percent: a slow model's first window may have a twentieth of the throughput of the others
 WARM_UP_WINDOW_MS = 100
 WARM_UP_DRAIN_SECONDS = 10.0  # a killed warm-up changes no figure
+# reading a data file and registering its entries in shared memory; usually twice as fast
+SLOWEST_BYTES_PER_SECOND, SLOWEST_ENTRIES_PER_SECOND = 10e6, 1000
 OVERDUE_SECONDS = 3.0  # after the last window; then check whether the server is alive
 MAX_CSV_BYTES = 2**16
 MAX_THREADS = 2  # few, because on a CPU they share the cores with the server
@@ -289,7 +291,8 @@ class PerfAnalyzer:
         self, endpoint: Endpoint, load: LoadPoint, window_ms: int, windows: int = MIN_WINDOWS
     ) -> FinishedProcess:
         """Run perf_analyzer. Raises ServerCrashed if it is overdue and the server does not respond either."""
-        due = time.monotonic() + windows * WINDOW_STRETCH * window_ms / 1000 + OVERDUE_SECONDS
+        start_seconds = self._start_seconds()
+        due = time.monotonic() + start_seconds + windows * WINDOW_STRETCH * window_ms / 1000 + OVERDUE_SECONDS
 
         def check() -> None:
             if time.monotonic() > due and not is_alive(endpoint):
@@ -300,7 +303,7 @@ class PerfAnalyzer:
         regions = _regions(endpoint) if is_system else ()
         run = PerfAnalyzerCommand(
             self.command(endpoint, load, window_ms, windows),
-            timeout_seconds=self.drain_seconds + windows * 4 * window_ms / 1000,
+            timeout_seconds=start_seconds + self.drain_seconds + windows * 4 * window_ms / 1000,
             log=self.log,
             reads=[
                 *([] if tls is None else _tls_files(tls).values()),
@@ -312,6 +315,14 @@ class PerfAnalyzer:
         )
         with claimed(regions), self.stopwatch.count("load_generator"):
             return (self.runner or LocalRunner(self.libraries))(run)
+
+    def _start_seconds(self) -> float:
+        """Return how long perf_analyzer may read the data file and register its entries in shared memory."""
+        if self.input_data in GENERATED_DATA:
+            return 0.0
+        file = Path(self.input_data)
+        entries = 0 if self.shared_memory is None else count_entries(file)
+        return file.stat().st_size / SLOWEST_BYTES_PER_SECOND + entries / SLOWEST_ENTRIES_PER_SECOND
 
     def _failure(self, endpoint: Endpoint, done: FinishedProcess) -> MeasurementError:
         """Return the error for a run without results: ServerCrashed if the server caused it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from tritonclient.grpc.service_pb2 import ModelStatistics
 
 from objectives.metrics import Measurement
-from optimizer.core.endpoint import Endpoint
+from optimizer.core.endpoint import Endpoint, SharedMemory
 from optimizer.core.errors import ServerCrashed
 from optimizer.core.measurement_windows import MeasurementWindow
 from optimizer.core.process import FinishedProcess
@@ -132,6 +134,24 @@ def test_an_older_perf_analyzer_is_used_if_the_server_refuses_newer_requests(tmp
     fine = PerfAnalyzerCommand([str(program("fine", "echo fine"))], timeout_seconds=60, log=tmp_path / "log")
     assert FallbackRunner(tmp_path, older)(fine).output.split() == ["fine"]
     assert requested == ["fetched"]
+
+
+def test_the_time_limit_includes_reading_the_data(tmp_path: Path) -> None:
+    limits = []
+
+    def note(run: PerfAnalyzerCommand) -> FinishedProcess:
+        limits.append(run.timeout_seconds)
+        return FinishedProcess(0, "", 0.1)
+
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps({"data": [{"x": [1]}] * 3000}) + " " * 50_000_000)
+    tool = PerfAnalyzer(tmp_path / "perf_analyzer", tmp_path, tmp_path / "log", runner=note)
+    with_data = replace(tool, input_data=str(data))
+    for each in (tool, with_data, replace(with_data, shared_memory=SharedMemory("cuda", 100))):
+        each.warm_up(Endpoint("m", Candidate(1), "127.0.0.1:1"), LoadPoint(1, 7))
+    generated, read, registered = limits
+    assert read - generated >= 5.0, "50 MB"
+    assert registered - read == pytest.approx(3.0), "3,000 entries"
 
 
 @pytest.mark.parametrize("chosen", [{}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}])
