@@ -16,10 +16,11 @@ from optimizer.cli.emit import DEFAULT_UTILIZATION_TEXT, parse_utilization
 from optimizer.cli.emit import MAX_REPLICAS as MOST_AUTOSCALED
 from optimizer.cli.output import EXIT_CODES, busy, progress_on_terminal
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import exists, is_file, is_folder, one_line
+from optimizer.core.safe_text import is_file, is_folder, one_line
+from optimizer.model.profile_lookup import find_profile
 from optimizer.options.command_line import Parser, add_results, values_of
 from optimizer.options.option_reader import latency_bounds_ms, run_options
-from optimizer.options.run_options import STEADY_DISTRIBUTIONS
+from optimizer.options.run_options import STEADY_DISTRIBUTIONS, RunOptions
 from optimizer.options.table import OUTPUT, SLA_OPTIONS
 from optimizer.options.values import number_where, parse_optional, parse_value, quote, whole_number
 from optimizer.plan.autoscaler import COOL_DOWN_SECONDS, METRIC_DELAY_SECONDS, Autoscaler
@@ -354,16 +355,54 @@ def _run(name: str, arguments: PlanArguments) -> FinishedRun:
             f"(`{list_command(arguments.results)}` lists runs)"
         )
     first: FinishedRun | None = None
-    for folder in runs_in(arguments.results, Path(name).stem):
+    model, profile = _model_and_profile(name, arguments.results)
+    for folder in runs_in(arguments.results, model):
         try:
             run = read_run(folder.path, arguments.results)
         except BadInputError as error:
             _say(f"left out: {error}")
             continue
+        if profile is not None and not _has_profile(run, profile):
+            continue
         if run.outcome is not None and run.outcome.recommended is not None:
             return run
         first = first or run
     return first or _tune_model(name, arguments)
+
+
+def _model_and_profile(name: str, results: str) -> tuple[str, Path | None]:
+    """Return the name under which the model ``name`` has its runs, and the profile that these runs must have.
+
+    The name of a model with runs is kept, and needs no profile. A profile or a file gives the model its name, which
+    other profiles may give too. Raises BadInputError if there is no such model.
+    """
+    if Path(name).name == name and runs_in(results, name):
+        return name, None
+    from optimizer.model.onnx_file import model_name
+    from optimizer.model.profile import load_profile
+    from optimizer.model.profile_schema import BuiltModel, OnnxModel
+
+    if (profile := _profile(RunOptions(name))) is None:
+        path = Path(name)
+        return path.absolute().name if is_folder(path) else model_name(path), None
+    model = load_profile(profile).model
+    if isinstance(model, OnnxModel):
+        return model_name(model.onnx), profile
+    return model.builder if isinstance(model, BuiltModel) else model.name, profile
+
+
+def _profile(options: RunOptions) -> Path | None:
+    """Return the file of the profile that ``options`` name; None if they name none. Raises BadInputError."""
+    from optimizer.study.model_finder import names_profile
+
+    return find_profile(options.model).resolve() if names_profile(options) else None
+
+
+def _has_profile(run: FinishedRun, profile: Path) -> bool:
+    try:
+        return _profile(run.options) == profile
+    except BadInputError:  # its profile was removed
+        return False
 
 
 def _is_run_name(name: str, out: str) -> bool:
@@ -375,12 +414,9 @@ def _is_run_name(name: str, out: str) -> bool:
 
 
 def _tune_model(model: str, arguments: PlanArguments) -> FinishedRun:
-    from optimizer.model.profile_lookup import find_profile
     from optimizer.study.tuning_run import tune
 
     options = run_options(model, {**arguments.sla, "out": arguments.results})
-    if "/" not in model and not Path(model).suffix and not exists(Path(model)):
-        find_profile(model)  # refuse an unknown name before anything is announced
     _say(f"{quote(model)} has no run in {arguments.results} yet: tuning it first")
     with tune(options, None, *progress_on_terminal()) as result:
         if result.status == "interrupted":

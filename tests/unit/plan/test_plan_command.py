@@ -127,6 +127,35 @@ def test_the_newest_run_of_a_model_and_rates_in_either_unit(run: Path, capsys: p
     assert by_requests["runs"] == ["dlrm/sample"]
 
 
+def test_the_name_of_a_model_may_have_a_dot(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--gpus", "2", "--results", str(run.parent.parent))
+    run.parent.rename(run.parent.with_name("resnet50"))
+    with pytest.raises(BadInputError, match=r"no model 'resnet50\.v1'"):
+        main(["resnet50.v1", *words])
+    run.parent.with_name("resnet50").rename(run.parent.with_name("resnet50.v1"))
+    assert planned(capsys, "resnet50.v1", *words)["answers"][0]["runs"] == ["resnet50.v1/sample"]
+
+
+def test_a_file_is_planned_with_the_run_of_its_model(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--gpus", "2", "--results", str(run.parent.parent))
+    run.parent.rename(run.parent.with_name("resnet.v1"))
+    for path in ("resnet.v1/model.onnx", "resnet.v1.onnx"):
+        assert planned(capsys, f"models/{path}", *words)["answers"][0]["runs"] == ["resnet.v1/sample"]
+
+
+def test_a_profile_is_planned_with_its_own_run_although_others_have_its_model(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, gone = tmp_path / "own.yaml", tmp_path / "gone.yaml"
+    own.write_text("model: {builder: dlrm, settings: {}}\n")
+    edited(run, "20261120-000000", options={"model": str(own)})
+    edited(run, "20261121-000000", options={"model": str(gone)})
+    edited(run, "20261122-000000", options={"model": "bert-large"})
+    words = ("--gpus", "2", "--results", run.parent.parent)
+    assert planned(capsys, own, *words)["answers"][0]["runs"] == ["dlrm/20261120-000000"]
+    assert planned(capsys, "dlrm", *words)["answers"][0]["runs"] == ["dlrm/20261122-000000"]
+
+
 def test_the_rate_of_replicas_needs_these_replicas(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sustainable_rate = planned(capsys, run, "--gpus", "5")["answers"][0]
     assert sustainable_rate["replicas"] == 5
