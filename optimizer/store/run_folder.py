@@ -293,6 +293,16 @@ def write_configs(
         write_atomically(folder / (path.partition("/")[2] if len(configs) == 1 else path), text)
 
 
+def remove_configs(folder: Path) -> None:
+    """Remove the files that ``write_configs`` wrote to ``best/``. Raises EnvironmentFault."""
+    configs = (*folder.glob("config.pbtxt"), *folder.glob("*/config.pbtxt"))
+    for old in (*configs, *model_files(folder), folder / "server_options"):
+        try:
+            old.unlink(missing_ok=True)
+        except OSError as error:
+            raise write_error(old, error) from error
+
+
 def _unwritable(out: str, error: OSError) -> TuneError:
     if error.errno in DISK_FAULTS:
         return write_error(Path(out), error, "run the command again")

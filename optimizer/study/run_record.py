@@ -38,7 +38,7 @@ from optimizer.simulator.batching_fit import BatchingModel
 from optimizer.simulator.closed_network import ClosedNetwork
 from optimizer.simulator.performance_model import model_type
 from optimizer.simulator.server_model import ServerModel
-from optimizer.store.run_folder import WRITTEN_FORMAT, RunFolder, write_configs
+from optimizer.store.run_folder import WRITTEN_FORMAT, RunFolder, remove_configs, write_configs
 from optimizer.study.environment import Environment
 from optimizer.study.load_generators import PerfAnalyzerReason
 from optimizer.study.scheduler import SearchEnd
@@ -322,6 +322,8 @@ class RunRecord:
         if outcome.recommended:
             write_configs(self.folder.best, *self._configs(outcome.recommended.candidate))
             write_configs(self.folder.baseline, *self._configs(self.task.baseline))
+        else:
+            remove_configs(self.folder.best)  # an earlier session may have had a recommendation
 
     def _configs(self, candidate: Candidate) -> tuple[dict[str, str], tuple[str, ...], dict[str, str]]:
         """Return the text of config.pbtxt by model, the options of the server, and the changed model.json by path."""

@@ -38,6 +38,7 @@ class FinishedFolder:
 
     run: RunFolder
     working_folder: Path
+    record: RunRecord
 
     def write_profile(self, replaced: str, replacement: str) -> None:
         text = PROFILE.replace(replaced, replacement)
@@ -68,9 +69,10 @@ def finished(playground: Playground, monkeypatch: pytest.MonkeyPatch) -> Finishe
             table.append(trial, load, measurement(1000, 10), FreshServer(server, 0.01))
     make_searcher("tpe", problem, 0, str(run.study), run.study_name, fingerprint=fingerprint)
     outcome = assess(table.read(), problem, task.baseline, task.dynamic_batching)
-    RunRecord(run, environment, task, fingerprint, ()).write("found", outcome)
+    record = RunRecord(run, environment, task, fingerprint, ())
+    record.write("found", outcome)
     assert json.loads(run.info.read_text())["verdict"] == "PASS"
-    return FinishedFolder(RunFolder(here / run.path), here)
+    return FinishedFolder(RunFolder(here / run.path), here, record)
 
 
 def other_model(finished: FinishedFolder) -> None:
@@ -139,3 +141,15 @@ def test_a_changed_model_is_not_verified_separately(finished: FinishedFolder, ca
     ended = called_tune("verify", "--fresh", finished.run.path)
     assert_says(ended, CHANGES["another model file"][1])
     assert finished.files() == before
+
+
+def test_a_session_without_a_recommendation_removes_that_of_an_earlier_one(finished: FinishedFolder) -> None:
+    best, task = finished.run.best, finished.record.task
+    (best / "server_options").write_text("--rate-limit=off\n")
+    (best / "notes.txt").write_text("of the user")
+    assert (best / "config.pbtxt").exists()
+    slow = Trial(0, task.baseline, ((LoadPoint(2, concurrency=4), measurement(1000, 100)),))
+    outcome = assess([slow], task.problem, task.baseline, task.dynamic_batching)
+    assert outcome.recommended is None
+    finished.record.write("none", outcome)
+    assert [path.name for path in best.iterdir()] == ["notes.txt"]
