@@ -42,7 +42,7 @@ def cache_folder() -> Path:
     This is ``$XDG_CACHE_HOME``, or ``~/.cache`` if that is not set or relative (XDG Base Directory Specification).
     """
     if folder := os.environ.get("TRITUNE_CACHE"):
-        return Path(folder).expanduser()
+        return Path(folder).expanduser().absolute()  # programs in it are started in other folders
     caches = Path(os.environ.get("XDG_CACHE_HOME", "")).expanduser()
     return (caches if caches.is_absolute() else Path("~/.cache").expanduser()) / "tritune"
 

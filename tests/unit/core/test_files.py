@@ -26,3 +26,8 @@ def test_the_cache_folder_follows_the_environment(
     monkeypatch.setenv("XDG_CACHE_HOME", common)
     monkeypatch.setenv("HOME", "/home/user")
     assert cache_folder() == Path(folder)
+
+
+def test_a_relative_cache_begins_in_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITUNE_CACHE", ".cache/tune")
+    assert cache_folder() == Path.cwd() / ".cache/tune"
