@@ -209,7 +209,7 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         objectives=tuple(METRICS[name] for name in info["objectives"]),
         sla=Sla.parse(info["constraints"]),
         open_loop=options.load == "rate",
-        cpu_count=None if hardware["gpus"] else hardware["cpu_count"],
+        cpu_count=_cpu_count(info, hardware),
         confidence=options.confidence,
         client_shares_cpus=bool(record.get("client_shares_cpus")),
         kind=kind,
@@ -218,6 +218,14 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
         priorities=parse_priorities(str(info["priorities"])) if info.get("priorities") else None,
         queue=_queue(info.get("queue", {})),
     )
+
+
+def _cpu_count(info: Mapping[str, Any], hardware: Mapping[str, Any]) -> int | None:
+    """Return the CPUs of the server in the problem of run.json; those of the machine for a run that lacks them."""
+    count = info.get("cpu_count", None if hardware["gpus"] else hardware["cpu_count"])
+    if count is not None and (type(count) is not int or not 1 <= count <= LARGEST_COUNT):
+        raise ValueError(f"problem.cpu_count {count!r} is not a number of CPUs")
+    return count
 
 
 def _queue(recorded: Mapping[str, Any]) -> Fields:

@@ -53,6 +53,7 @@ class TrialsTable:
     ``choices`` has the values of the other parameters by path, because a CSV file does not keep their types.
     ``fingerprint`` is written to each row, and rows of another one are refused; if it is empty, all rows are read.
     ``cpu_count`` is written to each row: the server's number of CPUs, None if it serves on a GPU or that is unknown.
+    A table has one, so after ``read`` it is that of the file: a quota of CPUs may have changed since.
     ``columns`` are the columns to write: after ``read`` those of the file.
     """
 
@@ -130,7 +131,9 @@ class TrialsTable:
                     f"({one_line(fingerprint, ID_LENGTH)}, this is {self._fingerprint}), and the two are not ranked "
                     "together; begin a separate run on this one (`tune --warm-start` learns from the other)",
                 )
-        return _trials(table, read_rows(table), self._choices)
+        rows = read_rows(table)
+        self._cpu_count = next((row.cpu_count for row in rows if row.cpu_count is not None), self._cpu_count)
+        return _trials(table, rows, self._choices)
 
     def _trial_cells(self, trial: Trial) -> dict[str, object]:
         """Return the cells that all rows of ``trial`` share, by column."""

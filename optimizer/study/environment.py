@@ -135,8 +135,11 @@ class Environment:
         return cls(options, hardware, gpus, stopwatch, say, cpu_quota=quota)
 
     def server_hardware(self) -> Hardware:
-        """Return the hardware with the CPUs that the server gets."""
-        return replace(self.hardware, cpu_count=len(self.placement().server))
+        """Return the hardware with the number of CPUs that the server gets; a quota is rounded down, to 1 or more."""
+        count = len(self.placement().server)
+        if self.cpu_quota is not None:
+            count = max(1, min(count, int(self.cpu_quota)))
+        return replace(self.hardware, cpu_count=count)
 
     def make_task(self, *, fetch_server: bool = True, swept: FieldChoices | None = None) -> Task:
         """Return the model, found or built, and the problem to solve. Raises BadInputError and EnvironmentFault.

@@ -70,6 +70,7 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "generated prompts (`prompt`) and outputs (`output`) of a model that streams; null if there are none.",
     "problem.space": "Choices by parameter; settings have the names of the columns of trials.csv.",
     "problem.candidates": "Number of valid configurations.",
+    "problem.cpu_count": "Number of CPUs of the server; null if it serves on a GPU or the number is unknown.",
     "problem.max_concurrency": "The most requests in flight that the search may try.",
     "problem.kind": f"Kind of the model: {', '.join(f'`{kind.value}`' for kind in ModelKind)}.",
     "problem.server_model": "Model of the server that the search `simulated` fits: "
@@ -139,6 +140,7 @@ def problem_document(task: Task) -> dict[str, Any]:
         "tokens": None if problem.tokens is None else _tokens_document(problem.tokens),
         "space": {k: list(v) for k, v in problem.space.parameters().items()},
         "candidates": len(problem.space),
+        "cpu_count": problem.cpu_count,
         "max_concurrency": problem.max_concurrency,
         "kind": problem.kind.value,
         "server_model": model_type(problem).name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from objectives.sequential import LOOKS
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import FreshServer, LoadPoint, Trial
 from optimizer.options.run_options import RunOptions
+from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import assess
 from optimizer.search import make_searcher
 from optimizer.store.run_folder import RunFolder
@@ -153,3 +154,11 @@ def test_a_session_without_a_recommendation_removes_that_of_an_earlier_one(finis
     assert outcome.recommended is None
     finished.record.write("none", outcome)
     assert [path.name for path in best.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_is_read_with_the_cpus_that_its_search_had(finished: FinishedFolder) -> None:
+    for count in (None, 5):
+        task = finished.record.task
+        record = replace(finished.record, task=replace(task, problem=replace(task.problem, cpu_count=count)))
+        record.write("interrupted", None)
+        assert read_run(finished.run.path).problem.cpu_count == count

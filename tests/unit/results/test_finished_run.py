@@ -52,6 +52,24 @@ def changed_info(run: Path, **values: object) -> None:
     (run / "run.json").write_text(json.dumps(info | values))
 
 
+@pytest.mark.parametrize(
+    ("recorded", "gpus", "count"),
+    [
+        ({"cpu_count": 12}, [], 12),
+        ({"cpu_count": 12}, ["Tesla T4"], 12),  # the model is served on the CPU
+        ({"cpu_count": None}, [], None),
+        ({}, [], 2),  # an older run
+        ({}, ["Tesla T4"], None),
+    ],
+)
+def test_the_cpus_of_the_server_are_those_of_the_search(
+    run: Path, recorded: dict[str, int | None], gpus: list[str], count: int | None
+) -> None:
+    info = json.loads((run / "run.json").read_text())
+    changed_info(run, problem=info["problem"] | recorded, hardware=info["hardware"] | {"gpus": gpus})
+    assert read_run(run).problem.cpu_count == count
+
+
 def cut_table(run: Path) -> None:
     """Cut trials.csv within a row; of the recommended trial it keeps the search, and one of its servers."""
     content = (run / "trials.csv").read_text()
@@ -207,6 +225,8 @@ def test_a_damaged_record_is_refused_in_one_line(run: Path, text: str, message: 
         ("problem.dynamic_batching.max_batch_size", "8", "max_batch_size '8' is not a whole number"),
         ("problem.baseline.dynamic_batching", [], r"dynamic_batching \[\] is neither true nor false"),
         ("problem.facts", [], "facts is not an object"),
+        ("problem.cpu_count", 0, "problem.cpu_count 0 is not a number of CPUs"),
+        ("problem.cpu_count", True, "problem.cpu_count True is not a number of CPUs"),
         ("hardware.cpu_count", 0, "hardware.cpu_count 0 is not a number of CPUs"),
         ("hardware.gpus", 5, "hardware.gpus is not a list of names"),
         ("hardware.cpu", None, "hardware.cpu is not a name"),

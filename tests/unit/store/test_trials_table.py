@@ -16,7 +16,7 @@ from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Forecast, Measurement
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.trial import CROSS_CHECKING, Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
-from optimizer.store.trials_table import TrialsTable
+from optimizer.store.trials_table import TrialsTable, read_run_table
 from tests.conftest import measurement
 
 CHOICES = {
@@ -241,3 +241,14 @@ def test_unreadable_batch_statistics_are_refused_on_one_line(tmp_path: Path) -> 
     table(path).append(Trial(0, CANDIDATE), LoadPoint(1, 1), replace(measurement(1, 1), batch_stats="8:3"))
     with pytest.raises(BadInputError, match=":2: batch_stats: '8:3' is not a list of size:executions"):
         table(path).read()
+
+
+def test_a_continued_table_keeps_its_number_of_cpus(tmp_path: Path) -> None:
+    path = tmp_path / "trials.csv"
+    for count, concurrency in ((16, 1), (2, 2)):
+        table = TrialsTable(path, "m", {}, cpu_count=count)
+        table.read()
+        table.append(Trial(0, Candidate(8)), LoadPoint(1, concurrency), measurement(100, 1))
+    read = read_run_table(path)
+    assert read is not None
+    assert (read.cpu_count, len(read.trials[0].measurements)) == (16, 2)

@@ -127,3 +127,18 @@ def test_the_search_knows_the_cpus_of_a_server_on_this_machine(
     of_sleeper = RunOptions("sleeper", model_repository=str(tmp_path), **options)  # type: ignore[arg-type]
     task = replace(environment, options=of_sleeper).make_task(fetch_server=False)
     assert task.problem.cpu_count == expected
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(0.5, 1), (2.9, 2), (64.0, 12), (None, 12)])
+def test_the_search_has_only_the_cpus_of_a_quota(
+    environment: Environment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quota: float | None,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(cpus, "quota", lambda: quota)
+    write_sleeper(tmp_path, 1.0)
+    options = RunOptions("sleeper", model_repository=str(tmp_path))
+    limited = replace(environment, options=options, cpu_quota=quota)
+    assert limited.make_task(fetch_server=False).problem.cpu_count == expected
