@@ -74,7 +74,8 @@ def _read_request(
     if "from-model-analyzer" not in parsed:
         if model is None:
             raise _missing_model(parsed.get("model-repository"))
-        return RunRequest(_with_found_run(parsed_options(model, parsed)))
+        options = parsed_options(model, parsed)
+        return RunRequest(with_found_run(options, options.warm_start))
     from optimizer.model.model_analyzer.reader import read_model_analyzer
 
     mapped = read_model_analyzer(Path(parsed["from-model-analyzer"]), model)
@@ -83,7 +84,8 @@ def _read_request(
         for name in TIMING:  # the file's is overridden
             if name not in values:
                 merged.pop(name, None)
-    return RunRequest(_with_found_run(run_options(mapped.model, merged)), mapped=mapped)
+    options = run_options(mapped.model, merged)
+    return RunRequest(with_found_run(options, options.warm_start), mapped=mapped)
 
 
 def _missing_model(repository: str | None) -> BadInputError:
@@ -96,10 +98,12 @@ def _missing_model(repository: str | None) -> BadInputError:
     return BadInputError("MODEL is missing: `tune models` lists the built-in ones; or give a profile or folder")
 
 
-def _with_found_run(options: RunOptions) -> RunOptions:
-    """Return ``options`` with the folder of the run that --warm-start names: later the name means another run."""
-    name = options.warm_start
-    found = None if name is None or exists(Path(name)) else newest_run(name, options.out)
+def with_found_run(options: RunOptions, name: str | None, folder: Path = Path()) -> RunOptions:
+    """Return ``options`` with the folder of the run that --warm-start names: later the name means another run.
+
+    ``name`` is the value as given. Paths and the folder of results start from ``folder``. A path takes precedence.
+    """
+    found = None if name is None or exists(folder / name) else newest_run(name, str(folder / options.out))
     return options if found is None else replace(options, warm_start=str(found.path))
 
 

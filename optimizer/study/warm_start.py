@@ -159,7 +159,11 @@ def _can_be_simulated(candidate: Candidate, load: LoadPoint, measurement: Measur
 def load_warm_start(
     options: RunOptions, task: Task, resumed: RunFolder | None
 ) -> tuple[TransferredStudy | None, tuple[Note, ...]]:
-    """Return the study that ``--warm-start`` transfers, and notes on it. A resumed run does not need it."""
+    """Return the study that ``--warm-start`` transfers, and notes on it.
+
+    A run that is resumed does not need it. The folder ``resumed`` of a run that has not begun has no run.json.
+    Raises BadInputError.
+    """
     if options.warm_start is None:
         return None, ()
     compared = [candidate for _, candidate in task.comparisons()]
@@ -167,6 +171,6 @@ def load_warm_start(
         source = read_warm_start(options.warm_start, options.out, task.problem.request_batch_size)
         return select_fitting(source, task.problem, compared)
     except BadInputError as error:
-        if resumed is None:
+        if resumed is None or not is_file(resumed.info):
             raise
         return None, (WarmStartMissing(str(error)),)

@@ -24,6 +24,7 @@ from optimizer.options.option_reader import move_options, run_options
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import OF_TARGET, OPTIONS
 from optimizer.options.values import OptionError, format_number, parse_budget_seconds
+from optimizer.study.run_request import with_found_run
 
 T = TypeVar("T")
 
@@ -174,7 +175,7 @@ def _read_entry(name: str, model: str, sla: SlaSection, values: Mapping[str, Any
         name,
         str(Sla.from_bounds(bounds_ms)),
         _target_label(options),
-        move_options(folder, options),
+        with_found_run(move_options(folder, options), options.warm_start, folder),
         command_line(options),
     )
 

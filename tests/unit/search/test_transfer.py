@@ -8,7 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import optuna
@@ -39,8 +40,9 @@ from optimizer.store.recording import RecordedServer, baselines, read_recording,
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.scheduler import Scheduler
+from optimizer.study.task import Task
 from optimizer.study.trial_runner import run_trials
-from optimizer.study.warm_start import WarmStartSource, read_warm_start, select_fitting
+from optimizer.study.warm_start import WarmStartSource, load_warm_start, read_warm_start, select_fitting
 from tests.command_fixtures import Playground, Tune, called_tune, playground
 from tests.conftest import known_server, measurement
 
@@ -143,6 +145,18 @@ def test_a_table_of_several_machines_is_refused(tmp_path: Path) -> None:
         table.append(Trial(0, Candidate(8)), LoadPoint(1, 1), measurement(1, 1))
     with pytest.raises(BadInputError, match="has rows of 2 devices or servers; keep only those of one"):
         read_warm_start(str(tmp_path), "", 1)
+
+
+def test_only_a_run_that_has_begun_continues_without_its_warm_start(tmp_path: Path) -> None:
+    task = cast("Task", SimpleNamespace(problem=PROBLEM, comparisons=list))
+    options, entry = RunOptions("known", warm_start=str(tmp_path / "nowhere")), RunFolder(tmp_path)
+    for resumed in (None, entry):  # a batch makes the folder of an entry before its run begins
+        with pytest.raises(BadInputError, match="nowhere: no such run"):
+            load_warm_start(options, task, resumed)
+    entry.info.write_text("{}")
+    transferred, notes = load_warm_start(options, task, entry)
+    assert transferred is None
+    assert "nowhere: no such run" in str(notes[0])
 
 
 # -- selection ----------------------------------------------------------------------------------------------------

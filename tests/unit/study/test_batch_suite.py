@@ -65,6 +65,22 @@ def test_paths_start_from_the_suite(tmp_path: Path) -> None:
     ]
 
 
+def test_a_warm_start_may_be_the_name_of_a_run(tmp_path: Path) -> None:
+    for number in (1, 2):
+        run = tmp_path / "results" / "dlrm" / f"2026112{number}-072139"
+        run.mkdir(parents=True)
+        (run / "run.json").write_text("{}")
+    (tmp_path / "table.csv").touch()
+    for name, path in (
+        ("dlrm", "results/dlrm/20261122-072139"),
+        ("latest", "results/dlrm/20261122-072139"),
+        ("dlrm/20261121-072139", "results/dlrm/20261121-072139"),
+        ("table.csv", "table.csv"),
+    ):
+        (entry,) = read_suite(write(tmp_path, f"entries: [{{model: mlp, options: {{warm-start: {name}}}}}]")).entries
+        assert entry.options.warm_start == str(tmp_path / path)
+
+
 def test_without_a_budget_each_has_that_of_a_run(tmp_path: Path) -> None:
     suite = read_suite(write(tmp_path, "entries: [{model: a}, {model: b}]"))
     assert (suite.name, suite.budget_seconds) == ("suite", 360.0)
