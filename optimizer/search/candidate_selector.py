@@ -146,16 +146,12 @@ class CandidateSelector:
     def forecast(self, candidate: Candidate, concurrency: int, speed_probe_ms: float | None) -> Forecast | None:
         """Return the forecast of the surrogate as it was last fitted; None without one.
 
-        It is also None for a candidate outside the space whose batches are larger than those of the space.
         ``speed_probe_ms`` is the speed probe of the deployment, None if unknown.
         """
         if self._surrogate is None:
             return None
         cell = self._problem.space.canonical(candidate), concurrency
-        try:
-            throughputs, latencies_s = self._surrogate.measurement_quantiles([cell], FORECAST_LEVELS, speed_probe_ms)
-        except ValueError:  # from the simulator
-            return None
+        throughputs, latencies_s = self._surrogate.measurement_quantiles([cell], FORECAST_LEVELS, speed_probe_ms)
         throughput, throughput_low, throughput_high = map(six_digits, throughputs[:, 0].tolist())
         latency_ms, low_ms, high_ms = map(six_digits, (1e3 * latencies_s[:, 0]).tolist())
         if not high_ms <= MOST_MS:

@@ -116,7 +116,9 @@ class PackedScenarios:
         """Return the columns of ``points`` in the order that ``event_loop`` defines."""
         candidate, unit = scenario.candidate, _unit(scenario)
         biggest, limit = _most_units(scenario)
-        in_flight = _most_in_flight(scenario)
+        in_flight = scenario.load.most_in_flight
+        if in_flight < 1:
+            raise ValueError("load: no requests")
         largest = min(limit, in_flight * biggest)
         busiest = min(candidate.instances, in_flight)
         warm_up, requests = window.resolve(scenario.load)
@@ -213,14 +215,6 @@ def _check_ring(name: str, values: FloatArray | None, default: float) -> FloatAr
     if not (ring.ndim == 1 and len(ring) and np.isfinite(ring).all() and (ring >= 0).all()):
         raise ValueError(f"{name}: must be a non-empty row of finite numbers that are at least 0")
     return ring
-
-
-def _most_in_flight(scenario: Scenario) -> int:
-    load = scenario.load
-    count = load.concurrency if isinstance(load, ClosedLoopLoad) else len(load.arrivals_s)
-    if count < 1:
-        raise ValueError("load: no requests")
-    return count
 
 
 def _unit(scenario: Scenario) -> int:

@@ -42,6 +42,20 @@ class ServiceTimes:
         if self.step < 1:
             raise ValueError(f"service times: step is {self.step}, it must be at least 1")
 
+    def up_to(self, samples: int) -> ServiceTimes:
+        """Return times that cover batches of ``samples``.
+
+        Beyond the known sizes the times rise as they do over the larger half of these. If there is only one size,
+        half of its time is taken to be fixed.
+        """
+        known, rows = len(self.seconds), -(-samples // self.step)
+        if rows <= known:
+            return self
+        last, half = self.seconds[-1], known // 2
+        rise = (last - self.seconds[half - 1]) / (known - half) if half else last / 2
+        further = last + np.outer(np.arange(1, rows - known + 1), np.maximum(rise, 0.0))
+        return ServiceTimes(np.concatenate([self.seconds, further]), self.step)
+
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
@@ -81,6 +95,11 @@ class ClosedLoopLoad:
 
     concurrency: int
 
+    @property
+    def most_in_flight(self) -> int:
+        """The largest number of requests that are in flight at the same time."""
+        return self.concurrency
+
 
 def load_of_process(candidate: Candidate, concurrency: int) -> int:
     """Return the requests in flight on the fullest of the server processes of ``candidate``, which share the load."""
@@ -92,6 +111,11 @@ class OpenLoopLoad:
     """Requests that are sent at fixed times, independent of responses. ``arrivals_s`` [requests] ascends from 0."""
 
     arrivals_s: FloatArray
+
+    @property
+    def most_in_flight(self) -> int:
+        """The largest number of requests that can be in flight at the same time."""
+        return len(self.arrivals_s)
 
 
 SimulatedLoad: TypeAlias = ClosedLoopLoad | OpenLoopLoad

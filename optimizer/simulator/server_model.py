@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -122,14 +123,14 @@ class ServerModel:
         ``priorities`` are the shares of the priorities of the requests; for ``missed_share`` see ``Scenario``.
         Of several server processes one is simulated, with its share of the load.
         """
-        loads: list[SimulatedLoad] = [ClosedLoopLoad(load_of_process(candidate, load)) for candidate, load in cells]
+        loads: list[SimulatedLoad] | None = None
         if rates is not None:
             arrivals = np.cumsum(np.random.default_rng(self.seed).exponential(1.0, REFUSED_REQUESTS))
             own_rates = [rate / candidate.server_processes for (candidate, _), rate in zip(cells, rates, strict=True)]
             loads = [OpenLoopLoad((arrivals - arrivals[0]) / rate) for rate in own_rates]
         scenarios = [
-            replace(scenario, load=load, refuses=True, missed_share=missed_share, priorities=priorities)
-            for scenario, load in zip(self._scenarios(cells), loads, strict=True)
+            replace(scenario, refuses=True, missed_share=missed_share, priorities=priorities)
+            for scenario in self._scenarios(cells, loads)
         ]
         jitter, gaps_s = self._random_rings()
         results = simulate_many(scenarios, jitter=jitter, gaps_s=gaps_s)
@@ -151,21 +152,33 @@ class ServerModel:
             exponential_gaps(self.overheads.gap_s, self.seed),
         )
 
-    def _scenarios(self, cells: Sequence[ConfigurationLoad]) -> list[Scenario]:
+    def _scenarios(
+        self, cells: Sequence[ConfigurationLoad], loads: Sequence[SimulatedLoad] | None = None
+    ) -> list[Scenario]:
+        """Return the scenarios of ``cells``, under ``loads`` instead of closed loops if these are given.
+
+        The service times are extended to the largest batch that can occur: a cell may be outside the space, or an
+        open loop may have more requests in flight than the closed loops that the model was fitted to.
+        """
+        loads = loads or [ClosedLoopLoad(load_of_process(candidate, load)) for candidate, load in cells]
         settings = [execution_settings(candidate) for candidate, _ in cells]
-        times = {group: self.times(group) for group in set(settings)}
+        largest = Counter[ExecutionSettings]()
+        for (candidate, _), group, load in zip(cells, settings, loads, strict=True):
+            batched = candidate.max_batch_size if candidate.dynamic_batching else 1
+            largest[group] = max(largest[group], min(batched, load.most_in_flight * self.request_batch_size))
+        times = {group: self.times(group).up_to(samples) for group, samples in largest.items()}
         overheads = self.overheads.to_overheads()
         return [
             Scenario(
                 with_queue(candidate, self.queue) if self.queue else candidate,
-                ClosedLoopLoad(load_of_process(candidate, load)),
+                load,
                 times[group],
                 overheads,
                 self.request_batch_size,
                 self.fixed_shapes,
                 refuses=False,
             )
-            for (candidate, load), group in zip(cells, settings, strict=True)
+            for (candidate, _), group, load in zip(cells, settings, loads, strict=True)
         ]
 
 

@@ -170,11 +170,16 @@ def test_a_slow_machine_is_forecast_to_serve_less() -> None:
     assert slow[2, 0] / slow[1, 0] > usual[2, 0] / usual[1, 0], "the slope is uncertain"
 
 
-def test_larger_batches_than_those_of_the_space_have_no_forecast() -> None:
-    selector = CandidateSelector(PROBLEM)
+@pytest.mark.parametrize(("size", "load"), [(16, 16), (64, 64), (256, 200)])
+def test_a_configuration_outside_the_space_has_a_forecast_for_batches_of_any_size(size: int, load: int) -> None:
+    selector, candidate = CandidateSelector(PROBLEM), Candidate(size, True)
     selector.fit(BEFORE)
-    assert selector.forecast(Candidate(256, True), 200, None) is None
-    assert selector.forecast(Candidate(16, True), 16, None) is not None, "outside the space, but as small"
+    made, measured = selector.forecast(candidate, load, None), known_server(candidate, load, 1)
+    assert made is not None
+    assert measured.throughput_infer_per_sec is not None
+    assert measured.latency_p95_ms is not None
+    assert made.throughput_infer_per_sec_low < measured.throughput_infer_per_sec < made.throughput_infer_per_sec_high
+    assert made.latency_ms_low < measured.latency_p95_ms < made.latency_ms_high
 
 
 def test_a_selector_without_a_measurement_makes_no_forecast() -> None:

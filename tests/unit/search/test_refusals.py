@@ -96,6 +96,18 @@ def test_the_search_tries_the_long_queue_before_the_short_one() -> None:
     assert decision.candidate == LONG
 
 
+def test_an_overload_fills_larger_batches_than_the_maximum_concurrency() -> None:
+    """The queue holds as many requests as arrive, so batches of 128 occur although 64 requests are in flight."""
+    space = SearchSpace((8, 128), (0,), fields={MAX_QUEUE_SIZE: (0, 64)})
+    problem = replace(PROBLEM, space=space)
+    refusals = fit_surrogate(problem, [trial(0, NO_LIMIT, 300.0, 600.0)]).refusals
+    cells = [(candidate, 64) for candidate in space.candidates()]
+    none, small, also_none, large = refusals.probabilities(cells, lambda: np.full(4, 1500.0)).tolist()
+    assert none == also_none == 1.0
+    assert small < 0.1, "1,142 samples/s is the most with batches of 8"
+    assert large > 0.8, "a batch of 128 takes 67 ms, 1,910 samples/s"
+
+
 def test_a_simulation_that_is_wrong_is_not_used() -> None:
     """The server refuses as many requests as it serves, where the simulation expects none to be refused."""
     rates = (20.0, 60.0, 100.0, 150.0)

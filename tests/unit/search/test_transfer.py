@@ -354,6 +354,20 @@ def test_odd_figures_do_no_harm() -> None:
     assert searcher.suggest() in SPACE.candidates()
 
 
+def test_a_baseline_with_larger_batches_than_the_space_and_the_source_is_learned_from() -> None:
+    problem = replace(PROBLEM, space=SearchSpace((1, 4, 16), ("off", 0, 1000), instance_count=(1, 2)))
+
+    def known(number: int, candidate: Candidate) -> Trial:
+        return Trial(
+            number, candidate, tuple((LoadPoint(1, load), known_server(candidate, load, 1)) for load in (4, 32))
+        )
+
+    transferred = TransferredStudy(tuple(known(n, one) for n, one in enumerate(problem.space.candidates())))
+    searcher = make_searcher("simulated", problem, transferred=transferred)
+    searcher.observe(known(0, Candidate(64, True)))
+    assert searcher.suggest() in problem.space.candidates()
+
+
 def test_measurements_that_cannot_be_simulated_are_left_out() -> None:
     one = trial(0, Candidate(16, True), 1.0)
     changes: list[dict[str, Any]] = [

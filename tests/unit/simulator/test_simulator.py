@@ -859,6 +859,16 @@ def test_service_times_need_cover_no_more_than_can_happen() -> None:
     assert simulate(batcher(64, instances=9), ClosedLoopLoad(3), TYPICAL).requests >= 2000
 
 
+@pytest.mark.parametrize("known", [2, 3, 16])
+def test_service_times_are_extended_on_their_line(known: int) -> None:
+    line = np.outer(3e-3 + 5e-4 * np.arange(1, 41), [1.0, 1.5])
+    times = ServiceTimes(line[:known], step=2)
+    assert times.up_to(2 * known) is times
+    assert times.up_to(79).step == 2
+    assert times.up_to(79).seconds == pytest.approx(line)
+    assert ServiceTimes(line[:1]).up_to(3).seconds == pytest.approx(np.outer([1.0, 1.5, 2.0], line[0]))
+
+
 def test_the_compiler_is_loaded_where_something_is_simulated_only() -> None:
     code = (
         "import sys; from optimizer.simulator.simulate import trace; assert 'numba' not in sys.modules;"
