@@ -298,9 +298,9 @@ def _check_problem(
         study.set_user_attr(PROBLEM_ATTRIBUTE, ours)
         return
     ours = json.loads(json.dumps(ours))
-    other = [key for key in ours if ours[key] != theirs.get(key)]
+    other = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]  # either may lack some
     if other:
-        differences = " and ".join(f"{key} ({_difference(theirs.get(key), ours[key])})" for key in other)
+        differences = " and ".join(f"{key} ({_difference(theirs.get(key), ours.get(key))})" for key in other)
         raise BadInputError(
             f"{shown}: study {study.study_name!r} differs in {differences}; use the options that it "
             "was started with, or another study name"
@@ -321,7 +321,9 @@ def _difference(theirs: Any, ours: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    return (", ".join(map(str, value)) if isinstance(value, list) else str(value)) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None or value == "" else str(value)
 
 
 def _check_fingerprint(study: optuna.Study, fingerprint: Fingerprint | None, shown: str) -> None:

@@ -15,6 +15,8 @@ from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
+from optimizer.core.load_shapes import RequestTimes
+from optimizer.core.request_sizes import SizeDistribution, parse_priorities
 from optimizer.options.addresses import redact
 from optimizer.store.optuna_study import open_study
 
@@ -76,6 +78,25 @@ def test_workers_with_other_conditions_are_refused(storage: str) -> None:
         join(sha256="def", requests="")
     with pytest.raises(BadInputError, match=r"study 's' differs in requests \(none there, shapes a:8 here\);"):
         join(sha256="abc", requests="shapes a:8")
+
+
+@pytest.mark.parametrize(
+    ("setting", "difference"),
+    [
+        ({"request_times": RequestTimes("poisson")}, r"request_times \(poisson there, none here\);"),
+        ({"priorities": parse_priorities("1*20|2*80")}, r"priorities \(.+ there, none here\);"),
+        ({"request_mix": SizeDistribution(((1, 8, 1.0),))}, r"request_mix \(.+ there, none here\);"),
+    ],
+)
+def test_a_study_with_a_setting_that_the_problem_lacks_is_refused(
+    tmp_path: Path, setting: dict[str, object], difference: str
+) -> None:
+    storage = str(tmp_path / "study.journal")
+    problem = replace(PROBLEM, **setting)  # type: ignore[arg-type]
+    reopened(storage, problem)
+    reopened(storage, problem)
+    with pytest.raises(BadInputError, match=f"study 's' differs in {difference}"):
+        reopened(storage)
 
 
 def test_half_a_line_left_by_a_killed_process_is_dropped(tmp_path: Path) -> None:
