@@ -7,13 +7,14 @@ memory for a configuration, one failure suffices for those that need at least as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
 
 from objectives.arrays import FloatArray
-from objectives.metrics import Measurement
+from objectives.sla import Sla
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import Candidate, Trial
 from optimizer.simulator.fitted_parameters import execution_settings
@@ -33,14 +34,18 @@ class Feasibility:
     of instances on all server processes or some maximum batch size.
     """
 
-    def __init__(
-        self, trials: Sequence[Trial], space: SearchSpace, is_within_bounds: Callable[[Measurement], bool]
-    ) -> None:
-        """Weigh the families of all failures. A trial succeeds if one of its measurements is within the bounds."""
+    def __init__(self, trials: Sequence[Trial], space: SearchSpace, bounds: Sla) -> None:
+        """Weigh the families of all failures. A trial succeeds if one of its measurements is within ``bounds``.
+
+        A trial without a measurement fails. One that is not known to miss a bound is left out: the first window of a
+        deployment that is given up for its latency has no other metric.
+        """
         outcomes: list[tuple[Candidate, bool]] = []
         for trial in trials:
             measured = [m for _, m in trial.measurements if m.throughput_infer_per_sec is not None]
-            outcomes.append((space.canonical(trial.candidate), any(map(is_within_bounds, measured))))
+            succeeds = any(map(bounds.is_met, measured))
+            if succeeds or not measured or any(0 < b.violation(m) < math.inf for b in bounds for m in measured):
+                outcomes.append((space.canonical(trial.candidate), succeeds))
         families = dict.fromkeys(family for candidate, ok in outcomes if not ok for family in _families(candidate))
         weights = {family: (1 - NONE_BROKEN) / len(families) * _likelihood(family, outcomes) for family in families}
         total = sum(weights.values()) + NONE_BROKEN * _likelihood(None, outcomes)

@@ -100,8 +100,11 @@ def score_trial(trial: Trial, problem: Problem) -> TrialScore | str:
     if point is None or values is None:
         reasons = [measurement.reason for measurement in latest.values() if measurement.reason]
         return reasons[-1] if reasons else "no stable measurement of every objective"
-    violations = {str(c): min(c.violation(point.measurement), WORST_VIOLATION) for c in problem.sla}
-    return TrialScore(values, violations, point.load)
+    violations = {str(constraint): constraint.violation(point.measurement) for constraint in problem.sla}
+    if any(0 < violation < math.inf for violation in violations.values()):
+        # a deployment that is given up for its latency has no other metric, which must not count as a violation
+        violations = {name: 0.0 if value == math.inf else value for name, value in violations.items()}
+    return TrialScore(values, {name: min(v, WORST_VIOLATION) for name, v in violations.items()}, point.load)
 
 
 def trial_attributes(trial: Trial, score: TrialScore | str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Surrogate:
         self._usual = SimulatedPosterior(state, measured, self._model)
         sla = state.problem.sla
         bounds = sla.without(*(constraint.metric for constraint in sla.latencies), "throughput")
-        self._feasibility = Feasibility(state.trials, state.problem.space, bounds.is_met)
+        self._feasibility = Feasibility(state.trials, state.problem.space, bounds)
         self.refusals = RefusalForecast(self._model, measured, state.problem)
 
     def missing_trials(self, state: SearchState) -> float:

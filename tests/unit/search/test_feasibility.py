@@ -10,6 +10,7 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Trial
 from optimizer.search.candidate_tracker import CandidateTracker
 from optimizer.search.feasibility import Feasibility, beyond_gpu_memory
+from optimizer.search.optuna_encoding import WORST_VIOLATION, TrialScore, score_trial
 from optimizer.search.optuna_samplers import sampler_for
 from optimizer.store.optuna_study import open_study
 
@@ -31,7 +32,7 @@ def failed(which: Candidate, *, lacks_gpu_memory: bool = False) -> Trial:
 
 
 def probability(trials: list[Trial], which: Candidate) -> float:
-    return float(Feasibility(trials, SPACE, MEMORY.is_met).probabilities([which])[0])
+    return float(Feasibility(trials, SPACE, MEMORY).probabilities([which])[0])
 
 
 def test_without_failures_each_configuration_counts_in_full() -> None:
@@ -81,6 +82,30 @@ def test_a_bound_that_is_not_simulated_counts_as_a_failure() -> None:
     assert probability(trials, candidate(128, 3)) < 0.1
 
 
+def test_a_deployment_that_is_given_up_for_its_latency_tells_nothing_about_its_memory() -> None:
+    window = Measurement(40.0, latency_p95_ms=60.0, requests=9)
+    given_up = [Trial(0, candidate(size, 3), ((LoadPoint(1, 4), window),)) for size in (8, 32)]
+    assert probability([worked(candidate()), *given_up], candidate(128, 3)) == 1.0
+    measured = [
+        replace(trial, measurements=(*trial.measurements, *worked(trial.candidate, 2e9).measurements))
+        for trial in given_up
+    ]
+    assert probability([worked(candidate()), *measured], candidate(128, 3)) < 0.3
+
+
+def test_samplers_learn_no_violation_of_a_metric_that_a_given_up_deployment_lacks() -> None:
+    problem = Problem("m", SPACE, 1, 64, sla=Sla.from_bounds({"p95": 20.0, "gpu-memory": 1e9}))
+
+    def violations(measurement: Measurement) -> list[float]:
+        score = score_trial(Trial(0, candidate(), ((LoadPoint(1, 4), measurement),)), problem)
+        assert isinstance(score, TrialScore)
+        return list(score.constraints.values())
+
+    assert violations(Measurement(40.0, latency_p95_ms=60.0, requests=9)) == [2.0, 0.0]
+    assert violations(Measurement(40.0, latency_p95_ms=60.0, gpu_memory_bytes=4e9)) == [2.0, 3.0]
+    assert violations(Measurement(40.0, latency_p95_ms=10.0, stable=True)) == [-0.5, WORST_VIOLATION]
+
+
 def test_server_processes_need_memory_as_instances_do() -> None:
     """Two failures, with four instances in all, concern a configuration with eight."""
     space = replace(SPACE, fields={**SPACE.fields, SERVER_PROCESSES: (1, 2)})
@@ -91,7 +116,7 @@ def test_server_processes_need_memory_as_instances_do() -> None:
 
     trials = [worked(with_processes(1, 2)), worked(with_processes(2, 1, 128))]
     trials += [failed(with_processes(4, 1)), failed(with_processes(2, 2, 32))]
-    known = Feasibility(trials, space, MEMORY.is_met)
+    known = Feasibility(trials, space, MEMORY)
     more, fewer = known.probabilities([with_processes(4, 2), with_processes(1, 2, 32)])
     assert more < 0.3 < 0.7 < fewer
 
