@@ -54,8 +54,12 @@ class RefusalForecast:
 
     @property
     def applies(self) -> bool:
-        """Whether the simulator describes the model, the bounds permit failures, and a queue may refuse requests."""
-        return self._model is not None and self.permitted > 0 and self._problem.may_refuse
+        """Whether the simulator describes the model, the bounds permit failures, and a queue may refuse requests.
+
+        Not with a mix of request sizes, of which single samples are simulated: a queue counts requests.
+        """
+        is_described = self._model is not None and self._problem.request_mix is None
+        return is_described and self.permitted > 0 and self._problem.may_refuse
 
     @property
     def is_trusted(self) -> bool:

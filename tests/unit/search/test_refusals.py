@@ -19,7 +19,7 @@ from optimizer.config.queue_policy import (
     TIMEOUT_US,
 )
 from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.request_sizes import parse_priorities
+from optimizer.core.request_sizes import SizeDistribution, parse_priorities
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue, LoadPoint, Point, Trial
 from optimizer.search.candidate_selector import CandidateSelector, fit_surrogate
 from optimizer.search.refusals import permitted_share
@@ -149,10 +149,11 @@ def test_a_limit_that_only_the_configuration_has_is_simulated() -> None:
     assert not fit_surrogate(plain, [measured]).refusals.applies
 
 
-def test_nothing_is_simulated_without_a_limit_or_a_bound() -> None:
+def test_nothing_is_simulated_without_a_limit_or_a_bound_or_with_mixed_sizes() -> None:
     for problem in (
         replace(PROBLEM, sla=Sla.from_bounds({"p95": 60.0})),
         replace(PROBLEM, space=SearchSpace((8,), (0,), fields={MAX_QUEUE_SIZE: (0,)})),
+        replace(PROBLEM, request_batch_size=4.0, request_mix=SizeDistribution(((1, 7, 1.0),))),
     ):
         assert not fit_surrogate(problem, [trial(0, NO_LIMIT, 300.0)]).refusals.applies
 
