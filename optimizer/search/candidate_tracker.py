@@ -7,11 +7,9 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
 from typing import Any
 
 import optuna
-import psutil
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -37,7 +35,6 @@ from optimizer.store.optuna_storage import enter_trial, set_trial_attribute
 # keys of an Optuna trial's user attributes: the name of its worker, and the concurrency that is predicted to be best
 WORKER, EXPECTED = "worker", "expected_concurrency"
 ABANDONED = "abandoned"  # user attribute of a trial whose worker died
-ABANDONED_AFTER = timedelta(hours=1)  # running time after which a trial of another host has lost its worker
 UNKNOWN_NUMBER = -1  # of the first trial of a candidate, which another process recorded
 MAX_DEPLOYMENTS = 3  # of a candidate by the search
 MAX_ABANDONED = 3  # attempts at a candidate, which may be what its workers died of
@@ -57,15 +54,8 @@ class StudyWorkers:
         return f"{socket.gethostname()}:{os.getpid()}"
 
     def is_alive(self, trial: FrozenTrial) -> bool:
-        """Return whether the worker of a running trial is alive, as far as is known.
-
-        Its process exists, or on another host the trial began less than 1 h ago.
-        """
-        host, _, pid = trial.user_attrs.get(WORKER, "").rpartition(":")
-        if host == socket.gethostname():
-            return psutil.pid_exists(int(pid))
-        started = trial.datetime_start
-        return bool(host) and started is not None and datetime.now() - started < ABANDONED_AFTER
+        """Return whether the worker of a running trial is alive: only this process is."""
+        return bool(trial.user_attrs.get(WORKER) == self.name)
 
 
 class CandidateTracker:

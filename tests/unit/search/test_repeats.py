@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 
+import optuna
 import pytest
 
 from objectives.metrics import Measurement
@@ -14,7 +16,8 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.search import make_searcher
 from optimizer.search.candidate_selector import CandidateSelector
-from optimizer.search.candidate_tracker import MAX_DEPLOYMENTS, CandidateTracker, StudyWorkers
+from optimizer.search.candidate_tracker import MAX_DEPLOYMENTS, WORKER, CandidateTracker, StudyWorkers
+from optimizer.search.optuna_encoding import CANDIDATE, candidate_to_json
 from optimizer.search.optuna_samplers import sampler_for
 from optimizer.store.optuna_study import open_study
 from optimizer.study.scheduler import Scheduler
@@ -78,6 +81,18 @@ def test_a_candidate_is_repeatable_until_it_was_deployed_often() -> None:
     often = [replace(MISSED, number=number) for number in range(MAX_DEPLOYMENTS)]
     assert tracker().repeatable(often[:-1]) == {FAST}
     assert tracker().repeatable(often) == set()
+
+
+@pytest.mark.parametrize("worker", ["another-host:17", f"{socket.gethostname()}:1"])
+def test_a_candidate_that_a_killed_session_was_deploying_is_free_again(worker: str) -> None:
+    """The session had another host name, as in a new container, or its process id is in use again."""
+    study = open_study(None, "tritune", PROBLEM, sampler_for("random", 0))
+    attributes = {CANDIDATE: candidate_to_json(FAST), WORKER: worker}
+    study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING, user_attrs=attributes))
+    resumed = CandidateTracker(PROBLEM, study)
+    assert resumed.tried() == set()
+    assert resumed.start(FAST) == FAST
+    assert resumed.tried() == {FAST}
 
 
 @pytest.mark.parametrize(
