@@ -40,7 +40,7 @@ def is_trace(arrivals: str) -> bool:
 
 
 def default_search(objectives: tuple[str, ...]) -> SearchName:
-    """Return the default search method for ``objectives``: `simulated` ranks by throughput or goodput alone."""
+    """Return the default search method for ``objectives``: `simulated` ranks by one of its objectives alone."""
     return "simulated" if len(objectives) == 1 and objectives[0] in SIMULATED_OBJECTIVES else "tpe"
 
 

@@ -478,7 +478,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             "search",
             _choice(*SEARCHERS),
             "Search method",
-            default="simulated; tpe for other objectives than throughput and goodput",
+            default="simulated; tpe for other objectives than throughput, goodput and output-throughput",
             taken_by=("python", "batch"),
         ),
         Option("seed", _number("N", 0, values.LARGEST_SEED), "Seed of the random numbers", always_written=True),
