@@ -22,9 +22,10 @@ from optimizer.results import autoscaling, formatting
 RATE_WINDOW = f"{autoscaling.RATE_WINDOW_SECONDS // 60}m"
 
 
-def target_load(recommended: Recommendation, settings: ProductionSettings) -> int:
+def target_load(recommended: Recommendation, settings: ProductionSettings) -> float:
     """Return the requests in flight, or per second, that a replica should get on average."""
-    return autoscaling.target_load(recommended.knee, settings.target_utilization)
+    measured = recommended.served_rate if recommended.is_streaming else recommended.knee
+    return autoscaling.target_load(measured, settings.target_utilization)
 
 
 def is_scaled_by_rate(recommended: Recommendation) -> bool:
@@ -36,13 +37,9 @@ def is_scaled_by_rate(recommended: Recommendation) -> bool:
     return recommended.is_rate or recommended.is_streaming
 
 
-def _target(recommended: Recommendation, settings: ProductionSettings) -> tuple[str, str]:
-    """Return the target of a replica as a quantity of Kubernetes, and in words."""
-    if recommended.is_streaming:  # long requests: often a few per second
-        rate = settings.target_utilization * recommended.served_rate
-        return f"{max(1, math.floor(1e3 * rate))}m", f"{formatting.number(rate)} requests per second"
-    load = target_load(recommended, settings)
-    return str(load), f"{formatting.count(load, 'request')} {'per second' if recommended.is_rate else 'in flight'}"
+def _quantity(load: float) -> str:
+    """Return ``load`` as a quantity of Kubernetes: 14, or 350m for 0.35."""
+    return f"{load:.0f}" if load == int(load) else f"{round(1e3 * load)}m"
 
 
 def pod_metrics(recommended: Recommendation, settings: ProductionSettings) -> list[dict[str, Any]]:
@@ -51,7 +48,7 @@ def pod_metrics(recommended: Recommendation, settings: ProductionSettings) -> li
         utilization = round(100 * settings.target_utilization)
         goal: dict[str, Any] = {"type": "Utilization", "averageUtilization": utilization}
         return [{"type": "Resource", "resource": {"name": "cpu", "target": goal}}]
-    goal = {"type": "AverageValue", "averageValue": _target(recommended, settings)[0]}
+    goal = {"type": "AverageValue", "averageValue": _quantity(target_load(recommended, settings))}
     return [{"type": "Pods", "pods": {"metric": {"name": metric_name(recommended)}, "target": goal}}]
 
 
@@ -89,8 +86,9 @@ def autoscaling_notes(recommended: Recommendation, settings: ProductionSettings)
     measured = formatting.exact(recommended.knee)
     if recommended.is_streaming:
         measured = formatting.number(recommended.served_rate)
+    target = formatting.request_load(target_load(recommended, settings), is_rate=is_scaled_by_rate(recommended))
     return [
-        f"replicas: scaled to keep each at {_target(recommended, settings)[1]}, {share} of the measured {measured};",
+        f"replicas: scaled to keep each at {target}, {share} of the measured {measured};",
         f"prometheus-adapter computes {metric_name(recommended)} with this rule in its rules.custom:",
         *(f"  {line}" for line in to_yaml([adapter_rule(recommended)]).splitlines()),
     ]
@@ -356,22 +354,28 @@ def values(recommended: Recommendation, settings: ProductionSettings) -> dict[st
 
 FILE = "inferenceservice.yaml"
 HTTP = 8080  # port of KServe's Triton runtime
+SMALLEST_SCALE_TARGET = 1  # KServe's scaleTarget is a whole number
 
 
 def emit_kserve(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
     """Return ``inferenceservice.yaml``."""
-    unit = "requests per second" if recommended.is_rate else "requests in flight"
-    share = f"{100 * settings.target_utilization:g}%"
-    scaled = f"replicas: scaled to keep each at {share} of the measured {formatting.exact(recommended.knee)} {unit}"
-    lines = deployment_header(
-        recommended,
-        settings,
-        *container_notes(recommended),
-        *sharing_notes(recommended),
-        scaled,
-        mounts_configs=False,
-    )
+    notes = [*container_notes(recommended), *sharing_notes(recommended), *_knative_notes(recommended, settings)]
+    lines = deployment_header(recommended, settings, *notes, mounts_configs=False)
     return {FILE: to_yaml(inference_service(recommended, settings), header=lines)}
+
+
+def _knative_notes(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
+    """Return a comment line on how Knative scales the replicas; empty for a fixed number."""
+    if not settings.is_autoscaled:
+        return []
+    share, measured = f"{100 * settings.target_utilization:g}%", recommended.knee
+    load = formatting.request_load(measured, is_rate=recommended.is_rate)
+    if measured < SMALLEST_SCALE_TARGET:
+        return [
+            f"NOTE: replicas are scaled to keep each at {share} of {SMALLEST_SCALE_TARGET}, the smallest scaleTarget "
+            f"and above the measured {load}; with a lower --target-utilization Knative adds replicas earlier"
+        ]
+    return [f"replicas: scaled to keep each at {share} of the measured {load}"]
 
 
 def inference_service(recommended: Recommendation, settings: ProductionSettings) -> dict[str, Any]:
@@ -398,7 +402,7 @@ def _predictor(recommended: Recommendation, settings: ProductionSettings) -> dic
         "minReplicas": settings.min_replicas,
         "maxReplicas": settings.max_replicas,
         "scaleMetric": "rps" if recommended.is_rate else "concurrency",
-        "scaleTarget": max(1, math.floor(recommended.knee)),
+        "scaleTarget": max(SMALLEST_SCALE_TARGET, math.floor(recommended.knee)),
     }
     if not recommended.is_rate:  # further requests wait in Knative's queue, not in Triton's
         scaled["containerConcurrency"] = max(1, math.floor(recommended.knee))

@@ -68,7 +68,7 @@ class AutoscalerTest:
 
     autoscaler: Autoscaler
     start_s: float
-    target: int
+    target: float
     is_rate: bool
     seconds: float
     too_few_seconds: float
@@ -161,7 +161,7 @@ class _ScaledFleet:
     def __init__(
         self,
         autoscaler: Autoscaler,
-        target: int,
+        target: float,
         start_s: float,
         capacity: float,
         steady: Callable[[int], _SteadyState],

@@ -413,10 +413,10 @@ def _autoscaling(answer: FleetPlan) -> list[tuple[str, str]]:
     test = answer.autoscaling
     if test is None:
         return []
-    scaler, unit = test.autoscaler, "per second" if test.is_rate else "in flight"
+    scaler = test.autoscaler
     settings = (
         f"{scaler.min_replicas:,} to {formatting.count(scaler.max_replicas, 'replica')}, each with "
-        f"{formatting.count(test.target, 'request')} {unit} ({scaler.target_utilization:.0%}), metric "
+        f"{formatting.request_load(test.target, is_rate=test.is_rate)} ({scaler.target_utilization:.0%}), metric "
         f"{scaler.metric_delay_s:g} s old, cool-down {scaler.cool_down_s:g} s, start {test.start_s:g} s"
     )
     result = (

@@ -110,6 +110,11 @@ def count(amount: int, noun: str) -> str:
     return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
 
 
+def request_load(load: float, *, is_rate: bool) -> str:
+    """Return a load in words: 14 requests in flight, or 0.35 requests per second."""
+    return f"{exact(load)} request{'' if load == 1 else 's'} {'per second' if is_rate else 'in flight'}"
+
+
 def request_size(samples: float, *, is_mix: bool = False) -> str:
     """Return the samples of a request: 1 sample each, 4 samples each, or 3.333 samples on average for a mix."""
     if is_mix or samples != int(samples):

@@ -134,7 +134,7 @@ def test_a_start_may_take_ten_times_the_load_time(tmp_path: Path) -> None:
     ("load", "series", "metric", "target", "factor"),
     [
         (CLOSED, "nv_inference_request_duration_us", "triton_doubler_requests_in_flight", "14", " / 1e6"),
-        (OPEN, "nv_inference_request_success", "triton_doubler_requests_per_second", "105", ""),
+        (OPEN, "nv_inference_request_success", "triton_doubler_requests_per_second", "105350m", ""),
     ],
 )
 def test_replicas_follow_the_measured_load(
@@ -151,6 +151,40 @@ def test_replicas_follow_the_measured_load(
     assert rule["name"]["as"] == metric
     assert rule["seriesQuery"].startswith(f'{series}{{namespace!="",pod!="",model="doubler"}}')
     assert rule["metricsQuery"].endswith(f'model="doubler"}}[1m])){factor}')
+
+
+@pytest.mark.parametrize(
+    ("load", "target", "words"),
+    [
+        (LoadPoint(2, request_rate=0.5), "350m", "0.35 requests per second, 70% of the measured 0.5;"),
+        (LoadPoint(2, request_rate=1.3), "910m", "0.91 requests per second, 70% of the measured 1.3;"),
+        (LoadPoint(2, concurrency=1), "700m", "0.7 requests in flight, 70% of the measured 1;"),
+        (LoadPoint(2, concurrency=2), "1400m", "1.4 requests in flight, 70% of the measured 2;"),
+    ],
+)
+def test_the_target_of_a_small_load_is_below_it(load: LoadPoint, target: str, words: str, tmp_path: Path) -> None:
+    (text,) = emitted(
+        write_run(tmp_path, load=load), tmp_path / "out", *in_production("s3://b/m", "kubernetes")
+    ).values()
+    assert f"# replicas: scaled to keep each at {words}\n" in text
+    (rule,) = by_kind(yaml.safe_load_all(text))["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    assert rule["pods"]["target"]["averageValue"] == target
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        (
+            LoadPoint(2, request_rate=0.5),
+            "70% of 1, the smallest scaleTarget and above the measured 0.5 requests",
+        ),
+        (LoadPoint(2, request_rate=1.0), "70% of the measured 1 request per second"),
+    ],
+)
+def test_kserve_notes_that_its_smallest_target_is_above_the_load(load: LoadPoint, words: str, tmp_path: Path) -> None:
+    (text,) = emitted(write_run(tmp_path, load=load), tmp_path / "out", *in_production("s3://b/m", "kserve")).values()
+    assert yaml.safe_load(text)["spec"]["predictor"]["scaleTarget"] == 1
+    assert f"scaled to keep each at {words}" in text
 
 
 def test_kserve_gets_the_measured_load_and_the_utilization(tmp_path: Path) -> None:

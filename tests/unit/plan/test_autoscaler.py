@@ -54,6 +54,11 @@ def test_a_constant_rate_keeps_the_replicas_that_the_target_needs() -> None:
     assert result.late_share < 0.05
 
 
+def test_the_target_of_a_small_load_is_below_it() -> None:
+    result = outcome(Autoscaler(target_utilization=0.7), np.full(HOUR // 12, 50.0), measured_load=1.3)
+    assert result.target == 0.91
+
+
 def test_too_few_replicas_last_until_new_ones_have_started() -> None:
     slow, fast = (outcome(Autoscaler(max_replicas=20, start_s=start), jump(100, 800)) for start in (120.0, 10.0))
     assert fast.start_s == 10.0
