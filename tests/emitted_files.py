@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.cli import emit
-from optimizer.core.trial import SERVER_PROCESSES
+from optimizer.core.trial import SERVER_PROCESSES, Candidate
 from optimizer.emit.production import ProductionSettings, name_of, read_repository
 from optimizer.emit.recommended import Recommendation, read_recommendation
 from optimizer.options.run_options import RunOptions
@@ -40,6 +40,13 @@ RUNS: Runs = {
         fields={RATE_LIMIT: ["off", "execution_count"]},
     ),
     "server processes": functools.partial(write_run, fields={SERVER_PROCESSES: [2]}),
+    "stateful": functools.partial(
+        write_run,
+        configs={
+            "doubler": config_text("doubler").partition("dynamic_batching")[0] + "sequence_batching { oldest {} }"
+        },
+        candidate=Candidate(8, instance_count=2),
+    ),
     "hostile name": functools.partial(write_run, model=HOSTILE),
     "no memory": functools.partial(write_run, measured=replace(MEASURED, server_memory_bytes=None)),
     "another machine": functools.partial(

@@ -12,10 +12,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from optimizer.core.errors import BadInputError
+from optimizer.core.safe_text import one_line
 from optimizer.deploy.target_settings import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from optimizer.emit import production
 from optimizer.emit.pbtxt import repository_files
-from optimizer.emit.production import ProductionSettings, deployment_header, numbered_names, to_yaml
+from optimizer.emit.production import ProductionSettings, deployment_header, is_stateful, numbered_names, to_yaml
 from optimizer.emit.recommended import Recommendation
 from optimizer.results import autoscaling, formatting
 
@@ -111,7 +113,12 @@ def emit_kubernetes(recommended: Recommendation, settings: ProductionSettings) -
 
 def kubernetes_header(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
     """Return the comment lines on top of the file."""
-    notes = [*container_notes(recommended), *sharing_notes(recommended), *autoscaling_notes(recommended, settings)]
+    notes = [
+        *container_notes(recommended),
+        *sharing_notes(recommended),
+        *sequence_notes(recommended, settings),
+        *autoscaling_notes(recommended, settings),
+    ]
     return deployment_header(recommended, settings, *notes)
 
 
@@ -125,6 +132,16 @@ def container_notes(recommended: Recommendation) -> list[str]:
         limits = ", ".join(f"{limit.name} {limit.soft}" for limit in recommended.ulimits)
         notes.append(f"limits: the measured container had {limits}; set them in the container runtime of the nodes")
     return notes
+
+
+def sequence_notes(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
+    """Return a comment line on the replicas of a stateful model; empty for a single one."""
+    if not is_stateful(recommended) or settings.max_replicas == 1:
+        return []
+    return [
+        "WARNING: sessionAffinity sends all requests from an address to one replica, so clients behind one proxy "
+        "share it; a replica that is removed ends its sequences, which --min-replicas equal to --max-replicas avoids"
+    ]
 
 
 def sharing_notes(recommended: Recommendation) -> list[str]:
@@ -146,7 +163,7 @@ def sharing_notes(recommended: Recommendation) -> list[str]:
 
 def manifests(recommended: Recommendation, settings: ProductionSettings) -> list[dict[str, Any]]:
     """Return the Kubernetes objects in the order of the file."""
-    objects = [deployment(recommended, settings), service(settings)]
+    objects = [deployment(recommended, settings), service(recommended, settings)]
     if settings.repository.is_mounted:
         objects.insert(0, config_map(recommended, settings))
     if settings.is_autoscaled:
@@ -192,11 +209,19 @@ def deployment(recommended: Recommendation, settings: ProductionSettings) -> dic
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _metadata(settings), "spec": spec}
 
 
-def service(settings: ProductionSettings) -> dict[str, Any]:
-    """Return the Service with the HTTP, gRPC and metrics ports."""
+def service(recommended: Recommendation, settings: ProductionSettings) -> dict[str, Any]:
+    """Return the Service with the HTTP, gRPC and metrics ports.
+
+    For a stateful model it sends all requests from an address to the same replica.
+    """
     ports = [{"name": name, "port": port, "targetPort": name} for name, port in PORTS.items()]
-    spec = {"selector": {LABEL: settings.name}, "ports": ports}
+    spec = {"selector": {LABEL: settings.name}, **session_affinity(recommended), "ports": ports}
     return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(settings), "spec": spec}
+
+
+def session_affinity(recommended: Recommendation) -> dict[str, str]:
+    """Return the field of the Service and of the chart; empty if requests may reach any replica."""
+    return {"sessionAffinity": "ClientIP"} if is_stateful(recommended) else {}
 
 
 def autoscaler(recommended: Recommendation, settings: ProductionSettings) -> dict[str, Any]:
@@ -336,6 +361,7 @@ def values(recommended: Recommendation, settings: ProductionSettings) -> dict[st
         "resources": resources(recommended),
         "sharedMemory": shared_memory(recommended)["emptyDir"]["sizeLimit"],
         "replicas": settings.min_replicas,
+        **session_affinity(recommended),
         "autoscaling": {"enabled": settings.is_autoscaled},
     }
     if settings.repository.is_mounted:
@@ -358,7 +384,12 @@ SMALLEST_SCALE_TARGET = 1  # KServe's scaleTarget is a whole number
 
 
 def emit_kserve(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
-    """Return ``inferenceservice.yaml``."""
+    """Return ``inferenceservice.yaml``. Raises BadInputError for several replicas of a stateful model."""
+    if is_stateful(recommended) and settings.max_replicas > 1:
+        raise BadInputError(
+            f"--format kserve: {one_line(recommended.model)} is stateful, and Knative sends the steps of a sequence "
+            "to different replicas; use a single one (--max-replicas 1), or --format kubernetes"
+        )
     notes = [*container_notes(recommended), *sharing_notes(recommended), *_knative_notes(recommended, settings)]
     lines = deployment_header(recommended, settings, *notes, mounts_configs=False)
     return {FILE: to_yaml(inference_service(recommended, settings), header=lines)}

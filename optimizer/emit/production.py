@@ -217,6 +217,11 @@ def header(recommended: Recommendation, *more: str) -> list[str]:
     return [one_line(line, LONGEST_LINE) for line in (*lines, *more)]
 
 
+def is_stateful(recommended: Recommendation) -> bool:
+    """Return whether a model keeps a state for each sequence of requests."""
+    return any(config.HasField("sequence_batching") for config in recommended.configs.values())
+
+
 def deployment_header(
     recommended: Recommendation, settings: ProductionSettings, *more: str, mounts_configs: bool = True
 ) -> list[str]:
@@ -248,6 +253,11 @@ def deployment_header(
     lines += _quantile_lines(recommended)
     if recommended.cpus is None:
         lines.append("CPUs: the server ran on another machine, so no limit is set")
+    if is_stateful(recommended):
+        lines.append(
+            "WARNING: all steps of a sequence must reach the same server, which keeps its state; a proxy in front of "
+            "several servers must send all requests of a client, or of a sequence, to one of them"
+        )
     return [*header(recommended, *lines), *more]
 
 

@@ -21,6 +21,7 @@ import yaml
 from optimizer.cli.emit import FORMATS
 from optimizer.core.errors import BadInputError
 from optimizer.emit import kubernetes
+from optimizer.emit.production import is_stateful
 from optimizer.emit.recommended import Recommendation
 from tests.emitted_files import (
     IMAGE,
@@ -157,6 +158,16 @@ def strict(schema: Any) -> Any:
 
 class TestKServe(EmitterContract):
     format = "kserve"
+
+    def test_the_files_are_valid(self, run: Path, models: str, tmp_path: Path) -> None:
+        """Several replicas of a stateful model are refused: Knative sends the steps of a sequence to any of them."""
+        if not is_stateful(recommendation_of(run)):
+            super().test_the_files_are_valid(run, models, tmp_path)
+            return
+        with pytest.raises(BadInputError, match=r"^--format kserve: doubler is stateful, .* \(--max-replicas 1\)"):
+            emitted(run, tmp_path / "refused", *self.options(models))
+        files = emitted(run, tmp_path / "out", *self.options(models), "--max-replicas", "1")
+        self.check(files, run, models, tmp_path / "out")
 
     @staticmethod
     @cache

@@ -187,6 +187,18 @@ def test_kserve_notes_that_its_smallest_target_is_above_the_load(load: LoadPoint
     assert f"scaled to keep each at {words}" in text
 
 
+@pytest.mark.parametrize(("name", "affinity"), [("stateful", "ClientIP"), ("cpu", None)])
+def test_the_steps_of_a_sequence_reach_the_same_replica(name: str, affinity: str | None, tmp_path: Path) -> None:
+    run = RUNS[name](tmp_path)
+    for form in ("docker", "compose", "kubernetes", "helm-values", "kserve"):
+        words = [*in_production("s3://b/m", form), *(("--max-replicas", "1") if form == "kserve" else ())]
+        text = "".join(emitted(run, tmp_path / form, *words).values())
+        assert ("# WARNING: all steps of a sequence must reach the same server" in text) is (affinity is not None)
+    text = (tmp_path / "kubernetes" / "kubernetes.yaml").read_text()
+    assert by_kind(yaml.safe_load_all(text))["Service"]["spec"].get("sessionAffinity") == affinity
+    assert ("a replica that is removed ends its sequences" in text) is (affinity is not None)
+
+
 def test_kserve_gets_the_measured_load_and_the_utilization(tmp_path: Path) -> None:
     words = [*in_production("s3://b/m", "kserve"), "--target-utilization", "60%"]
     for load, expected in ((CLOSED, ("concurrency", 20, 20)), (OPEN, ("rps", 150, None))):
