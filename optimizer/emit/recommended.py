@@ -217,8 +217,9 @@ def _load_seconds(run: FinishedRun, point: Point) -> float | None:
 
 
 def _undecided(run: FinishedRun, outcome: Outcome) -> str:
-    command = summary.next_command(outcome, run.folder.path)
-    return f"{summary.undecided_cause(outcome)}; `{command}` continues its test" if command else ""
+    command = summary.next_command(outcome, run.folder.path, is_complete=run.is_test_complete)
+    purpose = "makes a separate test" if run.is_test_complete else "continues its test"
+    return f"{summary.undecided_cause(outcome)}; `{command}` {purpose}" if command else ""
 
 
 def _read_configs(run: FinishedRun, model: str) -> dict[str, ModelConfig]:

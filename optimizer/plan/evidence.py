@@ -325,7 +325,8 @@ def _planned_for_hardware(hardware: str, runs: Sequence[FinishedRun], latencies:
             latencies,
             outcome.verdict,
             summary.undecided_cause(outcome),
-            resume_command(newest) or summary.next_command(outcome, newest.folder.path),
+            resume_command(newest)
+            or summary.next_command(outcome, newest.folder.path, is_complete=newest.is_test_complete),
             *_durations(next(trial for trial in newest.trials if trial.number == point.trial)),
             measured := outcome.best_within(latencies, [point.candidate]),
             confirmed.throughput if (confirmed := outcome.confirmation_of(measured)) else None,

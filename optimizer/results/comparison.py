@@ -102,7 +102,7 @@ class ComparedRun:
     @property
     def next_command(self) -> str:
         """The command that continues the test of the run; empty unless it is UNDECIDED."""
-        return summary.next_command(self.outcome, self.run.folder.path)
+        return summary.next_command(self.outcome, self.run.folder.path, is_complete=self.run.is_test_complete)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,11 @@ class FinishedRun:
         return facts
 
     @property
+    def is_test_complete(self) -> bool:
+        """Whether no further server can change a verdict of the confirmation."""
+        return self.info.get("confirmation_complete") is True
+
+    @property
     def versions(self) -> Mapping[str, str]:
         """Return the versions of the server and of packages, by name; empty if run.json has none."""
         versions = self.info.get("versions")

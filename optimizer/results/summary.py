@@ -232,11 +232,23 @@ def verify_command(folder: str | Path) -> str:
     return f"tune verify {shlex.quote(one_line(str(folder)))} --budget {VERIFY_BUDGET}"
 
 
-def next_command(outcome: Outcome, folder: str | Path) -> str:
-    """Return the command that continues the test of the run in ``folder``; empty unless there is one to continue."""
+def next_command(outcome: Outcome, folder: str | Path, *, is_complete: bool = False) -> str:
+    """Return the command that continues the test of the run in ``folder``; empty unless there is one to continue.
+
+    The command makes a separate test if no further server can change the verdict: after a crash, and if the test
+    ``is_complete``.
+    """
+    has_crash = outcome.confirmed is not None and bool(outcome.confirmed.crash)
+    if (is_complete or has_crash) and outcome.doubt is None and outcome.verdict is Verdict.UNDECIDED:
+        return fresh_command(folder)
     if outcome.doubt is not None and not _has_test_to_continue(outcome.doubt):
         return ""
     return verify_command(folder) if outcome.verdict is Verdict.UNDECIDED else ""
+
+
+def fresh_command(folder: str | Path) -> str:
+    """Return the command that makes a separate test of the recommendation of the run in ``folder``."""
+    return f"tune verify --fresh {shlex.quote(one_line(str(folder)))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,10 +290,10 @@ def next_step(
     if outcome.verdict is Verdict.UNDECIDED:
         if outcome.confirmed and outcome.confirmed.crash:
             advice = f"find the cause of the crash in {run}/logs, then make a separate test"
-            return NextStep(advice, f"tune verify --fresh {run}")
+            return NextStep(advice, fresh_command(folder))
         if is_complete:
             advice = "make a separate test, because more servers cannot change the verdict"
-            return NextStep(advice, f"tune verify --fresh {run}")
+            return NextStep(advice, fresh_command(folder))
         if _only_baseline_measured(outcome):
             return NextStep("run again with a larger --budget", longer or reproduce)
         is_disturbed = _is_disturbed(outcome.confirmed or _last_tested(outcome))

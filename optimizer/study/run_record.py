@@ -19,7 +19,7 @@ from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_pl
 from optimizer.core import interrupts
 from optimizer.core.budget import SpentTime
 from optimizer.core.errors import TuneError
-from optimizer.core.notes import Note, lasting_documents, present
+from optimizer.core.notes import ConfirmationComplete, Note, lasting_documents, present
 from optimizer.core.process import COMMAND_LOG
 from optimizer.core.request_sizes import TokenRequests
 from optimizer.core.stopwatch import with_earlier_times
@@ -91,6 +91,7 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "confirmed_by_perf_analyzer": "Why perf_analyzer confirms a closed loop: "
     + ", ".join(f"`{reason.name.lower()}`" for reason in PerfAnalyzerReason)
     + "; null if tune's own client does.",
+    "confirmation_complete": "Whether no further server can change a verdict, only `tune verify --fresh` can.",
     "confirmation_plan": "Decisions that are fixed before the first window of the confirmation; null before it:",
     "versions": "Versions of Python, tritune, its main dependencies, tritonserver, perf_analyzer (or the ID of its "
     "image) if it measured or checked, and onnxruntime-openvino if a configuration names it.",
@@ -225,6 +226,11 @@ class RunRecord:
         except ValueError as error:
             raise self.folder.no_record(str(error)) from None
 
+    @property
+    def is_test_complete(self) -> bool:
+        """Whether no further server can change a verdict of the confirmation."""
+        return any(isinstance(note, ConfirmationComplete) for note in self.notes)
+
     def write_plan(self, plan: ConfirmationPlan) -> None:
         """Write ``plan`` to run.json, and keep it there. Raises EnvironmentFault."""
         self.planned.update(plan_document(plan))
@@ -237,7 +243,10 @@ class RunRecord:
         """
         document: dict[str, Any] = {}
         if outcome is not None:
-            next_command = summary.next_command(outcome, self.folder.path) if status in ("found", "none") else ""
+            next_command = ""
+            if status in ("found", "none"):
+                is_complete = self.is_test_complete
+                next_command = summary.next_command(outcome, self.folder.path, is_complete=is_complete)
             document = result_document.document(
                 outcome,
                 wall_seconds=self._times()["wall_seconds"] or 0.0,
@@ -294,6 +303,7 @@ class RunRecord:
                 "search_ended": self.search_ended,
                 "confirmed_by_perf_analyzer": self.perf_analyzer_reason and self.perf_analyzer_reason.name.lower(),
                 "confirmation_plan": self.planned or None,
+                "confirmation_complete": self.is_test_complete,
                 "versions": self._all_versions(),
                 "notes": [*self.task.notes, *map(str, self.notes)],
                 "lasting_notes": lasting_documents(self.notes),

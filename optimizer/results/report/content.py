@@ -190,7 +190,9 @@ def _next_step(run: FinishedRun, outcome: Outcome) -> NextStep | None:
     if run.status in ("found", "none"):
         can_serve = run.options.target in ON_THIS_MACHINE
         longer = one_line(command_with_larger_budget(run.options), LONGEST_COMMAND)
-        return summary.next_step(outcome, run.folder.path, _command(run), longer, can_serve=can_serve)
+        return summary.next_step(
+            outcome, run.folder.path, _command(run), longer, is_complete=run.is_test_complete, can_serve=can_serve
+        )
     command = resume_command(run)
     return NextStep("continue the run", command) if command else None
 

@@ -650,6 +650,16 @@ def test_server_processes_share_gpus(tmp_path: Path) -> None:
     assert "# GPU: 2 replicas share each; configure the NVIDIA device plugin to share a GPU among 2 pods" in text
 
 
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_the_refusal_names_the_command_that_can_still_change_the_verdict(is_complete: bool, tmp_path: Path) -> None:
+    run = write_run(tmp_path, is_confirmed=False)
+    info = json.loads((run / "run.json").read_text())
+    write_json(run / "run.json", {**info, "confirmation_complete": is_complete})
+    expected = r"verify --fresh .*` makes a separate test" if is_complete else "budget 3m` continues its test"
+    with pytest.raises(BadInputError, match=expected):
+        emit.main([str(run)])
+
+
 # -- an UNDECIDED run that passed a separate test -------------------------------------------------------------------
 
 

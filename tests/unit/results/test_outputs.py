@@ -269,6 +269,10 @@ class TestText:
             " tune verify --fresh results/dlrm/1\n"
         )
 
+    def test_the_command_for_programs_makes_a_separate_test_too(self) -> None:
+        assert summary.next_command(outcome(), "r") == "tune verify r --budget 3m"
+        assert summary.next_command(outcome(), "r", is_complete=True) == "tune verify --fresh r"
+
     def test_details_are_shown_on_request(self) -> None:
         short, text = printed_outcome(outcome()), printed_outcome(outcome(), verbose=True)
         details = (
