@@ -218,13 +218,14 @@ def open_study(
     sampler: BaseSampler,
     fingerprint: Fingerprint | None = None,
     shared: StudySharing | None = None,
-    conditions: Mapping[str, str] | None = None,
+    conditions: Mapping[str, str | None] | None = None,
 ) -> optuna.Study:
     """Return the study ``name``, created if it does not exist yet, with one direction per objective.
 
     ``storage`` is the path of a journal file, a database URL (``sqlite:///…``, ``postgresql://…``, ``mysql://…``),
     or None for memory. Statements of a database are repeated for RETRY_SECONDS after a lost connection, or longer
-    if ``shared`` says so. ``conditions`` are further values, by name, that all workers of a shared study must have.
+    if ``shared`` says so. ``conditions`` are further values, by name, that all workers of a shared study must have;
+    one that is unknown (None) agrees with any other.
 
     Raises BadInputError if the storage cannot be opened, its driver is missing, or the study was made for another
     problem or other ``conditions``, or measured with another ``fingerprint``. Later errors of the storage (a lock, a
@@ -252,7 +253,7 @@ def check_study(
     problem: Problem,
     sampler: BaseSampler,
     fingerprint: Fingerprint,
-    conditions: Mapping[str, str] | None = None,
+    conditions: Mapping[str, str | None] | None = None,
 ) -> None:
     """Raise BadInputError if the stored study ``name`` is one that ``open_study`` would refuse.
 
@@ -279,7 +280,7 @@ def check_storage(storage: str) -> None:
 
 
 def _check_problem(
-    study: optuna.Study, problem: Problem, shown: str, conditions: Mapping[str, str] | None = None
+    study: optuna.Study, problem: Problem, shown: str, conditions: Mapping[str, str | None] | None = None
 ) -> None:
     """Raise BadInputError if the study has another problem or other conditions, which give other values."""
     ours = {
@@ -291,14 +292,16 @@ def _check_problem(
         **({"priorities": str(problem.priorities)} if problem.priorities else {}),
         "objectives": [metric.name for metric in problem.objectives],
         "constraints": list(map(str, problem.sla)),
-        **(conditions or {}),
+        **{name: value for name, value in (conditions or {}).items() if value is not None},
     }
     theirs = study.user_attrs.get(PROBLEM_ATTRIBUTE)
     if theirs is None:
         study.set_user_attr(PROBLEM_ATTRIBUTE, ours)
         return
     ours = json.loads(json.dumps(ours))
-    other = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]  # either may lack some
+    unknown = {name for name, value in (conditions or {}).items() if value is None or name not in theirs}
+    keys = [key for key in {**ours, **theirs} if key not in unknown]  # either may lack settings that the other has
+    other = [key for key in keys if ours.get(key) != theirs.get(key)]
     if other:
         differences = " and ".join(f"{key} ({_difference(theirs.get(key), ours.get(key))})" for key in other)
         raise BadInputError(

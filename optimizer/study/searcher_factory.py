@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     from optimizer.search.transfer import TransferredStudy
 
 
-def shared_conditions(options: RunOptions, task: Task) -> dict[str, str]:
-    """Return the conditions that all workers of a shared study have to share; empty for a study of one run."""
+def shared_conditions(options: RunOptions, task: Task) -> dict[str, str | None]:
+    """Return the conditions that all workers of a shared study have to share; empty for a study of one run.
+
+    An unknown condition is None and agrees with any other.
+    """
     if options.join is None:
         return {}
     model = task.source.facts.get(MODEL_HASH)  # a Triton repository has none
     return {
-        **({MODEL_HASH: str(model)[:SHA_DIGITS]} if model else {}),
+        MODEL_HASH: str(model)[:SHA_DIGITS] if model else None,
         **request_conditions(options, Path(task.input_data).name),
     }
 

@@ -145,8 +145,9 @@ class SentRequests:
 
     def parts(self, count: int) -> list[SentRequests]:
         """Divide the time into ``count`` equal parts and return the requests of each."""
-        edges = self.begin_seconds + self.span_seconds * np.arange(1, count) / count
-        places = np.searchsorted(self.planned_seconds, edges)
+        # in whole nanoseconds, so that a request at an edge is in the same part as among the priorities and failures
+        edges_ns = np.linspace(1e9 * self.begin_seconds, 1e9 * self.end_seconds, count + 1)[1:-1]
+        places = np.searchsorted(np.rint(1e9 * self.planned_seconds), edges_ns)
         return [
             replace(
                 self,

@@ -304,7 +304,7 @@ def join(
     folder: RunFolder,
     fingerprint: Fingerprint | None,
     shared: StudySharing,
-    conditions: Mapping[str, str] | None = None,
+    conditions: Mapping[str, str | None] | None = None,
 ) -> SharedStudy:
     """Join the study that ``options`` name.
 
