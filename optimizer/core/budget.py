@@ -15,7 +15,7 @@ CONFIRM_SHARE = 0.4  # share of the time that is reserved for the confirmation
 
 
 class RunMode(Enum):
-    """What a session of a run does."""
+    """The parts of a run that a session carries out."""
 
     SEARCH_AND_CONFIRM = "search and confirm"
     SEARCH = "search"

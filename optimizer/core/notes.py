@@ -544,6 +544,11 @@ class ConfirmationComplete(Note):
         return "the tests are complete: more servers cannot change the verdict; `tune verify --fresh` tests again"
 
 
+def has_complete_test(notes: Iterable[Note]) -> bool:
+    """Return whether ``notes`` say that no further server can change a verdict of the confirmation."""
+    return any(isinstance(note, ConfirmationComplete) for note in notes)
+
+
 @dataclass(frozen=True, slots=True)
 class NextVerdictNeeds(Note):
     """The next verdict of the confirmation needs ``servers`` more, which take about ``seconds``."""

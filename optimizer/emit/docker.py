@@ -8,7 +8,7 @@ from typing import Any
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder, one_line
-from optimizer.deploy.docker_container import ULIMITS, Bind, Ulimit, read_ulimits
+from optimizer.deploy.docker_container import ULIMITS, Bind, ContainerSettings, Ulimit, read_ulimits
 from optimizer.deploy.target_settings import GRPC_PORT, HTTP_PORT, METRICS_PORT, PORT_STEP
 from optimizer.emit import production
 from optimizer.emit.pbtxt import repository_files
@@ -77,10 +77,8 @@ def _flags(recommended: Recommendation, settings: ProductionSettings) -> list[st
     if limits.memory_bytes is not None:
         flags.append(f"--memory={mebibytes(limits.memory_bytes)}")
     flags.append(f"--shm-size={mebibytes(limits.shared_memory_bytes)}")
-    flags += [f"--ulimit={limit.name}={limit.soft}:{limit.hard}" for limit in _ulimits(recommended)]
-    flags += [
-        quote(f"--volume={mount.source}:{mount.at}{':ro' if mount.read_only else ''}") for mount in recommended.mounts
-    ]
+    measured = ContainerSettings(binds=recommended.mounts, ulimits=_ulimits(recommended))
+    flags += map(quote, measured.flags())
     if settings.repository.is_mounted:
         flags.append(quote(f"--volume={settings.repository.text}:{production.MODELS}:ro"))
         files = repository_files(recommended)
@@ -98,8 +96,7 @@ def _flags(recommended: Recommendation, settings: ProductionSettings) -> list[st
 
 def _ulimits(recommended: Recommendation) -> tuple[Ulimit, ...]:
     """Return the limits of the measured container, or those that a server usually needs."""
-    limits = {limit.name: limit for limit in (*read_ulimits(ULIMITS), *recommended.ulimits)}
-    return tuple(limits.values())
+    return read_ulimits([*ULIMITS, *recommended.ulimits])
 
 
 def health(path: str) -> list[str]:

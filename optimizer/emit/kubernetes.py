@@ -129,7 +129,7 @@ def container_notes(recommended: Recommendation) -> list[str]:
         folders = ", ".join(f"{mount.at} (there {mount.source})" for mount in recommended.mounts)
         notes.append(f"WARNING: the measured container had the folders {folders}; add a volume for each")
     if recommended.ulimits:
-        limits = ", ".join(f"{limit.name} {limit.soft}" for limit in recommended.ulimits)
+        limits = ", ".join(recommended.ulimits)
         notes.append(f"limits: the measured container had {limits}; set them in the container runtime of the nodes")
     return notes
 

@@ -15,7 +15,7 @@ from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_file, one_line
 from optimizer.core.trial import VARIANT, Point
-from optimizer.deploy.docker_container import ALL_GPUS, SHM_SIZE, Bind, Ulimit, parse_mount, read_gpus, read_ulimits
+from optimizer.deploy.docker_container import ALL_GPUS, SHM_SIZE, Bind, parse_mount, read_gpus
 from optimizer.options import server_options
 from optimizer.options.run_options import STEADY_DISTRIBUTIONS
 from optimizer.options.values import parse_cpus
@@ -43,8 +43,8 @@ class Recommendation:
     verdict is UNDECIDED and which command continues the test; it is empty for PASS, also in a separate test.
     ``sending`` says how a load shape or a recording was sent; it is empty for other loads. ``unread`` are settings
     that only tune's own backend reads. ``levels`` are those of the bounds on quantiles of the latency.
-    ``mounts`` are the folders of the measured machine in its container, ``ulimits`` its limits; both are empty for
-    other targets.
+    ``mounts`` are the folders of the measured machine in its container, and ``ulimits`` its limits, such as
+    ``nofile=100000``; both are empty for other targets.
     ``is_embedded`` says whether the embedded server was measured, ``warms_up`` whether warm-up requests were added to
     ``configs``.
     """
@@ -77,7 +77,7 @@ class Recommendation:
     is_embedded: bool = False
     warms_up: bool = False
     mounts: tuple[Bind, ...] = ()
-    ulimits: tuple[Ulimit, ...] = ()
+    ulimits: tuple[str, ...] = ()
 
     @property
     def memory_bytes(self) -> float | None:
@@ -176,7 +176,7 @@ def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendatio
             unread=execution.unread_settings(configs.values()) if options.target == "embedded" else (),
             is_embedded=options.target == "embedded",
             mounts=_mounts(run),
-            ulimits=read_ulimits(options.docker_ulimits),
+            ulimits=options.docker_ulimits,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise run.folder.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None

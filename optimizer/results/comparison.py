@@ -21,6 +21,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting, result_document, summary
 from optimizer.results.finished_run import FinishedRun, unfinished
 from optimizer.results.recommendation import Outcome
+from optimizer.store.run_folder import HASH_DIGITS
 
 REQUEST_OPTIONS = (
     "request_batch_size",
@@ -36,7 +37,6 @@ REQUEST_OPTIONS = (
 )
 COMPARED_VERSIONS = ("tritonserver", "tritune", "onnxruntime", "perf_analyzer")
 LONGEST_VALUE, LARGEST_NUMBER = 200, 1e18  # of values in run.json, which may come from anywhere
-SHA_DIGITS = 12
 WIDEST, LARGEST = 100.0, 1e6  # largest upper end of an interval over its lower end, and largest ratio; see _ratio
 
 
@@ -278,7 +278,7 @@ def _values(run: FinishedRun, fingerprint: Fingerprint | None) -> dict[str, dict
         "versions": dict(run.versions),
         "model": {
             "name": run.problem.model,
-            "SHA-256": str(sha256)[:SHA_DIGITS] if sha256 else None,
+            "SHA-256": str(sha256)[:HASH_DIGITS] if sha256 else None,
             "size": _number(size, formatting.size),
         },
         "requests": {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from optimizer.core.notes import DETAILS, ConfirmationComplete, Note
+from optimizer.core.notes import DETAILS, Note, has_complete_test
 from optimizer.results import configuration_text, formatting, outcome_values, summary
 from optimizer.results.outcome_values import figures, priority_lines
 from optimizer.results.terminal_output import (
@@ -89,13 +89,12 @@ def print_outcome(
             print_unwrapped(console, label, str(path))
     if verbose:
         print_unwrapped(console, "reproduce", run.command)
-    is_complete = any(isinstance(note, ConfirmationComplete) for note in run.notes)
     step = summary.next_step(
         outcome,
         run.results_dir,
         run.command,
         run.longer_command,
-        is_complete=is_complete,
+        is_complete=has_complete_test(run.notes),
         can_serve=run.can_serve,
     )
     print_wrapped(console, "next", f"{step.advice}:")

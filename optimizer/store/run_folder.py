@@ -28,7 +28,7 @@ SCHEMA_VERSION = 1  # of run.json: raised with every change that an older or new
 MAX_INFO_BYTES = 64 << 20
 LONGEST_WHY = 200
 RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"  # the records of a run and of a sweep
-MODEL_HASH, _HASH_DIGITS = "sha256", 12  # fact of a model whose files were hashed, and how much of it is shown
+MODEL_HASH, HASH_DIGITS = "sha256", 12  # fact of a model whose files were hashed, and how much of it is shown
 STAMP = re.compile(r"([0-9]{8}-[0-9]{6})(?:-([0-9]{1,2}))?")  # the name of a folder that new_folder makes
 STAMP_FORMAT = "%Y%m%d-%H%M%S"
 WRITTEN_FORMAT = "%Y-%m-%dT%H:%M:%S%z"  # of the times in a record
@@ -61,6 +61,15 @@ def new_folder(out: str, parent: str, inner: str = "") -> Path:
     except OSError as error:
         raise _unwritable(out, error) from None
     raise BadInputError(f"results folder {path}: too many runs started in this second; try again")
+
+
+def describe_model_change(recorded: object, facts: Mapping[str, object]) -> str:
+    """Return both SHA-256 of a model's files if those with the ``recorded`` facts differ; empty if one is unknown."""
+    before = recorded.get(MODEL_HASH) if isinstance(recorded, dict) else None
+    now = facts.get(MODEL_HASH)
+    if not before or not now or before == now:
+        return ""
+    return f"SHA-256 {one_line(str(before)[:HASH_DIGITS])}, now {str(now)[:HASH_DIGITS]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +195,10 @@ class RunFolder:
     def refuse_other_model(self, facts: Mapping[str, object]) -> None:
         """Raise BadInputError if the run measured other model files than those with the ``facts`` of ModelSource."""
         problem = self.read_info().get("problem")
-        recorded_facts = problem.get("facts") if isinstance(problem, dict) else None
-        recorded = recorded_facts.get(MODEL_HASH) if isinstance(recorded_facts, dict) else None
-        current = facts.get(MODEL_HASH)
-        if recorded and current and recorded != current:
-            before, now = (str(digest)[:_HASH_DIGITS] for digest in (recorded, current))
+        if change := describe_model_change(problem.get("facts") if isinstance(problem, dict) else None, facts):
             raise BadInputError(
-                f"{one_line(str(self.path))}: the files of the model have changed since the run (SHA-256 {before}, "
-                f"now {now}), and the measurements of both are not ranked together; restore the files, or run `tune` "
-                "again"
+                f"{one_line(str(self.path))}: the files of the model have changed since the run ({change}), and the "
+                "measurements of both are not ranked together; restore the files, or run `tune` again"
             )
 
     def fingerprint(self) -> Fingerprint | None:

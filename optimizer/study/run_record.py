@@ -19,7 +19,7 @@ from optimizer.confirmation.plan import ConfirmationPlan, plan_document, read_pl
 from optimizer.core import interrupts
 from optimizer.core.budget import SpentTime
 from optimizer.core.errors import TuneError
-from optimizer.core.notes import ConfirmationComplete, Note, lasting_documents, present
+from optimizer.core.notes import Note, has_complete_test, lasting_documents, present
 from optimizer.core.process import COMMAND_LOG
 from optimizer.core.request_sizes import TokenRequests
 from optimizer.core.stopwatch import with_earlier_times
@@ -119,7 +119,8 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "spent.at_once": "Number of parallel trials of the latest session; 1 without a cluster.",
     "result": "Document of `--json`; empty without a result:",
     "result.status": "`status` of the run.",
-    "result.next_command": "Command that continues the test of an UNDECIDED run; null for another verdict.",
+    "result.next_command": "Command that continues the test of an UNDECIDED run, or makes a separate one; null for "
+    "another verdict.",
     "result.sla": "Bounds, such as `p95 <= 20 ms`.",
     "result.model": "Name of the model, and facts about it.",
     "result.hardware": "Hardware in words.",
@@ -229,7 +230,7 @@ class RunRecord:
     @property
     def is_test_complete(self) -> bool:
         """Whether no further server can change a verdict of the confirmation."""
-        return any(isinstance(note, ConfirmationComplete) for note in self.notes)
+        return has_complete_test(self.notes)
 
     def write_plan(self, plan: ConfirmationPlan) -> None:
         """Write ``plan`` to run.json, and keep it there. Raises EnvironmentFault."""

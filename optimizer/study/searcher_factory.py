@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from optimizer.core.interfaces import Searcher
 from optimizer.machine.hardware import Fingerprint
 from optimizer.options.run_options import RunOptions
-from optimizer.results.comparison import SHA_DIGITS, request_conditions
+from optimizer.results.comparison import request_conditions
 from optimizer.search import make_searcher, make_searcher_on
-from optimizer.store.run_folder import MODEL_HASH, RunFolder
+from optimizer.store.run_folder import HASH_DIGITS, MODEL_HASH, RunFolder
 from optimizer.study.scheduler import OtherWorkers
 from optimizer.study.task import Task
 
@@ -30,7 +30,7 @@ def shared_conditions(options: RunOptions, task: Task) -> dict[str, str | None]:
         return {}
     model = task.source.facts.get(MODEL_HASH)  # a Triton repository has none
     return {
-        MODEL_HASH: str(model)[:SHA_DIGITS] if model else None,
+        MODEL_HASH: str(model)[:HASH_DIGITS] if model else None,
         **request_conditions(options, Path(task.input_data).name),
     }
 

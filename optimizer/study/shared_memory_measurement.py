@@ -18,7 +18,7 @@ from optimizer.options.run_options import RunOptions
 from optimizer.results.configuration_text import configuration
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.shared_memory_effect import SharedMemoryEffect, write_effect
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import WRITTEN_FORMAT, RunFolder
 from optimizer.study.environment import Environment
 from optimizer.study.run_request import read_stored_options
 
@@ -53,7 +53,7 @@ def measure_shared_memory(run: FinishedRun, say: Callable[[str], None]) -> Share
             confidence=run.problem.confidence,
             hardware=str(environment.hardware),
             same_machine=run.folder.fingerprint() == fingerprint,
-            measured=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            measured=time.strftime(WRITTEN_FORMAT),
         )
         write_effect(run.folder.path, effect)
         return effect

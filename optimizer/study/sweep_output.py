@@ -23,13 +23,12 @@ from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.results import configuration_text, formatting, result_document
 from optimizer.results.outcome_values import STAGES
 from optimizer.results.terminal_output import plain_table, print_line, print_table
-from optimizer.store.run_folder import MODEL_HASH, SWEEP_FILE, RunFolder
+from optimizer.store.run_folder import SWEEP_FILE, RunFolder, describe_model_change
 from optimizer.store.trials_reader import FAILED
 from optimizer.study.sweep_plan import GivenOptions, SweepCell, SweepPlan
 
 FILE = SWEEP_FILE
 MAX_BYTES = 64 << 20
-HASH_DIGITS = 12  # of a SHA-256 in a message
 
 
 def entry(cell: SweepCell) -> dict[str, Any]:
@@ -97,14 +96,10 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def refuse_other_model(folder: RunFolder, earlier: Mapping[str, Any], facts: Mapping[str, object]) -> None:
     """Raise BadInputError if the sweep with the document ``earlier`` measured other files than those of ``facts``."""
-    model = earlier.get("model")
-    recorded = model.get(MODEL_HASH) if isinstance(model, dict) else None
-    current = facts.get(MODEL_HASH)
-    if recorded and current and recorded != current:
-        before, now = (one_line(str(digest)[:HASH_DIGITS]) for digest in (recorded, current))
+    if change := describe_model_change(earlier.get("model"), facts):
         raise BadInputError(
-            f"{one_line(str(folder.path))}: the files of the model have changed since the sweep began (SHA-256 "
-            f"{before}, now {now}); restore the files, or begin a new sweep"
+            f"{one_line(str(folder.path))}: the files of the model have changed since the sweep began ({change}); "
+            "restore the files, or begin a new sweep"
         )
 
 

@@ -33,7 +33,7 @@ from optimizer.model.requests import RequestBatching, Requests
 from optimizer.options.option_reader import external_values
 from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import WRITTEN_FORMAT, RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study import sweep_output
 from optimizer.study.environment import Environment
@@ -203,7 +203,7 @@ def sweep(
             "hardware": str(environment.hardware),
             "fingerprint": fingerprint.to_document(),
             "machine": machine_conditions(),
-            "began": began if isinstance(began, str) else time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "began": began if isinstance(began, str) else time.strftime(WRITTEN_FORMAT),
             "results_dir": str(folder.path),
         }
         notes = (*environment.notes(task), *present([plan.left_out]))

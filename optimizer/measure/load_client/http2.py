@@ -45,7 +45,7 @@ _PREFIX = struct.Struct(">BI")  # of a gRPC message: whether it is compressed, l
 
 
 class Http2Connection:
-    """A client connection without I/O: write ``outbox`` to the server and pass what it sends to ``receive``.
+    """A client connection without I/O: write ``outbox`` to the server and pass its bytes to ``receive``.
 
     Each call has ``headers`` and a number, counted from 0. ``encrypted`` sets the scheme to https. Calls above the
     server's limit of calls at the same time wait until others end. So do calls that it refuses nevertheless: gRPC's

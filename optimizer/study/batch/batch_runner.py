@@ -19,7 +19,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.options.addresses import redact
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import FinishedRun, read_run
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import WRITTEN_FORMAT, RunFolder
 from optimizer.study.batch.entry_state import (
     MINIMUM_TRIALS,
     EntryState,
@@ -193,7 +193,7 @@ class BatchRunner:
         self._update(entries=(*self.record.entries[:index], entry, *self.record.entries[index + 1 :]))
 
     def _update(self, **changes: Any) -> None:
-        written = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        written = time.strftime(WRITTEN_FORMAT)
         self.record = replace(self.record, written=written, **changes)
         self.folder.write(self.record)
 

@@ -17,7 +17,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.locks import folder_lock
 from optimizer.core.safe_text import check_file_name, is_file, one_line, read_bytes
-from optimizer.store.run_folder import FileIn, new_folder
+from optimizer.store.run_folder import WRITTEN_FORMAT, FileIn, new_folder
 from optimizer.study.batch.suite import Suite
 
 MAX_NAME_LENGTH = 80  # limit for the name of a run's folder
@@ -163,7 +163,7 @@ def new_record(suite: Suite, budget_seconds: float) -> BatchRecord:
         EntryRecord(entry.model, entry.sla, entry.target, entry.command, folder)
         for entry, folder in zip(suite.entries, folders, strict=True)
     )
-    return BatchRecord(suite.name, time.strftime("%Y-%m-%dT%H:%M:%S%z"), budget_seconds, tuple(entries))
+    return BatchRecord(suite.name, time.strftime(WRITTEN_FORMAT), budget_seconds, tuple(entries))
 
 
 def resumed_record(record: BatchRecord, suite: Suite, budget_seconds: float | None) -> BatchRecord:

@@ -387,7 +387,7 @@ def test_folders_and_limits_of_the_measured_container_are_kept(tmp_path: Path) -
     for name in ("kubernetes", "helm-values", "kserve"):
         shown = "".join(emitted(run, tmp_path / name, *in_production("s3://b/m", name)).values())
         assert "WARNING: the measured container had the folders /weights (there /weights), /plugins" in shown
-        assert "limits: the measured container had nofile 100000, stack 1;" in shown
+        assert "limits: the measured container had nofile=100000, stack=1:2;" in shown
 
 
 @pytest.mark.parametrize("format_name", ["docker", "compose"])
