@@ -42,8 +42,9 @@ class Fleet:
         """Return the share of time in which the instances of a ``simulated`` replica compute, 0 to 1."""
         if not isinstance(self.traffic, RecordedTraffic):
             return simulated.utilization
-        share_of_time = self.traffic.share_of_time(replicas, self._wanted_requests(rate, replicas))
-        return min(1.0, simulated.utilization / share_of_time)
+        wanted, measured_s = self._wanted_requests(rate, replicas), simulated.duration_s
+        between_s = self.traffic.between_shares_s(rate, replicas, wanted, measured_s)
+        return min(1.0, simulated.utilization * measured_s / (measured_s - between_s))
 
     def _wanted_requests(self, rate: float, replicas: int) -> int:
         longest_s = max(bound.bound for bound in self.replica.sla) / 1e3

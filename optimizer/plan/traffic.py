@@ -108,10 +108,12 @@ class RecordedTraffic:
         shares = [times[owner == k] + 2 * k * length for k in range(self._shown(replicas, requests))]
         return np.concatenate(shares)
 
-    def share_of_time(self, replicas: int, requests: int) -> float:
-        """Return the share of the time of ``of_replica`` that is not between the shares of two replicas."""
-        shown = self._shown(replicas, requests)
-        return shown / (2 * shown - 1)
+    def between_shares_s(self, rate: float, replicas: int, requests: int, last_s: float) -> float:
+        """Return the seconds between the shares of two replicas, of the ``last_s`` seconds of ``of_replica``."""
+        length = float(self.intervals_s.sum()) * self.rate / rate
+        ends = 2 * length * np.arange(1, self._shown(replicas, requests))
+        begin = ends[-1] + length - last_s if len(ends) else 0.0
+        return float(np.clip(ends - begin, 0.0, length).sum())
 
     def _shown(self, replicas: int, requests: int) -> int:
         """Return the number of replicas with ``requests`` together, at most all."""

@@ -82,11 +82,13 @@ def test_each_replica_gets_the_whole_recording() -> None:
     assert (np.diff(times) > 0).all()
 
 
-def test_the_busy_share_leaves_out_the_time_between_the_shares_of_a_recording() -> None:
+@pytest.mark.parametrize("replicas", [1, 4, 20])  # the warm-up ends within the first, and within the third share
+def test_the_busy_share_leaves_out_the_time_between_the_shares_of_a_recording(replicas: int) -> None:
     gaps = np.random.default_rng(0).exponential(1e-3, 20_000)
-    poisson, recorded = fleet(30.0, PoissonTraffic(), "random"), fleet(30.0, RecordedTraffic(gaps), "random")
-    busy = [one.busy_share(one.simulate(320.0, 4, Slowdown()), 320.0, 4) for one in (poisson, recorded)]
-    assert busy == pytest.approx([0.8, 0.8], abs=0.03)
+    for traffic in (PoissonTraffic(), RecordedTraffic(gaps)):
+        some, rate = fleet(30.0, traffic, "random"), 80.0 * replicas
+        busy = some.busy_share(some.simulate(rate, replicas, Slowdown()), rate, replicas)
+        assert busy == pytest.approx(0.8, abs=0.01)
 
 
 def test_the_smallest_fleet_of_a_known_server() -> None:
