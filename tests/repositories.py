@@ -120,6 +120,8 @@ def fail(how):
         raise ValueError("no such\\nweights")
     if how == "hang":
         time.sleep(600)
+    if how == "take long":
+        time.sleep(0.5)
     if how == "exit":
         os._exit(1)
     if how == "segfault":

@@ -11,7 +11,7 @@ RATE_WINDOW_MS = 600  # longer, because random arrivals differ between windows
 STREAM_WINDOW_MS = 900  # longer, because the times of requests that run together are alike
 MIN_WINDOW_MS = 50
 WINDOW_STRETCH = 1.2  # actual length of a perf_analyzer window as a multiple of the requested one
-MAX_WINDOW_MS = 15_000
+MAX_WINDOW_MS = 15_000  # longer for a model that may take longer for a request
 REQUESTS_PER_WINDOW = 60
 MAX_SPREAD = 0.35  # (max - min) / median of the windows' throughputs, and of their latencies
 
@@ -49,6 +49,11 @@ def describe_instability(
             lowest, highest = (f"{end:,.0f}" if end >= 1000 else f"{end:.3g}" for end in (min(values), max(values)))
             return f"unstable: {name} between {lowest} and {highest} {unit}"
     return ""
+
+
+def longest_window_ms(latency_bound_ms: float) -> float:
+    """Return the length of a window in which a server that meets ``latency_bound_ms`` (0: none) answers a request."""
+    return max(float(MAX_WINDOW_MS), latency_bound_ms)
 
 
 def window_length_ms(requests_per_window: float, window_ms: int) -> int:

@@ -17,13 +17,13 @@ from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrash
 from optimizer.core.measurement_windows import (
     FIRST_WINDOW_MS,
     MAX_SPREAD,
-    MAX_WINDOW_MS,
     MIN_WINDOW_MS,
     MIN_WINDOWS,
     REQUESTS_PER_WINDOW,
     WINDOW_STRETCH,
     MeasurementWindow,
     describe_instability,
+    longest_window_ms,
     window_length_ms,
 )
 from optimizer.core.process import FinishedProcess, SecretArgument, run_command
@@ -33,7 +33,13 @@ from optimizer.machine.nvml import cuda_folders
 from optimizer.measure import server_calls
 from optimizer.measure.failure_causes import model_died
 from optimizer.measure.perf_output import failure_text, read_average_ms, read_csv, read_request_count, read_windows
-from optimizer.measure.server_calls import PROBE_SECONDS, is_alive, read_statistics, with_statistics
+from optimizer.measure.server_calls import (
+    PROBE_SECONDS,
+    completed_requests,
+    is_alive,
+    read_statistics,
+    with_statistics,
+)
 from optimizer.measure.server_client import ca_file
 from optimizer.measure.shared_memory import claimed
 from optimizer.model.input_data import GENERATED_DATA, count_entries
@@ -147,6 +153,8 @@ WARM_UP_DRAIN_SECONDS = 10.0  # a killed warm-up changes no figure
 # reading a data file and registering its entries in shared memory; usually twice as fast
 SLOWEST_BYTES_PER_SECOND, SLOWEST_ENTRIES_PER_SECOND = 10e6, 1000
 OVERDUE_SECONDS = 3.0  # after the last window; then check whether the server is alive
+# with many requests in flight, the last of them may be answered minutes after the last window
+LONGEST_DRAIN_SECONDS, DRAIN_BOUNDS = 600.0, 2
 MAX_CSV_BYTES = 2**16
 MAX_THREADS = 2  # few, because on a CPU they share the cores with the server
 
@@ -162,7 +170,8 @@ class PerfAnalyzer:
         input_data: ``random``, ``zero`` or a JSON data file.
         shapes: ``name:d1,d2``.
         repeat: Repeat a measurement whose windows have few requests with longer windows.
-        drain_seconds: How long the requests in flight may take after the last window before the run is killed.
+        drain_seconds: How long the server may complete no request after the last window before the run is killed.
+        latency_bound_ms: The largest bound on the latency, which extends the longest window and ``drain_seconds``.
         cpus: CPUs that it runs on; None for all.
         runner: Runs the command; None for LocalRunner.
         sequence_length: Requests in each sequence to a stateful model; None for other models.
@@ -179,6 +188,7 @@ class PerfAnalyzer:
     window_ms: int = FIRST_WINDOW_MS
     repeat: bool = True
     drain_seconds: float = 30.0
+    latency_bound_ms: float = 0.0
     cpus: frozenset[int] | None = None
     runner: PerfAnalyzerRunner | None = None
     sequence_length: int | None = None
@@ -197,17 +207,17 @@ class PerfAnalyzer:
         first_ms = self.window_ms
         if seconds is not None:
             first_ms = max(MIN_WINDOW_MS, round(1000 * seconds / MIN_WINDOWS / WINDOW_STRETCH))
-        window_ms = first_ms
+        window_ms, longest_ms = first_ms, round(longest_window_ms(self.latency_bound_ms))
         while True:
             measurement, windows = self._launch(endpoint, load, window_ms)
             if measurement is None:  # no request was answered within one of the windows
-                if window_ms >= MAX_WINDOW_MS:
+                if window_ms >= longest_ms:
                     raise ServerCrashed(  # it hangs, or has more work than it can ever finish
                         f"no request was answered within {window_ms / 1000:g} s at concurrency {load.concurrency}, "
                         f"request batch size {load.request_batch_size:g}",
                         log=self.log,
                     )
-                window_ms = min(5 * window_ms, MAX_WINDOW_MS)
+                window_ms = min(5 * window_ms, longest_ms)
                 continue
             per_window = (measurement.requests or 0) / MIN_WINDOWS
             has_few = per_window < REQUESTS_PER_WINDOW / 2
@@ -227,8 +237,8 @@ class PerfAnalyzer:
         In the first one, requests page weights in and grow buffers. Raises ServerCrashed if the server no longer
         answers. Other errors are left to ``measure``.
         """
-        brief = replace(self, drain_seconds=min(self.drain_seconds, WARM_UP_DRAIN_SECONDS))
-        windows = read_windows(brief._run(endpoint, load, WARM_UP_WINDOW_MS, windows=2).output)
+        limit_seconds = min(self.drain_seconds, WARM_UP_DRAIN_SECONDS)
+        windows = read_windows(self._run(endpoint, load, WARM_UP_WINDOW_MS, limit_seconds, windows=2).output)
         if len(windows) < 2 or windows[1].throughput_infer_per_sec <= 0:
             return None
         throughput = windows[1].throughput_infer_per_sec
@@ -266,7 +276,7 @@ class PerfAnalyzer:
         csv_path = self.log.with_name("perf.csv")
         csv_path.unlink(missing_ok=True)
         before = self._statistics(endpoint)
-        done = self._run(endpoint, load, window_ms)
+        done = self._run(endpoint, load, window_ms, max(self.drain_seconds, LONGEST_DRAIN_SECONDS))
         none_valid = done.exit_code == 3 or "No valid requests recorded" in done.output
         unanswered = none_valid and done.exit_code is not None and "had error" not in done.output
         text = _head(csv_path) if done.exit_code == 0 else ""
@@ -288,22 +298,38 @@ class PerfAnalyzer:
             return read_statistics(endpoint)
 
     def _run(
-        self, endpoint: Endpoint, load: LoadPoint, window_ms: int, windows: int = MIN_WINDOWS
+        self, endpoint: Endpoint, load: LoadPoint, window_ms: int, limit_seconds: float, windows: int = MIN_WINDOWS
     ) -> FinishedProcess:
-        """Run perf_analyzer. Raises ServerCrashed if it is overdue and the server does not respond either."""
-        start_seconds = self._start_seconds()
-        due = time.monotonic() + start_seconds + windows * WINDOW_STRETCH * window_ms / 1000 + OVERDUE_SECONDS
+        """Run perf_analyzer, at most ``limit_seconds`` beyond its start and windows.
+
+        Raises ServerCrashed if it is overdue and the server does not respond, or completes no request, either.
+        """
+        start_seconds, started = self._start_seconds(), time.monotonic()
+        due = started + start_seconds + windows * WINDOW_STRETCH * window_ms / 1000 + OVERDUE_SECONDS
+        drain_seconds = max(self.drain_seconds, DRAIN_BOUNDS * self.latency_bound_ms / 1000)
+        completed, progressed = -1, 0.0
 
         def check() -> None:
-            if time.monotonic() > due and not is_alive(endpoint):
+            nonlocal completed, progressed
+            if (now := time.monotonic()) <= due:
+                return
+            if not is_alive(endpoint):
                 raise ServerCrashed(f"the server did not answer within {PROBE_SECONDS:g} s", log=self.log)
+            if (count := completed_requests(endpoint)) != completed:
+                completed, progressed = count, now
+            elif now - progressed > drain_seconds:
+                raise ServerCrashed(
+                    f"perf_analyzer was killed after {now - started:.0f} s, because the server completed no request "
+                    f"for {drain_seconds:g} s",
+                    log=self.log,
+                )
 
         tls = endpoint.connection_for_load(self.protocol).tls
         is_system = self.shared_memory is not None and self.shared_memory.kind == "system"
         regions = _regions(endpoint) if is_system else ()
         run = PerfAnalyzerCommand(
             self.command(endpoint, load, window_ms, windows),
-            timeout_seconds=start_seconds + self.drain_seconds + windows * 4 * window_ms / 1000,
+            timeout_seconds=start_seconds + limit_seconds + windows * 4 * window_ms / 1000,
             log=self.log,
             reads=[
                 *([] if tls is None else _tls_files(tls).values()),

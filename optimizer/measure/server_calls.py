@@ -238,6 +238,14 @@ def read_statistics(endpoint: Endpoint) -> ModelStatistics | None:
     return total
 
 
+def completed_requests(endpoint: Endpoint) -> int:
+    """Return how many requests the model that batches has completed so far, or refused; 0 if this is unknown."""
+    statistics = read_statistics(endpoint)
+    if statistics is None:
+        return 0
+    return int(statistics.inference_stats.success.count + statistics.inference_stats.fail.count)
+
+
 def add_statistics(total: ModelStatistics, statistics: ModelStatistics) -> None:
     """Add the counters of another version or server to ``total``."""
     total.inference_count += statistics.inference_count

@@ -212,6 +212,7 @@ def _make_perf_analyzer(
         shapes=own.shapes,
         stopwatch=own.stopwatch,
         window_ms=own.window_ms,
+        latency_bound_ms=own.latency_bound_ms,
         cpus=own.cpus,
         runner=FallbackRunner(
             installed.perf_analyzer_libraries,

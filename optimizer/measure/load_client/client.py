@@ -101,7 +101,8 @@ class OverloadDetector:
 
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
-WARM_UPS, WARM_UP_SECONDS = 2, 15.0  # requests that are sent alone before the plan, and the time limit of each
+# requests that are sent alone before the plan, and the time limit of each, which a large latency bound extends
+WARM_UPS, WARM_UP_SECONDS = 2, 15.0
 WATCH_SECONDS = 0.05
 START_SECONDS = 0.02  # from the end of the preparations to the first request
 BEHIND_SECONDS = 0.5  # a client that is later than this has lost the plan
@@ -231,6 +232,11 @@ class LoadClient:
     def _now_ns(self) -> int:
         return time.monotonic_ns() - self._start_ns
 
+    @property
+    def _longest_alone_seconds(self) -> float:
+        """How long a request that is sent alone may take before the server counts as hanging."""
+        return max(WARM_UP_SECONDS, PATIENCE_FACTOR * self._plan.latency_bound_ms / 1000)
+
     def _acceptable_seconds(self) -> float:
         """Send the warm-up requests and return the acceptable latency for the overload detector."""
         return max(self._plan.latency_bound_ms / 1000, self._warm_up())
@@ -245,8 +251,8 @@ class LoadClient:
             started = time.monotonic()
             self._request(message)
             while self._answers == number:
-                if time.monotonic() - started > WARM_UP_SECONDS:
-                    raise TimeoutError(f"the server did not answer a single request within {WARM_UP_SECONDS:g} s")
+                if time.monotonic() - started > (limit := self._longest_alone_seconds):
+                    raise TimeoutError(f"the server did not answer a single request within {limit:g} s")
                 self._exchange(WATCH_SECONDS)
         return time.monotonic() - started
 

@@ -157,7 +157,7 @@ class ClosedLoopGenerator(LoadClientGenerator):
                         f"{error}; shorten the outputs (--output-tokens), or set a longer --measurement-interval, "
                         f"of which a measurement has {MIN_WINDOWS}"
                     ) from error
-                longest_seconds = MIN_WINDOWS * MAX_WINDOW_MS / 1000
+                longest_seconds = self._longest_seconds
                 if seconds >= longest_seconds:  # it hangs, or has more work than it can ever finish
                     raise ServerCrashed(str(error), log=self.log) from error
                 seconds = min(5 * seconds, longest_seconds)

@@ -23,7 +23,7 @@ from objectives.sla import Sla
 from optimizer.core.endpoint import Endpoint, SharedMemory
 from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.files import write_error
-from optimizer.core.measurement_windows import MAX_SPREAD, MAX_WINDOW_MS, MIN_WINDOWS
+from optimizer.core.measurement_windows import MAX_SPREAD, MIN_WINDOWS, longest_window_ms
 from optimizer.core.process import FinishedProcess, describe_exit_code, run_command
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
@@ -53,7 +53,9 @@ if TYPE_CHECKING:
 WARM_UP_SECONDS = 0.2
 MAX_GENERATED = 256  # distinct generated requests, which are sent in turn; their bytes have the limit of a data file
 MIN_MIXED_MESSAGES = 16  # distinct requests if they differ in size
-CLIENT_SECONDS = 90.0  # time limit of the client beyond the plan: its start, warm-up and the end of an overload
+# time limit of the client beyond the plan: its start, warm-up and the end of an overload; a large bound extends the
+# last two for each server
+CLIENT_SECONDS, CLIENT_BOUNDS = 90.0, 12
 SCRATCH = "load-client-"  # prefix of the folders with the client's files, in the folder of the log
 CLIENT = "optimizer.measure.load_client.client"
 SEQUENCE_CLIENT = "optimizer.measure.load_client.sequences"
@@ -217,6 +219,16 @@ class LoadClientGenerator:
             result.throughput_infer_per_sec, latency_p95_ms=result.latency_p95_ms, requests=result.requests
         )
 
+    @property
+    def latency_bound_ms(self) -> float:
+        """The largest bound on the latency; 0 without one."""
+        return max(self.sla.bounds_ms(LATENCY), default=0.0)
+
+    @property
+    def _longest_seconds(self) -> float:
+        """The duration of the longest measurement in which no request may be answered."""
+        return MIN_WINDOWS * longest_window_ms(self.latency_bound_ms) / 1000
+
     def _seconds(self, load: LoadPoint) -> float:
         """Return the duration of a measurement."""
         raise NotImplementedError
@@ -241,12 +253,12 @@ class LoadClientGenerator:
         stream = StreamPlan(
             first_response_bound_ms=max(self.sla.bounds_ms(TTFT), default=0.0),
             fewest_requests=concurrency and max(3 * concurrency, FEWEST_STREAMED * max(schedule.parts, MIN_WINDOWS)),
-            longest_seconds=max(schedule.seconds, MIN_WINDOWS * MAX_WINDOW_MS / 1000),
+            longest_seconds=max(schedule.seconds, self._longest_seconds),
             lead_in_requests=schedule.lead_in_requests,
         )
         plan = SendPlan(
             endpoint.connection.address,
-            max(self.sla.bounds_ms(LATENCY), default=0.0),
+            self.latency_bound_ms,
             concurrency=concurrency,
             seconds=schedule.warm_up_seconds + schedule.seconds,
             period_seconds=schedule.period_seconds,
@@ -304,6 +316,7 @@ class LoadClientGenerator:
                 f"--load rate needs gRPC, but {connection.address} is an HTTP port; give the gRPC port with --url"
             )
         longest_seconds = max(plan.seconds, plan.stream.longest_seconds if plan.stream else 0.0)
+        end_seconds = CLIENT_SECONDS + CLIENT_BOUNDS * len(plan.addresses) * plan.latency_bound_ms / 1000
         tls_files = None if tls is None else {name: file and str(file) for name, file in asdict(tls).items()}
         environment = {
             **os.environ,
@@ -319,7 +332,7 @@ class LoadClientGenerator:
                 with self.stopwatch.count("load_generator"):
                     done = run_command(
                         [sys.executable, "-P", "-m", _client_module(plan), folder],
-                        timeout_seconds=longest_seconds + CLIENT_SECONDS,
+                        timeout_seconds=longest_seconds + end_seconds,
                         log=self.log,
                         env=environment,
                         cpus=self.cpus,

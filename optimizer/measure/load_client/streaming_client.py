@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from optimizer.measure.load_client.client import (
     BEHIND_SECONDS,
-    WARM_UP_SECONDS,
+    PATIENCE_FACTOR,
     WATCH_SECONDS,
     Channel,
     ClosedLoopClient,
@@ -73,6 +73,11 @@ class StreamingClient(LoadClient):
         with open_responses(folder) as self._responses:
             super().run(folder)
 
+    @property
+    def _longest_alone_seconds(self) -> float:
+        """How long no response may arrive to a request that is sent alone before the server counts as hanging."""
+        return max(super()._longest_alone_seconds, PATIENCE_FACTOR * self._stream.first_response_bound_ms / 1000)
+
     def _acceptable_seconds(self) -> float:
         """Send one request alone to each server and return the acceptable time to first response.
 
@@ -82,8 +87,8 @@ class StreamingClient(LoadClient):
             started_ns = first_ns = self._received_ns = self._now_ns()
             self._request(self._messages[0])
             while self._answers == number:
-                if self._now_ns() - self._received_ns > 1e9 * WARM_UP_SECONDS:
-                    raise TimeoutError(f"the server did not respond to a single request within {WARM_UP_SECONDS:g} s")
+                if self._now_ns() - self._received_ns > 1e9 * (limit := self._longest_alone_seconds):
+                    raise TimeoutError(f"the server did not respond to a single request within {limit:g} s")
                 self._exchange(WATCH_SECONDS)
                 first_ns = self._received_ns if first_ns == started_ns else first_ns
         self._alone_ns = self._received_ns - started_ns

@@ -237,6 +237,24 @@ def test_a_request_that_fails_is_reported(generator: ClosedLoopGenerator) -> Non
         generator.measure(endpoint, LOAD, seconds=0.2)
 
 
+@pytest.mark.parametrize(("bound_ms", "is_slow"), [(20.0, True), (30_000.0, False)])
+def test_a_request_that_is_sent_alone_may_take_longer_than_a_large_bound(
+    bound_ms: float, *, is_slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "WARM_UP_SECONDS", 0.2)
+
+    def wait(feeds: dict[str, Array]) -> Mapping[str, Array]:
+        time.sleep(1.0)
+        return {"y": feeds["x"]}
+
+    with AnsweringServer(wait).serving() as endpoint:
+        messages = ClosedLoopGenerator(log=tmp_path / "log")._messages_for(endpoint, LOAD).serialized
+        run_here(ClosedLoopClient(SendPlan(endpoint.grpc, bound_ms, concurrency=1, seconds=0.5), messages), tmp_path)
+    happened = SendRecord.read(tmp_path)
+    assert happened.hangs == is_slow
+    assert happened.error == ("the server did not answer a single request within 0.2 s" if is_slow else "")
+
+
 def test_requests_in_flight_are_answered_after_a_failure(generator: ClosedLoopGenerator, tmp_path: Path) -> None:
     """The end of the connection would cancel them, which can crash the server."""
     requests = itertools.count()
