@@ -28,7 +28,7 @@ from optimizer.config.search_space import ModelKind, Problem
 from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, Point
 from optimizer.replay.engine import recorded_problem
-from optimizer.simulator import batching_fit, closed_network
+from optimizer.simulator import closed_network, continuous_batching_model
 from optimizer.simulator.metrics import ConfigurationLoad, Performance, log_measured, log_simulated
 from optimizer.store.recording import Recording, read_recording
 
@@ -90,7 +90,7 @@ median error of at most {targets}. No constant of the simulator was chosen with 
 
 
 MODELS: Mapping[str, Callable[..., Model]] = {
-    "simulator": batching_fit.fit,
+    "simulator": continuous_batching_model.fit,
     "closed network": closed_network.fit,
 }
 

@@ -20,9 +20,9 @@ from objectives import batch_stats
 from objectives.metrics import STATISTICS, Measurement
 from optimizer.config.search_space import OFF, Problem
 from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.fitted_parameters import THREADS, ExecutionSettings, execution_settings
 from optimizer.simulator.scenario import ServiceTimes, SimulationResult
-from optimizer.simulator.server_model import ServerModel, fit
 from optimizer.store.recording import Recording, read_recording
 from optimizer.store.trials_table import TrialsTable, read_run_table
 
@@ -46,14 +46,14 @@ class Machine:
     ways: float
     jitter: float
 
-    def times(self, base: ServerModel, group: ExecutionSettings) -> ServiceTimes:
+    def times(self, base: DynamicBatchingModel, group: ExecutionSettings) -> ServiceTimes:
         known = base.times(group)
         sizes, busy = (np.arange(1, count + 1, dtype=np.float64) for count in known.seconds.shape)
         threaded = any(THREADS in path and str(value) == "2" for path, value in group[1])
         factor = self.speed * (self.threads if threaded else 1.0)
         return replace(known, seconds=known.seconds * factor * np.outer(sizes**self.bend, busy**self.contention))
 
-    def server(self, base: ServerModel) -> ServerModel:
+    def server(self, base: DynamicBatchingModel) -> DynamicBatchingModel:
         overheads = replace(
             base.overheads,
             network_s=base.overheads.network_s * self.ways,
@@ -127,7 +127,9 @@ def _on(
     ]
 
 
-def _factors(base: ServerModel, other: ServerModel, candidate: Candidate) -> npt.NDArray[np.float64]:
+def _factors(
+    base: DynamicBatchingModel, other: DynamicBatchingModel, candidate: Candidate
+) -> npt.NDArray[np.float64]:
     """Return the factors on the service times [sizes] with all instances busy."""
     before, after = (model.times(execution_settings(candidate)).seconds[:, -1] for model in (base, other))
     return np.asarray(after / before)
@@ -148,7 +150,7 @@ def _changed(
 
     of_compute, waited = factor(measured.mean_batch_size or step), max(before.queue_avg_s, SMALLEST_S)
     ratios = {
-        "throughput_infer_per_sec": after.throughput_infer_per_s / before.throughput_infer_per_s,
+        "throughput_infer_per_sec": after.throughput_infer_per_sec / before.throughput_infer_per_sec,
         **{
             f"latency_{name}_ms": getattr(after, f"latency_{name}_s") / getattr(before, f"latency_{name}_s")
             for name in STATISTICS

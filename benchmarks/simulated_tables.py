@@ -99,7 +99,7 @@ class SimulatedServer:
         """Return throughput (infer/s) and p95 (ms) of each cell in a short, noisy measurement."""
         jitter = lognormal_jitter(self.jitter, self.seed)
         result = simulate_many(self._jobs(cells), jitter=jitter, threads=threads, window=GLANCE)
-        return [(one.throughput_infer_per_s, 1e3 * one.latency_p95_s) for one in result]
+        return [(one.throughput_infer_per_sec, 1e3 * one.latency_p95_s) for one in result]
 
     def _jobs(self, cells: Sequence[tuple[Candidate, int]]) -> list[Scenario]:
         overheads = Overheads(self.network_s / 2, self.network_s / 2, wake_s=2e-5, dispatch_s=2e-5)

@@ -400,7 +400,7 @@ class CalibratedServer:
 
 
 def _middle(draws: Sequence[SimulationResult]) -> SimulationResult:
-    names = ("throughput_infer_per_s", "latency_p50_s", "latency_p95_s", "mean_batch_size")
+    names = ("throughput_infer_per_sec", "latency_p50_s", "latency_p95_s", "mean_batch_size")
     return replace(draws[0], **{name: statistics.median(getattr(one, name) for one in draws) for name in names})
 
 
@@ -475,7 +475,7 @@ def mean_error(server: CalibratedServer, medians: Mapping[Cell, Measurement]) ->
     total = 0.0
     for measured, simulated in zip(medians.values(), server.predict(list(medians), FIT_SEEDS), strict=True):
         for weight, seen, predicted in (
-            (1.0, measured.throughput_infer_per_sec, simulated.throughput_infer_per_s),
+            (1.0, measured.throughput_infer_per_sec, simulated.throughput_infer_per_sec),
             (1.0, measured.latency_p95_ms, 1000 * simulated.latency_p95_s),
             (0.5, measured.mean_batch_size, simulated.mean_batch_size),
         ):
@@ -505,7 +505,7 @@ class Compared:
 
     @property
     def throughput_error(self) -> float:
-        return self.simulated.throughput_infer_per_s / (self.measured.throughput_infer_per_sec or math.nan) - 1
+        return self.simulated.throughput_infer_per_sec / (self.measured.throughput_infer_per_sec or math.nan) - 1
 
     @property
     def p95_error(self) -> float:
@@ -561,7 +561,7 @@ def row(one: Compared) -> str:
     m, s = one.measured, one.simulated
     load = f"closed, {level} in flight" if arrivals == "closed" else f"{arrivals}, {level} requests/s"
     figures = (
-        *(f"{m.throughput_infer_per_sec:,.0f}", f"{s.throughput_infer_per_s:,.0f}", f"{one.throughput_error:+.1%}"),
+        *(f"{m.throughput_infer_per_sec:,.0f}", f"{s.throughput_infer_per_sec:,.0f}", f"{one.throughput_error:+.1%}"),
         *(f"{m.latency_p95_ms:.1f}", f"{1000 * s.latency_p95_s:.1f}", f"{one.p95_error:+.1%}"),
         *(f"{m.mean_batch_size:.2f}", f"{s.mean_batch_size:.2f}"),
     )

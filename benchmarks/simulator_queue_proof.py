@@ -528,7 +528,7 @@ def row(one: ComparedQueue) -> str:
     figures = (
         *(key[name] for name in ("max_batch_size", "delay_us", "preferred", "instances")),
         *(load, key["mix"] or "1", key["shapes"], key["policy"]),
-        *(f"{m.throughput_infer_per_sec:,.0f}", f"{s.throughput_infer_per_s:,.0f}", f"{one.throughput_error:+.1%}"),
+        *(f"{m.throughput_infer_per_sec:,.0f}", f"{s.throughput_infer_per_sec:,.0f}", f"{one.throughput_error:+.1%}"),
         *(f"{m.latency_p95_ms:.1f}", f"{1000 * s.latency_p95_s:.1f}", f"{one.p95_error:+.1%}"),
         *(f"{m.mean_batch_size:.2f}", f"{s.mean_batch_size:.2f}"),
         *(f"{one.rejected:.1f}", f"{100 * s.rejected_share:.1f}"),

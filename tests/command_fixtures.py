@@ -25,7 +25,7 @@ from optimizer.cli.commands import COMMANDS
 from optimizer.cli.main import main
 from optimizer.cli.output import EXIT_CODES
 from optimizer.core import interrupts
-from optimizer.simulator.continuous_batching import compile_batching
+from optimizer.simulator.continuous_batching import compile_continuous_batching
 from optimizer.simulator.simulate import compile_simulator
 from tests.forked_tune import ForkedTune
 
@@ -44,7 +44,7 @@ TUNE = Path(sys.executable).with_name("tune")
 def compile_simulators() -> None:
     """Compile the simulators, so that no run has to: it would say so and start another process."""
     compile_simulator(lambda line: None)
-    compile_batching(lambda line: None)
+    compile_continuous_batching(lambda line: None)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors
 class CurvePerformance:
     """The performance at one concurrency; the only latency metric is p95."""
 
-    throughput_infer_per_s: float
+    throughput_infer_per_sec: float
     latency_p95_s: float
     mean_batch_size: float = 1.0
     utilization: float = 1.0
@@ -27,10 +27,10 @@ class CurvePerformance:
 class CurveModel:
     """Predicts the same performance for all candidates."""
 
-    throughput_infer_per_s: Callable[[int], float]
+    throughput_infer_per_sec: Callable[[int], float]
     latency_p95_s: Callable[[int], float]
     name: ClassVar[str] = "curves"
     errors: ClassVar[ModelErrors] = ModelErrors(throughput=0.1, tail=0.1)
 
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[CurvePerformance]:
-        return [CurvePerformance(self.throughput_infer_per_s(load), self.latency_p95_s(load)) for _, load in cells]
+        return [CurvePerformance(self.throughput_infer_per_sec(load), self.latency_p95_s(load)) for _, load in cells]

@@ -12,12 +12,12 @@ REQUESTS = 500
 def simulated_measurement(simulated: SimulationResult, candidate: Candidate) -> Measurement:
     compute_s = simulated.utilization * candidate.instance_count * simulated.mean_batch_size
     return Measurement(
-        simulated.throughput_infer_per_s,
+        simulated.throughput_infer_per_sec,
         latency_avg_ms=simulated.latency_avg_s * 1e3,
         latency_p95_ms=simulated.latency_p95_s * 1e3,
         queue_ms=simulated.queue_avg_s * 1e3,
         compute_input_ms=0.0,
-        compute_infer_ms=compute_s / simulated.throughput_infer_per_s * 1e3,
+        compute_infer_ms=compute_s / simulated.throughput_infer_per_sec * 1e3,
         compute_output_ms=0.0,
         mean_batch_size=simulated.mean_batch_size,
         requests=REQUESTS,

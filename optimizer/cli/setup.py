@@ -22,7 +22,7 @@ def build_parser() -> Parser:
 def main(words: list[str]) -> int:
     """Run ``tune setup`` and return its exit code. Raises EnvironmentFault."""
     arguments = build_parser().read(words)
-    from optimizer.simulator.continuous_batching import compile_batching
+    from optimizer.simulator.continuous_batching import compile_continuous_batching
     from optimizer.simulator.simulate import compile_simulator
 
     say = partial(print, flush=True)  # immediately, also into a pipe
@@ -31,6 +31,6 @@ def main(words: list[str]) -> int:
     if arguments.openvino:
         runtime.ensure_openvino(say)
     compile_simulator(say)
-    compile_batching(say)
+    compile_continuous_batching(say)
     print(f"ready: {installation.root}")
     return 0

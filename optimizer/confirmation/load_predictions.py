@@ -271,4 +271,4 @@ def _log_metrics(measurement: Measurement, problem: Problem) -> tuple[float, flo
 def _log_predicted(performance: Performance, problem: Problem) -> tuple[float, float]:
     """Return what ``_log_metrics`` returns of a measurement."""
     shares = [1e3 * performance.latency_s(bound.metric) / bound.bound for bound in problem.sla.latencies]
-    return math.log(max(shares)) if shares else NO_BOUND, math.log(performance.throughput_infer_per_s)
+    return math.log(max(shares)) if shares else NO_BOUND, math.log(performance.throughput_infer_per_sec)

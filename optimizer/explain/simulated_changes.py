@@ -16,6 +16,7 @@ from optimizer.core.trial import Candidate, Point, Trial
 from optimizer.explain.bottleneck import StageBreakdown
 from optimizer.explain.forecaster import Forecast, Remedy, gain, is_beyond_failures, median_errors
 from optimizer.results import configuration_text
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.fitted_parameters import SMALLEST_S, ExecutionSettings
 from optimizer.simulator.metrics import (
     ConfigurationLoad,
@@ -28,7 +29,6 @@ from optimizer.simulator.metrics import (
     with_tails,
 )
 from optimizer.simulator.scenario import ServiceTimes
-from optimizer.simulator.server_model import ServerModel, fit
 
 LOADS, FINER = 20, 12  # simulated concurrencies of each configuration, and around its best one
 MOST_POINTS = 500  # points of other candidates to which the simulation is fitted
@@ -96,11 +96,13 @@ class SimulatedForecaster:
         cells = [(candidate, 1) for candidate in candidates]
         return {self.latency: min(forecast.latency_ms for forecast in self._forecasts(self._model, cells))}
 
-    def _within(self, model: ServerModel, cells: Sequence[ConfigurationLoad], bound_ms: float) -> Forecast | None:
+    def _within(
+        self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad], bound_ms: float
+    ) -> Forecast | None:
         met = [forecast for forecast in self._forecasts(model, cells) if forecast.latency_ms <= bound_ms]
         return max(met, key=lambda forecast: forecast.throughput_infer_per_sec, default=None)
 
-    def _forecasts(self, model: ServerModel, cells: Sequence[ConfigurationLoad]) -> list[Forecast]:
+    def _forecasts(self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad]) -> list[Forecast]:
         ratios = np.array([self._ratios.get(candidate, self._usual) for candidate, _ in cells])
         figures = self._simulated(model, cells) + ratios
         logs = np.log([load * self._batch for _, load in cells])
@@ -110,7 +112,7 @@ class SimulatedForecaster:
             for (candidate, load), log_throughput, latency in zip(cells, figures[:, 0], latency_ms, strict=True)
         ]
 
-    def _simulated(self, model: ServerModel, cells: Sequence[ConfigurationLoad]) -> FloatArray:
+    def _simulated(self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return log throughput and log tail, the ratio of the latency to its mean, of shape [cells, 2]."""
         results = model.simulate(cells, threads=max(1, min(4, os.cpu_count() or 1)))
         figures = np.array([log_simulated(result, self.latency) for result in results]).reshape(-1, 2)
@@ -127,7 +129,7 @@ class SimulatedForecaster:
             by_candidate.setdefault(point.candidate, []).append(residual)
         return {candidate: np.median(residuals, axis=0) for candidate, residuals in by_candidate.items()}
 
-    def _changed(self, time_share: float, way_share: float) -> ServerModel:
+    def _changed(self, time_share: float, way_share: float) -> DynamicBatchingModel:
         usual, overheads = self._model.times, self._model.overheads
 
         def times(group: ExecutionSettings) -> ServiceTimes:

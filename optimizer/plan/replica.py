@@ -33,6 +33,7 @@ from optimizer.plan.evidence import (
 )
 from optimizer.search.refusals import RefusalForecast
 from optimizer.simulator.calibration import Observation, observe_point, service_times
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.fitted_parameters import (
     ENOUGH_EXECUTIONS,
     FittedOverheads,
@@ -51,7 +52,6 @@ from optimizer.simulator.scenario import (
     SimulationResult,
     load_of_process,
 )
-from optimizer.simulator.server_model import ServerModel, fit
 from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter, simulate_many
 
 FIXED_SHARE = 0.3  # expected share of the smallest measured batch's time that a single request takes too
@@ -124,7 +124,7 @@ class Replica:
     """
 
     candidate: Candidate
-    model: ServerModel
+    model: DynamicBatchingModel
     request_batch_size: float
     sla: Sla
     slowness_estimate: SlownessEstimate
@@ -171,7 +171,7 @@ class Replica:
     def capacity(self, slowdown: Slowdown) -> float:
         """Return the highest throughput in requests per second, regardless of latency."""
         full = self.serve_closed_loop(self.fullest_concurrency, slowdown)
-        return full.throughput_infer_per_s / self.request_batch_size
+        return full.throughput_infer_per_sec / self.request_batch_size
 
     def _simulate(
         self, load: SimulatedLoad, slowdown: Slowdown, refusals: RefusalForecast | None = None
@@ -253,7 +253,7 @@ def _at_usual_speed(point: Point, slowness: float) -> Point:
 
 def _fitted(
     measured: Sequence[Point], chosen: Sequence[Point], problem: Problem, latency: str
-) -> tuple[ServerModel, PlausibleTimes | None]:
+) -> tuple[DynamicBatchingModel, PlausibleTimes | None]:
     """Return the server model fitted to one combination of instances and fields only, and its plausible times.
 
     Without the server's own statistics the times are None. The search fits one model to all combinations, and has
@@ -269,7 +269,7 @@ def _fitted(
     instances = measured[0].candidate.instance_count
     plausible = plausible_times(service_times(observed, largest - largest % size, instances, step=size), observed)
     times = plausible.at(0.0)
-    first = ServerModel(
+    first = DynamicBatchingModel(
         lambda _: times, size, FittedOverheads(way), SEED, fixed_shapes=problem.fixed_shapes, queue=problem.queue
     )
     overheads = fit_overheads(
@@ -284,7 +284,7 @@ class _Speeds:
     Throughput is compared in a closed loop, latency in an open loop, where throughput does not depend on speed.
     """
 
-    def __init__(self, model: ServerModel, evidence: Evidence, latency: str) -> None:
+    def __init__(self, model: DynamicBatchingModel, evidence: Evidence, latency: str) -> None:
         self._evidence, self._latency = evidence, latency
         each = evidence.problem.request_batch_size / model.request_batch_size
         cells = list(dict.fromkeys((point.candidate, point.load) for point in evidence.points))
@@ -330,7 +330,7 @@ class _Speeds:
         if point.load.concurrency:
             assert measured.throughput_infer_per_sec, "evidence has only usable measurements"
             simulated = np.array(
-                [result.throughput_infer_per_s for result in self._simulated[point.candidate, point.load]]
+                [result.throughput_infer_per_sec for result in self._simulated[point.candidate, point.load]]
             )
             ratio = measured.throughput_infer_per_sec / np.interp(FINE, SLOWNESSES, simulated)
             return np.asarray(np.log(ratio))
@@ -350,7 +350,7 @@ class _Speeds:
 
 
 def _simulated(
-    model: ServerModel,
+    model: DynamicBatchingModel,
     jobs: Sequence[tuple[Candidate, SimulatedLoad]],
     slowness: float,
     each: float,

@@ -13,9 +13,9 @@ from optimizer.config.queue_policy import may_refuse, with_queue
 from optimizer.config.search_space import Problem
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate, Point
+from optimizer.simulator.dynamic_batching_model import MISSED_SHARE, DynamicBatchingModel
 from optimizer.simulator.metrics import ConfigurationLoad
 from optimizer.simulator.performance_model import PerformanceModel
-from optimizer.simulator.server_model import MISSED_SHARE, ServerModel
 
 FEWEST_COMPARED = 4  # measurements, before the simulation may be found wrong
 TRUSTED_SHARE = 2 / 3  # of the measurements on whose side of the bound the simulation has to be
@@ -44,7 +44,7 @@ class RefusalForecast:
     def __init__(self, model: PerformanceModel, measured: Sequence[Point], problem: Problem) -> None:
         """Compare the refusals that ``model`` simulates with those of ``measured``, as closed loops."""
         self._problem = problem
-        self._model = model if isinstance(model, ServerModel) else None
+        self._model = model if isinstance(model, DynamicBatchingModel) else None
         self.permitted = permitted_share(problem)
         self._bias, self._deviation = 0.0, math.sqrt(2 * PRIOR_VARIANCE)
         self.missed_share = MISSED_SHARE

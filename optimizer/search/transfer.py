@@ -15,8 +15,8 @@ from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.search.correction import THREADS, Correction, compute_residuals
 from optimizer.search.optuna_encoding import TrialScore, score_trial
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.metrics import ConfigurationLoad, as_closed_loop, is_complete, log_simulated, with_tails
-from optimizer.simulator.server_model import ServerModel, fit
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
 # Returns the residuals [cells, 1 + latencies] to expect on this machine if both machines are alike.
@@ -88,7 +88,7 @@ class SourceMachine:
         self._cache.update(zip(missing, self._simulate_with(self._model, missing), strict=True))
         return np.array([self._cache[cell] for cell in cells]).reshape(-1, 1 + len(self._latencies))
 
-    def _simulate_with(self, model: ServerModel, cells: Sequence[ConfigurationLoad]) -> FloatArray:
+    def _simulate_with(self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return log throughput and log tail ratios [cells, 1 + latencies] according to ``model``."""
         metrics = np.array([log_simulated(result, *self._latencies) for result in model.simulate(cells, THREADS)])
         return with_tails(

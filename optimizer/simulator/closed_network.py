@@ -52,7 +52,7 @@ SHARPNESS = 8.0  # exponent of the smooth minimum of requests and slots
 class NetworkPerformance:
     """The performance of a candidate at a load; ``latencies_s`` has the metrics that the model was fitted to."""
 
-    throughput_infer_per_s: float
+    throughput_infer_per_sec: float
     mean_batch_size: float
     utilization: float
     latencies_s: Mapping[str, float]

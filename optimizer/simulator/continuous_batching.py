@@ -61,7 +61,7 @@ class PassTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchingScenario:
+class ContinuousBatchingScenario:
     """A configuration under a load.
 
     Attributes:
@@ -100,14 +100,14 @@ class RequestLengths:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchingPerformance:
+class ContinuousBatchingPerformance:
     """The performance of a configuration at a load.
 
     ``mean_batch_size`` is the mean number of running sequences of a pass, ``utilization`` the share of the slots that
     run a sequence. ``latencies_s`` are those of LATENCY_METRICS, before ``factors`` on some latencies by metric.
     """
 
-    throughput_infer_per_s: float
+    throughput_infer_per_sec: float
     tokens_per_s: float
     mean_batch_size: float
     utilization: float
@@ -133,20 +133,22 @@ def estimated_latency(latencies: Sequence[float], metric: str) -> float:
     return quantile_at(known, level)
 
 
-def simulate_batching(
-    scenarios: Sequence[BatchingScenario], lengths: RequestLengths, threads: int = 1
-) -> list[BatchingPerformance]:
+def simulate_continuous_batching(
+    scenarios: Sequence[ContinuousBatchingScenario], lengths: RequestLengths, threads: int = 1
+) -> list[ContinuousBatchingPerformance]:
     """Return the performance of each scenario, simulated in ``threads``."""
     if not scenarios:
         return []
     mean_output = float(lengths.outputs.mean())
     return [
-        BatchingPerformance(tokens / mean_output, tokens, together, occupied, tuple(latencies_s))
+        ContinuousBatchingPerformance(tokens / mean_output, tokens, together, occupied, tuple(latencies_s))
         for tokens, together, occupied, *latencies_s in simulated_rows(scenarios, lengths, threads).tolist()
     ]
 
 
-def simulated_rows(scenarios: Sequence[BatchingScenario], lengths: RequestLengths, threads: int = 1) -> FloatArray:
+def simulated_rows(
+    scenarios: Sequence[ContinuousBatchingScenario], lengths: RequestLengths, threads: int = 1
+) -> FloatArray:
     """Return the results [scenarios, columns] of one or more: TOKENS_PER_S, … and LATENCY_COLUMNS."""
     from optimizer.simulator import iteration_loop  # imports the compiler, so only when something is simulated
 
@@ -171,7 +173,7 @@ def simulated_rows(scenarios: Sequence[BatchingScenario], lengths: RequestLength
     return results
 
 
-def compile_batching(say: Callable[[str], None]) -> None:
+def compile_continuous_batching(say: Callable[[str], None]) -> None:
     """Load the compiled simulator; ``say`` so if it has to be compiled first."""
     compile_loop("the simulator of continuous batching", _loop, simulate_smallest, say)
 
@@ -185,10 +187,12 @@ def _loop() -> CompiledOnce[..., None]:
 def simulate_smallest() -> None:
     """Simulate the scenario that takes the least time."""
     one = np.ones(1, np.int64)
-    simulated_rows([BatchingScenario(1, 1, PassTimes(1e-3, 0.0, 0.0))], RequestLengths(one, one, np.ones(1)))
+    simulated_rows(
+        [ContinuousBatchingScenario(1, 1, PassTimes(1e-3, 0.0, 0.0))], RequestLengths(one, one, np.ones(1))
+    )
 
 
-def _row(scenario: BatchingScenario, mean_output: float) -> tuple[float, ...]:
+def _row(scenario: ContinuousBatchingScenario, mean_output: float) -> tuple[float, ...]:
     """Return the columns of ``iteration_loop``."""
     times, load = scenario.times, scenario.concurrency
     wanted = max(FEWEST_REQUESTS, REQUESTS_IN_FLIGHT * load)

@@ -116,7 +116,7 @@ class Performance(Protocol):
     """The performance of a candidate at a load, as a model of the server predicts it."""
 
     @property
-    def throughput_infer_per_s(self) -> float:
+    def throughput_infer_per_sec(self) -> float:
         """Samples per second."""
 
     @property
@@ -141,7 +141,7 @@ class ModelErrors:
 
 def log_simulated(result: Performance, *latencies: str) -> tuple[float, ...]:
     """Return the log of infer/s, and the log of the seconds of each latency, of a prediction."""
-    return math.log(result.throughput_infer_per_s), *(math.log(result.latency_s(latency)) for latency in latencies)
+    return math.log(result.throughput_infer_per_sec), *(math.log(result.latency_s(latency)) for latency in latencies)
 
 
 def with_tails(metrics: FloatArray, cells: Sequence[ConfigurationLoad], request_batch_size: float) -> FloatArray:
@@ -184,7 +184,7 @@ def simulated_measurement(result: SimulationResult, executions: SimulationTrace,
     """
     compute_s = result.latency_avg_s - result.queue_avg_s - network_s
     metrics = {
-        "throughput_infer_per_sec": result.throughput_infer_per_s,
+        "throughput_infer_per_sec": result.throughput_infer_per_sec,
         **{f"latency_{name}_ms": 1e3 * getattr(result, f"latency_{name}_s") for name in STATISTICS},
         "network_ms": 1e3 * network_s,
         "queue_ms": 1e3 * result.queue_avg_s,

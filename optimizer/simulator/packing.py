@@ -279,7 +279,7 @@ def _to_result(row: list[float], unit: int, instances: int) -> SimulationResult:
     units, rejected, timed_out = others
     served = bool(requests)
     return SimulationResult(
-        throughput_infer_per_s=unit * units / (duration / NS) if duration else nan,
+        throughput_infer_per_sec=unit * units / (duration / NS) if duration else nan,
         latency_avg_s=latency / requests / NS if served else nan,
         latency_p50_s=p50 / NS,
         latency_p90_s=p90 / NS,

@@ -7,12 +7,12 @@ from typing import Protocol
 
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Point
-from optimizer.simulator import batching_fit, closed_network, server_model
-from optimizer.simulator.batching_fit import BatchingModel
+from optimizer.simulator import closed_network, continuous_batching_model, dynamic_batching_model
 from optimizer.simulator.closed_network import ClosedNetwork
-from optimizer.simulator.continuous_batching import compile_batching
+from optimizer.simulator.continuous_batching import compile_continuous_batching
+from optimizer.simulator.continuous_batching_model import ContinuousBatchingModel
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, Performance
-from optimizer.simulator.server_model import ServerModel
 from optimizer.simulator.simulate import compile_simulator
 
 
@@ -31,19 +31,19 @@ class PerformanceModel(Protocol):
         """Return the performance of each (candidate, concurrency)."""
 
 
-def model_type(problem: Problem) -> type[ServerModel] | type[BatchingModel] | type[ClosedNetwork]:
+def model_type(problem: Problem) -> type[DynamicBatchingModel] | type[ContinuousBatchingModel] | type[ClosedNetwork]:
     """Return the kind of model that describes the server of ``problem`` best."""
     if problem.is_simulated:
-        return ServerModel
-    return BatchingModel if batching_fit.applies(problem) else ClosedNetwork
+        return DynamicBatchingModel
+    return ContinuousBatchingModel if continuous_batching_model.applies(problem) else ClosedNetwork
 
 
 def compile_model(problem: Problem, say: Callable[[str], None]) -> None:
     """Load the compiled simulator that the model of ``problem`` needs; ``say`` so if it has to be compiled first."""
-    if model_type(problem) is ServerModel:
+    if model_type(problem) is DynamicBatchingModel:
         compile_simulator(say)
-    elif model_type(problem) is BatchingModel:
-        compile_batching(say)
+    elif model_type(problem) is ContinuousBatchingModel:
+        compile_continuous_batching(say)
 
 
 def fit_model(points: Sequence[Point], problem: Problem, latencies: Sequence[str], seed: int) -> PerformanceModel:
@@ -53,10 +53,10 @@ def fit_model(points: Sequence[Point], problem: Problem, latencies: Sequence[str
         ValueError: ``points`` is empty.
     """
     kind = model_type(problem)
-    if kind is ServerModel:
-        return server_model.fit(points, problem, latencies[0], seed)
-    if kind is BatchingModel:
-        return batching_fit.fit(points, problem, latencies, seed)
+    if kind is DynamicBatchingModel:
+        return dynamic_batching_model.fit(points, problem, latencies[0], seed)
+    if kind is ContinuousBatchingModel:
+        return continuous_batching_model.fit(points, problem, latencies, seed)
     return closed_network.fit(points, problem, latencies, seed)
 
 
@@ -64,7 +64,7 @@ def sample_models(
     model: PerformanceModel, points: Sequence[Point], problem: Problem, latencies: Sequence[str], count: int
 ) -> Sequence[PerformanceModel]:
     """Return ``count`` samples of the posterior of ``model``, which was fitted to ``points`` and ``latencies``."""
-    if isinstance(model, ClosedNetwork | BatchingModel):
+    if isinstance(model, ClosedNetwork | ContinuousBatchingModel):
         return model.samples(count)
-    assert isinstance(model, ServerModel), "fit_model returns one of them"
-    return server_model.sample_models(model, points, problem, latencies[0], count)
+    assert isinstance(model, DynamicBatchingModel), "fit_model returns one of them"
+    return dynamic_batching_model.sample_models(model, points, problem, latencies[0], count)

@@ -211,7 +211,7 @@ class SimulationResult:
     """The simulated performance of a scenario, in the terms of perf_analyzer.
 
     Attributes:
-        throughput_infer_per_s: Samples per second of the requests that complete.
+        throughput_infer_per_sec: Samples per second of the requests that complete.
         latency_p95_s: As all latencies, from a client's send to its response, of the requests that complete in the
             measurement interval. Quantiles follow perf_analyzer's definition.
         queue_avg_s: Mean time from the arrival at the batcher to the start of the computation.
@@ -223,7 +223,7 @@ class SimulationResult:
         timed_out: Requests in the interval that were refused because they expired in the queue.
     """
 
-    throughput_infer_per_s: float
+    throughput_infer_per_sec: float
     latency_avg_s: float
     latency_p50_s: float
     latency_p90_s: float
@@ -256,7 +256,7 @@ class SimulationResult:
             return self
         return replace(
             self,
-            throughput_infer_per_s=servers * self.throughput_infer_per_s,
+            throughput_infer_per_sec=servers * self.throughput_infer_per_sec,
             requests=round(servers * self.requests),
             rejected=round(servers * self.rejected),
             timed_out=round(servers * self.timed_out),

@@ -58,7 +58,7 @@ from optimizer.model.requests import Requests
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import format_cpus, parse_cpus, usable_cpus
-from optimizer.simulator.batching_fit import BatchingModel
+from optimizer.simulator.continuous_batching_model import ContinuousBatchingModel
 from optimizer.simulator.performance_model import model_type
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.load_generators import LoadGenerators, make_load_generators, perf_analyzer_identity
@@ -313,7 +313,7 @@ class Environment:
         if task.source.batcher:
             notes.append(BatcherTuned(task.source.batcher))
         if self.options.search == "simulated" and not task.problem.is_simulated:
-            is_batching = model_type(task.problem) is BatchingModel
+            is_batching = model_type(task.problem) is ContinuousBatchingModel
             notes.append(ContinuousBatchingSimulated() if is_batching else SearchedWithoutSimulator())
         if self.hardware.gpus and not self._is_remote and not self._needs_gpus(task):
             notes.append(explain_cpu_serving(task.source.tuned_config))

@@ -34,10 +34,10 @@ from optimizer.options.command_line import command_line
 from optimizer.results import result_document, summary
 from optimizer.results.finished_run import FinishedRun, candidate_document
 from optimizer.results.recommendation import Outcome
-from optimizer.simulator.batching_fit import BatchingModel
 from optimizer.simulator.closed_network import ClosedNetwork
+from optimizer.simulator.continuous_batching_model import ContinuousBatchingModel
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.performance_model import model_type
-from optimizer.simulator.server_model import ServerModel
 from optimizer.store.run_folder import WRITTEN_FORMAT, RunFolder, remove_configs, write_configs
 from optimizer.study.environment import Environment
 from optimizer.study.load_generators import PerfAnalyzerReason
@@ -74,7 +74,7 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "problem.max_concurrency": "The most requests in flight that the search may try.",
     "problem.kind": f"Kind of the model: {', '.join(f'`{kind.value}`' for kind in ModelKind)}.",
     "problem.server_model": "Model of the server that the search `simulated` fits: "
-    + ", ".join(f"`{model.name}`" for model in (ServerModel, BatchingModel, ClosedNetwork))
+    + ", ".join(f"`{model.name}`" for model in (DynamicBatchingModel, ContinuousBatchingModel, ClosedNetwork))
     + ".",
     "problem.request_times": "When the requests of `--load rate` are sent: `distribution` (or the file), "
     "`period_seconds` of a load shape, `recorded_requests` of a file; null in a closed loop.",

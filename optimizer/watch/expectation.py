@@ -272,7 +272,7 @@ def closed_loops(served_by: Replica, rate: float, slowdown: Slowdown) -> list[Si
 
     def serves(concurrency: int) -> bool:
         known[concurrency] = served_by.serve_closed_loop(concurrency, slowdown)
-        return known[concurrency].throughput_infer_per_s >= rate * served_by.request_batch_size
+        return known[concurrency].throughput_infer_per_sec >= rate * served_by.request_batch_size
 
     low, high = 0, served_by.fullest_concurrency
     if not serves(high):

@@ -44,7 +44,7 @@ def test_overheads_are_recovered_from_a_single_client(candidate: Candidate) -> N
     truth = Overheads(0.1 * MS, 0.1 * MS, 0.03 * MS, 0, 0.05 * MS if batched else 0, 0.05 * MS)
     result = simulate(candidate, ClosedLoopLoad(1), linear_times(3 * MS, 0, 8), truth)
     measured = Measurement(
-        throughput_infer_per_sec=result.throughput_infer_per_s,
+        throughput_infer_per_sec=result.throughput_infer_per_sec,
         latency_avg_ms=1e3 * result.latency_avg_s,
         queue_ms=1e3 * result.queue_avg_s,
         compute_input_ms=0.5,

@@ -151,7 +151,7 @@ def test_the_simulation_knows_how_many_instances_there_are() -> None:
     assert relative_duration(together, 2, problem) > 1
     served = linear_times(0.010, 0.0, 8, instances=2)
     one, two = (simulate(placed(gpus, count=1), ClosedLoopLoad(4), served) for gpus in ("0", "0,1"))
-    assert two.throughput_infer_per_s == pytest.approx(2 * one.throughput_infer_per_s, rel=0.05)
+    assert two.throughput_infer_per_sec == pytest.approx(2 * one.throughput_infer_per_sec, rel=0.05)
 
 
 # -- the serving device -----------------------------------------------------------------------------------------

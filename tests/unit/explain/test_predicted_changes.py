@@ -51,7 +51,7 @@ def measured(one: Candidate, load: int) -> Measurement:
     times: dict[str, Any] = {
         f"{metric.replace('-', '_')}_ms": 1e3 * slower * result.latency_s(metric) for metric in BOUNDS
     }
-    rate = result.throughput_infer_per_s / slower
+    rate = result.throughput_infer_per_sec / slower
     return Measurement(rate, latency_avg_ms=1e3 * load / rate, requests=500, stable=True, **times)
 
 

@@ -21,9 +21,9 @@ from optimizer.plan.evidence import Slowdown, estimate_slowness
 from optimizer.plan.fleet import Fleet
 from optimizer.plan.replica import Replica
 from optimizer.plan.traffic import Day, PoissonTraffic, RecordedTraffic
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.fitted_parameters import FittedOverheads
 from optimizer.simulator.scenario import ServiceTimes
-from optimizer.simulator.server_model import ServerModel
 
 CAPACITY = 100.0  # requests per second of a replica
 MEASURED = 90.0  # requests per second, the load that the target is a share of
@@ -34,7 +34,7 @@ def outcome(
     autoscaler: Autoscaler, rates: FloatArray, measured_load: float = MEASURED, **more: bool
 ) -> AutoscalerTest:
     times = ServiceTimes(np.array([[1 / CAPACITY]]))
-    model = ServerModel(lambda _: times, 1, FittedOverheads(0.0, gap_s=0.0, wake_s=0.0, jitter=0.0))
+    model = DynamicBatchingModel(lambda _: times, 1, FittedOverheads(0.0, gap_s=0.0, wake_s=0.0, jitter=0.0))
     replica = Replica(Candidate(1), model, 1, Sla.from_bounds({"p95": 60.0}), estimate_slowness([0.0] * 8))
     fleet = Fleet(replica, PoissonTraffic(), "random")
     options = {"is_rate": True, "repeats": False, **more}

@@ -25,9 +25,9 @@ from optimizer.plan.evidence import (
 from optimizer.plan.fleet import Cost, Fleet, Power, costs, power, replicas_needed, sustainable_rate
 from optimizer.plan.replica import PlausibleTimes, Replica
 from optimizer.plan.traffic import BALANCERS, Balancer, ConstantTraffic, Day, PoissonTraffic, RecordedTraffic, Traffic
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.fitted_parameters import FittedOverheads
 from optimizer.simulator.scenario import ServiceTimes
-from optimizer.simulator.server_model import ServerModel
 
 SERVICE_MS = 10.0  # of one request after the other: 100 a second
 
@@ -35,7 +35,7 @@ SERVICE_MS = 10.0  # of one request after the other: 100 a second
 def server(bound_ms: float, known: SlownessEstimate | None = None, request_batch_size: float = 1) -> Replica:
     """Return a replica whose only latency is the computation."""
     times = ServiceTimes(np.array([[SERVICE_MS / 1e3]]))
-    model = ServerModel(lambda _: times, 1, FittedOverheads(0.0, gap_s=0.0, wake_s=0.0, jitter=0.0))
+    model = DynamicBatchingModel(lambda _: times, 1, FittedOverheads(0.0, gap_s=0.0, wake_s=0.0, jitter=0.0))
     sla = Sla.from_bounds({"p95": bound_ms})
     return Replica(Candidate(1), model, request_batch_size, sla, known or estimate_slowness([0.0] * 8))
 

@@ -18,9 +18,9 @@ from optimizer.measure.load_client.arrivals import PoissonArrivals
 from optimizer.plan.evidence import Slowdown, collect
 from optimizer.plan.replica import FIXED_SHARE, PlausibleTimes, Replica, plausible_times, replica
 from optimizer.simulator.calibration import Observation, service_times
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.fitted_parameters import FittedOverheads
 from optimizer.simulator.scenario import ServiceTimes
-from optimizer.simulator.server_model import ServerModel
 
 CANDIDATE = Candidate(16, dynamic_batching=True)
 SLA = Sla.from_bounds({"p95": 20.0})
@@ -33,7 +33,9 @@ def measured(number: int, slowness: float, loads: Sequence[int], *, faster: floa
     """Return the measurements of a deployment; the last one has ``faster`` times the throughput of the simulation."""
     alone = slowness * (FIXED_MS + PER_SAMPLE_MS * SIZES) / 1e3
     times = ServiceTimes(np.asarray(alone[:, np.newaxis], np.float64))
-    model = ServerModel(lambda _: times, 1, FittedOverheads(2e-4, gap_s=1e-6, wake_s=2e-5, jitter=0.1), seed=number)
+    model = DynamicBatchingModel(
+        lambda _: times, 1, FittedOverheads(2e-4, gap_s=1e-6, wake_s=2e-5, jitter=0.1), seed=number
+    )
     results = model.measure([(CANDIDATE, load) for load in loads])
     last = results[-1]
     assert last.throughput_infer_per_sec is not None

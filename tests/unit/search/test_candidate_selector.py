@@ -21,6 +21,7 @@ from optimizer.search.correction import SPEED_ERROR, Correction, Residuals, feat
 from optimizer.search.optuna_encoding import finished_trials, trial_from_attributes
 from optimizer.search.simulated import minimum_gain_factor
 from optimizer.simulator.calibration import Observation, observe_point
+from optimizer.simulator.dynamic_batching_model import fit
 from optimizer.simulator.fitted_parameters import (
     ExecutionSettings,
     execution_settings,
@@ -29,7 +30,6 @@ from optimizer.simulator.fitted_parameters import (
 )
 from optimizer.simulator.metrics import ModelErrors, binding_latency
 from optimizer.simulator.scenario import ClosedLoopLoad, Overheads
-from optimizer.simulator.server_model import fit
 from optimizer.simulator.simulate import lognormal_jitter
 from tests import played_server
 from tests.simulation import linear_times, simulate
@@ -51,7 +51,7 @@ def served(candidate: Candidate, concurrency: int, *, counted: bool = True) -> M
     s = simulate(candidate, ClosedLoopLoad(concurrency), service, overheads, jitter=lognormal_jitter(0.1))
     if counted:
         return played_server.simulated_measurement(s, candidate)
-    return Measurement(s.throughput_infer_per_s, latency_p95_ms=s.latency_p95_s * 1e3, requests=500, stable=True)
+    return Measurement(s.throughput_infer_per_sec, latency_p95_ms=s.latency_p95_s * 1e3, requests=500, stable=True)
 
 
 def trial(number: int, candidate: Candidate, *loads: int, counted: bool = True) -> Trial:

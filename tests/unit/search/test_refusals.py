@@ -23,10 +23,10 @@ from optimizer.core.request_sizes import SizeDistribution, parse_priorities
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue, LoadPoint, Point, Trial
 from optimizer.search.candidate_selector import CandidateSelector, fit_surrogate
 from optimizer.search.refusals import permitted_share
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.fitted_parameters import FittedOverheads
 from optimizer.simulator.performance_model import fit_model
 from optimizer.simulator.scenario import Overheads, Scenario
-from optimizer.simulator.server_model import ServerModel
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many
 from tests.played_server import simulated_measurement
 from tests.simulation import linear_times, poisson_load
@@ -182,7 +182,7 @@ def test_the_levels_of_a_mix_of_priorities_are_simulated() -> None:
     space = SearchSpace((8,), (0,), fields={**levels, f"{PRIORITY_POLICY}.1.max_queue_size": (0, 1)})
     problem = replace(PROBLEM, space=space, priorities=parse_priorities("1*20|2*80"))
     model = fit_model([Point(0, NO_LIMIT, LoadPoint(1, 8), served(NO_LIMIT, 600.0))], problem, ("latency-p95",), 0)
-    assert isinstance(model, ServerModel)
+    assert isinstance(model, DynamicBatchingModel)
     cells = [(candidate, 8) for candidate in space.candidates()]
     unlimited, limited = model.refused_shares(cells, [600.0, 600.0], problem.priorities).tolist()
     assert unlimited == 0
@@ -192,7 +192,7 @@ def test_the_levels_of_a_mix_of_priorities_are_simulated() -> None:
 def refused_shares(space: SearchSpace, loads: Sequence[int], rates: Sequence[float] | None) -> list[float]:
     """Return the refused shares of the candidates of ``space`` at one load each."""
     times = linear_times(3e-3, 5e-4, 8)
-    model = ServerModel(lambda _: times, 1, FittedOverheads(2e-4))
+    model = DynamicBatchingModel(lambda _: times, 1, FittedOverheads(2e-4))
     cells = list(zip(space.candidates(), loads, strict=True))
     shares: list[float] = model.refused_shares(cells, rates).tolist()
     return shares

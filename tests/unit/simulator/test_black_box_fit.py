@@ -13,10 +13,10 @@ from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.simulator.black_box_fit import DEVIATIONS, THROUGHPUT_ERROR, sample_parameters
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit, sample_models
 from optimizer.simulator.fitted_parameters import THREADS, ExecutionSettings, FittedOverheads
 from optimizer.simulator.metrics import ConfigurationLoad
 from optimizer.simulator.scenario import ServiceTimes
-from optimizer.simulator.server_model import ServerModel, fit, sample_models
 
 LATENCY = "latency-p95"
 PROBLEM = Problem("m", SearchSpace((1, 16), ("off", 0), ("none",), (1, 2, 4)), 1, 32)
@@ -24,20 +24,20 @@ SINGLE, BATCHED, FOUR = Candidate(1), Candidate(16, True), Candidate(16, True, i
 COUNT = 40
 
 
-def server(fixed_s: float, per_sample_s: float, contention: float = 0.3) -> ServerModel:
+def server(fixed_s: float, per_sample_s: float, contention: float = 0.3) -> DynamicBatchingModel:
     """Return a server whose batches of b samples take ``fixed_s + per_sample_s * b``."""
 
     def times(settings: ExecutionSettings) -> ServiceTimes:
         alone = fixed_s + per_sample_s * np.arange(1, 17)
         return ServiceTimes(np.outer(alone, 1 + contention * np.arange(settings[0])))
 
-    return ServerModel(times, 1, FittedOverheads(2e-4), seed=7)
+    return DynamicBatchingModel(times, 1, FittedOverheads(2e-4), seed=7)
 
 
 SERVER = server(4e-3, 1e-3)
 
 
-def points(truth: ServerModel, cells: Sequence[ConfigurationLoad]) -> list[Point]:
+def points(truth: DynamicBatchingModel, cells: Sequence[ConfigurationLoad]) -> list[Point]:
     """Return measurements of throughput and latency alone."""
     return [
         Point(
@@ -45,7 +45,7 @@ def points(truth: ServerModel, cells: Sequence[ConfigurationLoad]) -> list[Point
             candidate,
             LoadPoint(1, load),
             Measurement(
-                throughput_infer_per_sec=result.throughput_infer_per_s,
+                throughput_infer_per_sec=result.throughput_infer_per_sec,
                 latency_p95_ms=1e3 * result.latency_p95_s,
                 stable=True,
             ),
@@ -54,12 +54,12 @@ def points(truth: ServerModel, cells: Sequence[ConfigurationLoad]) -> list[Point
     ]
 
 
-def samples(measured: Sequence[Point], seed: int = 0, count: int = COUNT) -> list[ServerModel]:
+def samples(measured: Sequence[Point], seed: int = 0, count: int = COUNT) -> list[DynamicBatchingModel]:
     return sample_models(fit(measured, PROBLEM, LATENCY, seed), measured, PROBLEM, LATENCY, count)
 
 
-def throughputs(models: Sequence[ServerModel], cell: ConfigurationLoad) -> FloatArray:
-    return np.array([model.simulate([cell])[0].throughput_infer_per_s for model in models])
+def throughputs(models: Sequence[DynamicBatchingModel], cell: ConfigurationLoad) -> FloatArray:
+    return np.array([model.simulate([cell])[0].throughput_infer_per_sec for model in models])
 
 
 SMALL = [(SINGLE, 1), (SINGLE, 4)]
@@ -70,7 +70,7 @@ MANY = [*SMALL, (BATCHED, 4), (BATCHED, 8), (BATCHED, 32), (FOUR, 8), (FOUR, 32)
 def test_samples_agree_with_the_measured_points(cells: Sequence[ConfigurationLoad]) -> None:
     models = samples(points(SERVER, cells))
     for cell, result in zip(cells, SERVER.simulate(cells), strict=True):
-        ratios = throughputs(models, cell) / result.throughput_infer_per_s
+        ratios = throughputs(models, cell) / result.throughput_infer_per_sec
         assert np.median(ratios) == pytest.approx(1.0, abs=0.15)
         assert np.std(np.log(ratios)) < 0.3
 

@@ -163,5 +163,5 @@ def test_a_few_loads_on_three_deployments_tell_the_rest() -> None:
     ):
         for concurrency in (2, 12, 48):
             one, other = (simulate(candidate, ClosedLoopLoad(concurrency), times, over) for times in (result, truth))
-            assert one.throughput_infer_per_s == pytest.approx(other.throughput_infer_per_s, rel=0.1)
+            assert one.throughput_infer_per_sec == pytest.approx(other.throughput_infer_per_sec, rel=0.1)
             assert one.latency_p95_s == pytest.approx(other.latency_p95_s, rel=0.15)

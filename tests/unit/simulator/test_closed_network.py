@@ -44,7 +44,7 @@ def points_of(truth: ClosedNetwork, cells: Sequence[tuple[Candidate, int]], nois
         times: dict[str, Any] = {
             f"{name.replace('-', '_')}_ms": 1e3 * result.latency_s(name) / factor for name in LATENCIES
         }
-        measurement = Measurement(result.throughput_infer_per_s * factor, requests=500, stable=True, **times)
+        measurement = Measurement(result.throughput_infer_per_sec * factor, requests=500, stable=True, **times)
         points.append(Point(number, cell[0], LoadPoint(1, cell[1]), measurement))
     return points
 
@@ -56,7 +56,7 @@ candidates = st.builds(batched, st.sampled_from(SPACE.max_batch_size), st.sample
 @given(places, candidates)
 def test_the_throughput_is_within_the_asymptotic_bounds(place: list[float], candidate: Candidate) -> None:
     results = network(place).simulate([(candidate, load) for load in LOADS])
-    throughputs = np.array([result.throughput_infer_per_s for result in results])
+    throughputs = np.array([result.throughput_infer_per_sec for result in results])
     assert (throughputs <= np.array(LOADS) * throughputs[0] * 1.02).all(), "at most n / R"
     assert (np.diff(throughputs) > -1e-9 * throughputs[0]).all() or candidate.instance_count > 1
     assert all(0 < result.utilization <= 1 for result in results)
@@ -74,7 +74,7 @@ def test_a_queue_delays_the_first_response_but_not_the_further_ones(place: list[
 
 def test_more_slots_raise_the_throughput_up_to_a_saturation() -> None:
     results = network().simulate([(batched(size), 64) for size in SPACE.max_batch_size])
-    throughputs = np.array([result.throughput_infer_per_s for result in results])
+    throughputs = np.array([result.throughput_infer_per_sec for result in results])
     gains = throughputs[1:] / throughputs[:-1]
     assert (gains > 1).all()
     assert (np.diff(gains) < 0).all()
@@ -86,7 +86,7 @@ def test_a_few_measurements_predict_other_loads_and_batches() -> None:
     fitted = fit(points_of(truth, measured, noise=0.05), PROBLEM, LATENCIES)
     cells = [(batched(16), 16), (batched(8), 64)]
     for predicted, true in zip(fitted.simulate(cells), truth.simulate(cells), strict=True):
-        assert predicted.throughput_infer_per_s == pytest.approx(true.throughput_infer_per_s, rel=0.15)
+        assert predicted.throughput_infer_per_sec == pytest.approx(true.throughput_infer_per_sec, rel=0.15)
         for latency in LATENCIES:
             assert predicted.latency_s(latency) == pytest.approx(true.latency_s(latency), rel=0.3)
 
@@ -98,7 +98,7 @@ def test_one_outlier_hardly_changes_the_fit() -> None:
     disturbed = [*points[:2], replace(points[2], measurement=wrong), *points[3:]]
     cell = [(batched(16), 16)]
     (usual,), (other,) = (fit(own, PROBLEM, LATENCIES).simulate(cell) for own in (points, disturbed))
-    assert other.throughput_infer_per_s == pytest.approx(usual.throughput_infer_per_s, rel=0.2)
+    assert other.throughput_infer_per_sec == pytest.approx(usual.throughput_infer_per_sec, rel=0.2)
 
 
 def test_samples_agree_where_it_was_measured_and_differ_elsewhere() -> None:
@@ -107,7 +107,7 @@ def test_samples_agree_where_it_was_measured_and_differ_elsewhere() -> None:
     samples = sample_models(model, points, PROBLEM, LATENCIES, 24)
     logs = np.log(
         [
-            [result.throughput_infer_per_s for result in one.simulate([(batched(4), 4), (batched(32, 4), 64)])]
+            [result.throughput_infer_per_sec for result in one.simulate([(batched(4), 4), (batched(32, 4), 64)])]
             for one in samples
         ]
     )

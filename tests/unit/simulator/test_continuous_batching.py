@@ -17,18 +17,18 @@ from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, LoadPoint, Point
-from optimizer.simulator.batching_fit import MEDIANS, BatchingModel, fit, slots
 from optimizer.simulator.closed_network import ClosedNetwork
 from optimizer.simulator.continuous_batching import (
     LATENCY_METRICS,
-    BatchingPerformance,
-    BatchingScenario,
+    ContinuousBatchingPerformance,
+    ContinuousBatchingScenario,
     PassTimes,
     RequestLengths,
-    simulate_batching,
+    simulate_continuous_batching,
 )
+from optimizer.simulator.continuous_batching_model import MEDIANS, ContinuousBatchingModel, fit, slots
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.performance_model import fit_model, model_type, sample_models
-from optimizer.simulator.server_model import ServerModel
 
 LATENCIES = ("ttft-p95", "itl-p95")
 THREADS = "parameters.intra_op_thread_count.string_value"
@@ -55,8 +55,8 @@ def lengths(prompt: str, output: str) -> RequestLengths:
     return RequestLengths.of(tokens(prompt, output))
 
 
-def simulate(scenario: BatchingScenario, of: RequestLengths) -> BatchingPerformance:
-    return simulate_batching([scenario], of)[0]
+def simulate(scenario: ContinuousBatchingScenario, of: RequestLengths) -> ContinuousBatchingPerformance:
+    return simulate_continuous_batching([scenario], of)[0]
 
 
 def batched(size: int, instances: int = 1, threads: str = "1", delay_us: int = 0) -> Candidate:
@@ -74,7 +74,7 @@ times = st.builds(
     kv_tokens=st.sampled_from([0, 300]),
 )
 scenarios = st.builds(
-    BatchingScenario,
+    ContinuousBatchingScenario,
     slots=st.sampled_from([1, 2, 4, 16]),
     concurrency=st.integers(1, 40),
     times=times,
@@ -87,9 +87,9 @@ scenarios = st.builds(
 @pytest.mark.parametrize("concurrency", [1, 5])
 def test_one_slot_serves_requests_one_after_another(concurrency: int) -> None:
     own = PassTimes(fixed_s=0.01, sequence_s=0.002, prompt_s=0.001)
-    result = simulate(BatchingScenario(1, concurrency, own), lengths("30", "11"))
+    result = simulate(ContinuousBatchingScenario(1, concurrency, own), lengths("30", "11"))
     request_s = 0.01 + 30 * 0.001 + 10 * 0.012
-    assert result.throughput_infer_per_s == pytest.approx(1 / request_s)
+    assert result.throughput_infer_per_sec == pytest.approx(1 / request_s)
     assert result.tokens_per_s == pytest.approx(11 / request_s)
     for statistic in ("avg", "p50", "p95", "p99"):
         assert result.latency_s(f"itl-{statistic}") == pytest.approx(0.012)
@@ -100,7 +100,7 @@ def test_one_slot_serves_requests_one_after_another(concurrency: int) -> None:
 
 def test_a_request_alone_waits_for_the_queue_delay_and_the_network() -> None:
     own = PassTimes(fixed_s=0.01, sequence_s=0.002, prompt_s=0.001, round_trip_s=0.004)
-    scenario = BatchingScenario(8, 1, own, delay_s=0.02, full=8)
+    scenario = ContinuousBatchingScenario(8, 1, own, delay_s=0.02, full=8)
     result = simulate(scenario, replace(lengths("30", "11"), delays=np.ones(1024)))
     assert result.latency_s("ttft-p50") == pytest.approx(0.004 + 0.02 + 0.04)
     assert result.latency_s("latency-p50") == pytest.approx(0.004 + 0.02 + 0.04 + 0.12)
@@ -110,19 +110,19 @@ def test_a_request_alone_waits_for_the_queue_delay_and_the_network() -> None:
 def test_each_instance_has_requests_of_its_own() -> None:
     own = PassTimes(fixed_s=0.01, sequence_s=0.002, prompt_s=0.001)
     one, two = (
-        simulate(BatchingScenario(4, 4 * len(factors), own, factors), lengths("30", "11"))
+        simulate(ContinuousBatchingScenario(4, 4 * len(factors), own, factors), lengths("30", "11"))
         for factors in ((1.0,), (1.0, 1.0))
     )
-    assert two.throughput_infer_per_s == pytest.approx(2 * one.throughput_infer_per_s, rel=0.15)
-    slow = simulate(BatchingScenario(4, 8, own, (1.0, 2.0)), lengths("30", "11"))
-    assert slow.throughput_infer_per_s == pytest.approx(two.throughput_infer_per_s / 2, rel=0.05)
+    assert two.throughput_infer_per_sec == pytest.approx(2 * one.throughput_infer_per_sec, rel=0.15)
+    slow = simulate(ContinuousBatchingScenario(4, 8, own, (1.0, 2.0)), lengths("30", "11"))
+    assert slow.throughput_infer_per_sec == pytest.approx(two.throughput_infer_per_sec / 2, rel=0.05)
 
 
 @settings(max_examples=60)
 @given(scenarios)
-def test_requests_are_conserved(scenario: BatchingScenario) -> None:
+def test_requests_are_conserved(scenario: ContinuousBatchingScenario) -> None:
     result = simulate(scenario, lengths("16..64", "1..16"))
-    in_flight = result.throughput_infer_per_s * result.latency_s("latency-avg")
+    in_flight = result.throughput_infer_per_sec * result.latency_s("latency-avg")
     assert in_flight == pytest.approx(scenario.concurrency, rel=0.12), "Little's law"
     assert 0 < result.utilization <= 1
     assert 1 <= result.mean_batch_size <= min(scenario.slots, scenario.concurrency)
@@ -137,22 +137,24 @@ def test_requests_are_conserved(scenario: BatchingScenario) -> None:
 @given(times, st.sampled_from([8, 32]))
 def test_more_slots_serve_more(own: PassTimes, concurrency: int) -> None:
     own = replace(own, kv_tokens=0, prompt_limit=0)
-    results = [simulate(BatchingScenario(slots, concurrency, own), lengths("16", "16")) for slots in (1, 2, 4, 8)]
-    throughputs = np.array([result.throughput_infer_per_s for result in results])
+    results = [
+        simulate(ContinuousBatchingScenario(slots, concurrency, own), lengths("16", "16")) for slots in (1, 2, 4, 8)
+    ]
+    throughputs = np.array([result.throughput_infer_per_sec for result in results])
     assert (throughputs[1:] > 0.97 * throughputs[:-1]).all()
 
 
 def test_a_limit_of_the_cache_acts_as_fewer_slots() -> None:
     own = PassTimes(fixed_s=0.01, sequence_s=0.002, prompt_s=0.001)
-    limited = simulate(BatchingScenario(16, 16, replace(own, kv_tokens=4 * 41)), lengths("30", "11"))
-    few = simulate(BatchingScenario(4, 16, own), lengths("30", "11"))
-    assert limited.throughput_infer_per_s == pytest.approx(few.throughput_infer_per_s)
+    limited = simulate(ContinuousBatchingScenario(16, 16, replace(own, kv_tokens=4 * 41)), lengths("30", "11"))
+    few = simulate(ContinuousBatchingScenario(4, 16, own), lengths("30", "11"))
+    assert limited.throughput_infer_per_sec == pytest.approx(few.throughput_infer_per_sec)
     assert limited.mean_batch_size <= 4
 
 
 def test_the_prompts_of_a_pass_are_limited() -> None:
     own = PassTimes(fixed_s=0.0, sequence_s=0.001, prompt_s=0.001)
-    scenario = BatchingScenario(8, 8, own)
+    scenario = ContinuousBatchingScenario(8, 8, own)
     together, one_by_one = (
         simulate(replace(scenario, times=replace(own, prompt_limit=limit)), lengths("30", "11")) for limit in (0, 40)
     )
@@ -162,13 +164,17 @@ def test_the_prompts_of_a_pass_are_limited() -> None:
 # -- the fit ------------------------------------------------------------------------------------------------------
 
 
-def model(place: Sequence[float] = ()) -> BatchingModel:
+def model(place: Sequence[float] = ()) -> ContinuousBatchingModel:
     size = len(MEDIANS) + len(LATENCIES)
     own = np.array([*place, *[0.0] * (size - len(place))])
-    return BatchingModel(PROBLEM, LATENCIES, RequestLengths.of(tokens("16..64", "16")), 4e-3, own, np.eye(size))
+    return ContinuousBatchingModel(
+        PROBLEM, LATENCIES, RequestLengths.of(tokens("16..64", "16")), 4e-3, own, np.eye(size)
+    )
 
 
-def points_of(truth: BatchingModel, cells: Sequence[tuple[Candidate, int]], noise: float = 0.0) -> list[Point]:
+def points_of(
+    truth: ContinuousBatchingModel, cells: Sequence[tuple[Candidate, int]], noise: float = 0.0
+) -> list[Point]:
     """Return measurements of ``truth`` at ``cells``."""
     rng = np.random.default_rng(0)
     points = []
@@ -177,7 +183,7 @@ def points_of(truth: BatchingModel, cells: Sequence[tuple[Candidate, int]], nois
         own: dict[str, Any] = {
             f"{name.replace('-', '_')}_ms": 1e3 * result.latency_s(name) / factor for name in LATENCY_METRICS
         }
-        measurement = Measurement(result.throughput_infer_per_s * factor, requests=500, stable=True, **own)
+        measurement = Measurement(result.throughput_infer_per_sec * factor, requests=500, stable=True, **own)
         points.append(Point(number, cell[0], LoadPoint(1, cell[1]), measurement))
     return points
 
@@ -194,7 +200,7 @@ def test_the_fit_recovers_the_parameters_of_its_own_simulations() -> None:
     truth = model([0.5, -0.7, 0.5, 0.6, 0.3, -0.4, 0.5, -0.5])
     fitted = fit(points_of(truth, CELLS), PROBLEM, LATENCIES)
     for predicted, true in zip(fitted.simulate(OTHERS), truth.simulate(OTHERS), strict=True):
-        assert predicted.throughput_infer_per_s == pytest.approx(true.throughput_infer_per_s, rel=0.07)
+        assert predicted.throughput_infer_per_sec == pytest.approx(true.throughput_infer_per_sec, rel=0.07)
         assert predicted.latency_s("ttft-p95") == pytest.approx(true.latency_s("ttft-p95"), rel=0.2)
         assert predicted.latency_s("itl-p95") == pytest.approx(true.latency_s("itl-p95"), rel=0.15)
 
@@ -205,7 +211,7 @@ def test_one_outlier_hardly_changes_the_fit() -> None:
     disturbed = [*points[:2], replace(points[2], measurement=wrong), *points[3:]]
     usual, other = (fit(own, PROBLEM, LATENCIES).simulate(OTHERS) for own in (points, disturbed))
     for before, after in zip(usual, other, strict=True):
-        assert after.throughput_infer_per_s == pytest.approx(before.throughput_infer_per_s, rel=0.15)
+        assert after.throughput_infer_per_sec == pytest.approx(before.throughput_infer_per_sec, rel=0.15)
 
 
 def test_samples_agree_where_it_was_measured_and_differ_elsewhere() -> None:
@@ -213,7 +219,7 @@ def test_samples_agree_where_it_was_measured_and_differ_elsewhere() -> None:
     fitted = fit(points, PROBLEM, LATENCIES)
     logs = np.log(
         [
-            [result.throughput_infer_per_s for result in one.simulate([(batched(4), 4), (batched(16, 2, "2"), 32)])]
+            [result.throughput_infer_per_sec for result in one.simulate([(batched(4), 4), (batched(16, 2, "2"), 32)])]
             for one in fitted.samples(16)
         ]
     )
@@ -222,31 +228,31 @@ def test_samples_agree_where_it_was_measured_and_differ_elsewhere() -> None:
 
 
 def test_the_model_of_the_server_follows_from_the_problem() -> None:
-    assert model_type(PROBLEM) is BatchingModel
+    assert model_type(PROBLEM) is ContinuousBatchingModel
     assert model_type(replace(PROBLEM, tokens=None)) is ClosedNetwork
     assert model_type(replace(PROBLEM, tokens=tokens("16", "1"))) is ClosedNetwork
     assert model_type(replace(PROBLEM, kind=ModelKind.STATEFUL)) is ClosedNetwork
-    assert model_type(replace(PROBLEM, kind=ModelKind.BATCHED)) is ServerModel
+    assert model_type(replace(PROBLEM, kind=ModelKind.BATCHED)) is DynamicBatchingModel
     unknown_slots = replace(PROBLEM, space=SearchSpace((0,), is_streaming=True))
     assert model_type(unknown_slots) is ClosedNetwork
     fields = {"model_json.max_num_seqs": (8, 64)}
     vllm = replace(PROBLEM, space=SearchSpace((0,), fields=fields, is_streaming=True))
-    assert model_type(vllm) is BatchingModel
+    assert model_type(vllm) is ContinuousBatchingModel
     assert [slots(candidate) for candidate in vllm.space.candidates()] == [8, 64]
     points = points_of(model(), CELLS[:3])
     fitted = fit_model(points, PROBLEM, LATENCIES, 0)
-    assert isinstance(fitted, BatchingModel)
+    assert isinstance(fitted, ContinuousBatchingModel)
     assert len(sample_models(fitted, points, PROBLEM, LATENCIES, 3)) == 3
 
 
 def test_other_fields_change_the_speed() -> None:
     problem = replace(PROBLEM, space=SearchSpace((0,), fields={"model_json.max_num_seqs": (8,), "a": ("1", "2")}))
     size = len(MEDIANS) + 1 + len(LATENCIES)
-    own = BatchingModel(problem, LATENCIES, lengths("16", "16"), 4e-3, np.zeros(size), np.eye(size))
+    own = ContinuousBatchingModel(problem, LATENCIES, lengths("16", "16"), 4e-3, np.zeros(size), np.eye(size))
     place = np.zeros(size)
     place[len(MEDIANS)] = 1.0
     cells = [(candidate, 8) for candidate in problem.space.candidates()]
-    slow, fast = (result.throughput_infer_per_s for result in replace(own, place=place).simulate(cells))
+    slow, fast = (result.throughput_infer_per_sec for result in replace(own, place=place).simulate(cells))
     assert fast > 1.2 * slow
 
 
@@ -259,7 +265,7 @@ def test_it_does_not_apply_to_a_number_of_sequences_that_is_no_number(choice: An
 
 
 def test_it_does_not_apply_if_nearly_all_outputs_have_one_token() -> None:
-    assert model_type(replace(PROBLEM, tokens=tokens("16", "1..2"))) is BatchingModel
+    assert model_type(replace(PROBLEM, tokens=tokens("16", "1..2"))) is ContinuousBatchingModel
     assert model_type(replace(PROBLEM, tokens=tokens("16", "1"))) is ClosedNetwork
 
 
@@ -267,7 +273,7 @@ def test_it_does_not_apply_if_nearly_all_outputs_have_one_token() -> None:
 def test_sending_is_a_part_of_the_pass(running: int) -> None:
     """Otherwise a later pass would begin before the earlier one."""
     times = PassTimes(0.001, 0.004, 1e-5, power=0.5)
-    result = simulate(BatchingScenario(running, running, times), lengths("16", "4..8"))
+    result = simulate(ContinuousBatchingScenario(running, running, times), lengths("16", "4..8"))
     assert min(result.latency_s(metric) for metric in LATENCY_METRICS) > 0
     pass_s = times.fixed_s + times.sequence_s * running**times.power
     assert result.latency_s("itl-avg") == pytest.approx(pass_s, rel=0.5)
@@ -279,7 +285,9 @@ def test_it_needs_a_measurement() -> None:
 
 
 def test_any_percentile_is_estimated_from_the_simulated_ones() -> None:
-    performance = BatchingPerformance(1.0, 1.0, 1.0, 1.0, tuple(map(float, range(1, 16))), {"ttft-p99.9": 2.0})
+    performance = ContinuousBatchingPerformance(
+        1.0, 1.0, 1.0, 1.0, tuple(map(float, range(1, 16))), {"ttft-p99.9": 2.0}
+    )
     assert performance.latency_s("ttft-p95") == 4.0
     assert performance.latency_s("latency-avg") == 11.0
     assert 4.0 < performance.latency_s("ttft-p97") < 5.0

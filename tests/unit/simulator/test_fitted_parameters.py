@@ -12,6 +12,7 @@ from optimizer.config.execution import INTRA_OP_THREADS, SPINNING
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue, LoadPoint, Point
 from optimizer.simulator.calibration import observe_point
+from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.fitted_parameters import (
     THREADS,
     FittedOverheads,
@@ -22,7 +23,6 @@ from optimizer.simulator.fitted_parameters import (
     relative_duration,
 )
 from optimizer.simulator.scenario import ClosedLoopLoad, MeasurementInterval, Overheads
-from optimizer.simulator.server_model import ServerModel, fit
 from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter
 from tests.played_server import simulated_measurement
 from tests.simulation import linear_times, simulate
@@ -54,7 +54,7 @@ def test_gaps_and_wake_ups_are_fitted_from_measurements(gap_s: float, wake_s: fl
     others = [(Candidate(8, True, 500), load) for load in LOADS] + [(Candidate(8), load) for load in LOADS]
     for (candidate, load), predicted in zip(others, model.simulate(others), strict=True):
         truth = served(candidate, load, 2e-4, gap_s, wake_s, seed=8).measurement
-        assert predicted.throughput_infer_per_s == pytest.approx(truth.throughput_infer_per_sec, rel=0.1)
+        assert predicted.throughput_infer_per_sec == pytest.approx(truth.throughput_infer_per_sec, rel=0.1)
         assert 1e3 * predicted.latency_p95_s == pytest.approx(truth.latency_p95_ms, rel=0.15)
 
 
@@ -95,11 +95,11 @@ def with_processes(count: int, instances: int = 1) -> Candidate:
 def test_each_of_several_server_processes_gets_its_share_of_the_load() -> None:
     """Two servers that do not slow each other serve twice as much with twice the load, at the same latency."""
     times = linear_times(1e-3, 5e-5, 8, 1)
-    model = ServerModel(lambda _: times, 1, FittedOverheads(2e-4))
+    model = DynamicBatchingModel(lambda _: times, 1, FittedOverheads(2e-4))
     one, two, odd = model.simulate([(with_processes(1), 8), (with_processes(2), 16), (with_processes(2), 15)])
-    assert two.throughput_infer_per_s == pytest.approx(2 * one.throughput_infer_per_s)
+    assert two.throughput_infer_per_sec == pytest.approx(2 * one.throughput_infer_per_sec)
     assert two.latency_p95_s == one.latency_p95_s
-    assert odd.throughput_infer_per_s == pytest.approx(15 / 16 * two.throughput_infer_per_s)
+    assert odd.throughput_infer_per_sec == pytest.approx(15 / 16 * two.throughput_infer_per_sec)
     (measured,) = model.measure([(with_processes(2), 16)])
     assert measured.mean_batch_size == pytest.approx(one.mean_batch_size, rel=1e-5)
 

@@ -99,7 +99,7 @@ def test_the_service_time_is_that_of_the_samples() -> None:
     assert log.end_s - log.start_s == pytest.approx([6 * MS])
     (result,) = simulate_many([job], window=ALL)
     assert result.mean_batch_size == 6
-    assert result.throughput_infer_per_s == pytest.approx(6 / (7 * MS))
+    assert result.throughput_infer_per_sec == pytest.approx(6 / (7 * MS))
 
 
 def test_requests_of_other_shapes_share_no_batch() -> None:
@@ -226,7 +226,7 @@ def test_figures_are_of_the_requests_that_complete() -> None:
     assert result.timed_out_share == pytest.approx(1 / 3)
     assert result.rejected_share == 0
     assert result.latency_avg_s == pytest.approx(11.5 * MS)
-    assert result.throughput_infer_per_s == pytest.approx(2 / (20 * MS))
+    assert result.throughput_infer_per_sec == pytest.approx(2 / (20 * MS))
 
 
 def test_without_refusals_the_policy_only_turns_prefetching_off() -> None:
@@ -240,7 +240,7 @@ def test_a_closed_loop_that_completes_nothing_ends() -> None:
     (result,) = simulate_many([Scenario(hopeless, ClosedLoopLoad(1), TYPICAL, LATENCIES)])
     assert result.requests == 0
     assert result.timed_out_share == 1
-    assert math.isnan(result.throughput_infer_per_s)
+    assert math.isnan(result.throughput_infer_per_sec)
 
 
 def test_clients_that_are_refused_at_once_do_not_stop_the_clock() -> None:

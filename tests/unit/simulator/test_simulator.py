@@ -158,7 +158,7 @@ def test_latencies_on_the_way() -> None:
     assert one.utilization == pytest.approx(10 / 25)
     assert simulate(Candidate(1), ClosedLoopLoad(1), constant(10 * MS), over).latency_p50_s == pytest.approx(18 * MS)
     two = simulate(Candidate(1), ClosedLoopLoad(2), constant(10 * MS), over)  # served in turn: 10 ms and 6 ms each
-    assert two.throughput_infer_per_s == pytest.approx(1 / (16 * MS))
+    assert two.throughput_infer_per_sec == pytest.approx(1 / (16 * MS))
 
 
 def test_arrivals_and_responses_keep_their_distance() -> None:
@@ -169,7 +169,7 @@ def test_arrivals_and_responses_keep_their_distance() -> None:
         batcher(3, 9000), ClosedLoopLoad(3), constant(10 * MS), spaced
     )  # 10, 11, 12 ms and 2, 1, 0 of queue
     assert three.latency_p50_s == pytest.approx(12 * MS)
-    assert three.throughput_infer_per_s == pytest.approx(3 / (12 * MS))
+    assert three.throughput_infer_per_sec == pytest.approx(3 / (12 * MS))
 
 
 def test_a_gap_delays_all_later_arrivals() -> None:
@@ -671,7 +671,7 @@ def test_little_s_law_holds_in_a_closed_loop(seed: int, concurrency: int, fixed:
         jitter=lognormal_jitter(0.1, seed),
         window=MeasurementInterval(500, 6000),
     )
-    assert result.throughput_infer_per_s * (result.latency_avg_s + 20 * US) == pytest.approx(concurrency, rel=0.02)
+    assert result.throughput_infer_per_sec * (result.latency_avg_s + 20 * US) == pytest.approx(concurrency, rel=0.02)
     assert 0 < result.utilization <= 1
     assert 0 <= result.queue_avg_s < result.latency_avg_s
     assert result.latency_p50_s <= result.latency_p90_s <= result.latency_p95_s <= result.latency_p99_s
@@ -685,8 +685,8 @@ def test_the_throughput_of_an_open_loop_below_capacity_is_its_rate(seed: int) ->
     result = simulate(candidate, poisson_load(rate, 3000, seed), TYPICAL, LATENCIES, window=MeasurementInterval(0))
     assert not result.overloaded
     assert result.requests == 3000
-    assert result.throughput_infer_per_s == pytest.approx(3000 / result.duration_s)
-    assert result.throughput_infer_per_s == pytest.approx(rate, rel=0.1)
+    assert result.throughput_infer_per_sec == pytest.approx(3000 / result.duration_s)
+    assert result.throughput_infer_per_sec == pytest.approx(rate, rel=0.1)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8, 0.9])
@@ -717,7 +717,7 @@ def test_at_saturation_every_batch_is_full(instances: int) -> None:
     for candidate in (batcher(8, instances=instances), batcher(8, 2000, instances=instances)):
         result = simulate(candidate, ClosedLoopLoad(64 * instances), times)
         assert result.mean_batch_size == 8
-        assert result.throughput_infer_per_s == pytest.approx(instances * 8 / (1.8 * MS), rel=0.001)
+        assert result.throughput_infer_per_sec == pytest.approx(instances * 8 / (1.8 * MS), rel=0.001)
         assert result.utilization == pytest.approx(1)
 
 
@@ -731,14 +731,14 @@ def test_an_open_loop_above_capacity_says_so() -> None:
         ):
             result = simulate(batcher(8), arrivals, times)
             assert result.overloaded is overloaded, rate
-            assert result.throughput_infer_per_s == pytest.approx(min(rate, 1) * capacity, rel=0.05)
+            assert result.throughput_infer_per_sec == pytest.approx(min(rate, 1) * capacity, rel=0.05)
 
 
 def test_requests_that_wait_for_a_preferred_size_are_no_overload() -> None:
     """A few requests nearly always wait for a preferred size, and their smallest number varies by chance."""
     candidate = batcher(8, 1000, 4, instances=2)
     times = linear_times(1 * MS, 0.01 * MS, 8, 2, contention=0.4)
-    capacity = simulate(candidate, ClosedLoopLoad(64), times).throughput_infer_per_s
+    capacity = simulate(candidate, ClosedLoopLoad(64), times).throughput_infer_per_sec
     jitter = lognormal_jitter(0.1, 99)
     flagged = [
         share
@@ -751,14 +751,14 @@ def test_requests_that_wait_for_a_preferred_size_are_no_overload() -> None:
 def test_more_never_hurts_where_nothing_contends() -> None:
     times = constant(2 * MS, 16, 8)
     rates = [
-        simulate(Candidate(16), ClosedLoopLoad(c), times, LATENCIES).throughput_infer_per_s for c in range(1, 12)
+        simulate(Candidate(16), ClosedLoopLoad(c), times, LATENCIES).throughput_infer_per_sec for c in range(1, 12)
     ]
     assert rates == sorted(rates)
     for candidate in (batcher(16), Candidate(16)):
         loads = [
             simulate(replace(candidate, instance_count=n), ClosedLoopLoad(32), times, LATENCIES) for n in range(1, 9)
         ]
-        rates = [result.throughput_infer_per_s for result in loads]
+        rates = [result.throughput_infer_per_sec for result in loads]
         assert all(after >= 0.98 * before for before, after in pairwise(rates))
     slower = [simulate(batcher(16), ClosedLoopLoad(32), constant(s * MS, 16)).latency_p95_s for s in (1, 2, 3)]
     assert slower == sorted(slower)
@@ -768,7 +768,7 @@ def test_samples_and_requests_are_distinguished() -> None:
     single = simulate(batcher(8, 1000), ClosedLoopLoad(6), TYPICAL, LATENCIES)
     coarse = ServiceTimes(TYPICAL.seconds, step=100)  # the same times for a hundred times the samples
     bulk = simulate(batcher(800, 1000), ClosedLoopLoad(6), coarse, LATENCIES, request_batch_size=100)
-    assert bulk.throughput_infer_per_s == pytest.approx(100 * single.throughput_infer_per_s)
+    assert bulk.throughput_infer_per_sec == pytest.approx(100 * single.throughput_infer_per_sec)
     assert bulk.latency_p95_s == single.latency_p95_s
     assert bulk.mean_batch_size == pytest.approx(100 * single.mean_batch_size)
 
@@ -781,7 +781,7 @@ def test_one_late_request_separates_clients_that_shared_a_batch() -> None:
     late = np.array([0.0, 0.0, 9 * MS, 9 * MS] + [0.0] * 9999)
     parted = simulate(candidate, ClosedLoopLoad(4), times, LATENCIES, gaps_s=late)
     assert parted.mean_batch_size == 2
-    assert parted.throughput_infer_per_s < 0.75 * together.throughput_infer_per_s
+    assert parted.throughput_infer_per_sec < 0.75 * together.throughput_infer_per_sec
 
 
 # --- how it is called ---

@@ -29,7 +29,7 @@ def served(result: SimulationResult) -> list[ServedLoad]:
     """Return samples of a server that the simulator plays."""
     expected = sample()
     assert expected.replica is not None
-    requests = SECONDS * result.throughput_infer_per_s / expected.request_samples
+    requests = SECONDS * result.throughput_infer_per_sec / expected.request_samples
     execution_ms = compute_ms(result, expected.replica.model.overheads.network_s)
     load = ServedLoad(
         SECONDS,

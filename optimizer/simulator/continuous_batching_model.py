@@ -22,12 +22,12 @@ from optimizer.core.trial import MODEL_JSON_PREFIX, Candidate, FieldValue, Point
 from optimizer.simulator.continuous_batching import (
     LATENCY_COLUMNS,
     TOKENS_PER_S,
-    BatchingPerformance,
-    BatchingScenario,
+    ContinuousBatchingPerformance,
+    ContinuousBatchingScenario,
     PassTimes,
     RequestLengths,
     estimated_latency,
-    simulate_batching,
+    simulate_continuous_batching,
     simulated_rows,
 )
 from optimizer.simulator.fitted_parameters import THREADS, Contention, execution_settings, relative_duration
@@ -56,7 +56,7 @@ SEVERAL_TOKENS = 0.05  # share of the outputs
 
 
 @dataclass(frozen=True, eq=False)
-class BatchingModel:
+class ContinuousBatchingModel:
     """The simulator with the parameters ``place``, in standard deviations of the prior from its medians.
 
     Attributes:
@@ -79,24 +79,24 @@ class BatchingModel:
     spread: FloatArray
     seed: int = 0
 
-    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[BatchingPerformance]:
+    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[ContinuousBatchingPerformance]:
         """Return the performance of each (candidate, concurrency).
 
         Of several server processes one is simulated, with its share of the load.
         """
-        results = simulate_batching(self._scenarios(cells, self.place), self.lengths, threads)
+        results = simulate_continuous_batching(self._scenarios(cells, self.place), self.lengths, threads)
         tails = dict(zip(self.latencies, np.exp(self._log_tails(self.place)).tolist(), strict=True))
         return [
             replace(
                 result,
-                throughput_infer_per_s=servers * result.throughput_infer_per_s,
+                throughput_infer_per_sec=servers * result.throughput_infer_per_sec,
                 tokens_per_s=servers * result.tokens_per_s,
                 factors=tails,
             )
             for result, servers in zip(results, _busy_processes(cells), strict=True)
         ]
 
-    def fitted(self, points: Sequence[Point]) -> BatchingModel:
+    def fitted(self, points: Sequence[Point]) -> ContinuousBatchingModel:
         """Return the model that is closest to ``points`` and the prior, by a robust loss."""
         cells = [(point.candidate, point.load.concurrency) for point in points]
         measured = with_tails(np.array([log_measured(point, *self.latencies) for point in points]), cells, 1)
@@ -123,7 +123,7 @@ class BatchingModel:
         )
         return replace(self, place=place, spread=spread)
 
-    def samples(self, count: int) -> list[BatchingModel]:
+    def samples(self, count: int) -> list[ContinuousBatchingModel]:
         """Return ``count`` samples of the posterior (Laplace's approximation)."""
         places = sample_vectors(self.place, self.spread, count, self.seed)
         return [replace(self, place=np.clip(place, -FARTHEST, FARTHEST)) for place in places]
@@ -148,7 +148,7 @@ class BatchingModel:
         medians = np.array([TAILS[own.statistic] for own in reported])
         return np.asarray(medians + TAIL_DEVIATION * place[len(place) - len(self.latencies) :])
 
-    def _scenarios(self, cells: Sequence[ConfigurationLoad], place: FloatArray) -> list[BatchingScenario]:
+    def _scenarios(self, cells: Sequence[ConfigurationLoad], place: FloatArray) -> list[ContinuousBatchingScenario]:
         values = MEDIANS + DEVIATIONS * place[: len(MEDIANS)]
         scale, odds, power, prompt, outside, slowdown, oversubscription, gain = values.tolist()
         pass_s, fixed = self.pass_s * math.exp(scale), 1 / (1 + math.exp(-odds))
@@ -173,7 +173,7 @@ class BatchingModel:
             return tuple(slowness * relative_duration(settings, k, self.problem, contention) for k in busy)
 
         return [
-            BatchingScenario(
+            ContinuousBatchingScenario(
                 slots(candidate),
                 load_of_process(candidate, concurrency),
                 times,
@@ -216,7 +216,9 @@ def slots(candidate: Candidate) -> int:
     return candidate.max_batch_size or USUAL_SEQUENCES
 
 
-def fit(points: Sequence[Point], problem: Problem, latencies: Sequence[str], seed: int = 0) -> BatchingModel:
+def fit(
+    points: Sequence[Point], problem: Problem, latencies: Sequence[str], seed: int = 0
+) -> ContinuousBatchingModel:
     """Return the model that is closest to ``points``, which are complete for the metrics ``latencies``.
 
     It has to apply to ``problem``.
@@ -233,7 +235,7 @@ def fit(points: Sequence[Point], problem: Problem, latencies: Sequence[str], see
     ]
     pass_s = min(requests_s) / float(lengths.outputs.mean())
     size = len(MEDIANS) + len(_further_choices(problem)) + len(latencies)
-    unfitted = BatchingModel(problem, tuple(latencies), lengths, pass_s, np.zeros(size), np.eye(size), seed)
+    unfitted = ContinuousBatchingModel(problem, tuple(latencies), lengths, pass_s, np.zeros(size), np.eye(size), seed)
     return unfitted.fitted(points)
 
 

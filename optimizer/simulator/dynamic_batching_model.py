@@ -68,7 +68,7 @@ BLACK_BOX_ERRORS = ModelErrors(throughput=0.2, tail=0.1)  # without the server's
 
 
 @dataclass(frozen=True, eq=False)
-class ServerModel:
+class DynamicBatchingModel:
     """The parameters of a simulated server. Throughput and latency are those of a server that refuses no request.
 
     ``times`` returns the service times of an execution setting. ``errors`` are the expected relative errors of the
@@ -182,7 +182,7 @@ class ServerModel:
         ]
 
 
-def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) -> ServerModel:
+def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) -> DynamicBatchingModel:
     """Return the server model that is closest to the measured ``points``.
 
     It is fitted to the server's own statistics where these were measured, otherwise to throughput and latency alone.
@@ -203,7 +203,7 @@ def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) 
     if network_s is None:
         return _BlackBox(points, problem, latency, seed).fit()
     times = functools.cache(fit_service_times(groups, problem, largest_batch(points, problem)).times)
-    model = ServerModel(
+    model = DynamicBatchingModel(
         times,
         problem.space.request_batch_size,
         FittedOverheads(network_s),
@@ -218,8 +218,8 @@ def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) 
 
 
 def sample_models(
-    model: ServerModel, points: Sequence[Point], problem: Problem, latency: str, count: int
-) -> list[ServerModel]:
+    model: DynamicBatchingModel, points: Sequence[Point], problem: Problem, latency: str, count: int
+) -> list[DynamicBatchingModel]:
     """Return ``count`` samples of the posterior of ``model``, which was fitted to ``points`` and ``latency``.
 
     They differ in their service times. Without the server's statistics they also differ in their overheads.
@@ -257,17 +257,17 @@ class _BlackBox:
     latency: str
     seed: int
 
-    def fit(self) -> ServerModel:
+    def fit(self) -> DynamicBatchingModel:
         """Return the model that is closest in throughput and latency."""
         return self.model(fit_parameters(self._simulate, self._measured(), self._medians()))
 
-    def sample(self, fitted: FloatArray, count: int) -> list[ServerModel]:
+    def sample(self, fitted: FloatArray, count: int) -> list[DynamicBatchingModel]:
         """Return ``count`` samples of the posterior."""
         settings = [execution_settings(self.problem.space.canonical(point.candidate)) for point in self._used]
         arguments = self._measured(), settings, fitted, self._medians(), count, self.seed
         return [self.model(vector) for vector in sample_parameters(self._simulate, *arguments)]
 
-    def model(self, vector: FloatArray) -> ServerModel:
+    def model(self, vector: FloatArray) -> DynamicBatchingModel:
         """Return the model of a vector of parameters."""
         parameters, batch = BlackBoxParameters.of(vector), self.problem.space.request_batch_size
         largest = largest_batch(self.points, self.problem) // batch
@@ -275,7 +275,9 @@ class _BlackBox:
         gap_s = min(USUAL_GAP_S, longest_gap_s(self.points))
         overheads = FittedOverheads(parameters.network_s, gap_s=gap_s, jitter=parameters.jitter)
         errors, queue = BLACK_BOX_ERRORS, self.problem.queue
-        return ServerModel(times, batch, overheads, self.seed, errors, self.problem.fixed_shapes, vector, queue)
+        return DynamicBatchingModel(
+            times, batch, overheads, self.seed, errors, self.problem.fixed_shapes, vector, queue
+        )
 
     @property
     def _used(self) -> list[Point]:
