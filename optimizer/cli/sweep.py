@@ -15,7 +15,7 @@ from optimizer.config.batching import parse_policy
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder
 from optimizer.core.signature import is_signed
-from optimizer.core.trial import SERVER_PROCESSES, FieldChoices, FieldValue
+from optimizer.core.trial import MAX_CONCURRENCY, SERVER_PROCESSES, FieldChoices, FieldValue
 from optimizer.options.addresses import redact_header
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option import DEFAULTS
@@ -47,7 +47,6 @@ OWN_OPTIONS = (
 SIZES = "request-batch-size"
 HEADER = "header"  # its value is not stored, so a resume takes it
 DEFAULT_CONCURRENCY = "1,2,4,8,16"
-MAX_CONCURRENCY = 2**16
 MAX_REPEATS = 100
 MAX_INSTANCES = 1024
 EPILOG = """\

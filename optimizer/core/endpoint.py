@@ -15,7 +15,7 @@ ProtocolName: TypeAlias = Literal["grpc", "http"]
 
 REDACTED = "***"
 MAX_HEADER_CHARACTERS = 8192  # limit for all header values together, which tritonserver has over HTTP
-_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")  # a token of RFC 9110
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Connection:
 
     def __post_init__(self) -> None:
         for name, value in self.headers.items():
-            if not _NAME.fullmatch(name):
+            if not HEADER_NAME.fullmatch(name):
                 raise BadInputError(f"header {ascii(name)[1:-1]:.60}: not a header name; write NAME:VALUE")
             if not (value.isascii() and value.isprintable()):
                 raise BadInputError(f"header {name}: the value has control or non-ASCII characters; remove them")

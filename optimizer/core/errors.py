@@ -2,14 +2,21 @@
 
     TuneError
     ├── BadInputError        2   a value, file or flag of the user is wrong
+    │   ├── OptionError      2   a value of an option (optimizer.options.values)
+    │   └── ProfileError     2   a value of a profile (optimizer.model.profile)
     ├── EnvironmentFault     3   this machine lacks something
     │   └── ServerFault      3   the server did not start or died
     ├── DeploymentError      –   one candidate cannot be deployed: the trial fails, the search continues
-    │   └── LoadRefused      –   the server refuses its configuration or its model
+    │   └── ModelRefused     –   the server refuses its configuration or its model
     └── MeasurementError     –   one measurement failed: its point is recorded as failed, the search continues
+        ├── LateError        –   the load client sent too late (optimizer.measure.load_client.open_loop)
+        └── NoAnswersError   –   no request was answered (optimizer.measure.load_client.closed_loop)
         (ServerCrashed is both: the server died with a candidate, which may be tried again on a new server)
 
 A message is one line: what is wrong, where, and what to do. Each note of an error is a further line.
+
+Users never see two other errors, because callers convert them: ParameterError below, and CallError, a failed call of
+the server (optimizer.measure.server_client).
 """
 
 from __future__ import annotations
@@ -54,8 +61,11 @@ class DeploymentError(TuneError):
         self.lacks_gpu_memory = lacks_gpu_memory
 
 
-class LoadRefused(DeploymentError):
-    """The server refuses the configuration or the model of a candidate. For the user's own one that is bad input."""
+class ModelRefused(DeploymentError):
+    """The server refuses the configuration or the model of a candidate.
+
+    For the baseline, which the user gave, the trial runner reports it as BadInputError.
+    """
 
 
 class MeasurementError(TuneError):

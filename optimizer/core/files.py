@@ -15,7 +15,7 @@ from pathlib import Path
 from optimizer.core.errors import BadInputError, EnvironmentFault, TuneError
 from optimizer.core.safe_text import one_line
 
-DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # the place is right, but its disk takes nothing
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of the disk, not of the path
 FREE_BYTES = 8 << 20  # more than most load generators write during a measurement
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
 _REMEDIES = {
@@ -83,7 +83,7 @@ def replace_file(path: Path, content: str | bytes) -> None:
     """
     scratch = path.with_name(f".{path.name}.new")
     try:
-        scratch.unlink(missing_ok=True)  # of a killed process; in a folder from someone else it may be a link
+        scratch.unlink(missing_ok=True)  # a killed process left it, or it is a link in a downloaded folder
         with scratch.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
@@ -103,11 +103,11 @@ def write_error(path: Path, error: OSError, then: str = "continue with `tune --r
     return EnvironmentFault(f"cannot write {one_line(str(path))}: {error.strerror}; {remedy}, then {then}")
 
 
-def check_space(folder: Path) -> None:
+def check_disk_space(folder: Path) -> None:
     """Raise EnvironmentFault if the disk of ``folder``, the folder of a run, does not take FREE_BYTES more."""
     scratch = folder / ".space"
     try:
-        scratch.unlink(missing_ok=True)  # of a killed process; in a folder from someone else it may be a link
+        scratch.unlink(missing_ok=True)  # a killed process left it, or it is a link in a downloaded folder
         with scratch.open("xb") as file:
             file.write(bytes(FREE_BYTES))
     except OSError as error:
@@ -118,7 +118,7 @@ def check_space(folder: Path) -> None:
 
 
 def output_error(path: Path, error: OSError, flag: str) -> TuneError:
-    """Return the error to raise if writing ``path``, a place that the user chose with ``flag``, failed."""
+    """Return the error to raise if writing ``path``, which the user chose with ``flag``, failed with ``error``."""
     if error.errno in DISK_FAULTS:
         return write_error(path, error, "run the command again")
     return BadInputError(f"cannot write {one_line(str(path))}: {error.strerror}; give another place with {flag}")

@@ -91,15 +91,15 @@ class LoadGenerator(Protocol):
         """Return the measurement of ``load``.
 
         Called for each load of a trial. ``seconds`` is the approximate measuring time; None lets the load generator
-        measure until the figures are stable.
+        measure until throughput and latency are stable.
 
         The measurement has the throughput, the average and the quantiles of the latency, ``requests``,
         ``measure_seconds`` and ``stable``, and a ``reason`` if it is not stable. Verdicts are narrower with
         ``latency_sketch``, which ``goodput_infer_per_sec`` and percentiles such as p99.9 need.
 
         Raises:
-            MeasurementError: There are no figures at all; the point is recorded as failed.
-            ServerCrashed: There are no figures because the server died or hangs.
+            MeasurementError: There are no values; the point is recorded as failed.
+            ServerCrashed: There are no values because the server died or hangs.
         """
 
     def measure_windows(self, endpoint: Endpoint, load: LoadPoint, seconds: float, count: int) -> list[Measurement]:

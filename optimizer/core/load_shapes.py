@@ -19,10 +19,10 @@ from objectives.sla import parse_duration_ms
 DEFAULTS = {"spike": "spike:4x:10%:1s", "ramp": "ramp:0.5..1.5:1s", "diurnal": "diurnal:1.5x:1s"}
 SHAPES = tuple(DEFAULTS)
 STEPS = 200  # the rate of a ramp or a wave is constant for this part of the period
-LEAST_SECONDS, MOST_SECONDS = 0.1, 60.0
-MOST_FACTOR = 100.0
-LONGEST_LEAD_IN_SECONDS = 2.0
-LONGEST_RECORDING_SECONDS = 10.0  # a longer recording is measured in parts
+MIN_PERIOD_SECONDS, MAX_PERIOD_SECONDS = 0.1, 60.0
+MAX_FACTOR = 100.0
+MAX_PERIOD_LEAD_IN_SECONDS = 2.0
+MAX_RECORDING_SECONDS = 10.0  # a longer recording is measured in parts
 _NUMBER = r"[0-9]{1,6}(?:\.[0-9]{1,6})?"
 _PARTS = {  # values of a shape; a part of another form is the duration
     "factor": re.compile(rf"({_NUMBER})x"),
@@ -69,15 +69,18 @@ class RequestTimes:
     def period_at(self, rate: float) -> float:
         """Return the seconds after which the times repeat at ``rate`` requests per second.
 
-        It is 0 if they do not, or only after LONGEST_RECORDING_SECONDS.
+        It is 0 if they do not, or only after MAX_RECORDING_SECONDS.
         """
-        if self.recorded_requests and self.recorded_requests <= LONGEST_RECORDING_SECONDS * rate:
+        if self.recorded_requests and self.recorded_requests <= MAX_RECORDING_SECONDS * rate:
             return self.recorded_requests / rate
         return self.period_seconds
 
     def lead_in_at(self, rate: float) -> float:
-        """Return for how many seconds the end of a period is sent before the time that counts; 0 without a period."""
-        return min(self.period_at(rate), LONGEST_LEAD_IN_SECONDS)
+        """Return the length of the lead-in in seconds; 0 without a period.
+
+        In the lead-in, the last part of a period is sent and not measured.
+        """
+        return min(self.period_at(rate), MAX_PERIOD_LEAD_IN_SECONDS)
 
     def whole_periods(self, seconds: float, rate: float) -> float:
         """Return the shortest time of at least ``seconds`` that consists of whole periods."""
@@ -85,22 +88,22 @@ class RequestTimes:
         return period * max(1, math.ceil(seconds / period - 1e-6)) if period else seconds
 
 
-def is_shape(text: str) -> bool:
+def is_load_shape(text: str) -> bool:
     """Return whether ``text`` names a load shape, whatever follows its name."""
     return text.partition(":")[0] in SHAPES
 
 
-def parse_shape(text: str) -> LoadShape:
+def parse_load_shape(text: str) -> LoadShape:
     """Return the load shape in ``text``, such as ``spike:4x:10%:1s``. Raises ValueError with an example."""
     name, *parts = text.split(":")
     values = _values(name, DEFAULTS[name].split(":")[1:]) | _values(name, parts)
     (seconds,) = values["duration"]
-    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
-        raise ValueError(f"a period takes {LEAST_SECONDS:g} to {MOST_SECONDS:g} s")
+    if not MIN_PERIOD_SECONDS <= seconds <= MAX_PERIOD_SECONDS:
+        raise ValueError(f"a period takes {MIN_PERIOD_SECONDS:g} to {MAX_PERIOD_SECONDS:g} s")
     return LoadShape(seconds, *_MAKE[name](values))
 
 
-def complete_shape(text: str) -> str:
+def complete_load_shape(text: str) -> str:
     """Return a valid load shape with all its values, such as ``spike:4x:10%:9s`` for ``spike:9s``."""
     name, *parts = text.split(":")
     given = {_kind(part): part for part in parts}
@@ -129,34 +132,34 @@ def _values(name: str, parts: list[str]) -> dict[str, tuple[float, ...]]:
     return values
 
 
-Profile = tuple[tuple[float, ...], tuple[float, ...]]  # edges and shares of a LoadShape
+_EdgesAndShares = tuple[tuple[float, ...], tuple[float, ...]]  # the fields of a LoadShape
 
 
-def _spike(values: dict[str, tuple[float, ...]]) -> Profile:
+def _spike(values: dict[str, tuple[float, ...]]) -> _EdgesAndShares:
     (factor,), (percent,) = values["factor"], values["share"]
-    if not 1 < factor <= MOST_FACTOR or not 0.1 <= percent <= 90:
-        raise ValueError(f"a spike has 1 to {MOST_FACTOR:g} times the other rate, for 0.1 to 90 % of the time")
+    if not 1 < factor <= MAX_FACTOR or not 0.1 <= percent <= 90:
+        raise ValueError(f"a spike has 1 to {MAX_FACTOR:g} times the other rate, for 0.1 to 90 % of the time")
     share = percent / 100
     begin = (1 - share) / 2
     before = begin / (1 + (factor - 1) * share)
     return (0.0, begin, begin + share, 1.0), (0.0, before, 1 - before, 1.0)
 
 
-def _ramp(values: dict[str, tuple[float, ...]]) -> Profile:
+def _ramp(values: dict[str, tuple[float, ...]]) -> _EdgesAndShares:
     first, last = values["range"]
-    if max(first, last) > MOST_FACTOR or first == last:
-        raise ValueError(f"a ramp begins and ends with different rates, from 0 to {MOST_FACTOR:g}")
+    if max(first, last) > MAX_FACTOR or first == last:
+        raise ValueError(f"a ramp begins and ends with different rates, from 0 to {MAX_FACTOR:g}")
     return _in_steps(lambda x: (first * x + (last - first) * x * x / 2) / ((first + last) / 2))
 
 
-def _diurnal(values: dict[str, tuple[float, ...]]) -> Profile:
+def _diurnal(values: dict[str, tuple[float, ...]]) -> _EdgesAndShares:
     (peak,) = values["factor"]
     if not 1 < peak <= 2:
         raise ValueError("the peak of a day is more than 1 and at most 2 times the mean")
     return _in_steps(lambda x: x - (peak - 1) * math.sin(2 * math.pi * x) / (2 * math.pi))
 
 
-def _in_steps(share_before: Callable[[float], float]) -> Profile:
+def _in_steps(share_before: Callable[[float], float]) -> _EdgesAndShares:
     edges = tuple(step / STEPS for step in range(STEPS + 1))
     return edges, (*map(share_before, edges[:-1]), 1.0)
 

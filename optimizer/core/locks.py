@@ -15,7 +15,7 @@ from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import write_error
 from optimizer.core.safe_text import one_line, read_tail
 
-LOCK_FILE = ".lock"  # of a folder
+LOCK_FILE = ".lock"  # in the locked folder
 HOLDER_WAIT_SECONDS = 1.0  # a new holder writes its name into the lock file within this time
 
 
@@ -57,7 +57,7 @@ def folder_lock(folder: Path, task: str) -> Iterator[None]:
 def lock_holder(lock: Path) -> str | None:
     """Return the name of the process that holds the lock file ``lock``; None if no process does.
 
-    The lock is shared for an instant, in which a process that wants it finds it held.
+    The test takes a shared lock for a moment; a process that tries to lock the file at that moment fails.
     """
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe of that name must not block

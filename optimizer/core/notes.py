@@ -80,7 +80,10 @@ class SharedMachine(Note):
 
 @dataclass(frozen=True, slots=True)
 class ShareOfNode(Note):
-    """Each trial used ``share`` of a node; 0 ``client_cpus`` are those of the server."""
+    """Each trial used ``share`` of a node.
+
+    ``client_cpus`` is the number of CPUs of the load generator; 0 if it shares those of the server.
+    """
 
     share: str
     client_cpus: int
@@ -176,7 +179,7 @@ class ServedOnCpu(Note):
 
 @dataclass(frozen=True, slots=True)
 class MigInstanceUsed(Note):
-    """Figures of one instance of a GPU cannot be read."""
+    """NVML cannot read the utilization, power and clocks of one instance of a GPU."""
 
     def __str__(self) -> str:
         return "under MIG, utilization, power and clocks of one instance cannot be read"
@@ -184,7 +187,7 @@ class MigInstanceUsed(Note):
 
 @dataclass(frozen=True, slots=True)
 class GpusNotRead(Note):
-    """NVML gives no figures of the GPUs; ``fault`` is its error with advice."""
+    """NVML cannot read the GPUs; ``fault`` is its error with advice."""
 
     fault: str
 
@@ -194,7 +197,7 @@ class GpusNotRead(Note):
 
 @dataclass(frozen=True, slots=True)
 class BatcherTuned(Note):
-    """The settings of candidates are those of the model ``name``, which has the batcher."""
+    """The settings of candidates belong to the model ``name``, which has the batcher."""
 
     name: str
 
@@ -216,7 +219,7 @@ class ConfirmedByPerfAnalyzer(Note):
 
 
 @dataclass(frozen=True, slots=True)
-class SamplesLeftOut(Note):
+class PerfAnalyzerSampleLimit(Note):
     """perf_analyzer sends only ``sent`` of the recorded samples, in requests of ``batch_size``."""
 
     sent: int
@@ -231,7 +234,7 @@ class SamplesLeftOut(Note):
 
 
 @dataclass(frozen=True, slots=True)
-class SamplesNotKept(Note):
+class OpenLoopSampleLimit(Note):
     """An open loop sends only ``sent`` of the recorded samples, chosen evenly."""
 
     sent: int
@@ -270,8 +273,8 @@ class NanOutputs(Note):
 
 
 @dataclass(frozen=True, slots=True)
-class OfModels(Note):
-    """Notes on several models, each with the name of its model."""
+class ModelNotes(Note):
+    """Notes on several models: pairs of a model's name and its note."""
 
     notes: tuple[tuple[str, Note], ...]
 

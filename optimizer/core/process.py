@@ -1,4 +1,4 @@
-"""Subprocesses under a supervisor, and the processes that own temporary files, which their names tell.
+"""Run subprocesses under a supervisor, and find the process that created a temporary file from the file's name.
 
 Each subprocess has its own process group, log and timeout. All child processes end with ``tune``, even if it is
 killed with SIGKILL.
@@ -184,6 +184,11 @@ def describe_exit_code(exit_code: int) -> str:
     """Return an exit code as text: ``exit code 3``, or ``SIGKILL`` for 137 or -9."""
     number = exit_code - 128 if exit_code > 128 else -exit_code
     return signal.Signals(number).name if number in set(signal.Signals) else f"exit code {exit_code}"
+
+
+def printed_lines(output: str) -> list[str]:
+    """Return the lines of a program's output without the empty ones; ``it printed nothing`` if there is no other."""
+    return [line.strip() for line in output.splitlines() if line.strip()] or ["it printed nothing"]
 
 
 def _wait(process: RunningProcess, timeout_seconds: float, check: Callable[[], None]) -> int | None:

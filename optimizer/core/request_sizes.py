@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 DISTRIBUTION_MARKS = ("*", "|", "..")  # a DIM with one of these has several sizes
 MAX_SIZE = 2**31 - 1
 MAX_CHOICES = 64
-MAX_PRIORITIES = 16  # of one load: each has statistics of its own
+MAX_PRIORITIES = 16  # in one load; each priority has its own statistics
 DRAWN_SIZES = 8192  # for quantiles
 ValueRange: TypeAlias = "tuple[int, int] | tuple[float, float]"
 _CHOICE = re.compile(r"([0-9]{1,10})(?:\.\.([0-9]{1,10}))?(?:\*([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
@@ -113,7 +113,7 @@ class SizeDistribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class InputShape:
     """The sizes of the inputs ``names``, which is the user's text and may list several inputs."""
 
     names: str
@@ -142,12 +142,12 @@ class Shape:
         return list(zip(*columns, strict=True))
 
 
-def parse_shape(text: str) -> Shape:
+def parse_input_shape(text: str) -> InputShape:
     """Return the shape in ``text``, such as ``ids:16..128``. Raises ValueError with an example."""
     names, _, dims = text.rpartition(":")
     if not names.strip():
         raise ValueError("write NAME:SIZES, such as input_ids:128 or input_ids:16..128")
-    return Shape(names, parse_size_distributions(dims))
+    return InputShape(names, parse_size_distributions(dims))
 
 
 def parse_size_distributions(text: str) -> tuple[SizeDistribution, ...]:
@@ -235,8 +235,8 @@ def _number(text: str) -> float:
 
 # -- numbers of tokens ------------------------------------------------------------------------------------------
 
-PLACE_OF_TOKENS = "{tokens}"
-MAX_TOKENS = 1_000_000  # of a prompt or an output
+TOKENS_PLACEHOLDER = "{tokens}"
+MAX_TOKENS = 1_000_000  # in a prompt or an output
 MAX_LOGNORMAL = 1 << 16  # its distribution is a table
 MAX_FILE_BYTES = 16 << 20
 CLIPPED_SIGMAS = 3.0
@@ -250,28 +250,28 @@ class TokenRequests:
     """The lengths of prompts and outputs, and the inputs of the model that get them.
 
     ``prompt_input`` is the input with the tokens of the prompt, ``output_input`` that with the number of tokens to
-    generate. ``maximum`` is the largest number of tokens of a prompt and its output; None if it is unknown.
+    generate. ``max_tokens`` is the largest number of tokens of a prompt and its output; None if it is unknown.
     ``length_input`` gets the number of tokens of the prompt. ``output_text`` is the text of an ``output_input`` of
-    strings, with PLACE_OF_TOKENS for the number.
+    strings, with TOKENS_PLACEHOLDER for the number.
     """
 
     prompt: SizeDistribution
     output: SizeDistribution
     prompt_input: str
     output_input: str
-    maximum: int | None = None
+    max_tokens: int | None = None
     length_input: str = ""
     output_text: str = ""
 
     def check(self) -> None:
-        """Raise ValueError for more tokens than the model allows, and for a text without a place for the number."""
-        if self.output_text and PLACE_OF_TOKENS not in self.output_text:
-            raise ValueError(f"output_text has no {PLACE_OF_TOKENS}, which stands for the number of tokens")
+        """Raise ValueError for more tokens than the model allows, and for a text without TOKENS_PLACEHOLDER."""
+        if self.output_text and TOKENS_PLACEHOLDER not in self.output_text:
+            raise ValueError(f"output_text has no {TOKENS_PLACEHOLDER}, which stands for the number of tokens")
         longest = self.prompt.largest + self.output.largest
-        if self.maximum is not None and longest > self.maximum:
+        if self.max_tokens is not None and longest > self.max_tokens:
             raise ValueError(
                 f"prompts of up to {self.prompt.largest} tokens and outputs of up to {self.output.largest} are "
-                f"{longest} tokens, and the model has at most {self.maximum}; shorten one of them"
+                f"{longest} tokens, and the model has at most {self.max_tokens}; shorten one of them"
             )
 
 

@@ -11,22 +11,22 @@ from typing import Any
 from optimizer.core.errors import BadInputError
 
 
-def one_line(text: str, most: int | None = None) -> str:
+def one_line(text: str, max_characters: int | None = None) -> str:
     """Return ``text`` on one line, safe for a terminal.
 
     Characters that are not printable (control characters, line ends, bidirectional marks) become Python escapes. A
-    text longer than ``most`` characters loses its middle, as the end of a message often has the cause.
+    text longer than ``max_characters`` characters loses its middle, as the end of a message often has the cause.
     """
     line = text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    if most is None or len(line) <= most:
+    if max_characters is None or len(line) <= max_characters:
         return line
-    head = most // 3
-    return f"{line[:head]}…{line[head + 1 - most :]}"
+    head = max_characters // 3
+    return f"{line[:head]}…{line[head + 1 - max_characters :]}"
 
 
-def shorten(text: str, most: int = 300) -> str:
-    """Return ``text`` on one printable line of at most ``most`` characters, with runs of spaces collapsed."""
-    return one_line(" ".join(text.split()), most)
+def shorten(text: str, max_characters: int = 300) -> str:
+    """Return ``text`` on one printable line of at most ``max_characters``, with runs of spaces collapsed."""
+    return one_line(" ".join(text.split()), max_characters)
 
 
 def printable(value: Any) -> Any:
@@ -38,32 +38,32 @@ def printable(value: Any) -> Any:
     return [printable(element) for element in value] if isinstance(value, list) else value
 
 
-def read_bytes(path: Path, most: int, hint: str) -> bytes:
+def read_bytes(path: Path, max_bytes: int, hint: str) -> bytes:
     """Return the content of a file.
 
     Raises BadInputError if it cannot be read, is not a regular file (a pipe would block, a device has no end), or has
-    more than ``most`` bytes. ``hint`` ends the message about a file that is too large.
+    more than ``max_bytes`` bytes. ``hint`` ends the message about a file that is too large.
     """
     name = one_line(str(path))
     try:
         if path.exists() and not path.is_file():
             raise BadInputError(f"{name}: not a file")
         with path.open("rb") as file:
-            data = file.read(most + 1)
+            data = file.read(max_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         reason = getattr(error, "strerror", None) or "not a path"
         raise BadInputError(f"{name}: cannot be read: {reason}") from None
-    if len(data) > most:
-        raise BadInputError(f"{name}: larger than {most >> 20} MiB; {hint}")
+    if len(data) > max_bytes:
+        raise BadInputError(f"{name}: larger than {max_bytes >> 20} MiB; {hint}")
     return data
 
 
-def read_tail(path: Path, most: int, start: int = 0) -> str:
-    """Return the last ``most`` bytes of a file as text, ignoring those before offset ``start``. Raises OSError."""
+def read_tail(path: Path, max_bytes: int, start: int = 0) -> str:
+    """Return the last ``max_bytes`` of a file as text, ignoring those before offset ``start``. Raises OSError."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(start, size - most))
-        return file.read(most).decode(errors="replace")
+        file.seek(max(start, size - max_bytes))
+        return file.read(max_bytes).decode(errors="replace")
 
 
 def check_file_name(text: str) -> str:

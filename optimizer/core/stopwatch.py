@@ -72,7 +72,9 @@ def _added_to(seconds: dict[Kind, float], kind: Kind) -> Iterator[None]:
 
 
 def with_earlier_times(times: Mapping[str, float | None], earlier: object) -> dict[str, float | None]:
-    """Return ``times``, a report of ``Stopwatch``, with those of earlier sessions of the run, and the largest memory.
+    """Return the sum of ``times``, a report of ``Stopwatch``, and the times of earlier sessions of the run.
+
+    The peak memory is the maximum.
 
     ``earlier`` is ``times`` of the record in run.json. Values other than numbers are left out.
     """

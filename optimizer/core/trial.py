@@ -38,8 +38,8 @@ _SHORT_NAMES = {path: name for name, path in EXECUTION_PATHS.items()} | {
     f"{CPU_ACCELERATOR}.name": "execution_accelerator",
     PLAN_CUDA_GRAPHS: "cuda_graphs",
 }
-CROSS_CHECKING = "perf_analyzer"  # load generator of the measurements that check tune's own client
-MOST_CONCURRENCY = 2**16  # a simulation of more requests in flight would exceed the memory
+CROSS_CHECK_GENERATOR = "perf_analyzer"  # load generator of the measurements that check tune's own client
+MAX_CONCURRENCY = 2**16  # a simulation of more requests in flight would exceed the memory
 SETTING_COLUMNS = (  # the attributes of a candidate other than its fields, as columns of trials.csv
     "max_batch_size",
     "dynamic_batching",
@@ -64,14 +64,13 @@ TrialRole: TypeAlias = Literal[  # why a trial runs
 class Candidate:
     """One configuration of the model, in Triton's terms.
 
-    An ``instance_count`` of 0 keeps the different counts of a model that is not tuned, see ``candidate_of``.
-
     Attributes:
         max_batch_size: Samples; 0 if the model has no batch dimension.
         dynamic_batching: Whether the dynamic batcher is on. If not, the delay is 0 and no sizes are preferred.
         max_queue_delay_us: ``max_queue_delay_microseconds`` of the dynamic batcher.
         preferred_batch_sizes: Ascending; empty if none are set.
-        instance_count: Instances for each instance group, on each of its GPUs.
+        instance_count: Instances for each instance group, on each of its GPUs; 0 if the instance groups of a model
+            that is not tuned keep their own counts.
         fields: Other settings as (name, value), sorted by name. A name is a path in ModelConfig (such as
             ``parameters.intra_op_thread_count.string_value``), ``<model>/<parameter>`` for another model that is
             served, INSTANCE_GPUS, SERVER_CPUS, SERVER_PROCESSES, VARIANT, an option of the server, or a key of
@@ -225,7 +224,7 @@ class ConfirmationWindow:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has no values: the server crashed, or the load generator failed or could not keep the rate."""
+        """Whether the window has no values: the server crashed, or the load generator failed or sent too late."""
         return self.measurement.throughput_infer_per_sec is None
 
 
@@ -236,7 +235,7 @@ class FreshServer:
     Attributes:
         number: Number of the server among those of the run, from 1, in the order of measuring.
         error: Error probability of the test of the load; 0 if the candidate is measured for comparison only.
-        load_generator: That of a measurement that checks tune's own client; empty for other measurements.
+        load_generator: The load generator of a measurement that checks tune's own client; empty for others.
     """
 
     number: int

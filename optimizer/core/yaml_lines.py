@@ -66,7 +66,7 @@ class LocatedValue:
         return node
 
 
-def parse(data: bytes, file: str, *, hint: str = "a profile starts with a line 'model:'") -> LocatedValue:
+def parse(data: bytes, file: str, *, hint: str) -> LocatedValue:
     """Return the YAML document in ``data``.
 
     ``file`` is the name for error messages, and ``hint`` ends the message about an empty file. Raises BadInputError
@@ -80,7 +80,7 @@ def parse(data: bytes, file: str, *, hint: str = "a profile starts with a line '
         raise BadInputError(
             f"{one_line(file)}:{line}: byte {byte} is not UTF-8 text; save the file as UTF-8"
         ) from None
-    return _Tree(file).build(_compose(text, file, hint), line=1, keys=())
+    return _TreeBuilder(file).build(_compose(text, file, hint), line=1, keys=())
 
 
 class _Composer(yaml.SafeLoader):
@@ -131,7 +131,7 @@ def _compose(text: str, file: str, hint: str) -> yaml.Node:
     return node
 
 
-class _Tree:
+class _TreeBuilder:
     def __init__(self, file: str) -> None:
         self.file = file
 
@@ -174,11 +174,11 @@ class _Tree:
         if kind == "null" and word in ("", "~", "null"):
             return None
         if kind == "int":
-            number = _whole(text)
+            number = _parse_int(text)
             if number is not None:
                 return number
         if kind == "float":
-            real = _real(text)
+            real = _parse_float(text)
             if real is not None:
                 return real
         if kind in ("bool", "null", "int", "float"):
@@ -195,7 +195,7 @@ def located_error(file: str, line: int, keys: Sequence[str], problem: str) -> Ba
     return BadInputError(f"{one_line(file)}:{line}: {path}{one_line(problem, _MAX_PROBLEM_CHARACTERS)}")
 
 
-def _whole(text: str) -> int | str | None:
+def _parse_int(text: str) -> int | str | None:
     """Return the value of an integer of YAML 1.1; None for other texts.
 
     Leading zeros are decimal; sexagesimal stays text.
@@ -208,7 +208,7 @@ def _whole(text: str) -> int | str | None:
     return text if ":" in text else None
 
 
-def _real(text: str) -> float | str | None:
+def _parse_float(text: str) -> float | str | None:
     """Return the value of a finite float of YAML 1.1; None for other texts.
 
     No setting of Triton is infinite or nan.

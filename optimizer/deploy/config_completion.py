@@ -30,7 +30,7 @@ def complete_config(source: ModelSource, find: Callable[[], Installation], limit
     folder = ServerFolder(source, installation)
     with contextlib.ExitStack() as undo:
         undo.callback(folder.remove)
-        settings = TargetSettings(folder.path / "tritonserver.log", load_timeout_seconds=limit_seconds)
+        settings = TargetSettings(folder.path / "tritonserver.log", model_load_timeout_seconds=limit_seconds)
         server = TritonServer(folder, installation, settings)
         undo.callback(server.stop)
         client = server.client()

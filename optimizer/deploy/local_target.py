@@ -103,13 +103,11 @@ def _known_options(program: Path, _: int, environment: tuple[tuple[str, str], ..
     options = frozenset(re.findall(r"^ {1,8}--([a-z][a-z0-9-]*)", result.output, re.MULTILINE))
     if {"model-repository", "model-control-mode"} <= options:
         return options
-    words = [line for line in result.output.splitlines() if line.strip()] or ["it printed nothing"]
+    last_line = shorten(process.printed_lines(result.output)[-1])
     ended = (
         "does not answer" if result.exit_code is None else f"ended ({process.describe_exit_code(result.exit_code)})"
     )
-    raise EnvironmentFault(
-        f"{program} --help {ended}: {shorten(words[-1])}; name a tritonserver that starts from this shell"
-    )
+    raise EnvironmentFault(f"{program} --help {ended}: {last_line}; name a tritonserver that starts from this shell")
 
 
 def _program(name: str | None) -> Path:

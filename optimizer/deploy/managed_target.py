@@ -18,7 +18,7 @@ from optimizer.config.backends import has_llm_engine
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, ServedModels, served_models
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import DeploymentError, EnvironmentFault, LoadRefused, ServerCrashed
+from optimizer.core.errors import DeploymentError, EnvironmentFault, ModelRefused, ServerCrashed
 from optimizer.core.process import RunningProcess
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import Server, new_folder, remove_environment_folders
@@ -130,7 +130,7 @@ class ModelLoader:
         self._server = server
         self._folder = folder
         self._log = settings.log
-        self._timeout_seconds = settings.load_timeout_seconds
+        self._timeout_seconds = settings.model_load_timeout_seconds
         self._gpus = settings.gpus
         self._slowest_seconds: float | None = None
         self._loaded: dict[str, tuple[str, Mapping[str, bytes]]] = {}  # model -> config.pbtxt, model.json files
@@ -142,7 +142,7 @@ class ModelLoader:
         Return the configurations that the server reports, in which it has chosen the kind of each instance. With
         ``as_written`` the server reads config.pbtxt from disk instead of an override in the request. If the server
         dies, it may be due to the models that it unloads, so ``wanted`` is loaded once more by a new one. Raises
-        LoadRefused if the server refuses the configuration, DeploymentError if it does not load, ServerCrashed or
+        ModelRefused if the server refuses the configuration, DeploymentError if it does not load, ServerCrashed or
         ServerFault if the server fails.
         """
         client = self._server.client()
@@ -275,7 +275,7 @@ class ModelLoader:
             return DeploymentError(message, log=self._log)
         if too_little := lacks_gpu_memory(answer):
             self._server.stop()  # instances that did load hold their memory until their processes have ended
-        return LoadRefused(message, log=self._log, lacks_gpu_memory=too_little)
+        return ModelRefused(message, log=self._log, lacks_gpu_memory=too_little)
 
 
 def load_model(server: Server, client: ServerClient, name: str, config: str | None, limit_seconds: float) -> None:

@@ -18,7 +18,7 @@ from optimizer.config import model_config
 from optimizer.config.backends import has_llm_engine
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.endpoint import Connection
-from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, LoadRefused, ServerFault
+from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ModelRefused, ServerFault
 from optimizer.core.files import write_atomically
 from optimizer.core.locks import file_lock
 from optimizer.core.safe_text import one_line, read_bytes
@@ -191,7 +191,7 @@ class RemoteServer:
     """A tritonserver in explicit mode, whose models can be loaded with other configurations and restored.
 
     ``timeout_seconds`` limits a load. Every method raises EnvironmentFault if the server cannot be used, ServerFault
-    if it no longer responds, DeploymentError if a load takes too long, and LoadRefused if it refuses a request.
+    if it no longer responds, DeploymentError if a load takes too long, and ModelRefused if it refuses a request.
     """
 
     def __init__(self, connection: Connection, timeout_seconds: float = CALL_SECONDS) -> None:
@@ -374,4 +374,4 @@ class RemoteServer:
             )
         if error.failure == "overdue":
             return DeploymentError(f"no answer within the time that a load may take ({self._timeout_seconds:g} s)")
-        return LoadRefused(message, lacks_gpu_memory=lacks_gpu_memory(message))
+        return ModelRefused(message, lacks_gpu_memory=lacks_gpu_memory(message))

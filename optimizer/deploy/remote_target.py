@@ -21,7 +21,7 @@ from optimizer.core.files import cache_folder
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import VARIANT, Candidate
 from optimizer.deploy.remote_server import FOLDER, RemoteServer, ServerState, ServerStateFile, listener_pid
-from optimizer.deploy.target_settings import LOAD_SECONDS, TargetSettings
+from optimizer.deploy.target_settings import MODEL_LOAD_TIMEOUT_SECONDS, TargetSettings
 from optimizer.options.addresses import expand_headers, server_address
 from optimizer.options.run_options import RunOptions
 
@@ -57,7 +57,7 @@ class RemoteTarget:
         self._before: ServerState | None = None  # the state to restore, once something is changed
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._state_file.lock_server())
-            self._server = RemoteServer(connection, LOAD_SECONDS)
+            self._server = RemoteServer(connection, MODEL_LOAD_TIMEOUT_SECONDS)
             undo.callback(self._server.close)
             self._open = undo.pop_all()
         try:

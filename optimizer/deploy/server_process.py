@@ -130,7 +130,7 @@ class Server(ABC):
         self.position, self._processes = 0, 1
         self._log_start = 0
         self.running: RunningProcess | None = None
-        self._start_seconds = min(START_LIMIT_SECONDS, settings.load_timeout_seconds)
+        self._start_seconds = min(START_LIMIT_SECONDS, settings.model_load_timeout_seconds)
         self._client: ServerClient | None = None
 
     @abstractmethod

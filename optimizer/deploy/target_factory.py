@@ -100,7 +100,7 @@ def make_target(
 
     Raises BadInputError if options do not fit the target, EnvironmentFault if the target is not available.
     """
-    check_space(space, options, settings.say)
+    check_server_options(space, options, settings.say)
     processes = space.most_server_processes
     if processes == 1:
         return _module(options).make_target(source, options, settings)
@@ -144,7 +144,7 @@ def find_installation(options: RunOptions, say: Callable[[str], None]) -> Instal
     return embedded_installation(runtime.ensure(say))
 
 
-def check_space(space: SearchSpace, options: RunOptions, say: Callable[[str], None]) -> None:
+def check_server_options(space: SearchSpace, options: RunOptions, say: Callable[[str], None]) -> None:
     """Raise BadInputError if the server lacks a server option of the space."""
     tried = server_options.option_names(space.fields)
     if tried and options.target in ON_THIS_MACHINE:  # the options of an image are known when it starts

@@ -15,8 +15,8 @@ from optimizer.options.addresses import LARGEST_PORT
 LOOPBACK = "127.0.0.1"
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002  # Triton's own
 PORT_STEP = 10  # between the ports of two server processes
-LOAD_SECONDS = 120.0  # the default limit of a load
-LEAST_LOAD_SECONDS = 5.0  # with a shorter budget the baseline is measured nevertheless
+MODEL_LOAD_TIMEOUT_SECONDS = 120.0  # the default
+MIN_MODEL_LOAD_TIMEOUT_SECONDS = 5.0  # with a shorter budget the baseline is measured nevertheless
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class TargetSettings:
         arguments: Further options of a server on this machine; those that its version does not know are left out.
         exports_metrics: Whether a server of this machine exports the metrics of its models also if it has no
             ``ports`` and no model has metrics that tune reads. NVML provides the data of GPUs.
-        load_timeout_seconds: The limit of the start of the server, and of a load.
+        model_load_timeout_seconds: The limit of the start of the server, and of the loading of a model.
     """
 
     log: Path
@@ -108,9 +108,9 @@ class TargetSettings:
     choose_port: Callable[[], int] = free_port
     arguments: tuple[str, ...] = ()
     exports_metrics: bool = False
-    load_timeout_seconds: float = LOAD_SECONDS
+    model_load_timeout_seconds: float = MODEL_LOAD_TIMEOUT_SECONDS
 
 
-def load_limit_seconds(budget_seconds: float) -> float:
-    """Return the limit of the start of the server, and of a load, in a run with this budget."""
-    return min(LOAD_SECONDS, max(LEAST_LOAD_SECONDS, budget_seconds))
+def model_load_timeout_within(budget_seconds: float) -> float:
+    """Return ``model_load_timeout_seconds`` for a run with this budget."""
+    return min(MODEL_LOAD_TIMEOUT_SECONDS, max(MIN_MODEL_LOAD_TIMEOUT_SECONDS, budget_seconds))

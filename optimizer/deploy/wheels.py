@@ -94,7 +94,7 @@ def _cause(output: str) -> str:
     """Return pip's error in one line, with advice."""
     if mismatch := re.search(r"(\S+==\S+) from (\S+)[^\n]*\n\s*Expected sha256", output):
         return f"{mismatch[1]} from {mismatch[2]} is not the pinned wheel (its hash differs); use PyPI's wheel"
-    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["it printed nothing"]
+    lines = process.printed_lines(output)
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")] or lines
     return f"{errors[-1]}; check pip's index, proxy or find-links setting (pip config list)"
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from optimizer.config import model_config
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import BadInputError
-from optimizer.core.request_sizes import parse_shape
+from optimizer.core.request_sizes import parse_input_shape
 from optimizer.core.safe_text import one_line
 from optimizer.emit.production import commented, header
 from optimizer.emit.recommended import Recommendation
@@ -91,7 +91,7 @@ def with_warm_up(recommended: Recommendation) -> Recommendation:
     models that do not load with such requests.
     """
     try:
-        shapes = [parse_shape(text) for text in recommended.shapes]
+        shapes = [parse_input_shape(text) for text in recommended.shapes]
     except ValueError as error:
         raise BadInputError(f"{recommended.run}: its shapes cannot be read: {error}") from None
     dims = {name.strip(): shape.largest for shape in shapes for name in shape.names.split(",")}

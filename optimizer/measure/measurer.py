@@ -10,11 +10,20 @@ from typing import Protocol
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import MeasurementError, ServerCrashed
-from optimizer.core.files import check_space
+from optimizer.core.files import check_disk_space
 from optimizer.core.interfaces import LoadGenerator, OutputCheck, Telemetry
 from optimizer.core.notes import Note, ServedOnCpu, present
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import CROSS_CHECKING, Candidate, Crash, FreshServer, LoadPoint, Point, Trial, TrialRole
+from optimizer.core.trial import (
+    CROSS_CHECK_GENERATOR,
+    Candidate,
+    Crash,
+    FreshServer,
+    LoadPoint,
+    Point,
+    Trial,
+    TrialRole,
+)
 from optimizer.machine.conditions import DISTURBANCE_LIMIT, SpeedLog, describe_disturbance, lost_cpu_time
 from optimizer.measure.output_check import NoOutputCheck
 from optimizer.measure.score import Scorer
@@ -190,7 +199,7 @@ class Measurer:
         if measurement.throughput_infer_per_sec is not None:
             reason = describe_disturbance(measurement, self.disturbance_limit)
             measurement = replace(measurement, stable=not reason, reason=reason)
-        checked = replace(fresh, load_generator=CROSS_CHECKING)
+        checked = replace(fresh, load_generator=CROSS_CHECK_GENERATOR)
         self._store(trial, load, measurement, checked)
         return trial.with_row(load, measurement, checked)
 
@@ -237,7 +246,7 @@ class Measurer:
             raise
         except MeasurementError as error:
             if error.log is not None:
-                check_space(error.log.parent)
+                check_disk_space(error.log.parent)
             return [Measurement(reason=str(error))]
         known = {name: value for name, value in asdict(usage).items() if value is not None}
         return [replace(measurement, **known) for measurement in measurements]

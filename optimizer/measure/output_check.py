@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
+from optimizer.core.errors import BadInputError, DeploymentError, ModelRefused, ServerCrashed
 from optimizer.core.interfaces import OutputCheck
-from optimizer.core.notes import NanOutputs, Note, OfModels, OutputsNotCompared
+from optimizer.core.notes import ModelNotes, NanOutputs, Note, OutputsNotCompared
 from optimizer.measure import server_calls
 from optimizer.measure.load_client.sequences import fresh_ids, step_parameters
 from optimizer.measure.load_wrappers import index_hint
@@ -82,7 +82,7 @@ class BaselineOutputCheck:
         """Send each request to the baseline twice, one at a time, and keep its outputs.
 
         ``note`` reports if the baseline fails, does not repeat its outputs, or no requests can be generated. Raises
-        LoadRefused if the model fails every request, BadInputError if their random indexes are the cause, and
+        ModelRefused if the model fails every request, BadInputError if their random indexes are the cause, and
         EnvironmentFault if the file cannot be written.
         """
         self._attempts += 1
@@ -100,7 +100,7 @@ class BaselineOutputCheck:
             elif requests and all(self._is_refused(endpoint, request) for request in requests[:_CHUNK]):
                 if hint := index_hint(str(error), self.unbounded):
                     raise BadInputError(f"{error}; {hint}") from error
-                raise LoadRefused(
+                raise ModelRefused(
                     f"it loads, but {error}, as all others; if the data of the requests are the cause, change them "
                     "with --input-data"
                 ) from error
@@ -297,9 +297,9 @@ class CombinedOutputCheck:
         return any(check.needs_reference for check in self._checks.values())
 
     @property
-    def note(self) -> OfModels | None:
+    def note(self) -> ModelNotes | None:
         notes = tuple((model, check.note) for model, check in self._checks.items() if check.note is not None)
-        return OfModels(notes) if notes else None
+        return ModelNotes(notes) if notes else None
 
     def record_reference(self, endpoint: Endpoint) -> None:
         for check, model in self._pairs(endpoint):

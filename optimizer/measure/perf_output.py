@@ -10,7 +10,7 @@ import re
 from objectives.metrics import Measurement
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MeasurementWindow
-from optimizer.core.process import FinishedProcess, describe_exit_code
+from optimizer.core.process import FinishedProcess, describe_exit_code, printed_lines
 from optimizer.core.safe_text import shorten
 from optimizer.measure.failure_causes import without_traceback
 
@@ -83,6 +83,6 @@ def _last_error(output: str) -> str:
     """Return why the first request failed, otherwise the last line with an error, otherwise the last line."""
     if request := re.search(r"had error: (.{1,2000})", output, re.DOTALL):
         return without_traceback(request[1].partition("\nThread [")[0])
-    lines = [line for line in output.splitlines() if line.strip()]
+    lines = printed_lines(output)
     errors = [line for line in lines if re.search("error|fail|unable|invalid", line, re.IGNORECASE)]
-    return shorten((errors or lines or ["it printed nothing"])[-1], 200)
+    return shorten((errors or lines)[-1], 200)

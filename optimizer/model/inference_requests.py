@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.request_sizes import parse_shape
+from optimizer.core.request_sizes import parse_input_shape
 from optimizer.core.safe_text import one_line
 from optimizer.model import input_data as request_data
 from optimizer.model.input_data import Array, InputSample, InputTensor, ValueGenerator, compatible
@@ -39,7 +39,7 @@ def input_tensors(
     }
     for text in shapes:
         try:
-            shape = parse_shape(text)
+            shape = parse_input_shape(text)
         except ValueError as error:
             raise BadInputError(f"shape {one_line(text, 60)}: {error}") from None
         tensor = tensors.get(shape.names)

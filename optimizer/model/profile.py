@@ -163,7 +163,9 @@ def load_profile(path: Path) -> Profile:
 
 def parse_profile(data: bytes, path: Path) -> Profile:
     """Return the profile with the content ``data`` of the file ``path``; see ``load_profile``."""
-    return parse_profile_tree(yaml_lines.parse(data, str(path)), path, path.parent)
+    return parse_profile_tree(
+        yaml_lines.parse(data, str(path), hint="a profile starts with a line 'model:'"), path, path.parent
+    )
 
 
 def parse_profile_tree(root: LocatedValue, path: Path, folder: Path) -> Profile:

@@ -35,8 +35,8 @@ from optimizer.core.trial import (
     CPU_ACCELERATOR,
     EXECUTION_PATHS,
     INSTANCE_GPUS,
+    MAX_CONCURRENCY,
     MODEL_JSON_PREFIX,
-    MOST_CONCURRENCY,
     SERVER_CPUS,
     SERVER_OPTION_PREFIX,
     SERVER_PROCESSES,
@@ -328,8 +328,8 @@ class LoadSection(ProfileSection):
     max_concurrency: int = Field(
         default=256,
         ge=1,
-        le=MOST_CONCURRENCY,
-        description=f"Largest number of requests in flight that is tried, at most {MOST_CONCURRENCY}",
+        le=MAX_CONCURRENCY,
+        description=f"Largest number of requests in flight that is tried, at most {MAX_CONCURRENCY}",
         examples=[64],
     )
 

@@ -15,8 +15,15 @@ from optimizer.config.model_config_proto import DataType, ModelConfig
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically, write_error
 from optimizer.core.locks import file_lock
-from optimizer.core.notes import SamplesLeftOut, SamplesNotKept
-from optimizer.core.request_sizes import Shape, TokenRequests, ValueRange, parse_range, parse_shape, select_inputs
+from optimizer.core.notes import OpenLoopSampleLimit, PerfAnalyzerSampleLimit
+from optimizer.core.request_sizes import (
+    InputShape,
+    TokenRequests,
+    ValueRange,
+    parse_input_shape,
+    parse_range,
+    select_inputs,
+)
 from optimizer.core.safe_text import exists, is_file, is_folder, one_line
 from optimizer.model import input_data
 from optimizer.model.input_data import GENERATED_DATA, InputSample, InputTensor, ValueGenerator
@@ -123,7 +130,7 @@ class Requests:
     shapes: tuple[str, ...] = ()
     unbounded: tuple[str, ...] = ()
     largest: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    note: SamplesLeftOut | SamplesNotKept | None = None
+    note: PerfAnalyzerSampleLimit | OpenLoopSampleLimit | None = None
 
     def limited(self, batching: RequestBatching, cache: Path) -> Requests:
         """Return evenly chosen samples of a large file, as many as the load generator can take.
@@ -145,7 +152,7 @@ class Requests:
         if len(entries) <= limit:
             return self
         chosen = [entries[i * len(entries) // limit] for i in range(limit)]
-        note = SamplesLeftOut(limit, len(entries), batching.samples)
+        note = PerfAnalyzerSampleLimit(limit, len(entries), batching.samples)
         return replace(self, input_data=str(_store(input_data.entries_to_json(chosen), cache)), note=note)
 
     def _limited_to_memory(self, path: Path, together: int, cache: Path) -> Requests:
@@ -159,7 +166,7 @@ class Requests:
         limit = max(1, math.floor(share * len(groups)))
         chosen = [entry for number in range(limit) for entry in groups[number * len(groups) // limit]]
         stored = _store(input_data.entries_to_json(chosen), cache)
-        return replace(self, input_data=str(stored), note=SamplesNotKept(len(chosen), count))
+        return replace(self, input_data=str(stored), note=OpenLoopSampleLimit(len(chosen), count))
 
 
 def prepare_requests(
@@ -214,7 +221,7 @@ class _Inputs:
         }
         self.optional = frozenset(tensor.name for tensor in config.input if tensor.optional)
         self.kind: Literal["random", "zero"] = "zero" if options.input_data == "zero" else "random"
-        self.shapes: dict[str, tuple[str, Shape]] = {}
+        self.shapes: dict[str, tuple[str, InputShape]] = {}
         self.bounds: dict[str, ValueRange] = {}
         self.options = options
         for text in options.shapes:
@@ -346,7 +353,7 @@ class _Inputs:
 
     def _add_shape(self, text: str) -> None:
         try:
-            shape = parse_shape(text)
+            shape = parse_input_shape(text)
             for name in select_inputs(shape.names, self.tensors):
                 if not shape.fits_model(self.tensors[name].shape):
                     dims = self.tensors[name].shape

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimizer.core.errors import ParameterError
-from optimizer.core.request_sizes import PLACE_OF_TOKENS, Shape, SizeDistribution, TokenRequests
+from optimizer.core.request_sizes import TOKENS_PLACEHOLDER, InputShape, SizeDistribution, TokenRequests
 from optimizer.core.safe_text import one_line
 from optimizer.model.builders.request_data import COMMON
 from optimizer.model.input_data import InputSample, InputTensor
@@ -39,7 +39,7 @@ class TokenInputs:
         if not (_is_text(output) or (_is_whole(output) and -1 not in output.shape)):
             raise self._fault("output_input", output, "the number of tokens needs an integer of a fixed size")
         if _is_text(output) != bool(self.tokens.output_text):
-            example = f'{{"max_tokens": {PLACE_OF_TOKENS}, "ignore_eos": true}}'
+            example = f'{{"max_tokens": {TOKENS_PLACEHOLDER}, "ignore_eos": true}}'
             needs = "a string needs" if _is_text(output) else "only a string has"
             raise self._fault("output_input", output, f"{needs} tokens.output_text, such as '{example}'")
         if name := self.tokens.length_input:
@@ -54,13 +54,13 @@ class TokenInputs:
         return tuple(name for name in own if name)
 
     @property
-    def prompt_shape(self) -> Shape | None:
+    def prompt_shape(self) -> InputShape | None:
         """The sizes of the prompt; None for a string."""
         prompt = self.tensors[self.tokens.prompt_input]
         if _is_text(prompt):
             return None
         sizes = (self.tokens.prompt if dim == -1 else SizeDistribution(((dim, dim, 1.0),)) for dim in prompt.shape)
-        return Shape(prompt.name, tuple(sizes))
+        return InputShape(prompt.name, tuple(sizes))
 
     def fill(self, samples: Sequence[InputSample], seed: int) -> None:
         """Set the numbers of tokens, and the prompts if they are strings."""
@@ -70,7 +70,7 @@ class TokenInputs:
         prompts = tokens.prompt.draw(len(samples), rng).tolist()
         is_text, words = _is_text(self.tensors[tokens.prompt_input]), COMMON.split()
         for sample, output, prompt in zip(samples, outputs, prompts, strict=True):
-            text = tokens.output_text.replace(PLACE_OF_TOKENS, str(output))
+            text = tokens.output_text.replace(TOKENS_PLACEHOLDER, str(output))
             sample[tokens.output_input].fill(text.encode() if text else output)
             if is_text:
                 sample[tokens.prompt_input].fill(" ".join(rng.choice(words, prompt)).encode())

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
-from optimizer.core.endpoint import ProtocolName
+from optimizer.core.endpoint import REDACTED, ProtocolName
 from optimizer.core.errors import BadInputError
 
-HIDDEN = "***"
 HEADER_FLAG = "--header"
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
 _STORABLE = re.compile(rf"(?:[A-Za-z]+ +)?(?:{_VARIABLE.pattern})+", re.ASCII)
@@ -23,7 +22,7 @@ def redact_header(header: str) -> str:
     name, colon, value = header.partition(":")
     if colon and _STORABLE.fullmatch(value.strip()):
         return header
-    return f"{name}{colon}{HIDDEN}" if colon else HIDDEN
+    return f"{name}{colon}{REDACTED}" if colon else REDACTED
 
 
 def redact_words(words: Sequence[str]) -> list[str]:
@@ -48,7 +47,7 @@ def expand_headers(headers: Iterable[str], environment: Mapping[str, str] = os.e
     values: dict[str, str] = {}
     for header in headers:
         name, _, value = header.partition(":")
-        if value == HIDDEN:
+        if value == REDACTED:
             raise BadInputError(f"{HEADER_FLAG} {name}: its value is not stored; give it again, or as $VARIABLE")
         for match in _VARIABLE.finditer(value):
             if (match[1] or match[2]) not in environment:
@@ -68,9 +67,9 @@ def redact(text: str, url: str = "") -> str:
     """
     match = _PASSWORD.search(url)
     for secret in {match[2], unquote(match[2])} if match and match[2] else ():
-        text = text.replace(secret, HIDDEN)
-    text = _PASSWORD.sub(rf"://\1:{HIDDEN}@", text)
-    return re.sub(r"(?i)(password|passwd|pwd|secret|token)=[^&\s]*", rf"\1={HIDDEN}", text)
+        text = text.replace(secret, REDACTED)
+    text = _PASSWORD.sub(rf"://\1:{REDACTED}@", text)
+    return re.sub(r"(?i)(password|passwd|pwd|secret|token)=[^&\s]*", rf"\1={REDACTED}", text)
 
 
 DEFAULT_URL = "localhost:8001"

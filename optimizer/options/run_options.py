@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from objectives.sla import CONFIDENCE
 from optimizer.core.endpoint import DEFAULT_OUTPUT_BYTES, SharedMemory, SharedMemoryName
-from optimizer.core.load_shapes import SHAPES, is_shape
+from optimizer.core.load_shapes import SHAPES, is_load_shape
 
 TargetName: TypeAlias = Literal["embedded", "local", "docker", "remote"]
 SearchName: TypeAlias = Literal["simulated", "tpe", "nsga2", "random", "grid", "gp"]
@@ -31,7 +31,7 @@ TRACE_ENDING: Final = ".csv"
 
 def is_distribution(arrivals: str) -> bool:
     """Return whether ``RunOptions.arrivals`` names a distribution, rather than a file."""
-    return arrivals in STEADY_DISTRIBUTIONS or is_shape(arrivals)
+    return arrivals in STEADY_DISTRIBUTIONS or is_load_shape(arrivals)
 
 
 def is_trace(arrivals: str) -> bool:

@@ -14,7 +14,7 @@ from objectives.metrics import LATENCY, METRICS, TTFT
 from objectives.sla import metric_name, parse_bytes, parse_duration_ms, parse_rate
 from optimizer.core.endpoint import ProtocolName
 from optimizer.core.measurement_windows import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS
-from optimizer.core.request_sizes import parse_priorities, parse_range, parse_shape, parse_token_lengths
+from optimizer.core.request_sizes import parse_input_shape, parse_priorities, parse_range, parse_token_lengths
 from optimizer.options import values
 from optimizer.options.addresses import (
     DEFAULT_URL,
@@ -386,7 +386,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         ),
         Option(
             "shape",
-            ValueType("NAME:SIZES", _checked(parse_shape)),
+            ValueType("NAME:SIZES", _checked(parse_input_shape)),
             "Shape of an input with variable dimensions: ids:128, a mix ids:16..128 or ids:16*3|128*1, "
             "or the same for several inputs a,b:16..128; repeatable",
             stored_as="shapes",

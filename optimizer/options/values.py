@@ -15,8 +15,9 @@ from typing import TypeAlias, TypeVar
 from objectives.metrics import METRICS
 from objectives.quantiles import parse_percentile
 from objectives.sla import metric_name, parse_duration_ms
+from optimizer.core.endpoint import HEADER_NAME
 from optimizer.core.errors import BadInputError
-from optimizer.core.load_shapes import is_shape, parse_shape
+from optimizer.core.load_shapes import is_load_shape, parse_load_shape
 from optimizer.core.measurement_windows import MAX_WINDOW_MS, MIN_WINDOW_MS
 from optimizer.core.request_sizes import DISTRIBUTION_MARKS, names_file, parse_size_distribution
 from optimizer.core.safe_text import is_file, is_folder, one_line
@@ -95,7 +96,6 @@ MAX_VALUES = 1000  # limit for the values of a list
 MIN_CONFIDENCE, MAX_CONFIDENCE = 0.8, 0.9999
 OBJECTIVES = tuple(name for name in METRICS if name != "gpu-memory")  # the objective memory includes it
 _DECIMAL = r"([0-9]{1,10}(?:\.[0-9]{1,9})?)"
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_|~-]+:.*", re.DOTALL)  # the name is a token of RFC 9110
 
 
 class OptionError(BadInputError):
@@ -299,8 +299,8 @@ def parse_batch_size(text: str) -> int | str:
 
 def parse_distribution(text: str) -> str:
     """Return the name of a distribution, or a load shape."""
-    if is_shape(text):
-        parse_shape(text)
+    if is_load_shape(text):
+        parse_load_shape(text)
     elif text not in STEADY_DISTRIBUTIONS:
         raise ValueError(f"choose from {', '.join(DISTRIBUTIONS)}; a shape may have values, such as spike:4x:10%:1s")
     return text
@@ -342,7 +342,8 @@ def parse_storage(text: str) -> str:
 
 def parse_header(text: str) -> str:
     """Return a request header ``NAME:VALUE``."""
-    if not _HEADER.fullmatch(parse_text(text)):
+    name, colon, _ = parse_text(text).partition(":")
+    if not colon or not HEADER_NAME.fullmatch(name):
         raise ValueError("write NAME:VALUE, such as Authorization:$TOKEN")
     return text
 

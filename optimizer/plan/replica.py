@@ -21,7 +21,7 @@ from objectives.metrics import METRICS, STATISTICS
 from objectives.sla import Sla
 from optimizer.config.queue_policy import with_queue
 from optimizer.config.search_space import Problem
-from optimizer.core.trial import MOST_CONCURRENCY, Candidate, LoadPoint, Point
+from optimizer.core.trial import MAX_CONCURRENCY, Candidate, LoadPoint, Point
 from optimizer.plan.evidence import (
     Evidence,
     ForecastErrors,
@@ -199,7 +199,7 @@ def replica(evidence: Evidence, sla: Sla) -> Replica:
     problem, candidate = evidence.problem, evidence.candidate
     size = problem.space.request_batch_size
     most = max(problem.max_concurrency, *(p.candidate.max_batch_size // size + 1 for p in evidence.points), 1)
-    problem = replace(problem, max_concurrency=min(most, MOST_CONCURRENCY))
+    problem = replace(problem, max_concurrency=min(most, MAX_CONCURRENCY))
     latency = sla.judged_latency
     log_slowness = [0.0] * len(evidence.deployments)
     for _ in range(FITS):
@@ -265,7 +265,7 @@ def _fitted(
         return fit(chosen, problem, latency, SEED), None
     size = problem.space.request_batch_size
     # no load fills a larger batch, and a table of its service times would exceed the memory
-    largest = min(max(size, *(point.candidate.max_batch_size for point in measured)), size * MOST_CONCURRENCY)
+    largest = min(max(size, *(point.candidate.max_batch_size for point in measured)), size * MAX_CONCURRENCY)
     instances = measured[0].candidate.instance_count
     plausible = plausible_times(service_times(observed, largest - largest % size, instances, step=size), observed)
     times = plausible.at(0.0)

@@ -12,7 +12,7 @@ import pandas as pd
 from objectives.metrics import Measurement
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import CROSS_CHECKING, SETTING_COLUMNS, Trial
+from optimizer.core.trial import CROSS_CHECK_GENERATOR, SETTING_COLUMNS, Trial
 from optimizer.results import result_document
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome
@@ -93,7 +93,7 @@ def _rows(trial: Trial) -> Iterator[tuple[Row, Measurement | None]]:
     settings = {**_settings(trial), "deploy_seconds": trial.deploy_seconds, "status": trial.status}
     for load, measurement in trial.measurements:
         yield {**settings, **load.cells(), **_values(measurement), "confirmation": None}, measurement
-    for load_generator, windows in ((None, trial.confirmations), (CROSS_CHECKING, trial.cross_checks)):
+    for load_generator, windows in ((None, trial.confirmations), (CROSS_CHECK_GENERATOR, trial.cross_checks)):
         for window in windows:
             own = (window.server, window.error or None, load_generator)
             row = dict(zip(ON_FRESH_SERVER, own, strict=True))

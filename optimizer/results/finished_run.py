@@ -16,7 +16,7 @@ from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.queue_policy import Fields, is_queue_field
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.errors import BadInputError
-from optimizer.core.load_shapes import MOST_SECONDS, RequestTimes, is_shape, parse_shape
+from optimizer.core.load_shapes import MAX_PERIOD_SECONDS, RequestTimes, is_load_shape, parse_load_shape
 from optimizer.core.request_sizes import MAX_TOKENS, SizeDistribution, TokenRequests, parse_priorities
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Trial
@@ -266,10 +266,12 @@ def _request_times(info: Mapping[str, Any]) -> RequestTimes:
     _check_whole("requests", times.recorded_requests)
     if not isinstance(times.distribution, str):
         raise ValueError("request_times.distribution is not a name")
-    if is_shape(times.distribution):
-        parse_shape(times.distribution)
-    if type(times.period_seconds) not in (int, float) or not 0 <= times.period_seconds <= MOST_SECONDS:
-        raise ValueError(f"request_times.period_seconds {times.period_seconds!r} is not from 0 to {MOST_SECONDS:g}")
+    if is_load_shape(times.distribution):
+        parse_load_shape(times.distribution)
+    if type(times.period_seconds) not in (int, float) or not 0 <= times.period_seconds <= MAX_PERIOD_SECONDS:
+        raise ValueError(
+            f"request_times.period_seconds {times.period_seconds!r} is not from 0 to {MAX_PERIOD_SECONDS:g}"
+        )
     return times
 
 

@@ -10,7 +10,7 @@ from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import LATENCY, METRICS, Measurement, Metric
 from objectives.sla import Constraint, Sla
 from optimizer.confirmation.verdicts import ConfirmedLoad
-from optimizer.core.load_shapes import RequestTimes, is_shape, parse_shape
+from optimizer.core.load_shapes import RequestTimes, is_load_shape, parse_load_shape
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import LoadPoint, Point
 
@@ -256,8 +256,8 @@ def sending(rate: float, times: RequestTimes | None) -> str:
     text = "open loop: sent independently of responses"
     if times is None:
         return text
-    if is_shape(times.distribution):
-        highest = approximate(rate * parse_shape(times.distribution).peak)
+    if is_load_shape(times.distribution):
+        highest = approximate(rate * parse_load_shape(times.distribution).peak)
         return f"{text}; mean of {times.distribution}, at most {highest} req/s"
     return f"{text}; as in {one_line(times.distribution, 60)}" if times.recorded_requests else text
 

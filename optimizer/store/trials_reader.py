@@ -18,7 +18,7 @@ from objectives.metrics import METRICS, TIMINGS, Forecast, Measurement
 from optimizer.config.search_space import OFF
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line, read_bytes
-from optimizer.core.trial import CROSS_CHECKING, MOST_CONCURRENCY, SETTING_COLUMNS
+from optimizer.core.trial import CROSS_CHECK_GENERATOR, MAX_CONCURRENCY, SETTING_COLUMNS
 from optimizer.options.values import LARGEST_COUNT, LARGEST_INT32
 
 MAX_BYTES = 64 << 20
@@ -147,7 +147,7 @@ DESCRIPTIONS: Final = {  # of the columns that are no attribute of Candidate, Lo
     "trial": "Number of the trial, from 0. A trial is one configuration with its measurements.",
     "confirmation": "Number of the fresh server in the run, from 1; empty for measurements of the search.",
     "confirmation_error": "Error probability of the test of this load; empty if the configuration is only compared.",
-    "load_generator": f"`{CROSS_CHECKING}` for a measurement that checks tune's own client; empty for all others.",
+    "load_generator": f"`{CROSS_CHECK_GENERATOR}` for a measurement that checks tune's own client; empty for others.",
     "deploy_seconds": "Time of the deployment; empty if unknown.",
     "status": f"`ok`, or `{FAILED}` if the deployment or the measurement failed.",
     "lacks_gpu_memory": "`true` if the deployment failed because a GPU has too little memory; empty for all others.",
@@ -161,7 +161,7 @@ WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {  # column: smallest and largest
     "max_batch_size": (0, LARGEST_INT32),
     "max_queue_delay_us": (0, LARGEST_INT32),
     "instance_count": (1, MOST_INSTANCES),
-    "concurrency": (1, MOST_CONCURRENCY),
+    "concurrency": (1, MAX_CONCURRENCY),
     **dict.fromkeys(_COUNTS, (0, LARGEST_INT32)),
     "confirmation": (1, LARGEST_INT32),
     "cpu_count": (1, LARGEST_COUNT),
@@ -395,8 +395,8 @@ def _is_failed(text: str) -> bool:
 
 
 def _load_generator(text: str) -> str:
-    if text not in ("", CROSS_CHECKING):
-        raise ValueError(f"neither empty nor {CROSS_CHECKING}")
+    if text not in ("", CROSS_CHECK_GENERATOR):
+        raise ValueError(f"neither empty nor {CROSS_CHECK_GENERATOR}")
     return text
 
 

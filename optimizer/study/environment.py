@@ -35,7 +35,7 @@ from optimizer.deploy import runtime, target_factory
 from optimizer.deploy.docker_target import ContainerTelemetry
 from optimizer.deploy.managed_target import exports_metrics
 from optimizer.deploy.target_factory import VisibleGpus, visible_gpus
-from optimizer.deploy.target_settings import ServerPorts, TargetSettings, load_limit_seconds
+from optimizer.deploy.target_settings import ServerPorts, TargetSettings, model_load_timeout_within
 from optimizer.machine import cpus
 from optimizer.machine import hardware as machine
 from optimizer.machine.conditions import ProcessTelemetry, SpeedLog
@@ -197,7 +197,7 @@ class Environment:
             say=self.say,
             ports=ports,
             arguments=arguments,
-            load_timeout_seconds=load_limit_seconds(self.options.budget_seconds),
+            model_load_timeout_seconds=model_load_timeout_within(self.options.budget_seconds),
         )
         self._ensure_openvino(task)  # a sweep may name it after ``make_task``, and a node of a cluster may lack it
         target = target_factory.make_target(task.source, task.problem.space, self.options, settings)

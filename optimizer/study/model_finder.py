@@ -18,7 +18,7 @@ from optimizer.core.trial import INSTANCE_GPUS
 from optimizer.deploy.config_completion import complete_config
 from optimizer.deploy.installed_server import Installation
 from optimizer.deploy.target_factory import ON_THIS_MACHINE, find_installation
-from optimizer.deploy.target_settings import load_limit_seconds
+from optimizer.deploy.target_settings import model_load_timeout_within
 from optimizer.machine import nvml
 from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.arrivals import SIZE, RecordedArrivals
@@ -190,7 +190,7 @@ class _Finder:
                 raise BadInputError(f"{one_line(str(config))}: {missing}")
             if self.start_server:
                 find = partial(self._find_installation, config)
-                source = complete_config(source, find, load_limit_seconds(options.budget_seconds))
+                source = complete_config(source, find, model_load_timeout_within(options.budget_seconds))
         elif not (source.config.input and source.config.output):
             raise BadInputError(
                 f"{config}: has no inputs or outputs; add those that the server reports "

@@ -136,7 +136,7 @@ def preview(options: RunOptions, say: Callable[[str], None]) -> RunPreview:
         )
     task = environment.make_task(fetch_server=False)
     if has_server or options.target != "embedded":
-        target_factory.check_space(task.problem.space, options, say)
+        target_factory.check_server_options(task.problem.space, options, say)
     transferred, transfer_notes = load_warm_start(options, task, None)
     notes = (*task.notes, *map(str, (*environment.notes(task), *transfer_notes)))
     resources = environment.server_resources(task)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optimizer.core.endpoint import REDACTED
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import exists, is_folder, one_line
-from optimizer.options.addresses import HIDDEN, redact
+from optimizer.options.addresses import redact
 from optimizer.options.command_line import option_words
 from optimizer.options.option import DEFAULTS, Option
 from optimizer.options.option_reader import (
@@ -129,7 +130,7 @@ def _resumed(model: str | None, resume: str, out: str, values: Mapping[str, obje
         raise BadInputError(f"{about} keeps the options of the run; leave {', '.join(refused)} out")
     refuse_foreign_values(folder, stored, stored, about, model, values)
     options = resume_options(stored, values)
-    if options.storage and HIDDEN in options.storage:
+    if options.storage and REDACTED in options.storage:
         raise BadInputError(f"{about}: the password of its storage is not stored; give --storage")
     if options.storage and values.get("storage") is None and not _is_inside(folder, options.storage):
         raise BadInputError(

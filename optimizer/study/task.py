@@ -15,7 +15,7 @@ from optimizer.config.queue_policy import Fields, configured_queue, with_default
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
-from optimizer.core.notes import SamplesLeftOut, SamplesNotKept
+from optimizer.core.notes import OpenLoopSampleLimit, PerfAnalyzerSampleLimit
 from optimizer.core.request_sizes import (
     SizeDistribution,
     TokenRequests,
@@ -74,7 +74,7 @@ class Task:
     unbounded: tuple[str, ...] = ()
     concurrent: Mapping[str, Requests] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    request_note: SamplesLeftOut | SamplesNotKept | None = None
+    request_note: PerfAnalyzerSampleLimit | OpenLoopSampleLimit | None = None
     on_gpu: bool = False
     token_output: str = ""
     sequence_length: SizeDistribution | None = None

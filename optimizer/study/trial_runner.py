@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import BadInputError, DeploymentError, LoadRefused, ServerCrashed
+from optimizer.core.errors import BadInputError, DeploymentError, ModelRefused, ServerCrashed
 from optimizer.core.interfaces import Target
 from optimizer.core.trial import Candidate, LoadPoint, Trial, TrialRole
 from optimizer.measure.candidate_measurer import CandidateMeasurer
@@ -91,7 +91,7 @@ class TrialRunner:
             return EndedTrial(trial)
         trial = trial.with_failure(error)  # whatever its measurements were; its rows stay in the table
         self.measurer.table.append_failure(trial)
-        if is_baseline and isinstance(error, LoadRefused):
+        if is_baseline and isinstance(error, ModelRefused):
             raise BadInputError(
                 f"the server refuses the model as it is configured: {error}; correct its config.pbtxt or its files",
                 log=error.log,

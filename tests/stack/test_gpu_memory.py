@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from optimizer.core.errors import LoadRefused, ServerCrashed
+from optimizer.core.errors import ModelRefused, ServerCrashed
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
@@ -72,7 +72,7 @@ def test_the_memory_holds_no_other_copy_during_a_reload(target: EmbeddedTarget) 
 
 def test_after_too_many_instances_the_next_candidate_has_the_whole_memory(target: EmbeddedTarget) -> None:
     for candidate in (ONE, Candidate(4)):
-        with pytest.raises(LoadRefused, match="CUDA out of memory") as caught:
+        with pytest.raises(ModelRefused, match="CUDA out of memory") as caught:
             target.serve(replace(candidate, instance_count=2), as_written=False)
         assert "\n" not in str(caught.value)
         assert caught.value.lacks_gpu_memory
@@ -149,7 +149,7 @@ def test_after_a_refused_step_the_next_candidate_has_the_whole_memory(chain: Emb
         (Candidate(8, True, preferred_batch_sizes=(16,)), "not available or ambiguous: second"),
         (Candidate(8, fields=(("first/instance_group_count", 2),)), "CUDA out of memory"),
     ):
-        with pytest.raises(LoadRefused, match=reason), chain.deploy(refused):
+        with pytest.raises(ModelRefused, match=reason), chain.deploy(refused):
             pass
         with chain.deploy(ONE):
             pass

@@ -13,7 +13,7 @@ import pytest
 from objectives.metrics import Measurement
 from optimizer.config.backends import KV_CACHE_SHARE
 from optimizer.core.endpoint import Connection, Endpoint
-from optimizer.core.errors import LoadRefused
+from optimizer.core.errors import ModelRefused
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
@@ -126,7 +126,7 @@ def test_the_engine_is_tuned_and_its_metrics_are_read(target: LocalTarget, task:
 
 def test_an_argument_that_the_engine_refuses(target: LocalTarget) -> None:
     unknown = Candidate(0, fields=(("model_json.max_num_sequences", 8),))
-    with pytest.raises(LoadRefused, match="unexpected keyword argument 'max_num_sequences'"), target.deploy(unknown):
+    with pytest.raises(ModelRefused, match="unexpected keyword argument 'max_num_sequences'"), target.deploy(unknown):
         pass
 
 
@@ -191,7 +191,7 @@ def test_an_engine_is_unloaded_also_after_another_model_was_refused(tmp_path: Pa
         return Candidate(8, fields=(caller, (f"parameters.{KV_CACHE_SHARE}.string_value", share)))
 
     with contextlib.closing(EmbeddedTarget(source, TargetSettings(tmp_path / "log"))) as target:
-        with pytest.raises(LoadRefused, match="refused"), target.deploy(candidate("0.8", "yes")):
+        with pytest.raises(ModelRefused, match="refused"), target.deploy(candidate("0.8", "yes")):
             pass
         with target.deploy(candidate("0.7", "no")):
             pass

@@ -23,7 +23,7 @@ import numpy as np
 
 from objectives.arrays import FloatArray, IntArray
 from optimizer.core.errors import BadInputError
-from optimizer.core.load_shapes import LoadShape, RequestTimes, complete_shape, is_shape, parse_shape
+from optimizer.core.load_shapes import LoadShape, RequestTimes, complete_load_shape, is_load_shape, parse_load_shape
 from optimizer.core.request_sizes import MAX_CHOICES, MAX_SIZE, SizeDistribution
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.options.run_options import is_trace
@@ -52,8 +52,8 @@ def parse_arrivals(text: str) -> Arrivals:
         return ConstantArrivals()
     if text == "poisson":
         return PoissonArrivals()
-    if is_shape(text):
-        return ShapedArrivals(complete_shape(text), parse_shape(text))
+    if is_load_shape(text):
+        return ShapedArrivals(complete_load_shape(text), parse_load_shape(text))
     return RecordedArrivals.read_trace(Path(text)) if is_trace(text) else RecordedArrivals.read(Path(text))
 
 

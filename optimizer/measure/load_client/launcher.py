@@ -24,7 +24,7 @@ from optimizer.core.endpoint import Endpoint, SharedMemory
 from optimizer.core.errors import BadInputError, DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.files import write_error
 from optimizer.core.measurement_windows import MAX_SPREAD, MIN_WINDOWS, longest_window_ms
-from optimizer.core.process import FinishedProcess, describe_exit_code, run_command
+from optimizer.core.process import FinishedProcess, describe_exit_code, printed_lines, run_command
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.stopwatch import Stopwatch
@@ -440,6 +440,5 @@ def _client_module(plan: SendPlan) -> str:
 def _client_failure(done: FinishedProcess) -> str:
     if done.exit_code is None:
         return f"the load generator's client did not end within {done.seconds:.0f} s"
-    lines = [line.strip() for line in done.output.splitlines() if line.strip()]
-    last_line = one_line((lines or ["it printed nothing"])[-1], 200)
+    last_line = one_line(printed_lines(done.output)[-1], 200)
     return f"the load generator's client ended with {describe_exit_code(done.exit_code)}: {last_line}"

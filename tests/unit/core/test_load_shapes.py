@@ -6,7 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from optimizer.core.load_shapes import DEFAULTS, LoadShape, RequestTimes, complete_shape, is_shape, parse_shape
+from optimizer.core.load_shapes import (
+    DEFAULTS,
+    LoadShape,
+    RequestTimes,
+    complete_load_shape,
+    is_load_shape,
+    parse_load_shape,
+)
 
 
 def rate_at(shape: LoadShape, place: float) -> float:
@@ -18,7 +25,7 @@ def rate_at(shape: LoadShape, place: float) -> float:
 
 @pytest.mark.parametrize("text", [*DEFAULTS, *DEFAULTS.values(), "ramp:1..0:0.5m", "ramp:3..1", "diurnal:2x:30s"])
 def test_the_shares_of_a_period_ascend_to_one(text: str) -> None:
-    shape = parse_shape(text)
+    shape = parse_load_shape(text)
     for places in (shape.edges, shape.shares):
         assert places[0] == 0
         assert places[-1] == 1
@@ -29,9 +36,9 @@ def test_the_shares_of_a_period_ascend_to_one(text: str) -> None:
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_a_name_alone_has_the_documented_values(name: str) -> None:
-    assert parse_shape(name) == parse_shape(DEFAULTS[name])
-    assert parse_shape(f"{name}:10s").shares == parse_shape(name).shares
-    assert parse_shape(f"{name}:10s").seconds == 10
+    assert parse_load_shape(name) == parse_load_shape(DEFAULTS[name])
+    assert parse_load_shape(f"{name}:10s").shares == parse_load_shape(name).shares
+    assert parse_load_shape(f"{name}:10s").seconds == 10
 
 
 @pytest.mark.parametrize(
@@ -44,12 +51,12 @@ def test_a_name_alone_has_the_documented_values(name: str) -> None:
     ],
 )
 def test_a_shape_is_shown_with_all_its_values(text: str, complete: str) -> None:
-    assert complete_shape(text) == complete
-    assert parse_shape(complete) == parse_shape(text)
+    assert complete_load_shape(text) == complete
+    assert parse_load_shape(complete) == parse_load_shape(text)
 
 
 def test_a_spike_is_a_multiple_of_the_other_rate() -> None:
-    shape = parse_shape("spike:5x:20%:2s")
+    shape = parse_load_shape("spike:5x:20%:2s")
     assert shape.seconds == 2
     assert rate_at(shape, 0.5) == pytest.approx(5 * rate_at(shape, 0.1))
     assert rate_at(shape, 0.9) == pytest.approx(rate_at(shape, 0.1))
@@ -60,14 +67,14 @@ def test_a_spike_is_a_multiple_of_the_other_rate() -> None:
 
 
 def test_a_ramp_is_scaled_to_the_mean() -> None:
-    shape = parse_shape("ramp:1..3")
+    shape = parse_load_shape("ramp:1..3")
     assert rate_at(shape, 0.0) == pytest.approx(0.5, abs=0.01)
     assert rate_at(shape, 0.5) == pytest.approx(1.0, abs=0.01)
     assert rate_at(shape, 0.999) == pytest.approx(1.5, abs=0.01)
 
 
 def test_a_day_has_its_peak_in_the_middle() -> None:
-    shape = parse_shape("diurnal:1.8x")
+    shape = parse_load_shape("diurnal:1.8x")
     assert rate_at(shape, 0.0) == pytest.approx(0.2, abs=0.01)
     assert rate_at(shape, 0.25) == pytest.approx(1.0, abs=0.02)
     assert rate_at(shape, 0.5) == pytest.approx(1.8, abs=0.01)
@@ -97,14 +104,14 @@ def test_a_day_has_its_peak_in_the_middle() -> None:
     ],
 )
 def test_a_wrong_shape_is_refused_with_advice(text: str, advice: str) -> None:
-    assert is_shape(text)
+    assert is_load_shape(text)
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
-        parse_shape(text)
+        parse_load_shape(text)
     assert advice in str(caught.value)
 
 
 def test_only_the_names_of_shapes_are_shapes() -> None:
-    assert not any(map(is_shape, ("poisson", "constant", "./spike", "spikes", "", "/ramp:1..2")))
+    assert not any(map(is_load_shape, ("poisson", "constant", "./spike", "spikes", "", "/ramp:1..2")))
 
 
 def test_a_time_is_rounded_up_to_whole_periods() -> None:

@@ -17,8 +17,8 @@ from optimizer.core.request_sizes import (
     TokenRequests,
     names_file,
     parse_bounds,
+    parse_input_shape,
     parse_range,
-    parse_shape,
     parse_size_distribution,
     parse_token_lengths,
     select_inputs,
@@ -26,11 +26,11 @@ from optimizer.core.request_sizes import (
 
 
 def drawn(text: str, count: int, seed: int = 0) -> list[tuple[int, ...]]:
-    return parse_shape(text).draw(count, np.random.default_rng(seed))
+    return parse_input_shape(text).draw(count, np.random.default_rng(seed))
 
 
 def test_a_size_is_perf_analyzers() -> None:
-    shape = parse_shape("input:0:3, 224,224")
+    shape = parse_input_shape("input:0:3, 224,224")
     assert (shape.names, shape.fixed) == ("input:0", (3, 224, 224))
     assert shape.draw(2, np.random.default_rng(0)) == [(3, 224, 224)] * 2
 
@@ -92,7 +92,7 @@ def test_the_text_of_a_mix_has_no_exponent(text: str) -> None:
 
 
 def test_what_a_model_takes() -> None:
-    mix = parse_shape("x:3,16..32")
+    mix = parse_input_shape("x:3,16..32")
     assert mix.fits_model([-1, -1])
     assert mix.fits_model([3, -1])
     assert not mix.fits_model([4, -1])
@@ -130,7 +130,7 @@ def test_invalid_bounds_are_refused(text: str) -> None:
 )
 def test_invalid_shapes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"write|sizes are|at most"):
-        parse_shape(text)
+        parse_input_shape(text)
 
 
 def drawn_tokens(lengths: SizeDistribution, count: int, seed: int = 0) -> list[int]:

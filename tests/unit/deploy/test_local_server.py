@@ -19,7 +19,7 @@ from optimizer.deploy.installed_server import Installation, TritonServer
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import OLDEST, is_older, last_output, startup_failure
-from optimizer.deploy.target_settings import TargetSettings, load_limit_seconds
+from optimizer.deploy.target_settings import TargetSettings, model_load_timeout_within
 from optimizer.measure.failure_causes import missing_module
 
 HELP = """\
@@ -136,7 +136,7 @@ def test_models_in_python_need_bash_and_backends_on_a_plain_path(tmp_path: Path)
 
 @pytest.mark.parametrize(("budget", "limit"), [(1.0, 5.0), (8.0, 8.0), (60.0, 60.0), (240.0, 120.0)])
 def test_a_load_takes_no_longer_than_the_budget(budget: float, limit: float) -> None:
-    assert load_limit_seconds(budget) == limit
+    assert model_load_timeout_within(budget) == limit
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, LoadRefused, ServerCrashed
+from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ModelRefused, ServerCrashed
 from optimizer.core.notes import NanOutputs
 from optimizer.measure.output_check import MIN_IN_FLIGHT, REFERENCE_ATTEMPTS, REQUESTS, BaselineOutputCheck
 from optimizer.measure.output_comparison import (
@@ -283,7 +283,7 @@ def test_a_baseline_that_fails_some_requests_is_tried_again_and_then_noted(serve
 
 def test_a_baseline_that_fails_every_request_is_refused(served: Served) -> None:
     served.server.model = fails
-    with pytest.raises(LoadRefused, match=r"index 12345 out of range, as all others; .* --input-data"):
+    with pytest.raises(ModelRefused, match=r"index 12345 out of range, as all others; .* --input-data"):
         served.guard().record_reference(served.endpoint)
 
 

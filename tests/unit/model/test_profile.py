@@ -92,7 +92,7 @@ def test_off_in_every_yaml_spelling(word: str) -> None:
      ("010", 10), ("1_000", 1000), ("-0x1F", -31), ("1.5", 1.5), ("True", True), ("~", None), ("'1'", "1")],
 )  # fmt: skip
 def test_words_that_yaml_1_1_misreads_stay_as_written(text: str, value: object) -> None:
-    read = parse(f"key: {text}".encode(), "p.yaml").plain()
+    read = parse(f"key: {text}".encode(), "p.yaml", hint="").plain()
     assert read == {"key": value}
     assert isinstance(read, dict)
     assert type(read["key"]) is type(value)

@@ -30,7 +30,7 @@ COMMENTED_KEY = re.compile(r"^(\s*)# (?=\s*[a-z_]\w*:( |$))", re.MULTILINE)
 
 def faults(text: str) -> list[str]:
     """Return the errors of a profile according to the JSON Schema."""
-    tree = json.loads(json.dumps(yaml_lines.parse(text.encode(), "p.yaml").plain()))
+    tree = json.loads(json.dumps(yaml_lines.parse(text.encode(), "p.yaml", hint="").plain()))
     return [error.message for error in VALIDATOR.iter_errors(tree)]
 
 
@@ -154,7 +154,7 @@ def test_the_text_explains_every_key(tmp_path: Path) -> None:
 def test_a_key_that_is_not_set_becomes_one_without_its_comment() -> None:
     text = COMMENTED_KEY.sub(r"\1", profile_text(STORED))
     assert faults(text) == []
-    tree = yaml_lines.parse(text.encode(), "p.yaml").plain()
+    tree = yaml_lines.parse(text.encode(), "p.yaml", hint="").plain()
     assert isinstance(tree, dict)
     assert list(tree) == [*Profile.model_fields, "gpu"]
     for name in ("sla", "request", "load", "space", "score", "tolerance"):
@@ -165,7 +165,9 @@ def test_a_key_that_is_not_set_becomes_one_without_its_comment() -> None:
 
 def test_an_empty_mapping_stays() -> None:
     tree = {"model": {"builder": "mlp"}, "gpu": {"space": {"config": {}}}}
-    assert yaml_lines.parse(profile_text(tree).encode(), "p.yaml").at(("gpu", "space", "config")).plain() == {}
+    assert (
+        yaml_lines.parse(profile_text(tree).encode(), "p.yaml", hint="").at(("gpu", "space", "config")).plain() == {}
+    )
 
 
 @given(
@@ -179,5 +181,5 @@ def test_an_empty_mapping_stays() -> None:
 def test_a_value_on_one_line_is_read_as_itself(value: object) -> None:
     line = f"key: [{flow(value)}, {flow({'k': value})}]"
     assert "\n" not in line
-    read = yaml_lines.parse(line.encode(), "p.yaml").plain()
+    read = yaml_lines.parse(line.encode(), "p.yaml", hint="").plain()
     assert read == {"key": (value, {"k": value})}

@@ -15,7 +15,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError, ParameterError, ServerCrashed
-from optimizer.core.notes import SamplesNotKept
+from optimizer.core.notes import OpenLoopSampleLimit
 from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_wrappers import IndexHintLoadGenerator, index_hint
@@ -135,7 +135,7 @@ def test_an_open_loop_takes_a_part_of_large_samples(tmp_path: Path) -> None:
     options = RequestOptions(str(tmp_path / "large.npz"))
     result = prepare_requests(options, config(), RequestBatching(1, open_loop=True), tmp_path)
     assert 0 < Path(result.input_data).stat().st_size <= 1.1 * input_data.MAX_SENT_BYTES
-    assert isinstance(result.note, SamplesNotKept)
+    assert isinstance(result.note, OpenLoopSampleLimit)
     assert result.note.recorded == 40
 
 

@@ -65,6 +65,7 @@ def test_an_option_belongs_to_its_targets_only(option: Option, target: str) -> N
         ("--target remote --url h:70000 m", "--url h:70000: write host:port"),
         ("--target remote --metrics-url http://h:1 m", "--metrics-url http://h:1: write host:port alone"),
         ("--target remote --header token m", "--header \\*\\*\\*: write NAME:VALUE"),
+        (f"--target remote --header {101 * 'a'}:v m", "--header a+:\\*\\*\\*: write NAME:VALUE"),
         (
             "--target remote --url grpcs://h:1 --ssl-grpc-certificate-chain-file c m",
             "--ssl-grpc-certificate-chain-file: a client certificate needs its key; give --ssl-grpc-private-key-file",

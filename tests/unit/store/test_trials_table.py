@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Forecast, Measurement
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.trial import CROSS_CHECKING, Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
+from optimizer.core.trial import CROSS_CHECK_GENERATOR, Candidate, ConfirmationWindow, FreshServer, LoadPoint, Trial
 from optimizer.store.trials_table import TrialsTable, read_run_table
 from tests.conftest import measurement
 
@@ -209,7 +209,7 @@ def test_cross_checks_are_kept_apart_from_windows_and_searched_loads(tmp_path: P
     written, trial = table(path), Trial(0, CANDIDATE)
     written.append(trial, load, measurement(1, 1))
     written.append(trial, load, measurement(2, 2), FreshServer(1, 0.01))
-    written.append(trial, load, measurement(3, 3), FreshServer(1, 0.01, CROSS_CHECKING))
+    written.append(trial, load, measurement(3, 3), FreshServer(1, 0.01, CROSS_CHECK_GENERATOR))
     (read,) = table(path).read()
     assert read.measurements == ((load, measurement(1, 1)),)
     assert read.confirmations == (ConfirmationWindow(1, load, measurement(2, 2), 0.01),)
@@ -223,13 +223,13 @@ def test_a_table_without_load_generators_is_read_and_gets_no_cross_checks(tmp_pa
     older.append(Trial(0, CANDIDATE), load, measurement(2, 2), FreshServer(1, 0.01))
     continued = table(path)
     (read,) = continued.read()
-    continued.append(read, load, measurement(3, 3), FreshServer(1, 0.01, CROSS_CHECKING))
+    continued.append(read, load, measurement(3, 3), FreshServer(1, 0.01, CROSS_CHECK_GENERATOR))
     assert continued.read() == [read]
 
 
 def test_a_cross_check_names_its_server(tmp_path: Path) -> None:
     path = tmp_path / "trials.csv"
-    fresh = FreshServer(7777, load_generator=CROSS_CHECKING)
+    fresh = FreshServer(7777, load_generator=CROSS_CHECK_GENERATOR)
     table(path).append(Trial(0, CANDIDATE), LoadPoint(1, 1), measurement(1, 1), fresh)
     path.write_text(path.read_text().replace(",7777,", ",,"))
     with pytest.raises(BadInputError, match=":2: confirmation: is empty, and load_generator is not"):

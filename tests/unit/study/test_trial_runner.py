@@ -15,7 +15,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import BadInputError, LoadRefused, MeasurementError, ServerCrashed
+from optimizer.core.errors import BadInputError, MeasurementError, ModelRefused, ServerCrashed
 from optimizer.core.interfaces import LoadGenerator, ResourceUsage, Target
 from optimizer.core.notes import ServedOnCpu
 from optimizer.core.stopwatch import Stopwatch
@@ -249,7 +249,7 @@ def test_a_baseline_that_the_server_refuses_is_bad_input(study: Session, known_t
         @contextlib.contextmanager
         def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
             if candidate == self.refused:
-                raise LoadRefused("load failed for model 'known': no such weights")
+                raise ModelRefused("load failed for model 'known': no such weights")
             with super().deploy(candidate) as endpoint:
                 yield endpoint
 
