@@ -50,7 +50,7 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure import server_calls
 from optimizer.measure.load_client.generator import ClosedLoopGenerator
-from optimizer.measure.load_client.measured_requests import FEWEST_STREAMED
+from optimizer.measure.load_client.measured_requests import MIN_STREAMED_REQUESTS
 from optimizer.measure.load_client.plan import SendPlan, StreamPlan
 from optimizer.model.inference_requests import stream_requests, to_message
 from optimizer.model.input_data import from_bytes
@@ -60,7 +60,7 @@ from tests.repositories import write_streamer
 
 REQUESTS = 64  # distinct ones
 STREAMER, RESPONSES, INTERVAL_MS = "streamer", 16, 5.0
-FEWEST = FEWEST_STREAMED * MIN_WINDOWS
+FEWEST = MIN_STREAMED_REQUESTS * MIN_WINDOWS
 COLUMNS = (
     *("model", "client", "in flight", "requests/s", "responses/s"),
     *("TTFT p50 ms", "TTFT p95 ms", "ITL p50 ms", "ITL p95 ms", "latency p50 ms", "latency p95 ms"),
@@ -133,7 +133,7 @@ def streamer(folder: Path) -> Served:
 
 def measure_own(served: Served, endpoint: Endpoint, in_flight: int, seconds: float, folder: Path) -> list[float]:
     generator = ClosedLoopGenerator(
-        log=folder / "own.log", input_data=served.input_data, shapes=served.shapes, streams=True
+        log=folder / "own.log", input_data=served.input_data, shapes=served.shapes, is_streaming=True
     )
     return figures(generator.measure(endpoint, LoadPoint(1, concurrency=in_flight), seconds))
 

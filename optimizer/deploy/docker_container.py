@@ -283,7 +283,7 @@ SDK_COMMAND = "perf_analyzer"  # on the PATH of NVIDIA's SDK image
 
 
 @dataclass(frozen=True)
-class PerfAnalyzerContainer:
+class ContainerRunner:
     """A launcher that runs perf_analyzer in a container of ``image``, in the network of this machine.
 
     ``base_url`` is as for DockerTarget. Raises EnvironmentFault if Docker does not run it.

@@ -263,7 +263,7 @@ class ModelLoader:
         answer = str(error)
         if model_died(answer):
             return self._server.stop_after_crash("loading", "the model's process died while loading")
-        if not self._server.answers():
+        if not self._server.responds():
             return self._server.stop_after_crash("loading")
         message = without_traceback(answer)
         if hides_cause(message) and (cause := self._server.logged_error()):
@@ -288,7 +288,7 @@ def load_model(server: Server, client: ServerClient, name: str, config: str | No
     died: frozenset[int] = frozenset()
     loading = _in_background(lambda: client.load(name, config, limit_seconds))
     while not wait_for([loading], CHECK_SECONDS).done:
-        if not server.answers():
+        if not server.responds():
             raise server.stop_after_crash("loading")
         # the server itself notices most of these deaths; between two checks it has the time to do so
         died, died_earlier = server.dead_model_processes() - died_before, died
@@ -372,9 +372,9 @@ class ManagedTarget:
         with self._stopwatch.count("server"):
             self._server.stop()
 
-    def answers(self) -> bool:
+    def responds(self) -> bool:
         """Return whether the server runs and responds."""
-        return self._server.answers()
+        return self._server.responds()
 
     def has_logged_error(self) -> bool:
         """Return whether the server has logged an error since its last deployment began."""
@@ -411,7 +411,7 @@ class ManagedTarget:
 
     def stop_after_crash(self, error: ServerCrashed) -> ServerCrashed:
         """Stop the server after ``error`` of the load generator; return the error with the last one in its log."""
-        return self._server.stop_after_crash(error.doing, str(error) if self._server.answers() else "")
+        return self._server.stop_after_crash(error.doing, str(error) if self._server.responds() else "")
 
     @contextlib.contextmanager
     def _serving(self, candidate: Candidate, *, as_written: bool) -> Iterator[Endpoint]:

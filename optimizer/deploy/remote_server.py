@@ -23,7 +23,7 @@ from optimizer.core.files import write_atomically
 from optimizer.core.locks import file_lock
 from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.measure.failure_causes import diagnose_connection, lacks_gpu_memory, without_traceback
-from optimizer.measure.server_calls import is_responding, open_client
+from optimizer.measure.server_calls import open_client, responds
 from optimizer.measure.server_client import CALL_SECONDS, CallError
 
 SERVER_PROGRAM = "tritonserver"  # the name of its processes begins with it
@@ -233,9 +233,9 @@ class RemoteServer:
         with self._calling():
             return one_line(self._client.identity()[1], 30)
 
-    def is_responding(self) -> bool:
+    def responds(self) -> bool:
         """Return whether the server responds."""
-        return is_responding(self._client)
+        return responds(self._client)
 
     def state(self, models: list[str]) -> ServerState:
         """Return which models are loaded, and the configurations of ``models``."""
@@ -367,7 +367,7 @@ class RemoteServer:
         if MANAGED_BY_ITSELF in message:
             managed = f"the server at {self.address} manages its models by itself"
             return EnvironmentFault(f"{managed}; start it with --model-control-mode=explicit")
-        if not self.is_responding():
+        if not self.responds():
             return ServerFault(
                 diagnose_connection(self._connection)
                 or f"the server at {self.address} does not answer ({message}); start it again"

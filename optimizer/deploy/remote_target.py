@@ -101,7 +101,7 @@ class RemoteTarget:
         try:
             yield self._endpoint(wanted, candidate, gpus)
         except ServerCrashed as error:
-            if self._server.is_responding():
+            if self._server.responds():
                 raise
             raise ServerFault(
                 f"the server at {self.connection.address} no longer answers ({error}); start it again"

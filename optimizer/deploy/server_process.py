@@ -23,7 +23,7 @@ from optimizer.core.trial import Candidate
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.cpus import divide, topology
 from optimizer.measure.failure_causes import lacks_gpu_memory
-from optimizer.measure.server_calls import is_live, open_client
+from optimizer.measure.server_calls import open_client, reports_live
 from optimizer.measure.server_client import CallError, ServerClient
 from optimizer.options import server_options
 from optimizer.options.values import parse_cpus
@@ -174,7 +174,7 @@ class Server(ABC):
         to its number of server processes.
         """
         if self._client is not None:
-            if self.answers():
+            if self.responds():
                 return self._client
             self.stop()
         deadline = time.monotonic() + self._start_seconds
@@ -194,9 +194,9 @@ class Server(ABC):
         error = DeploymentError if settings else ServerFault  # the server may start with other settings
         raise error(f"tritonserver did not start{settings}: {failure}", log=self.log)
 
-    def answers(self) -> bool:
+    def responds(self) -> bool:
         """Return whether the server runs and responds."""
-        return self._client is not None and self._is_running() and is_live(self._client)
+        return self._client is not None and self._is_running() and reports_live(self._client)
 
     def dead_model_processes(self) -> frozenset[int]:
         """Return the processes of this server's models that have ended without being noticed by it."""

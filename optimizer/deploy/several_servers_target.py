@@ -83,7 +83,7 @@ def _stop_after_crash(error: ServerCrashed, used: Sequence[ManagedTarget]) -> Se
     That is one that no longer answers, or else the only one that has logged an error.
     """
     numbered = list(enumerate(used, 1))
-    suspects = [(number, target) for number, target in numbered if not target.answers()]
+    suspects = [(number, target) for number, target in numbered if not target.responds()]
     logged = [(number, target) for number, target in numbered if target.has_logged_error()]
     if len(used) == 1:
         crash = used[0].stop_after_crash(error)

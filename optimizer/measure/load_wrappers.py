@@ -81,7 +81,7 @@ def _stability(measurements: Sequence[Measurement]) -> dict[str, Any]:
     return {"stable": all(measurement.stable for measurement in measurements), "reason": "; ".join(reasons)}
 
 
-LONGEST_OVERLAP = 1.5  # ratio of the whole time to the common one that still counts as measuring at the same time
+MIN_OVERLAP_SHARE = 1 / 1.5  # share of the measuring time in which all servers have to be under load
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,8 @@ class ServerProcessesLoadGenerator:
             return self.make(1).measure(endpoint, load, seconds)
         if load.concurrency < len(servers):
             raise MeasurementError(
-                f"a concurrency of {load.concurrency} cannot be divided among {len(servers)} servers"
+                f"a concurrency of {load.concurrency} cannot be divided among {len(servers)} servers; raise the "
+                "concurrency, or try fewer server_processes"
             )
 
         def measure_one(number: int) -> tuple[Measurement, float]:
@@ -119,7 +120,7 @@ class ServerProcessesLoadGenerator:
         combined = combine_servers([one for one, _ in measured])
         begun_s = max(end_s - (one.measure_seconds or 0.0) for one, end_s in measured)
         together_seconds = min(end_s for _, end_s in measured) - begun_s
-        if together_seconds * LONGEST_OVERLAP < (combined.measure_seconds or 0.0):
+        if together_seconds < MIN_OVERLAP_SHARE * (combined.measure_seconds or 0.0):
             raise MeasurementError("the server processes were not measured at the same time: one began later")
         return combined
 

@@ -22,7 +22,7 @@ REQUESTS = 32  # distinct ones, or as many as the baseline answers in REFERENCE_
 REFERENCE_SECONDS = 2.0
 REFERENCE_ATTEMPTS = 2  # a server may die
 MIN_IN_FLIGHT, MAX_IN_FLIGHT = 16, 256
-MAX_BYTES = 128 << 20  # in flight
+MAX_BYTES = 128 << 20  # limit for the requests in flight
 CHECK_SECONDS = 5.0  # limit for a check whose requests are answered one at a time
 TIMEOUT_SECONDS = 30.0
 _CHUNK = 4  # requests between two looks at the clock
@@ -101,8 +101,8 @@ class BaselineOutputCheck:
                 if hint := index_hint(str(error), self.unbounded):
                     raise BadInputError(f"{error}; {hint}") from error
                 raise ModelRefused(
-                    f"it loads, but {error}, as all others; if the data of the requests are the cause, change them "
-                    "with --input-data"
+                    f"the model loads, but every request fails ({error}); if the request data cause this, "
+                    "give others with --input-data"
                 ) from error
             return
         if difference:
@@ -122,9 +122,9 @@ class BaselineOutputCheck:
         order, responses = self._send_together(endpoint, reference)
         deviation = reference.compare(order, responses, self.tolerance)
         if deviation.problem:
-            hint = ROUNDING_HINT if deviation.share < MAX_ROUNDING else ""
+            hint = ROUNDING_HINT if deviation.share_of_tolerance < MAX_ROUNDING else ""
             raise DeploymentError(f"outputs differ from those of the unbatched baseline: {deviation.problem}{hint}")
-        return deviation.share
+        return deviation.share_of_tolerance
 
     def _infer(
         self, endpoint: Endpoint, messages: Sequence[bytes], *, in_flight: int, timeout_seconds: float
@@ -212,7 +212,7 @@ class StreamedOutputCheck(BaselineOutputCheck):
 
 
 SEQUENCES = 16  # distinct ones, or as many as the baseline answers in REFERENCE_SECONDS
-MAX_STEPS = 8  # of a sequence
+MAX_STEPS = 8  # longest sequence
 MAX_SEQUENCES_IN_FLIGHT = 64  # each is sent by a thread of its own
 
 

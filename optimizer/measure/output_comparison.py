@@ -68,17 +68,20 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True, order=True)
 class OutputDifference:
-    """A difference, ordered by ``excess`` (distance / allowed distance) and then by ``distance``; both may be inf."""
+    """A difference, ordered by ``share_of_tolerance`` and then by ``distance``; both may be inf.
 
-    excess: float
+    ``share_of_tolerance`` is the distance divided by the allowed one. ``place`` is the index in the output.
+    """
+
+    share_of_tolerance: float
     distance: float
     text: str = field(compare=False)
-    place: str = field(compare=False, default="")  # the index in the output
+    place: str = field(compare=False, default="")
 
     @property
     def is_allowed(self) -> bool:
         """Whether the difference is within the tolerance."""
-        return self.excess <= 1
+        return self.share_of_tolerance <= 1
 
 
 def read_outputs(serialized: bytes) -> ModelOutputs:
@@ -218,9 +221,9 @@ def _difference(
     allowed = tolerance.allowed(expected, magnitude)
     distance = _distance(actual_values, expected_values)
     with np.errstate(divide="ignore", invalid="ignore"):
-        excess = np.where(distance == 0, 0.0, np.nan_to_num(distance / allowed, nan=math.inf, posinf=math.inf))
-    largest = float(excess.max())
-    worst = np.unravel_index(np.argmax(np.where(excess == largest, distance, -1.0)), distance.shape)
+        shares = np.where(distance == 0, 0.0, np.nan_to_num(distance / allowed, nan=math.inf, posinf=math.inf))
+    largest = float(shares.max())
+    worst = np.unravel_index(np.argmax(np.where(shares == largest, distance, -1.0)), distance.shape)
     if largest <= 1:  # an allowed difference is not described
         return OutputDifference(largest, float(distance[worst]), "")
     text = _text(name, actual_values[worst], expected_values[worst], float(distance[worst]), float(allowed[worst]))
@@ -264,7 +267,7 @@ class OutputDeviation:
     ``problem`` describes it if it is not allowed; otherwise it is empty.
     """
 
-    share: float
+    share_of_tolerance: float
     problem: str = ""
 
 
@@ -324,18 +327,18 @@ class ReferenceOutputs:
             return OutputDeviation(0.0)
         worst, number = max(differences, key=lambda item: item[0])
         if worst.is_allowed:
-            return OutputDeviation(worst.excess)
+            return OutputDeviation(worst.share_of_tolerance)
         place = f"{worst.place} of " if worst.place else ""
         wrong = sum(not difference.is_allowed for difference, _ in differences)
         text = f"{worst.text}, at {place}request {number}; {wrong} of {len(responses)} responses differ"
-        return OutputDeviation(worst.excess, text)
+        return OutputDeviation(worst.share_of_tolerance, text)
 
     def write(self, file: Path) -> None:
         """Write ``file`` atomically. Raises EnvironmentFault."""
         arrays: dict[str, Any] = {f"request_{i}": _bytes(message) for i, message in enumerate(self.requests)}
         arrays |= {f"response_{i}": _bytes(message) for i, message in enumerate(self.responses)}
         content = io.BytesIO()
-        np.savez(content, seconds_alone=self.seconds_alone, trouble=self.missing_reason, **arrays)
+        np.savez(content, seconds_alone=self.seconds_alone, missing_reason=self.missing_reason, **arrays)
         write_atomically(file, content.getvalue())
 
     @classmethod
@@ -350,7 +353,7 @@ class ReferenceOutputs:
                 tuple(arrays[f"request_{i}"].tobytes() for i in numbers),
                 tuple(arrays[f"response_{i}"].tobytes() for i in numbers),
                 float(arrays["seconds_alone"]),
-                str(arrays["trouble"]),
+                str(arrays["missing_reason"]),
             )
             if not (reference.outputs or reference.missing_reason) or not math.isfinite(reference.seconds_alone):
                 raise ValueError

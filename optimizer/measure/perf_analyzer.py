@@ -35,8 +35,8 @@ from optimizer.measure.failure_causes import model_died
 from optimizer.measure.perf_output import failure_text, read_average_ms, read_csv, read_request_count, read_windows
 from optimizer.measure.server_calls import (
     PROBE_SECONDS,
+    all_servers_respond,
     completed_requests,
-    is_alive,
     read_statistics,
     with_statistics,
 )
@@ -280,7 +280,7 @@ class PerfAnalyzer:
         none_valid = done.exit_code == 3 or "No valid requests recorded" in done.output
         unanswered = none_valid and done.exit_code is not None and "had error" not in done.output
         text = _head(csv_path) if done.exit_code == 0 else ""
-        if not text and not (unanswered and is_alive(endpoint)):
+        if not text and not (unanswered and all_servers_respond(endpoint)):
             raise self._failure(endpoint, done)
         if unanswered:
             return None, []
@@ -313,7 +313,7 @@ class PerfAnalyzer:
             nonlocal completed, progressed
             if (now := time.monotonic()) <= due:
                 return
-            if not is_alive(endpoint):
+            if not all_servers_respond(endpoint):
                 raise ServerCrashed(f"the server did not answer within {PROBE_SECONDS:g} s", log=self.log)
             if (count := completed_requests(endpoint)) != completed:
                 completed, progressed = count, now
@@ -353,7 +353,7 @@ class PerfAnalyzer:
     def _failure(self, endpoint: Endpoint, done: FinishedProcess) -> MeasurementError:
         """Return the error for a run without results: ServerCrashed if the server caused it."""
         message = failure_text(done)
-        if not is_alive(endpoint):
+        if not all_servers_respond(endpoint):
             return ServerCrashed(f"{message}; the server no longer answers", log=self.log)
         if done.exit_code is None or model_died(done.output):
             return ServerCrashed(message, log=self.log)

@@ -103,7 +103,8 @@ def _client(endpoint: Endpoint) -> Iterator[ServerClient]:
         except CallError as error:
             message = without_traceback(str(error))
             if error.failure == "overdue":
-                raise ServerCrashed("the server did not answer a request in time") from error
+                address = endpoint.connection.address
+                raise ServerCrashed(f"the server at {address} did not answer a request in time") from error
             if error.failure == "unreachable" or model_died(str(error)):
                 raise ServerCrashed(f"the server died during a request: {message}") from error
             raise DeploymentError(
@@ -111,7 +112,7 @@ def _client(endpoint: Endpoint) -> Iterator[ServerClient]:
             ) from error
 
 
-def is_live(client: ServerClient) -> bool:
+def reports_live(client: ServerClient) -> bool:
     """Return whether the server reports within PROBE_SECONDS that it is live."""
     try:
         client.check(PROBE_SECONDS)
@@ -120,7 +121,7 @@ def is_live(client: ServerClient) -> bool:
     return True
 
 
-def is_responding(client: ServerClient, timeout_seconds: float = CALL_SECONDS) -> bool:
+def responds(client: ServerClient, timeout_seconds: float = CALL_SECONDS) -> bool:
     """Return whether the server responds, even if it denies or refuses the health check."""
     try:
         client.check(timeout_seconds)
@@ -129,17 +130,17 @@ def is_responding(client: ServerClient, timeout_seconds: float = CALL_SECONDS) -
     return True
 
 
-def is_alive(endpoint: Endpoint) -> bool:
+def all_servers_respond(endpoint: Endpoint) -> bool:
     """Return whether each server of ``endpoint`` responds within PROBE_SECONDS."""
-    return not silent_server(endpoint)
+    return not unresponsive_server(endpoint)
 
 
-def silent_server(endpoint: Endpoint, seconds: float = PROBE_SECONDS) -> str:
-    """Return the name of the first server of ``endpoint`` that does not respond within ``seconds``, else nothing."""
+def unresponsive_server(endpoint: Endpoint, seconds: float = PROBE_SECONDS) -> str:
+    """Return the name of the first server that does not respond within ``seconds``; an empty string if all do."""
     servers = endpoint.servers
     for number, server in enumerate(servers, 1):
         with closing(open_client(server.connection)) as client:
-            if not is_responding(client, seconds):
+            if not responds(client, seconds):
                 return f"server process {number} of {len(servers)}" if endpoint.replicas else "the server"
     return ""
 

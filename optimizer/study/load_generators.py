@@ -14,7 +14,7 @@ from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.measurement_windows import FIRST_WINDOW_MS, RATE_WINDOW_MS, STREAM_WINDOW_MS
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.deploy import docker_engine, runtime
-from optimizer.deploy.docker_container import SDK_COMMAND, PerfAnalyzerContainer
+from optimizer.deploy.docker_container import SDK_COMMAND, ContainerRunner
 from optimizer.deploy.perf_analyzer_release import ensure_older
 from optimizer.machine.nvml import BUS_ORDER
 from optimizer.measure.load_client.arrivals import parse_arrivals
@@ -191,7 +191,7 @@ def _make_own_client(
         window_ms=round(options.measurement_interval_ms or default_ms),
         cpus=cpus,
         stopwatch=stopwatch,
-        streams=task.source.is_streaming,
+        is_streaming=task.source.is_streaming,
         token_output=task.token_output,
         shared_memory=options.requested_shared_memory(),
         counts_failures=any(bound.metric == "error-rate" for bound in task.problem.sla),
@@ -220,7 +220,7 @@ def _make_perf_analyzer(
             {} if options.target == "remote" else BUS_ORDER,  # that of the servers that tune starts
         )
         if image is None
-        else PerfAnalyzerContainer(image),
+        else ContainerRunner(image),
         shared_memory=own.shared_memory,
     )
 

@@ -213,8 +213,8 @@ def trace_sizes(options: RunOptions) -> SizeDistribution | None:
     """Return the sizes of the requests in the trace of ``options``; None if there are none. Raises BadInputError."""
     if options.load != "rate" or not is_trace(options.arrivals):
         return None
-    kinds = RecordedArrivals.read_trace(Path(options.arrivals)).kinds
-    return None if kinds is None else kinds.sizes
+    classes = RecordedArrivals.read_trace(Path(options.arrivals)).classes
+    return None if classes is None else classes.sizes
 
 
 def sizes_given_twice(size: int | str, options: RunOptions) -> BadInputError:

@@ -13,7 +13,7 @@ from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import SERVER_CPUS, SERVER_OPTION_PREFIX, SERVER_PROCESSES, FieldChoices
 from optimizer.deploy.target_factory import CAN_RESTART
-from optimizer.measure.load_client.arrivals import PRIORITY, SIZE, RecordedKinds
+from optimizer.measure.load_client.arrivals import PRIORITY, SIZE, RecordedClasses
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
@@ -133,7 +133,7 @@ def check_own_client(named: NamedModel, options: RunOptions, problem: Problem) -
         )
 
 
-def check_recorded_kinds(file: str, kinds: RecordedKinds, source: ModelSource, fields: FieldChoices) -> None:
+def check_recorded_classes(file: str, classes: RecordedClasses, source: ModelSource, fields: FieldChoices) -> None:
     """Raise BadInputError if a request of the trace ``file`` does not fit the model.
 
     Triton gives a request whose priority the model lacks the default priority, without an error. A priority has to be
@@ -147,7 +147,7 @@ def check_recorded_kinds(file: str, kinds: RecordedKinds, source: ModelSource, f
         )
     largest = max(source.config.max_batch_size, 1)
     levels = fewest_levels(source, fields)
-    for (size, priority), line in zip(kinds.kinds, kinds.first_lines, strict=True):
+    for (size, priority), line in zip(classes.classes, classes.first_lines, strict=True):
         if size > largest:
             raise BadInputError(
                 f"{file}:{line}: {SIZE} {size} is above the max_batch_size {largest} of {name}; send such requests "

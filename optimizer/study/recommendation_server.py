@@ -19,7 +19,7 @@ from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import dead_model_processes
 from optimizer.deploy.target_factory import ON_THIS_MACHINE
 from optimizer.deploy.target_settings import ServerPorts
-from optimizer.measure.server_calls import open_client, silent_server
+from optimizer.measure.server_calls import open_client, unresponsive_server
 from optimizer.measure.server_client import CallError, ServerClient
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
@@ -118,7 +118,7 @@ def wait_for_failure(endpoint: Endpoint) -> None:
     Raises ServerCrashed then. Triton does not replace the process of a model, and fails all of its requests.
     """
     dead_before = frozenset[int]()
-    while not (silent := silent_server(endpoint, SILENT_SECONDS)):
+    while not (silent := unresponsive_server(endpoint, SILENT_SECONDS)):
         dead = frozenset[int]().union(*(dead_model_processes(server.server_pid) for server in endpoint.servers))
         if dead & dead_before:  # a process that Triton itself ends is a zombie for a moment
             raise ServerCrashed("the process of a model has died, and Triton does not replace it")

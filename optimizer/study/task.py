@@ -38,7 +38,7 @@ from optimizer.options.values import parse_optional, quote
 from optimizer.study.model_finder import NamedModel, find_model
 from optimizer.study.option_check import (
     check_own_client,
-    check_recorded_kinds,
+    check_recorded_classes,
     check_requests,
     check_server_settings,
     check_shared_memory,
@@ -107,8 +107,8 @@ def prepare_task(
     space = search_space(named, hardware, options)
     score = profile.score if profile else None
     fields = space.fields if swept is None else swept
-    if isinstance(arrivals, RecordedArrivals) and arrivals.kinds is not None:
-        check_recorded_kinds(arrivals.name, arrivals.kinds, source, fields)
+    if isinstance(arrivals, RecordedArrivals) and arrivals.classes is not None:
+        check_recorded_classes(arrivals.name, arrivals.classes, source, fields)
     check_requests(named, score, options)
     check_shared_memory(options, source, on_gpu=on_gpu)
     sequence_length = sequence_lengths(named, options)
@@ -327,7 +327,7 @@ def request_priorities(
         return None
     priorities = parse_priorities(text)
     fault = priorities_fault(priorities, named.source, fields)
-    if isinstance(arrivals, RecordedArrivals) and arrivals.kinds is not None:
+    if isinstance(arrivals, RecordedArrivals) and arrivals.classes is not None:
         fault = f"the trace {arrivals.name} has the requests' own; leave the priorities out"
     if not fault:
         return priorities

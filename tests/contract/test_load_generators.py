@@ -332,7 +332,7 @@ class StreamingContract(LoadGeneratorContract):
             log=tmp_path / "client.log",
             input_data=str(tmp_path / "entries.json"),
             sla=Sla.from_bounds({"p95": 500_000.0, "ttft-p95": TTFT_MS, "itl-p95": ITL_MS}),
-            streams=True,
+            is_streaming=True,
             token_output="numbers",
         )
 

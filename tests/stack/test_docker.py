@@ -17,7 +17,7 @@ from optimizer.core.endpoint import SharedMemory
 from optimizer.core.errors import BadInputError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.core.process import COMMAND_LOG
 from optimizer.core.trial import Candidate, LoadPoint
-from optimizer.deploy.docker_container import PerfAnalyzerContainer
+from optimizer.deploy.docker_container import ContainerRunner
 from optimizer.deploy.docker_engine import OWNER, connect
 from optimizer.deploy.docker_target import ContainerTelemetry, DockerTarget
 from optimizer.deploy.target_settings import TargetSettings
@@ -83,7 +83,7 @@ def test_one_that_dies_while_measuring_is_told_and_replaced_and_one_measured(
         input_data=str(mlp.input_data),
         window_ms=200,
         repeat=False,
-        runner=PerfAnalyzerContainer(engine.image, engine.base_url),
+        runner=ContainerRunner(engine.image, engine.base_url),
     )
     with target.deploy(BATCHING) as endpoint, ContainerTelemetry(ProcessTelemetry()).record(endpoint) as samples:
         measured = tool.measure(endpoint, LoadPoint(1, 4))

@@ -96,7 +96,7 @@ def sequences(count: int) -> Candidate:
 
 
 def measure(endpoint: Endpoint, task: Task, tmp_path: Path) -> tuple[Measurement, ResourceUsage]:
-    generator = ClosedLoopGenerator(log=tmp_path / "client.log", input_data=task.input_data, streams=True)
+    generator = ClosedLoopGenerator(log=tmp_path / "client.log", input_data=task.input_data, is_streaming=True)
     with EngineTelemetry(ProcessTelemetry()).record(endpoint) as usage:
         measured = generator.measure(endpoint, LOAD, 2.0)
     return measured, usage

@@ -126,8 +126,8 @@ def test_a_trace_sets_sizes_and_priorities(
     (tmp_path / "trace.csv").write_text("\n".join([header, *rows]))
     arrivals = parse_arrivals(str(tmp_path / "trace.csv"))
     assert isinstance(arrivals, RecordedArrivals)
-    assert arrivals.kinds is not None
-    recorded = replace(open_loop, arrivals=arrivals, request_mix=arrivals.kinds.sizes)
+    assert arrivals.classes is not None
+    recorded = replace(open_loop, arrivals=arrivals, request_mix=arrivals.classes.sizes)
     load = LoadPoint(sum(samples) / len(samples), request_rate=len(samples) / PERIOD)
     source = read_repository_model(tmp_path / "models", "sleeper", gpu=False)
     with (

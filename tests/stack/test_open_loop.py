@@ -31,7 +31,7 @@ from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.load_client.plan import NEVER, SendRecord
-from optimizer.measure.server_calls import read_statistics, silent_server
+from optimizer.measure.server_calls import read_statistics, unresponsive_server
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import eventually
 from tests.repositories import write_sleeper
@@ -192,7 +192,7 @@ def test_a_stopped_server_ends_the_measurement_soon(
     open_loop: OpenLoopGenerator, sleeper: EmbeddedTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a stopped server does not answer later either
-    monkeypatch.setattr(launcher, "silent_server", partial(silent_server, seconds=1.0))
+    monkeypatch.setattr(launcher, "unresponsive_server", partial(unresponsive_server, seconds=1.0))
     with sleeper.deploy(ALONE) as endpoint:
         try:  # the time limit of the test is shorter than the measurement
             with (

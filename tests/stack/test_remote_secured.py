@@ -20,7 +20,7 @@ from optimizer.measure.load_client.arrivals import ConstantArrivals
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.perf_analyzer import PerfAnalyzer
-from optimizer.measure.server_calls import is_alive, read_statistics
+from optimizer.measure.server_calls import all_servers_respond, read_statistics
 from tests.certificates import Certificates, tls_proxy
 from tests.production import SECRET, Production, secured
 
@@ -85,7 +85,7 @@ def test_everything_that_asks_a_server_gets_through(
     with tls_proxy(production.http.address, certificates.own) as proxy:
         https = replace(production.http, address=proxy, tls=certificates.tls)
         for at in map(endpoint, (production.grpc, production.http, https)):
-            assert is_alive(at)
+            assert all_servers_respond(at)
             guard.check(at)
             before, result, after = (
                 read_statistics(at),

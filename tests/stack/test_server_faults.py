@@ -493,6 +493,7 @@ def test_a_model_that_loads_but_fails_every_request_is_bad_input(playground: Pla
     program.write_text(program.read_text().replace("time.sleep(0.001)", "raise ValueError('frobnicated')"))
     ended = run_tune(playground, "--sla-p95", "20ms", "--model-repository", "models", "sleeper")
     assert ended.code == 2
-    assert ended.complaints[0].startswith("tune: the server refuses the model as it is configured: it loads, but ")
+    refusal = "tune: the server refuses the model as it is configured: the model loads, but every request fails "
+    assert ended.complaints[0].startswith(refusal)
     assert "frobnicated" in ended.complaints[0]
     assert "--input-data" in ended.complaints[0]

@@ -162,7 +162,7 @@ def test_a_stream_of_each_server_arrives_at_its_own_request(tmp_path: Path, monk
     data = tmp_path / "counts.json"
     data.write_text(json.dumps({"data": [{"count": [count]} for count in counts]}))
     targets = [EmbeddedTarget(source, TargetSettings(tmp_path / f"{number}.log")) for number in range(2)]
-    generator = OpenLoopGenerator(log=tmp_path / "client.log", input_data=str(data), streams=True)
+    generator = OpenLoopGenerator(log=tmp_path / "client.log", input_data=str(data), is_streaming=True)
     with contextlib.closing(ServerProcesses(targets)) as servers, servers.deploy(TWO) as endpoint:
         generator.measure(endpoint, LoadPoint(1, request_rate=20.0), SECONDS)
         assert all(executions(endpoint))

@@ -18,7 +18,7 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
-from optimizer.measure.load_client.measured_requests import FEWEST_STREAMED
+from optimizer.measure.load_client.measured_requests import MIN_STREAMED_REQUESTS
 from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_client.streaming_client import StreamingClient
@@ -57,7 +57,7 @@ def new(kind: type[Generator], folder: Path, *counts: int) -> Generator:
         log=folder / "client.log",
         input_data=asking_for(folder, *counts),
         sla=Sla.from_bounds({"p95": 5000.0}),
-        streams=True,
+        is_streaming=True,
     )
 
 
@@ -112,7 +112,7 @@ def test_requests_of_one_length_do_not_end_in_waves(
         generator = new(ClosedLoopGenerator, tmp_path, responses)
         windows = generator.measure_windows(endpoint, LoadPoint(1, concurrency=concurrency), 0.5, 8)
     assert 1 < len(windows) <= 8
-    assert min(window.requests or 0 for window in windows) >= FEWEST_STREAMED
+    assert min(window.requests or 0 for window in windows) >= MIN_STREAMED_REQUESTS
     (record,) = records
     shortest_ns = 1e7 * responses  # the model waits 10 ms before each response
     assert np.ptp(record.sent_ns[:concurrency]) > shortest_ns / 2, "the first requests are sent one after the other"
@@ -139,7 +139,7 @@ def test_a_rate_above_the_capacity_is_an_overload(tmp_path: Path) -> None:
             log=tmp_path / "client.log",
             input_data=asking_for(tmp_path, 150),
             sla=Sla.from_bounds({"ttft-p95": 100.0}),
-            streams=True,
+            is_streaming=True,
         )
         result = generator.measure(endpoint, LoadPoint(1, request_rate=60.0), 8.0)
     assert result.overloaded

@@ -29,7 +29,7 @@ from optimizer.core.safe_text import one_line, read_bytes
 from optimizer.options.run_options import is_trace
 
 MAX_BYTES = 16 << 20
-LONGEST_US = 10**12  # longest interval between two requests: eleven days
+MAX_INTERVAL_US = 10**12  # longest interval between two requests: eleven days
 
 
 class Arrivals(Protocol):
@@ -42,7 +42,7 @@ class Arrivals(Protocol):
     def plan(self, rate: float, seconds: float, seed: int) -> FloatArray:
         """Return ascending send times in [0, ``seconds``), ``rate`` of them a second on average.
 
-        The period of a load shape ends at ``seconds``. So a lead-in before whole periods has the end of a period.
+        The period of a load shape ends at ``seconds``. A lead-in before whole periods is thus the end of a period.
         """
 
 
@@ -111,12 +111,12 @@ class ShapedArrivals:
 class RecordedArrivals:
     """Recorded intervals, scaled to the rate and repeated; the seed selects the interval to start with.
 
-    ``kinds`` are the size and the priority of the request before each interval; None if all requests are alike.
+    ``classes`` are the size and the priority of the request before each interval; None if all requests are alike.
     ``name`` is the file.
     """
 
     intervals: FloatArray
-    kinds: RecordedKinds | None = None
+    classes: RecordedClasses | None = None
     name: str = "recorded"
 
     @property
@@ -135,7 +135,7 @@ class RecordedArrivals:
             lines.pop()
         for number, line in enumerate(lines, start=1):
             text = line.strip()
-            if not text.isdigit() or len(text) > len(str(LONGEST_US)) or int(text) > LONGEST_US:
+            if not text.isdigit() or len(text) > len(str(MAX_INTERVAL_US)) or int(text) > MAX_INTERVAL_US:
                 shown = one_line(text.decode(errors="replace"), 40)
                 raise BadInputError(f"{name}:{number}: '{shown}' is not a whole number of microseconds")
         intervals = np.array(lines, dtype=np.float64)
@@ -146,15 +146,15 @@ class RecordedArrivals:
     @classmethod
     def read_trace(cls, path: Path) -> RecordedArrivals:
         """Read a trace. Raises BadInputError with ``file:line: ...``."""
-        seconds, kinds = _read_trace(path)
+        seconds, classes = _read_trace(path)
         intervals = np.diff(seconds)
         # the last request is followed by the first one after the mean interval
-        return cls(np.append(intervals, intervals.mean()), kinds, one_line(str(path)))
+        return cls(np.append(intervals, intervals.mean()), classes, one_line(str(path)))
 
-    def kinds_of(self, count: int, seed: int) -> IntArray:
-        """Return the number of the kind of each of the ``count`` requests that ``plan`` returns for ``seed``."""
-        assert self.kinds is not None
-        return self.kinds.numbers[(self._start(seed) + np.arange(count)) % len(self.intervals)]
+    def classes_of(self, count: int, seed: int) -> IntArray:
+        """Return the number of the class of each of the ``count`` requests that ``plan`` returns for ``seed``."""
+        assert self.classes is not None
+        return self.classes.numbers[(self._start(seed) + np.arange(count)) % len(self.intervals)]
 
     def _start(self, seed: int) -> int:
         return int(np.random.default_rng(seed).integers(len(self.intervals)))
@@ -175,41 +175,41 @@ def _count(rate: float, seconds: float) -> int:
 
 TIME, SIZE, PRIORITY = COLUMNS = ("time_s", "batch_size", "priority")
 MAX_REQUESTS = 200_000
-MAX_KINDS = 128  # combinations of a size and a priority
+MAX_CLASSES = 128  # combinations of a size and a priority
 MAX_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)
-class RecordedKinds:
+class RecordedClasses:
     """The sizes and priorities of recorded requests.
 
     Attributes:
-        kinds: Distinct (samples, priority); samples are 0 if the trace has no sizes.
-        numbers: The number of the kind of each request.
-        first_lines: The line of the first request of each kind.
+        classes: Distinct (samples, priority); samples are 0 if the trace has no sizes.
+        numbers: The number of the class of each request.
+        first_lines: The line of the first request of each class.
     """
 
-    kinds: tuple[tuple[int, int], ...]
+    classes: tuple[tuple[int, int], ...]
     numbers: IntArray
     first_lines: tuple[int, ...]
 
     @property
     def counts(self) -> IntArray:
-        """The number of requests of each kind."""
-        return np.bincount(self.numbers, minlength=len(self.kinds))
+        """The number of requests of each class."""
+        return np.bincount(self.numbers, minlength=len(self.classes))
 
     @property
     def sizes(self) -> SizeDistribution | None:
         """The distribution of the samples in a request; None if the trace has no sizes."""
-        if not self.kinds[0][0]:
+        if not self.classes[0][0]:
             return None
         requests: dict[int, float] = {}
-        for (size, _), count in zip(self.kinds, self.counts.tolist(), strict=True):
+        for (size, _), count in zip(self.classes, self.counts.tolist(), strict=True):
             requests[size] = requests.get(size, 0.0) + count
         return SizeDistribution(tuple((size, size, requests[size]) for size in sorted(requests)))
 
 
-def _read_trace(path: Path) -> tuple[FloatArray, RecordedKinds | None]:
+def _read_trace(path: Path) -> tuple[FloatArray, RecordedClasses | None]:
     """Return the times of the requests in seconds, and their sizes and priorities if the file has any."""
     name = one_line(str(path))
     data = read_bytes(path, MAX_BYTES, "give a shorter trace")
@@ -235,8 +235,8 @@ def _read_trace(path: Path) -> tuple[FloatArray, RecordedKinds | None]:
     if len(falls):
         line = rows[2 + int(falls[0])][0]
         raise BadInputError(f"{name}:{line}: {TIME} is before that of the request above; sort the rows by it")
-    kinds = _kinds(name, table, [line for line, _ in rows[1:]]) if len(columns) > 1 else None
-    return seconds, kinds
+    classes = _recorded_classes(name, table, [line for line, _ in rows[1:]]) if len(columns) > 1 else None
+    return seconds, classes
 
 
 def _row(name: str, line: int, row: list[str], columns: list[str]) -> dict[str, float]:
@@ -257,21 +257,21 @@ def _row(name: str, line: int, row: list[str], columns: list[str]) -> dict[str, 
     return values
 
 
-def _kinds(name: str, table: list[dict[str, float]], lines: list[int]) -> RecordedKinds:
+def _recorded_classes(name: str, table: list[dict[str, float]], lines: list[int]) -> RecordedClasses:
     places: dict[tuple[int, int], int] = {}
     numbers, first_lines = np.empty(len(table), dtype=np.int64), list[int]()
     for i, values in enumerate(table):
-        kind = int(values.get(SIZE, 0)), int(values.get(PRIORITY, 0))
-        if kind not in places:
-            places[kind] = len(places)
+        request_class = int(values.get(SIZE, 0)), int(values.get(PRIORITY, 0))
+        if request_class not in places:
+            places[request_class] = len(places)
             first_lines.append(lines[i])
-        numbers[i] = places[kind]
+        numbers[i] = places[request_class]
     sizes = {size for size, _ in places}
     if len(sizes) > MAX_CHOICES:
         raise BadInputError(f"{name}: has {len(sizes)} different sizes; round them to at most {MAX_CHOICES}")
-    if len(places) > MAX_KINDS:
+    if len(places) > MAX_CLASSES:
         raise BadInputError(
             f"{name}: has {len(places)} combinations of a size and a priority; round the sizes to have at most "
-            f"{MAX_KINDS}"
+            f"{MAX_CLASSES}"
         )
-    return RecordedKinds(tuple(places), numbers, tuple(first_lines))
+    return RecordedClasses(tuple(places), numbers, tuple(first_lines))

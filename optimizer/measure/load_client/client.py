@@ -28,9 +28,9 @@ from typing import Any
 from optimizer.measure.load_client.http2 import Http2Connection, TlsSocket, connect
 from optimizer.measure.load_client.plan import ALL_ANSWERED, HEADERS, NEVER, SendPlan, read_places, write_record
 
-SHORTEST_PATIENCE_SECONDS = 0.5
+MIN_PATIENCE_SECONDS = 0.5
 GROWTH_STEP_SECONDS, GROWTH_STEPS = 0.5, 4
-SHORTEST_GROWN_SECONDS = 0.05
+MIN_GROWN_SECONDS = 0.05
 PATIENCE_FACTOR = 2.0  # factor on the acceptable latency
 UNANSWERED_SHARE = 0.01  # share of all requests: fewer unanswered ones are no overload
 
@@ -47,8 +47,8 @@ class OverloadDetector:
     """
 
     def __init__(self, acceptable_seconds: float, period_seconds: float = 0.0) -> None:
-        self.patience_seconds = max(SHORTEST_PATIENCE_SECONDS, PATIENCE_FACTOR * acceptable_seconds)
-        self._grown_seconds = max(SHORTEST_GROWN_SECONDS, PATIENCE_FACTOR * acceptable_seconds)
+        self.patience_seconds = max(MIN_PATIENCE_SECONDS, PATIENCE_FACTOR * acceptable_seconds)
+        self._grown_seconds = max(MIN_GROWN_SECONDS, PATIENCE_FACTOR * acceptable_seconds)
         self._answered: deque[tuple[float, int]] = deque()  # (time, answers) of the last patience_seconds
         self._ages: deque[float] = deque(maxlen=GROWTH_STEPS + 1)  # GROWTH_STEP_SECONDS apart
         self._next_step = 0.0
@@ -111,7 +111,7 @@ STALL_SECONDS = 10.0  # without an answer in a closed loop: the server hangs
 BURST = 16  # the number of due requests to send before reading answers
 READ_BYTES = 2**20
 PR_SET_TIMERSLACK = 29
-MOST_MESSAGES, OTHER_MESSAGES = 20, "another error"  # of failed requests, which are counted by their message
+MAX_MESSAGES, OTHER_MESSAGES = 20, "another error"  # of failed requests, which are counted by their message
 
 
 class Channel:
@@ -333,7 +333,7 @@ class LoadClient:
         if not self._plan.counts_failures:
             self._error = self._error or message
         elif call >= self._warm_ups:
-            known = message in self._failures or len(self._failures) < MOST_MESSAGES
+            known = message in self._failures or len(self._failures) < MAX_MESSAGES
             self._failures.setdefault(message if known else OTHER_MESSAGES, []).append(call - self._warm_ups)
 
     def _record_answer(self, number: int, now_ns: int) -> None:

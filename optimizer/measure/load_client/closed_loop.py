@@ -13,15 +13,15 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.measure.failure_causes import without_traceback
 from optimizer.measure.load_client.measured_requests import (
-    ADVICE,
-    FEWEST_STREAMED,
+    CLIENT_CPU_ADVICE,
+    MIN_STREAMED_REQUESTS,
     SATURATED_CPU_SHARE,
-    SERVED,
     PlannedLoad,
+    RequestOutcome,
     describe_disagreement,
     make_measurement,
     measure_nothing,
-    request_kinds,
+    request_outcomes,
     split_failures,
     window_time_ms,
     with_priorities,
@@ -53,8 +53,8 @@ class AnsweredRequests:
     sizes: IntArray
     begin_ns: float
     end_ns: float
-    streams: StreamTimes | None = None
-    streamed: StreamedRequests | None = None
+    stream_times: StreamTimes | None = None
+    responses: StreamedRequests | None = None
 
     @classmethod
     def of(cls, record: SendRecord, seconds: float, sizes: IntArray, token_output: str) -> AnsweredRequests:
@@ -64,18 +64,18 @@ class AnsweredRequests:
         """
         begin_ns = CLOSED_LOOP_LEAD_IN_SECONDS * 1e9
         end_ns = begin_ns + seconds * 1e9
-        streams = streamed = None
+        stream_times = responses = None
         ended_ns = record.answered_ns
         if record.responses:
             begin_ns, end_ns = float(record.responses.begin_ns), float(record.responses.end_ns)
-            streamed = StreamedRequests.decode(record.responses, token_output)
-            ended_ns = streamed.ended_ns(record.answered_ns)
+            responses = StreamedRequests.decode(record.responses, token_output)
+            ended_ns = responses.ended_ns(record.answered_ns)
         counted = (record.answered_ns >= begin_ns) & (record.answered_ns < end_ns)
-        if streamed:
-            streams = streamed.times(record.sent_ns, np.full(len(counted), NEVER)).take(counted)
+        if responses:
+            stream_times = responses.times(record.sent_ns, np.full(len(counted), NEVER)).take(counted)
         latencies_ms = (ended_ns - record.sent_ns)[counted] / 1e6
         samples = np.resize(sizes, len(counted))[counted]
-        return cls(record.answered_ns[counted], latencies_ms, samples, begin_ns, end_ns, streams, streamed)
+        return cls(record.answered_ns[counted], latencies_ms, samples, begin_ns, end_ns, stream_times, responses)
 
     @property
     def seconds(self) -> float:
@@ -84,7 +84,7 @@ class AnsweredRequests:
     @property
     def output(self) -> StreamOutput | None:
         """The responses that arrived in the time."""
-        return self.streamed.output_between(self.begin_ns, self.end_ns) if self.streamed else None
+        return self.responses.output_between(self.begin_ns, self.end_ns) if self.responses else None
 
     def parts(self, count: int) -> list[AnsweredRequests]:
         """Divide the time into ``count`` equal parts and return the requests that were answered in each."""
@@ -97,8 +97,8 @@ class AnsweredRequests:
                 self.sizes[places == place],
                 self.begin_ns + place * length_ns,
                 self.begin_ns + (place + 1) * length_ns,
-                self.streams and self.streams.take(places == place),
-                self.streamed,
+                self.stream_times and self.stream_times.take(places == place),
+                self.responses,
             )
             for place in range(count)
         ]
@@ -116,7 +116,7 @@ class AnsweredRequests:
         return [
             MeasurementWindow(
                 (part.output.tokens if part.output else float(part.sizes.sum())) / part.seconds,
-                window_time_ms(part.latencies_ms, part.streams, metric),
+                window_time_ms(part.latencies_ms, part.stream_times, metric),
             )
             for part in self.parts(MIN_WINDOWS)
         ]
@@ -127,7 +127,7 @@ def summarize_closed_loop(
 ) -> list[Measurement]:
     """Return the measurements of ``parts`` equal parts of the planned ``seconds``, which begin after the lead-in.
 
-    There are fewer and longer parts if the model streams and one of the parts would have less than FEWEST_STREAMED
+    There are fewer and longer parts if the model streams and a part would have less than MIN_STREAMED_REQUESTS
     requests. A request belongs to the part in which it was answered, and its latency counts from the actual send. A
     part without an answer has a throughput of 0: the server paused, and the late requests count where they end. If
     failed requests are counted, one that hangs beyond the end, for longer than any other latency and each bound on
@@ -148,23 +148,28 @@ def summarize_closed_loop(
     requests = AnsweredRequests.of(record, planned.seconds, sizes, planned.token_output)
     if failed:
         failed.check_some_served(len(requests.latencies_ms), load)
-    streams = requests.streamed is not None
+    is_streaming = requests.responses is not None
     if not len(requests.latencies_ms):
-        verb = "ended" if streams else "was answered"
+        verb = "ended" if is_streaming else "was answered"
         raise NoAnswersError(f"no request {verb} within {requests.seconds:.3g} s at {load}")
-    if streams:
-        parts = requests.most_parts(parts, FEWEST_STREAMED)
+    if is_streaming:
+        parts = requests.most_parts(parts, MIN_STREAMED_REQUESTS)
     reason = (
         ""
         if math.isinf(spread_limit)
-        else describe_disagreement(requests.windows, sla, spread_limit, streams=streams)
+        else describe_disagreement(requests.windows, sla, spread_limit, is_streaming=is_streaming)
     )
     if record.cpu_share > SATURATED_CPU_SHARE:
-        reason = f"the load generator used {record.cpu_share:.0%} of a core, so the latency may be its own; {ADVICE}"
+        reason = (
+            f"the load generator used {record.cpu_share:.0%} of a core, so the latency may be its own; "
+            f"{CLIENT_CPU_ADVICE}"
+        )
     measurements = [
         replace(
-            make_measurement(part.latencies_ms, part.sizes, part.seconds, sla, reason, part.streams, part.output),
-            goodput_infer_per_sec=float(part.sizes[within_bounds(part.latencies_ms, part.streams, sla)].sum())
+            make_measurement(
+                part.latencies_ms, part.sizes, part.seconds, sla, reason, part.stream_times, part.output
+            ),
+            goodput_infer_per_sec=float(part.sizes[within_bounds(part.latencies_ms, part.stream_times, sla)].sum())
             / part.seconds,
         )
         if len(part.latencies_ms)
@@ -176,5 +181,5 @@ def summarize_closed_loop(
         longest_ms = max(float(requests.latencies_ms.max()), *sla.bounds_ms(LATENCY), 0.0)
         failed_ns = failed.ended_until(requests.end_ns, 1e6 * longest_ms)
         measurements = failed.added_to(measurements, failed_ns, requests.begin_ns, requests.end_ns)
-        times_ns[request_kinds(every) != SERVED] = failed_ns
+        times_ns[request_outcomes(every) != RequestOutcome.SERVED] = failed_ns
     return with_priorities(measurements, every, planned, times_ns, requests.begin_ns, requests.end_ns)

@@ -19,19 +19,19 @@ from optimizer.core.measurement_windows import (
 )
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_client.arrivals import Arrivals, PoissonArrivals, RecordedArrivals, RecordedKinds
+from optimizer.measure.load_client.arrivals import Arrivals, PoissonArrivals, RecordedArrivals, RecordedClasses
 from optimizer.measure.load_client.closed_loop import (
     CLOSED_LOOP_LEAD_IN_SECONDS,
     NoAnswersError,
     summarize_closed_loop,
 )
-from optimizer.measure.load_client.launcher import WARM_UP_SECONDS, LoadClientGenerator, RequestKinds, Schedule
+from optimizer.measure.load_client.launcher import WARM_UP_SECONDS, LoadClientGenerator, RequestClasses, Schedule
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import summarize_open_loop
 from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
 
 MAX_PLANNED = 2_000_000  # requests of one measurement
-DRAWN_LENGTHS = 1024  # of sequences; then they start over
+DRAWN_LENGTHS = 1024  # the lengths of later sequences repeat these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class OpenLoopGenerator(LoadClientGenerator):
         period_seconds = self.arrivals.times.period_at(load.request_rate)
         window_seconds = self.arrivals.times.whole_periods(seconds / parts, load.request_rate)
         lead_in_seconds = max(LEAD_IN_SECONDS, self.arrivals.times.lead_in_at(load.request_rate))
-        if self.streams:
+        if self.is_streaming:
             lead_in_seconds = MAX_LEAD_IN_SECONDS
         parts = min(parts, int((MAX_PLANNED / load.request_rate - lead_in_seconds) // window_seconds))
         if parts < 1:
@@ -74,16 +74,16 @@ class OpenLoopGenerator(LoadClientGenerator):
         seconds = parts * window_seconds
         seeds = np.random.SeedSequence([self.seed, next(self._launches)]).generate_state(2)
         lead_in_ns = list[int]()
-        if self.streams:  # the client decides how many of these it sends, so the others are planned on their own
+        if self.is_streaming:  # the client decides how many of these it sends, so the others are planned on their own
             lead_in_ns = self._plan(load, lead_in_seconds, int(seeds[1]))
         else:
             seconds += lead_in_seconds
 
         planned_ns = self._plan(load, seconds, int(seeds[0]))
         numbers = np.empty(0, dtype=np.int64)
-        if self._recorded_kinds:
+        if self._recorded_classes:
             assert isinstance(self.arrivals, RecordedArrivals)
-            numbers = self.arrivals.kinds_of(len(planned_ns), int(seeds[0]))
+            numbers = self.arrivals.classes_of(len(planned_ns), int(seeds[0]))
         schedule = Schedule(
             seconds=seconds,
             lead_in_seconds=lead_in_seconds,
@@ -91,29 +91,29 @@ class OpenLoopGenerator(LoadClientGenerator):
             lead_in_requests=len(lead_in_ns),
             parts=parts,
             period_seconds=period_seconds,
-            kinds=numbers,
+            classes=numbers,
         )
         return self._launch(endpoint, load, schedule, summarize_open_loop, spread_limit)
 
     @property
-    def _recorded_kinds(self) -> RecordedKinds | None:
-        return self.arrivals.kinds if isinstance(self.arrivals, RecordedArrivals) else None
+    def _recorded_classes(self) -> RecordedClasses | None:
+        return self.arrivals.classes if isinstance(self.arrivals, RecordedArrivals) else None
 
     @property
     def _mixes_sizes(self) -> bool:
-        return super()._mixes_sizes or self._recorded_kinds is not None
+        return super()._mixes_sizes or self._recorded_classes is not None
 
-    def _request_kinds(self, load: LoadPoint, count: int) -> RequestKinds:
-        """Return requests of each recorded kind, ordered by kind, and more of the frequent kinds."""
-        recorded = self._recorded_kinds
+    def _request_classes(self, load: LoadPoint, count: int) -> RequestClasses:
+        """Return requests of each recorded class, ordered by class, and more of the frequent classes."""
+        recorded = self._recorded_classes
         if recorded is None:
-            return super()._request_kinds(load, count)
+            return super()._request_classes(load, count)
         each = np.maximum(1, np.round(count * recorded.counts / recorded.counts.sum())).astype(np.int64)
-        sizes, priorities = np.repeat(np.array(recorded.kinds), each, axis=0).T
+        sizes, priorities = np.repeat(np.array(recorded.classes), each, axis=0).T
         sizes = np.where(sizes == 0, round(load.request_batch_size), sizes)
         numbers = np.repeat(np.arange(len(each)), each)
         drawn = np.random.default_rng(self.seed).permutation(len(numbers))  # a file may be sorted
-        return RequestKinds(sizes, priorities, numbers, drawn)
+        return RequestClasses(sizes, priorities, numbers, drawn)
 
     def _plan(self, load: LoadPoint, seconds: float, seed: int) -> list[int]:
         """Return the planned times in nanoseconds."""
@@ -125,7 +125,7 @@ class OpenLoopGenerator(LoadClientGenerator):
 class ClosedLoopGenerator(LoadClientGenerator):
     """Keeps ``concurrency`` requests in flight; latency counts from the actual send.
 
-    The load on a model that streams continues until FEWEST_STREAMED requests have ended for each window, see
+    The load on a model that streams continues until MIN_STREAMED_REQUESTS requests have ended for each window, see
     ``streaming_client``. ``closed_loop.AnsweredRequests`` says which of its requests count.
     Unlike perf_analyzer it sends over gRPC only.
     """
@@ -145,14 +145,14 @@ class ClosedLoopGenerator(LoadClientGenerator):
         while True:
             schedule = Schedule(
                 seconds=seconds,
-                warm_up_seconds=0.0 if self.streams else CLOSED_LOOP_LEAD_IN_SECONDS,
+                warm_up_seconds=0.0 if self.is_streaming else CLOSED_LOOP_LEAD_IN_SECONDS,
                 concurrency=round(load.concurrency),
                 parts=parts,
             )
             try:
                 return self._launch(endpoint, load, schedule, summarize_closed_loop, spread_limit)
             except NoAnswersError as error:
-                if self.streams:  # it has waited as long as it may, and a server that sends no responses hangs
+                if self.is_streaming:  # it has waited as long as it may, and a server that sends no responses hangs
                     raise MeasurementError(
                         f"{error}; shorten the outputs (--output-tokens), or set a longer --measurement-interval, "
                         f"of which a measurement has {MIN_WINDOWS}"

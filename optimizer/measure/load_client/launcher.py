@@ -31,7 +31,7 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import server_calls
 from optimizer.measure.failure_causes import lacks_gpu_memory, model_died, without_traceback
-from optimizer.measure.load_client.measured_requests import ALIKE, FEWEST_STREAMED, PlannedLoad
+from optimizer.measure.load_client.measured_requests import ALIKE, MIN_STREAMED_REQUESTS, PlannedLoad
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.load_client.plan import (
     ALL_ANSWERED,
@@ -41,7 +41,7 @@ from optimizer.measure.load_client.plan import (
     StreamPlan,
     write_places,
 )
-from optimizer.measure.server_calls import is_alive, read_statistics, silent_server, with_statistics
+from optimizer.measure.server_calls import all_servers_respond, read_statistics, unresponsive_server, with_statistics
 from optimizer.measure.shared_memory import OutgoingRequests, in_shared_memory, output_bytes
 from optimizer.model.inference_requests import stream_requests, to_message
 from optimizer.model.input_data import GENERATED_DATA, MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
@@ -64,14 +64,14 @@ PACKAGES = Path(__file__).parents[3]
 
 IN_TURN: IntArray = np.empty(0, dtype=np.int64)
 Summarize: TypeAlias = "Callable[[SendRecord, PlannedLoad, float, int], list[Measurement]]"
-DRAWN_PRIORITIES = 4096  # then they start over
+DRAWN_PRIORITIES = 4096  # the priorities of later requests repeat these
 
 
 @dataclass(frozen=True, eq=False)
-class RequestKinds:
-    """The samples and the priority of each of several requests, and the number of its kind.
+class RequestClasses:
+    """The samples and the priority of each of several requests, and the number of its class.
 
-    The kinds are those of a trace, or the priorities. ``turns`` says which request takes the entries of a data file
+    The classes are those of a trace, or the priorities. ``turns`` says which request takes the entries of a data file
     first, which next, and so on; None for the order of the requests.
     """
 
@@ -83,24 +83,24 @@ class RequestKinds:
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """Serialized requests, the number of samples of each, the metadata of the model, kinds and priorities.
+    """Serialized requests, the number of samples of each, the metadata of the model, classes and priorities.
 
-    They are sent in turn, or in an order of kinds. ``priorities`` is ALIKE if all have the default priority.
+    They are sent in turn, or in an order of classes. ``priorities`` is ALIKE if all have the default priority.
     """
 
     serialized: list[bytes]
     sizes: IntArray
     metadata: ModelMetadataResponse
-    kinds: IntArray = field(default_factory=lambda: IN_TURN)
+    classes: IntArray = field(default_factory=lambda: IN_TURN)
     priorities: IntArray = field(default_factory=lambda: ALIKE)
 
     def order(self, numbers: IntArray) -> IntArray:
-        """Return which message to send for each request, by the number of its kind; those of a kind in turn."""
-        counts = np.bincount(self.kinds)
+        """Return which message to send for each request, by the number of its class; those of a class in turn."""
+        counts = np.bincount(self.classes)
         first, place = np.cumsum(counts) - counts, np.empty(len(numbers), dtype=np.int64)
-        by_kind = np.argsort(numbers, kind="stable")
+        by_class = np.argsort(numbers, kind="stable")
         own = np.bincount(numbers, minlength=len(counts))
-        place[by_kind] = np.arange(len(numbers)) - np.repeat(np.cumsum(own) - own, own)
+        place[by_class] = np.arange(len(numbers)) - np.repeat(np.cumsum(own) - own, own)
         return first[numbers] + place % counts[numbers]
 
 
@@ -117,7 +117,7 @@ class Schedule:
         lead_in_requests: Number of planned times that belong to the lead-in of a model that streams.
         parts: Number of measurements into which the time is divided.
         period_seconds: The planned times repeat after this time; 0 if they do not.
-        kinds: Numbers of the kinds of the requests in a trace; IN_TURN without one.
+        classes: Numbers of the classes of the requests in a trace; IN_TURN without one.
     """
 
     seconds: float
@@ -128,7 +128,7 @@ class Schedule:
     lead_in_requests: int = 0
     parts: int = 1
     period_seconds: float = 0.0
-    kinds: IntArray = field(default_factory=lambda: IN_TURN)
+    classes: IntArray = field(default_factory=lambda: IN_TURN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ class LoadClientGenerator:
         cpus: CPUs of the client process; None for all.
         shared_memory: System shared memory for inputs and outputs; None sends them in the messages.
         repeat: Repeat a measurement once if late requests void it.
-        streams: Whether the model is decoupled: it sends any number of responses to a request.
+        is_streaming: Whether the model is decoupled: it sends any number of responses to a request.
         token_output: Output of such a model whose elements are the tokens of a response. If it is empty, each
             response with outputs counts as one token.
         counts_failures: Whether failed requests are counted. Otherwise the first one is an error.
@@ -163,7 +163,7 @@ class LoadClientGenerator:
     cpus: frozenset[int] | None = None
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     repeat: bool = True
-    streams: bool = False
+    is_streaming: bool = False
     token_output: str = ""
     shared_memory: SharedMemory | None = None
     counts_failures: bool = False
@@ -205,7 +205,7 @@ class LoadClientGenerator:
         Do nothing for a model that streams: the lead-in of each load warms its server up. Raises ServerCrashed
         if the server no longer answers. Other errors are left to ``measure``.
         """
-        if self.streams:
+        if self.is_streaming:
             return None
         try:
             (result,) = self._measure(endpoint, load, WARM_UP_SECONDS, math.inf)
@@ -243,16 +243,17 @@ class LoadClientGenerator:
         self, endpoint: Endpoint, load: LoadPoint, schedule: Schedule, summarize: Summarize, spread_limit: float
     ) -> list[Measurement]:
         """Apply a load by ``schedule`` and return what ``summarize`` makes of the record."""
-        kinds, concurrency = schedule.kinds, schedule.concurrency
+        classes, concurrency = schedule.classes, schedule.concurrency
         messages = self._messages_for(endpoint, load)
-        if self.priorities is not None and not len(kinds):
+        if self.priorities is not None and not len(classes):
             drawn = self.priorities.draw(DRAWN_PRIORITIES, np.random.default_rng(self.seed))
-            kinds = np.searchsorted([level for level, _, _ in self.priorities.choices], drawn)
-        order = messages.order(kinds) if len(kinds) else IN_TURN
+            classes = np.searchsorted([level for level, _, _ in self.priorities.choices], drawn)
+        order = messages.order(classes) if len(classes) else IN_TURN
         before = self._statistics(endpoint)
+        windows = max(schedule.parts, MIN_WINDOWS)
         stream = StreamPlan(
             first_response_bound_ms=max(self.sla.bounds_ms(TTFT), default=0.0),
-            fewest_requests=concurrency and max(3 * concurrency, FEWEST_STREAMED * max(schedule.parts, MIN_WINDOWS)),
+            fewest_requests=concurrency and max(3 * concurrency, windows * MIN_STREAMED_REQUESTS),
             longest_seconds=max(schedule.seconds, self._longest_seconds),
             lead_in_requests=schedule.lead_in_requests,
         )
@@ -262,7 +263,7 @@ class LoadClientGenerator:
             concurrency=concurrency,
             seconds=schedule.warm_up_seconds + schedule.seconds,
             period_seconds=schedule.period_seconds,
-            stream=stream if self.streams else None,
+            stream=stream if self.is_streaming else None,
             sequence_lengths=self._sequence_lengths(),
             counts_failures=self.counts_failures,
             other_addresses=tuple(server.connection.address for server in endpoint.replicas),
@@ -313,7 +314,8 @@ class LoadClientGenerator:
         connection, tls = endpoint.connection, endpoint.connection.tls
         if connection.protocol != "grpc":
             raise BadInputError(
-                f"--load rate needs gRPC, but {connection.address} is an HTTP port; give the gRPC port with --url"
+                f"tune's own load client needs gRPC, but {connection.address} is an HTTP port; "
+                "give the gRPC port with --url"
             )
         longest_seconds = max(plan.seconds, plan.stream.longest_seconds if plan.stream else 0.0)
         end_seconds = CLIENT_SECONDS + CLIENT_BOUNDS * len(plan.addresses) * plan.latency_bound_ms / 1000
@@ -373,14 +375,14 @@ class LoadClientGenerator:
             return entries * math.ceil(generated / entries)
         return entries // math.gcd(entries, round(load.request_batch_size))
 
-    def _request_kinds(self, load: LoadPoint, count: int) -> RequestKinds:
+    def _request_classes(self, load: LoadPoint, count: int) -> RequestClasses:
         """Return ``count`` requests of the load for each priority, of the same sizes, ordered by priority."""
         levels = [level for level, _, _ in self.priorities.choices] if self.priorities else [0]
         sizes = np.full(count, round(load.request_batch_size))
         if self.request_mix is not None:
             sizes = self.request_mix.draw(count, np.random.default_rng(self.seed))
         numbers = np.repeat(np.arange(len(levels)), count)
-        return RequestKinds(np.tile(sizes, len(levels)), np.array(levels)[numbers], numbers)
+        return RequestClasses(np.tile(sizes, len(levels)), np.array(levels)[numbers], numbers)
 
     def _messages_for(self, endpoint: Endpoint, load: LoadPoint) -> Messages:
         """Return the requests of this load (cached). Raises BadInputError, MeasurementError."""
@@ -390,7 +392,7 @@ class LoadClientGenerator:
             try:
                 metadata = server_calls.model_metadata(endpoint)
             except DeploymentError as error:
-                kind = MeasurementError if is_alive(endpoint) else ServerCrashed
+                kind = MeasurementError if all_servers_respond(endpoint) else ServerCrashed
                 raise kind(str(error)) from error
 
             def make(sizes: Sequence[int], priorities: Sequence[int]) -> list[bytes]:
@@ -410,19 +412,19 @@ class LoadClientGenerator:
             fewest = 1 if mix is None else MIN_MIXED_MESSAGES
             most = MAX_SENT_BYTES // len(largest) // (len(self.priorities.choices) if self.priorities else 1)
             count = self._message_count(load, min(MAX_GENERATED, max(fewest, most)))
-            kinds = self._request_kinds(load, count)
-            turns = np.arange(len(kinds.numbers)) if kinds.turns is None else kinds.turns
-            made = make(kinds.sizes[turns].tolist(), kinds.priorities[turns].tolist())
+            classes = self._request_classes(load, count)
+            turns = np.arange(len(classes.numbers)) if classes.turns is None else classes.turns
+            made = make(classes.sizes[turns].tolist(), classes.priorities[turns].tolist())
             serialized = [made[place] for place in np.argsort(turns).tolist()]
-            priorities = kinds.priorities if kinds.priorities.any() else ALIKE
-            self._messages[key] = Messages(serialized, kinds.sizes, metadata, kinds.numbers, priorities)
+            priorities = classes.priorities if classes.priorities.any() else ALIKE
+            self._messages[key] = Messages(serialized, classes.sizes, metadata, classes.numbers, priorities)
         return self._messages[key]
 
 
 def _check_server(endpoint: Endpoint, record: SendRecord) -> None:
     """Raise ServerCrashed if a server or a model has died or hangs according to ``record``."""
     fatal = next(filter(model_died, (record.error, *(record.failures or ()))), "")
-    if (record.overload or record.error) and (silent := silent_server(endpoint)):
+    if (record.overload or record.error) and (silent := unresponsive_server(endpoint)):
         reason = f"{without_traceback(record.error) or record.overload}; {silent} no longer answers"
     elif record.hangs or fatal:
         reason = without_traceback(fatal or record.error)

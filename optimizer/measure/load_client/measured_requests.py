@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -27,14 +28,26 @@ from optimizer.measure.load_client.responses import StreamOutput, StreamTimes
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
+
+class RequestOutcome(IntEnum):
+    """How a request ended: the server served it, or it failed for one of three reasons."""
+
+    SERVED = 0
+    REJECTED = 1
+    TIMED_OUT = 2
+    FAILED = 3
+
+
+FAILURES = (RequestOutcome.REJECTED, RequestOutcome.TIMED_OUT, RequestOutcome.FAILED)
+
 ONE_SAMPLE: IntArray = np.ones(1, dtype=np.int64)
 ALIKE: IntArray = np.empty(0, dtype=np.int64)  # all requests have the default priority
 
 LEAD_IN_SECONDS = 0.2  # sent but not counted: connection, caches and queue reach their steady state
 SATURATED_CPU_SHARE = 0.9  # share of a core: the client has one thread
-MOST_COMPARED = 0.95  # level of the highest quantile that is compared between windows
-FEWEST_STREAMED = 20  # requests of a model that streams, in each window
-ADVICE = "lower the rate, reserve CPUs for it with --client-cpus or stop other programs"
+MAX_COMPARED_QUANTILE = 0.95  # level of the highest quantile that is compared between windows
+MIN_STREAMED_REQUESTS = 20  # requests of a model that streams in each window
+CLIENT_CPU_ADVICE = "reserve CPUs for it with --client-cpus, or stop other programs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +79,18 @@ def make_measurement(
     seconds: float,
     sla: Sla,
     reason: str,
-    streams: StreamTimes | None = None,
+    stream_times: StreamTimes | None = None,
     output: StreamOutput | None = None,
 ) -> Measurement:
-    """Return the throughput of the ``answered`` samples and the times of the requests.
+    """Return the throughput of the ``answered`` samples and the times of the requests as a measurement.
 
     ``streams`` and ``output`` are the times and the responses of a model that streams.
     """
     fields: dict[str, Any] = output.fields(seconds) if output else {}
-    if streams:
-        fields["response_times_ms"] = median_request(streams.arrivals_ms.tolist())
+    if stream_times:
+        fields["response_times_ms"] = median_request(stream_times.arrivals_ms.tolist())
     for timing in TIMINGS:
-        fields |= timing_fields(timing, known_times(latencies_ms, streams, timing), sla)
+        fields |= timing_fields(timing, known_times(latencies_ms, stream_times, timing), sla)
     return Measurement(
         throughput_infer_per_sec=float(answered.sum()) / seconds,
         requests=len(answered),
@@ -107,36 +120,36 @@ def timing_fields(timing: Timing, times_ms: FloatArray, sla: Sla) -> dict[str, A
     }
 
 
-def known_times(latencies_ms: FloatArray, streams: StreamTimes | None, timing: Timing) -> FloatArray:
+def known_times(latencies_ms: FloatArray, stream_times: StreamTimes | None, timing: Timing) -> FloatArray:
     """Return the ``timing`` of each request that has one."""
     if timing is LATENCY:
         return latencies_ms
-    times_ms = streams.by_timing()[timing] if streams else np.empty(0)
+    times_ms = stream_times.by_timing()[timing] if stream_times else np.empty(0)
     return times_ms[~np.isnan(times_ms)]
 
 
-def within_bounds(latencies_ms: FloatArray, streams: StreamTimes | None, sla: Sla) -> Mask:
+def within_bounds(latencies_ms: FloatArray, stream_times: StreamTimes | None, sla: Sla) -> Mask:
     """Return which requests are within all latency bounds; a bound on a time that a request lacks does not matter."""
     in_time = np.ones(len(latencies_ms), dtype=np.bool_)
-    times_ms = {LATENCY: latencies_ms, **(streams.by_timing() if streams else {})}
+    times_ms = {LATENCY: latencies_ms, **(stream_times.by_timing() if stream_times else {})}
     for timing, own_ms in times_ms.items():
         in_time &= ~(own_ms > min(sla.bounds_ms(timing), default=math.inf))
     return in_time
 
 
 def describe_disagreement(
-    windows: Callable[[Metric], list[MeasurementWindow]], sla: Sla, spread_limit: float, *, streams: bool
+    windows: Callable[[Metric], list[MeasurementWindow]], sla: Sla, spread_limit: float, *, is_streaming: bool
 ) -> str:
     """Return why the windows disagree; an empty string if they agree or their differences do not matter.
 
-    Compared are the throughputs and the times that have a bound, with the statistic of the bound. It is at most p95,
-    because higher quantiles of a window are those of a few requests. Different latencies do not matter if all of them
-    meet the bound or all miss it, unless they keep rising. Without bounds the p95s of the latency are compared; those
-    of a model that ``streams`` depend on the lengths of the responses, so only a rise counts.
+    This compares the throughputs and, for each bound, the statistic that it limits. Above p95 it compares the p95,
+    because few requests determine a higher quantile of a window. Different latencies do not matter if all of them
+    meet the bound or all miss it, unless they keep rising. Without bounds this compares the p95s of the latency. The
+    p95s of a model that streams depend on the lengths of the responses, so only a rise counts.
     """
     bounds = [(METRICS[bound.metric], bound.bound) for bound in sla.latencies]
-    for bounded, bound_ms in bounds or [(METRICS["latency-p95"], math.inf if streams else 0.0)]:
-        is_rare = (bounded.quantile or 0.0) > MOST_COMPARED
+    for bounded, bound_ms in bounds or [(METRICS["latency-p95"], math.inf if is_streaming else 0.0)]:
+        is_rare = (bounded.quantile or 0.0) > MAX_COMPARED_QUANTILE
         metric = METRICS[(bounded.timing or LATENCY).metric("p95")] if is_rare else bounded
         judged = windows(metric)
         times_ms = [window.latency_ms for window in judged]
@@ -148,9 +161,9 @@ def describe_disagreement(
     return ""
 
 
-def window_time_ms(latencies_ms: FloatArray, streams: StreamTimes | None, metric: Metric) -> float:
+def window_time_ms(latencies_ms: FloatArray, stream_times: StreamTimes | None, metric: Metric) -> float:
     """Return the value of ``metric``, a statistic of a time, in a window; 0 if no request has that time."""
-    times_ms = known_times(latencies_ms, streams, metric.timing or LATENCY)
+    times_ms = known_times(latencies_ms, stream_times, metric.timing or LATENCY)
     if not len(times_ms):
         return 0.0
     return float(times_ms.mean()) if metric.quantile is None else quantile(times_ms, metric.quantile)
@@ -181,7 +194,7 @@ def with_priorities(
     """
     if not len(planned.priorities):
         return list(measurements)
-    kinds, count = request_kinds(record), len(record.planned_ns)
+    outcomes, count = request_outcomes(record), len(record.planned_ns)
     ended_ns = np.where(record.answered_ns == NEVER, record.ended_ns, record.answered_ns)
     latencies_ms = (ended_ns - record.planned_ns) / 1e6
     own_sizes, own_priorities = np.resize(planned.sizes, count), np.resize(planned.priorities, count)
@@ -193,10 +206,8 @@ def with_priorities(
         statistics = []
         for priority in np.unique(own_priorities).tolist():
             own = (places == place) & (own_priorities == priority)
-            served = own & (kinds == SERVED)
-            rejected, timed_out, failed = (
-                int(np.count_nonzero(own & (kinds == kind))) for kind in (REJECTED, TIMED_OUT, OTHER)
-            )
+            served = own & (outcomes == RequestOutcome.SERVED)
+            rejected, timed_out, failed = (int(np.count_nonzero(own & (outcomes == outcome))) for outcome in FAILURES)
             rate = float(own_sizes[served].sum()) / seconds
             sketch = sketch_latencies(latencies_ms[served])
             count_served = int(served.sum())
@@ -207,8 +218,6 @@ def with_priorities(
 
 # -- failed requests --------------------------------------------------------------------------------------------
 
-REJECTED, TIMED_OUT, OTHER = range(3)  # kinds of failures
-SERVED = -1  # instead of a kind
 _TIMEOUT = re.compile("request timeout expired|deadline exceeded", re.IGNORECASE)
 
 
@@ -221,12 +230,12 @@ class FailedRequests:
 
     planned_ns: IntArray
     ended_ns: IntArray
-    kinds: IntArray
+    outcomes: IntArray
     message: str
 
     def check_some_served(self, served: int, load: object) -> None:
         """Raise MeasurementError with the most frequent message if every request failed."""
-        if not served and len(self.kinds):
+        if not served and len(self.outcomes):
             raise MeasurementError(f"every request failed at {load}: {without_traceback(self.message)}")
 
     def ended_until(self, end_ns: float, longest_wait_ns: float) -> IntArray:
@@ -234,7 +243,8 @@ class FailedRequests:
 
         Otherwise a request that hangs until the client stops would be counted nowhere.
         """
-        hangs = (self.kinds == TIMED_OUT) & (self.ended_ns > end_ns) & (self.planned_ns < end_ns - longest_wait_ns)
+        timed_out = self.outcomes == RequestOutcome.TIMED_OUT
+        hangs = timed_out & (self.ended_ns > end_ns) & (self.planned_ns < end_ns - longest_wait_ns)
         return np.where(hangs, int(end_ns), self.ended_ns)
 
     def added_to(
@@ -249,9 +259,7 @@ class FailedRequests:
             end_ns: End of the last part.
         """
         edges = np.linspace(begin_ns, end_ns, len(measurements) + 1)
-        counts = np.stack(
-            [np.histogram(times_ns[self.kinds == kind], edges)[0] for kind in (REJECTED, TIMED_OUT, OTHER)]
-        )
+        counts = np.stack([np.histogram(times_ns[self.outcomes == outcome], edges)[0] for outcome in FAILURES])
         return [_with_failures(own, *of_part) for own, of_part in zip(measurements, counts.T.tolist(), strict=True)]
 
 
@@ -264,8 +272,9 @@ def split_failures(record: SendRecord, sizes: IntArray) -> tuple[SendRecord, Int
     """
     if record.failures is None:
         return record, sizes, None
-    kinds = request_kinds(record)
-    served, failed = kinds == SERVED, kinds != SERVED
+    outcomes = request_outcomes(record)
+    served = outcomes == RequestOutcome.SERVED
+    failed = ~served
     ended_ns = np.where(record.answered_ns == NEVER, record.ended_ns, record.answered_ns)
     message = max(record.failures, key=lambda own: len((record.failures or {})[own]), default="no answer in time")
     return (
@@ -276,28 +285,28 @@ def split_failures(record: SendRecord, sizes: IntArray) -> tuple[SendRecord, Int
             answered_ns=record.answered_ns[served],
             responses=record.responses and _of_requests(record.responses, served),
         ),
-        np.resize(sizes, len(kinds))[served],
-        FailedRequests(record.planned_ns[failed], ended_ns[failed], kinds[failed], message),
+        np.resize(sizes, len(outcomes))[served],
+        FailedRequests(record.planned_ns[failed], ended_ns[failed], outcomes[failed], message),
     )
 
 
-def request_kinds(record: SendRecord) -> IntArray:
-    """Return the kind of the failure of each request, or SERVED. All are SERVED if failures were not counted."""
-    kinds = np.full(len(record.planned_ns), SERVED)
+def request_outcomes(record: SendRecord) -> IntArray:
+    """Return the outcome of each request; SERVED for all if failures were not counted."""
+    outcomes = np.full(len(record.planned_ns), RequestOutcome.SERVED)
     if record.failures is None:
-        return kinds
+        return outcomes
     if not record.overload:
-        kinds[(record.sent_ns != NEVER) & (record.answered_ns == NEVER)] = TIMED_OUT
+        outcomes[(record.sent_ns != NEVER) & (record.answered_ns == NEVER)] = RequestOutcome.TIMED_OUT
     for message, requests in record.failures.items():
-        kinds[np.array(requests, dtype=np.int64)] = failure_kind(message)
-    return kinds
+        outcomes[np.array(requests, dtype=np.int64)] = failure_outcome(message)
+    return outcomes
 
 
-def failure_kind(message: str) -> int:
-    """Return the kind of a failure by the server's message."""
+def failure_outcome(message: str) -> RequestOutcome:
+    """Return the outcome of a request that failed with the server's ``message``."""
     if is_rejection(message):
-        return REJECTED
-    return TIMED_OUT if _TIMEOUT.search(message) else OTHER
+        return RequestOutcome.REJECTED
+    return RequestOutcome.TIMED_OUT if _TIMEOUT.search(message) else RequestOutcome.FAILED
 
 
 def _of_requests(responses: ResponseRecord, kept: Mask) -> ResponseRecord:

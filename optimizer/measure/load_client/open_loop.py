@@ -17,7 +17,7 @@ from optimizer.core.notes import LateRequests
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.failure_causes import without_traceback
 from optimizer.measure.load_client.measured_requests import (
-    ADVICE,
+    CLIENT_CPU_ADVICE,
     LEAD_IN_SECONDS,
     ONE_SAMPLE,
     SATURATED_CPU_SHARE,
@@ -39,7 +39,7 @@ from optimizer.measure.load_client.responses import StreamedRequests, StreamOutp
 LATE_MS = 1.0  # a request that is sent later than this after its planned time counts as late
 # if the median request of the last third is later than this share of the time, the client sends less than the rate
 BEHIND_SHARE = 0.01
-MANY_LATE_SHARE = 0.01  # share of the requests; more late ones may look like an overload of the server
+MAX_LATE_SHARE = 0.01  # share of the requests; more late ones may look like an overload of the server
 
 
 class LateError(MeasurementError):
@@ -73,7 +73,7 @@ class SentRequests:
     sizes: IntArray
     end_seconds: float
     begin_seconds: float = LEAD_IN_SECONDS
-    streams: StreamTimes | None = None
+    stream_times: StreamTimes | None = None
 
     @classmethod
     def of(
@@ -81,7 +81,7 @@ class SentRequests:
         record: SendRecord,
         seconds: float,
         sizes: IntArray = ONE_SAMPLE,
-        streamed: StreamedRequests | None = None,
+        responses: StreamedRequests | None = None,
         lead_in_seconds: float = LEAD_IN_SECONDS,
     ) -> SentRequests:
         """Return the counted requests of ``record``.
@@ -97,10 +97,10 @@ class SentRequests:
             begin_ns, end_ns = record.responses.begin_ns, record.responses.end_ns
             if record.overload:  # perhaps just after the beginning, when hardly any request has been sent
                 begin_ns = min(begin_ns, end_ns // 2)
-        streams = None
-        if streamed:
-            streams = streamed.times(planned, np.where(answered == NEVER, ended_ns, NEVER))
-            answered = streamed.ended_ns(answered)
+        stream_times = None
+        if responses:
+            stream_times = responses.times(planned, np.where(answered == NEVER, ended_ns, NEVER))
+            answered = responses.ended_ns(answered)
         counted = (planned >= begin_ns) & (planned < end_ns)
         planned, sent, answered = planned[counted], record.sent_ns[counted], answered[counted]
         late_by = np.where(sent == NEVER, ended_ns, sent) - planned
@@ -114,7 +114,7 @@ class SentRequests:
             samples,
             end_ns / 1e9,
             begin_ns / 1e9,
-            streams and streams.take(counted),
+            stream_times and stream_times.take(counted),
         )
 
     @property
@@ -139,9 +139,11 @@ class SentRequests:
         largest_ms = np.zeros(len(delayed) + 1)
         np.maximum.at(largest_ms, burst[delayed], self.late_by_ms[delayed])
         saved_ms = np.where(delayed, largest_ms[burst], 0.0)
-        streams = self.streams and replace(self.streams, ttft_ms=np.maximum(self.streams.ttft_ms - saved_ms, 0.0))
+        stream_times = self.stream_times
+        if stream_times:
+            stream_times = replace(stream_times, ttft_ms=np.maximum(stream_times.ttft_ms - saved_ms, 0.0))
         latencies_ms = np.where(delayed, np.maximum(self.latencies_ms - saved_ms, 0.0), self.latencies_ms)
-        return replace(self, latencies_ms=latencies_ms, late_by_ms=np.zeros(len(delayed)), streams=streams)
+        return replace(self, latencies_ms=latencies_ms, late_by_ms=np.zeros(len(delayed)), stream_times=stream_times)
 
     def parts(self, count: int) -> list[SentRequests]:
         """Divide the time into ``count`` equal parts and return the requests of each."""
@@ -156,7 +158,7 @@ class SentRequests:
                 latencies_ms=self.latencies_ms[begin:end],
                 answered=self.answered[begin:end],
                 sizes=self.sizes[begin:end],
-                streams=self.streams and self.streams.take(slice(begin, end)),
+                stream_times=self.stream_times and self.stream_times.take(slice(begin, end)),
             )
             for begin, end in pairwise([0, *places.tolist(), len(self.planned_seconds)])
         ]
@@ -172,7 +174,7 @@ class SentRequests:
         return [
             MeasurementWindow(
                 rate * float(part.answered.sum()) / (len(part.answered) + own_failed),
-                window_time_ms(part.latencies_ms, part.streams, metric),
+                window_time_ms(part.latencies_ms, part.stream_times, metric),
             )
             if len(part.latencies_ms)
             else MeasurementWindow(0.0, 0.0)
@@ -201,18 +203,18 @@ def summarize_open_loop(
             f"a request failed at {load.request_rate:,.6g} requests/s: {without_traceback(record.error)}"
         )
     served, sizes, failed = split_failures(record, planned.sizes)
-    streamed = StreamedRequests.decode(served.responses, planned.token_output) if served.responses else None
-    requests = SentRequests.of(served, planned.seconds, sizes, streamed, planned.lead_in_seconds)
+    responses = StreamedRequests.decode(served.responses, planned.token_output) if served.responses else None
+    requests = SentRequests.of(served, planned.seconds, sizes, responses, planned.lead_in_seconds)
     if failed:
         failed.check_some_served(len(requests.planned_seconds), load)
-    responded_ns = streamed.first_ns if streamed and record.overload else served.answered_ns
+    responded_ns = responses.first_ns if responses and record.overload else served.answered_ns
     _check_answered(responded_ns, record, requests, planned)
     sent = requests  # with those that failed: few that were served do not show whether the client kept up
     if failed:
         sent = SentRequests.of(record, planned.seconds, planned.sizes, lead_in_seconds=planned.lead_in_seconds)
     _check_kept_up(record, sent, load)
     if record.overload:
-        measurements = [_capacity(responded_ns, requests, streamed, planned, sizes, record.overload, record.ended_ns)]
+        measurements = [_capacity(served, responded_ns, requests, responses, replace(planned, sizes=sizes))]
     else:
         measurements = _measured_parts(requests, failed, planned, spread_limit, parts)
     span_ns = (1e9 * requests.begin_seconds, 1e9 * requests.end_seconds)
@@ -233,24 +235,25 @@ def _check_answered(responded_ns: IntArray, record: SendRecord, requests: SentRe
 
 
 def _capacity(
+    record: SendRecord,
     responded_ns: IntArray,
     requests: SentRequests,
-    streamed: StreamedRequests | None,
+    responses: StreamedRequests | None,
     planned: PlannedLoad,
-    sizes: IntArray,
-    overload: str,
-    ended_ns: int,
 ) -> Measurement:
-    """Return the measurement of an overloaded server.
+    """Return the measurement of an overloaded server from its requests that did not fail.
 
     The responses belong to requests that were sent long ago. All responses until the client stopped reading are its
     capacity, also those after the planned time. Those of a model that streams are counted in the measured time.
     """
-    begin_ns, end_ns = requests.begin_seconds * 1e9, requests.end_seconds * 1e9 if streamed else float(ended_ns)
-    answered = np.resize(sizes, len(responded_ns))[(responded_ns >= begin_ns) & (responded_ns < end_ns)]
-    output = streamed.output_between(begin_ns, end_ns) if streamed else None
+    begin_ns, end_ns = (
+        requests.begin_seconds * 1e9,
+        requests.end_seconds * 1e9 if responses else float(record.ended_ns),
+    )
+    answered = np.resize(planned.sizes, len(responded_ns))[(responded_ns >= begin_ns) & (responded_ns < end_ns)]
+    output = responses.output_between(begin_ns, end_ns) if responses else None
     seconds = (end_ns - begin_ns) / 1e9
-    return replace(_measurement(requests, answered, seconds, planned, overload, output), overloaded=True)
+    return replace(_measurement(requests, answered, seconds, planned, record.overload, output), overloaded=True)
 
 
 def _measured_parts(
@@ -269,7 +272,7 @@ def _measured_parts(
         lambda metric: on_time.windows(samples_rate, metric, failed_seconds),
         sla,
         spread_limit,
-        streams=requests.streams is not None,
+        is_streaming=requests.stream_times is not None,
     )
     reason = reason or ("" if sla else _lateness_in_p95(requests, on_time, spread_limit))
     span_seconds = requests.span_seconds / parts
@@ -292,11 +295,11 @@ def _measurement(
     """
     if not len(requests.latencies_ms):
         return measure_nothing(reason)  # no request was due, as it happens at a low rate
-    streams = requests.streams
-    output = streams.output if streams and output is None else output
-    in_time = within_bounds(requests.latencies_ms, streams, planned.sla) & requests.answered
+    stream_times = requests.stream_times
+    output = stream_times.output if stream_times and output is None else output
+    in_time = within_bounds(requests.latencies_ms, stream_times, planned.sla) & requests.answered
     return replace(
-        make_measurement(requests.latencies_ms, answered, seconds, planned.sla, reason, streams, output),
+        make_measurement(requests.latencies_ms, answered, seconds, planned.sla, reason, stream_times, output),
         goodput_infer_per_sec=float(requests.sizes[in_time].sum()) / seconds,
         late_request_share=round(requests.late_share(), 6),
         send_lateness_p99_ms=round(quantile(requests.late_by_ms, 0.99), 6),
@@ -310,14 +313,17 @@ def _check_kept_up(record: SendRecord, requests: SentRequests, load: LoadPoint) 
     the backlog may be its own.
     """
     if record.overload:
-        behind = record.cpu_share > SATURATED_CPU_SHARE and requests.late_share() > MANY_LATE_SHARE
+        behind = record.cpu_share > SATURATED_CPU_SHARE and requests.late_share() > MAX_LATE_SHARE
     else:
         last = requests.parts(MIN_WINDOWS)[-1].late_by_ms
         median_ms = quantile(last, 0.5) if len(last) else 0.0
         behind = median_ms > 1e3 * BEHIND_SHARE * requests.span_seconds or bool(np.any(record.sent_ns == NEVER))
     if behind:
         used = f"it used {record.cpu_share:.0%} of a core"
-        raise LateError(f"the load generator cannot keep up: {_late(requests, load)} ({used}); {ADVICE}")
+        raise LateError(
+            f"the load generator cannot keep up: {_late(requests, load)} ({used}); lower the rate, "
+            f"{CLIENT_CPU_ADVICE}"
+        )
 
 
 def _check_verdict(requests: SentRequests, on_time: SentRequests, planned: PlannedLoad) -> None:
@@ -329,7 +335,7 @@ def _check_verdict(requests: SentRequests, on_time: SentRequests, planned: Plann
     if missed and missed.is_met(at_best):
         raise LateError(
             f"the load generator was late: {_late(requests, planned.load)}; {missed} is missed, "
-            f"but could be met without that lateness; {ADVICE}"
+            f"but could be met without that lateness; lower the rate, {CLIENT_CPU_ADVICE}"
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from optimizer.measure.load_client.client import WARM_UPS, WATCH_SECONDS, ClosedLoopClient, OverloadDetector, main
 
-LARGEST_ID = 2**31 - 1  # the control input CORRID may be TYPE_INT32
+MAX_SEQUENCE_ID = 2**31 - 1  # the control input CORRID may be TYPE_INT32
 NANOSECONDS_AN_ID = 10_000  # no client starts 100,000 sequences a second
 _PARAMETERS, _KEY, _VALUE = b"\x22", b"\x0a", b"\x12"  # tags: ModelInferRequest.parameters, key and value of an entry
 _TRUE, _INT64 = b"\x08\x01", b"\x10"  # InferParameter: bool_param true, the tag of int64_param
@@ -27,7 +27,7 @@ def fresh_ids() -> Iterator[int]:
     """Yield sequence ids that no earlier client of the last six hours has used: they count up with the time."""
     first = time.time_ns() // NANOSECONDS_AN_ID
     while True:
-        yield 1 + first % LARGEST_ID
+        yield 1 + first % MAX_SEQUENCE_ID
         first += 1
 
 

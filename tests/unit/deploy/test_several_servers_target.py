@@ -36,7 +36,7 @@ class PlayedTarget(ManagedTarget):
             raise DeploymentError("no memory", log=self.log, lacks_gpu_memory=True)
         return Endpoint("sums", candidate)
 
-    def answers(self) -> bool:
+    def responds(self) -> bool:
         return not self.dies
 
     def has_logged_error(self) -> bool:

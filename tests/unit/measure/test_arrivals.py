@@ -11,7 +11,7 @@ from scipy import stats
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import DEFAULTS, RequestTimes
 from optimizer.measure.load_client.arrivals import (
-    LONGEST_US,
+    MAX_INTERVAL_US,
     Arrivals,
     ConstantArrivals,
     PoissonArrivals,
@@ -96,7 +96,7 @@ def test_arrivals_are_selected_by_name(tmp_path: Path) -> None:
         ("5\n7\n1.5\n", ":3: ", "'1.5'"),
         ("abc\x1b[2J\n", ":1: ", r"'abc\x1b[2J'"),
         (b"\xff\xfe\n", ":1: ", "whole number"),
-        (f"{LONGEST_US + 1}\n", ":1: ", "whole number"),
+        (f"{MAX_INTERVAL_US + 1}\n", ":1: ", "whole number"),
         ("9" * 5000, ":1: ", "whole number"),
         ("", ": ", "no interval is above 0"),
         ("0\n0\n", ": ", "no interval is above 0"),
@@ -189,22 +189,22 @@ def test_a_trace_has_times_sizes_and_priorities(tmp_path: Path) -> None:
     arrivals = parse_arrivals(str(path))
     assert isinstance(arrivals, RecordedArrivals)
     assert arrivals.intervals == pytest.approx([0.1, 0.3, 0.2])  # the last one is the mean
-    assert arrivals.kinds is not None
-    assert arrivals.kinds.kinds == ((1, 2), (8, 1))
-    assert arrivals.kinds.first_lines == (2, 3)
-    assert arrivals.kinds.counts.tolist() == [2, 1]
-    assert str(arrivals.kinds.sizes) == "1*2|8*1"
+    assert arrivals.classes is not None
+    assert arrivals.classes.classes == ((1, 2), (8, 1))
+    assert arrivals.classes.first_lines == (2, 3)
+    assert arrivals.classes.counts.tolist() == [2, 1]
+    assert str(arrivals.classes.sizes) == "1*2|8*1"
     assert arrivals.times == RequestTimes(str(path), recorded_requests=3)
 
 
 def test_each_planned_request_has_the_kind_of_its_row(tmp_path: Path) -> None:
     arrivals = parse_arrivals(str(trace(tmp_path, "time_s,batch_size\n0,1\n1,2\n3,3\n")))
     assert isinstance(arrivals, RecordedArrivals)
-    assert arrivals.kinds is not None
+    assert arrivals.classes is not None
     starts = set()
     for seed in range(30):
-        times, kinds = arrivals.plan(3.0, 4.0, seed), arrivals.kinds_of(12, seed)
-        sizes = [arrivals.kinds.kinds[kind][0] for kind in kinds]
+        times, classes = arrivals.plan(3.0, 4.0, seed), arrivals.classes_of(12, seed)
+        sizes = [arrivals.classes.classes[number][0] for number in classes]
         intervals = {1: 1.0, 2: 2.0, 3: 1.5}
         expected = np.array([intervals[size] for size in sizes[:-1]]) / 4.5
         assert np.diff(times)[:11] == pytest.approx(expected)
@@ -215,15 +215,15 @@ def test_each_planned_request_has_the_kind_of_its_row(tmp_path: Path) -> None:
 def test_a_trace_of_times_alone_has_no_kinds(tmp_path: Path) -> None:
     arrivals = parse_arrivals(str(trace(tmp_path, "time_s\n5\n6\n8\n")))
     assert isinstance(arrivals, RecordedArrivals)
-    assert arrivals.kinds is None
+    assert arrivals.classes is None
 
 
 def test_a_trace_of_priorities_has_no_sizes(tmp_path: Path) -> None:
     arrivals = parse_arrivals(str(trace(tmp_path, "time_s,priority\n5,1\n6,0\n")))
     assert isinstance(arrivals, RecordedArrivals)
-    assert arrivals.kinds is not None
-    assert arrivals.kinds.kinds == ((0, 1), (0, 0))
-    assert arrivals.kinds.sizes is None
+    assert arrivals.classes is not None
+    assert arrivals.classes.classes == ((0, 1), (0, 0))
+    assert arrivals.classes.sizes is None
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,12 @@ from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.failure_causes import is_refused_by_queue
-from optimizer.measure.load_client.client import MOST_MESSAGES, OTHER_MESSAGES, ClosedLoopClient
+from optimizer.measure.load_client.client import MAX_MESSAGES, OTHER_MESSAGES, ClosedLoopClient
 from optimizer.measure.load_client.closed_loop import CLOSED_LOOP_LEAD_IN_SECONDS, summarize_closed_loop
 from optimizer.measure.load_client.measured_requests import (
-    OTHER,
-    REJECTED,
-    TIMED_OUT,
     PlannedLoad,
-    failure_kind,
+    RequestOutcome,
+    failure_outcome,
     split_failures,
 )
 from optimizer.measure.load_client.open_loop import LateError, summarize_open_loop
@@ -47,11 +45,16 @@ def record(count: int, failures: Any, latency_ms: float = 4.0) -> SendRecord:
 
 
 @pytest.mark.parametrize(
-    ("message", "kind"),
-    [(FULL, REJECTED), (EXPIRED, TIMED_OUT), ("Deadline Exceeded", TIMED_OUT), ("no such input", OTHER)],
+    ("message", "outcome"),
+    [
+        (FULL, RequestOutcome.REJECTED),
+        (EXPIRED, RequestOutcome.TIMED_OUT),
+        ("Deadline Exceeded", RequestOutcome.TIMED_OUT),
+        ("no such input", RequestOutcome.FAILED),
+    ],
 )
-def test_the_message_says_the_kind(message: str, kind: int) -> None:
-    assert failure_kind(message) == kind
+def test_the_message_decides_the_outcome(message: str, outcome: RequestOutcome) -> None:
+    assert failure_outcome(message) == outcome
 
 
 @pytest.mark.parametrize(("message", "expected"), [(FULL, True), (EXPIRED, True), ("no such input", False)])
@@ -158,10 +161,10 @@ def test_a_bound_on_a_percentile_is_on_all_requests() -> None:
 def test_the_client_counts_failures_by_message_without_those_of_the_warm_up(tmp_path: Path) -> None:
     plan = SendPlan("127.0.0.1:1", 0.0, concurrency=1, counts_failures=True)
     client = ClosedLoopClient(plan, [b""])
-    for number in range(MOST_MESSAGES + 5):
+    for number in range(MAX_MESSAGES + 5):
         client._note_failure(client._warm_ups + number, f"message {number}")
-    assert len(client._failures) == MOST_MESSAGES + 1
-    assert client._failures[OTHER_MESSAGES] == list(range(MOST_MESSAGES, MOST_MESSAGES + 5))
+    assert len(client._failures) == MAX_MESSAGES + 1
+    assert client._failures[OTHER_MESSAGES] == list(range(MAX_MESSAGES, MAX_MESSAGES + 5))
     assert not client._error
     client._note_failure(0, FULL)
     assert FULL not in client._failures
@@ -184,7 +187,7 @@ def test_responses_of_failed_requests_are_left_out() -> None:
     assert served.responses.arrived_ns.tolist() == [2 * MS, 3 * MS, 4 * MS]
     assert sizes.tolist() == [2]
     assert failed is not None
-    assert failed.kinds.tolist() == [REJECTED, REJECTED]
+    assert failed.outcomes.tolist() == [RequestOutcome.REJECTED, RequestOutcome.REJECTED]
 
 
 def test_without_counts_the_error_rate_is_unknown() -> None:

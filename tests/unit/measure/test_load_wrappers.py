@@ -127,7 +127,7 @@ def test_one_server_is_measured_as_without_others() -> None:
 
 
 def test_what_cannot_be_divided_or_did_not_overlap_has_no_values() -> None:
-    with pytest.raises(MeasurementError, match="a concurrency of 1 cannot be divided among 2 servers"):
+    with pytest.raises(MeasurementError, match="1 cannot be divided among 2 servers; raise the concurrency"):
         of_servers(FAST, SLOW)[0].measure(TWO_SERVERS, LoadPoint(1, 1))
     with pytest.raises(MeasurementError, match="not measured at the same time"):
         of_servers(FAST, replace(SLOW, measure_seconds=5.0))[0].measure(TWO_SERVERS, LOAD)

@@ -58,7 +58,7 @@ class TestDifferences:
         assert "y by 2 (-2 instead of 0)" in expected_text(expected, got, Tolerance(0, 0))
         allowed = find_difference(expected, got, Tolerance(0, 2), {})
         assert allowed is not None
-        assert (allowed.excess, allowed.distance, allowed.text) == (1, 2, "")
+        assert (allowed.share_of_tolerance, allowed.distance, allowed.text) == (1, 2, "")
 
     @pytest.mark.parametrize(("datatype", "relative"), DEFAULT_RELATIVE.items())
     def test_a_share_of_the_value_and_of_the_mean_magnitude_is_allowed(self, datatype: str, relative: float) -> None:
@@ -283,7 +283,7 @@ def test_a_baseline_that_fails_some_requests_is_tried_again_and_then_noted(serve
 
 def test_a_baseline_that_fails_every_request_is_refused(served: Served) -> None:
     served.server.model = fails
-    with pytest.raises(ModelRefused, match=r"index 12345 out of range, as all others; .* --input-data"):
+    with pytest.raises(ModelRefused, match=r"every request fails \(.*index 12345 out of range\); .* --input-data"):
         served.guard().record_reference(served.endpoint)
 
 

@@ -16,7 +16,7 @@ from optimizer.core.trial import Candidate
 from optimizer.measure import server_calls
 from optimizer.measure.load_client.plan import SendPlan
 from optimizer.measure.load_client.sequences import (
-    LARGEST_ID,
+    MAX_SEQUENCE_ID,
     NANOSECONDS_AN_ID,
     SequenceClient,
     fresh_ids,
@@ -42,10 +42,10 @@ def test_parameters_are_appended_to_a_serialized_request(sequence: int, start: b
 def test_ids_are_fresh_and_fit_an_int32() -> None:
     first = list(islice(fresh_ids(), 1000))
     assert len(set(first)) == 1000
-    assert all(1 <= number <= LARGEST_ID for number in first)
+    assert all(1 <= number <= MAX_SEQUENCE_ID for number in first)
 
 
-@pytest.mark.parametrize("started_ns", [0, 1_700_000_000 * 10**9, (LARGEST_ID - 500) * NANOSECONDS_AN_ID])
+@pytest.mark.parametrize("started_ns", [0, 1_700_000_000 * 10**9, (MAX_SEQUENCE_ID - 500) * NANOSECONDS_AN_ID])
 def test_ids_of_two_measurements_differ_if_at_most_100_sequences_a_ms_were_started(
     monkeypatch: pytest.MonkeyPatch, started_ns: int
 ) -> None:

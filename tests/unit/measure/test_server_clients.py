@@ -34,7 +34,7 @@ from optimizer.measure.failure_causes import diagnose_connection
 from optimizer.measure.grpc_client import GrpcClient
 from optimizer.measure.load_client.http2 import TlsSocket, connect
 from optimizer.measure.perf_analyzer import connection_arguments
-from optimizer.measure.server_calls import is_responding, open_client
+from optimizer.measure.server_calls import open_client, responds
 from optimizer.measure.server_client import CallError
 from tests.certificates import Certificates, tls_proxy
 
@@ -160,7 +160,7 @@ def test_a_denied_call_is_reported_without_the_secret(protocol: ProtocolName) ->
                 with pytest.raises(CallError, match=r"^not with \*\*\*$") as caught:
                     call()
                 assert caught.value.failure == "denied"
-            assert is_responding(client)
+            assert responds(client)
         with pytest.raises(DeploymentError, match=r"failed a request: not with \*\*\*$"):
             server_calls.model_metadata(Endpoint("m", Candidate(1), remote=connection))
 
@@ -195,14 +195,14 @@ def test_an_unreachable_server_is_a_crash_during_a_measurement(protocol: Protoco
     with refusing_address() as address:
         connection = Connection(address, protocol)
         with contextlib.closing(open_client(connection)) as client:
-            assert not is_responding(client, 2)
+            assert not responds(client, 2)
         with pytest.raises(ServerCrashed, match="the server died during a request"):
             server_calls.model_metadata(Endpoint("m", Candidate(1), remote=connection))
 
 
 def test_a_proxy_without_a_server_counts_as_unreachable() -> None:
     with http_server(502) as address, contextlib.closing(open_client(Connection(address, "http"))) as client:
-        assert not is_responding(client)
+        assert not responds(client)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -214,7 +214,7 @@ def test_proxies_of_the_environment_are_not_used(protocol: ProtocolName, monkeyp
             monkeypatch.setenv(name, f"http://{proxy}")
         connection = Connection(address, protocol)
         with contextlib.closing(open_client(connection)) as client:
-            assert is_responding(client)
+            assert responds(client)
         endpoint, message = Endpoint("m", Candidate(1), remote=connection), ModelInferRequest().SerializeToString()
         with pytest.raises(DeploymentError, match="the server failed a request"):
             server_calls.infer(endpoint, [message], in_flight=1, timeout_seconds=60)

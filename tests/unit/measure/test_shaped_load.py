@@ -17,7 +17,7 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.request_sizes import parse_priorities, parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint
-from optimizer.measure.load_client.arrivals import RecordedArrivals, RecordedKinds, parse_arrivals
+from optimizer.measure.load_client.arrivals import RecordedArrivals, RecordedClasses, parse_arrivals
 from optimizer.measure.load_client.generator import OpenLoopGenerator
 from optimizer.measure.load_client.launcher import Messages
 from optimizer.measure.load_client.measured_requests import PlannedLoad
@@ -103,40 +103,40 @@ def test_requests_get_messages_of_their_kind_in_turn() -> None:
 
 
 def test_each_kind_of_a_trace_has_messages(open_loop: OpenLoopGenerator) -> None:
-    kinds = RecordedKinds(((1, 0), (4, 2), (8, 1)), np.array([0] * 97 + [1] * 2 + [2]), (2, 99, 101))
-    recorded = replace(open_loop, arrivals=RecordedArrivals(np.ones(100), kinds))
-    made = recorded._request_kinds(LoadPoint(1.2, request_rate=10.0), 16)
+    classes = RecordedClasses(((1, 0), (4, 2), (8, 1)), np.array([0] * 97 + [1] * 2 + [2]), (2, 99, 101))
+    recorded = replace(open_loop, arrivals=RecordedArrivals(np.ones(100), classes))
+    made = recorded._request_classes(LoadPoint(1.2, request_rate=10.0), 16)
     assert np.bincount(made.numbers).tolist() == [16, 1, 1]
-    assert set(zip(made.sizes.tolist(), made.priorities.tolist(), strict=True)) == set(kinds.kinds)
+    assert set(zip(made.sizes.tolist(), made.priorities.tolist(), strict=True)) == set(classes.classes)
 
 
 def test_each_kind_of_a_trace_has_entries_of_all_parts_of_a_file(
     open_loop: OpenLoopGenerator, tmp_path: Path
 ) -> None:
-    """Otherwise a kind would have the short texts of a sorted file, and another kind the long ones."""
+    """Otherwise a class would have the short texts of a sorted file, and another class the long ones."""
     data = tmp_path / "data.json"
     data.write_text(json.dumps({"data": [{"x": [number, number]} for number in range(1000)]}))
-    kinds = RecordedKinds(((1, 0), (2, 0)), np.array([0] * 4 + [1] * 4), (2, 99))
-    recorded = replace(open_loop, arrivals=RecordedArrivals(np.ones(8), kinds), input_data=str(data))
+    classes = RecordedClasses(((1, 0), (2, 0)), np.array([0] * 4 + [1] * 4), (2, 99))
+    recorded = replace(open_loop, arrivals=RecordedArrivals(np.ones(8), classes), input_data=str(data))
     with AnsweringServer(lambda feeds: feeds).serving() as endpoint:
         messages = recorded._messages_for(endpoint, LoadPoint(1.5, request_rate=10.0))
     sent = [
         np.frombuffer(ModelInferRequest.FromString(m).raw_input_contents[0], np.float32) for m in messages.serialized
     ]
     assert set(np.concatenate(sent)) == set(range(1000))
-    assert np.bincount(messages.kinds).tolist() == [500, 500]
-    for kind, size in enumerate((1, 2)):
-        of_kind = [values for values, own in zip(sent, messages.kinds, strict=True) if own == kind]
-        assert {len(values) for values in of_kind} == {2 * size}
-        assert min(map(min, of_kind)) < 250
-        assert max(map(max, of_kind)) >= 750
+    assert np.bincount(messages.classes).tolist() == [500, 500]
+    for number, size in enumerate((1, 2)):
+        of_class = [values for values, own in zip(sent, messages.classes, strict=True) if own == number]
+        assert {len(values) for values in of_class} == {2 * size}
+        assert min(map(min, of_class)) < 250
+        assert max(map(max, of_class)) >= 750
 
 
 def test_a_trace_without_sizes_has_the_size_of_the_load(open_loop: OpenLoopGenerator) -> None:
     recorded = replace(
-        open_loop, arrivals=RecordedArrivals(np.ones(2), RecordedKinds(((0, 1), (0, 2)), np.array([0, 1]), (2, 3)))
+        open_loop, arrivals=RecordedArrivals(np.ones(2), RecordedClasses(((0, 1), (0, 2)), np.array([0, 1]), (2, 3)))
     )
-    made = recorded._request_kinds(LoadPoint(4, request_rate=10.0), 16)
+    made = recorded._request_classes(LoadPoint(4, request_rate=10.0), 16)
     assert set(made.sizes.tolist()) == {4}
     assert set(made.priorities.tolist()) == {1, 2}
 
@@ -144,7 +144,7 @@ def test_a_trace_without_sizes_has_the_size_of_the_load(open_loop: OpenLoopGener
 def test_each_priority_has_requests_of_all_sizes(open_loop: OpenLoopGenerator) -> None:
     """Otherwise the latencies of a rare priority would be those of a single size."""
     mix, shares = parse_size_distribution("1*9|8*1"), parse_priorities("1*1|3*99")
-    made = replace(open_loop, request_mix=mix, priorities=shares)._request_kinds(
+    made = replace(open_loop, request_mix=mix, priorities=shares)._request_classes(
         LoadPoint(1.7, request_rate=10.0), 20
     )
     assert made.priorities.tolist() == [1] * 20 + [3] * 20

@@ -23,7 +23,7 @@ from optimizer.measure.load_client.client import OverloadDetector
 from optimizer.measure.load_client.closed_loop import summarize_closed_loop
 from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_client.launcher import Messages, Schedule, Summarize
-from optimizer.measure.load_client.measured_requests import FEWEST_STREAMED, PlannedLoad
+from optimizer.measure.load_client.measured_requests import MIN_STREAMED_REQUESTS, PlannedLoad
 from optimizer.measure.load_client.open_loop import summarize_open_loop
 from optimizer.measure.load_client.plan import (
     MAX_LEAD_IN_SECONDS,
@@ -204,7 +204,7 @@ def test_a_closed_loop_without_an_ended_request_is_not_repeated(tmp_path: Path) 
             return summarize(happened, PlannedLoad(load, schedule.seconds, sla=SLA), spread_limit, schedule.parts)
 
     with pytest.raises(MeasurementError, match=r"^no request ended within 45 s at .*--output-tokens") as raised:
-        Launched(log=tmp_path / "log", streams=True)._measure(cast("Endpoint", None), CLOSED, 1.0, math.inf)
+        Launched(log=tmp_path / "log", is_streaming=True)._measure(cast("Endpoint", None), CLOSED, 1.0, math.inf)
     assert not isinstance(raised.value, ServerCrashed)
     assert len(launches) == 1
 
@@ -294,7 +294,7 @@ def test_rising_first_responses_are_not_stable_although_the_latencies_are(tmp_pa
     ("kind", "load", "fewest"),
     [
         (OpenLoopGenerator, OPEN, 0),
-        (ClosedLoopGenerator, CLOSED, 8 * FEWEST_STREAMED),
+        (ClosedLoopGenerator, CLOSED, 8 * MIN_STREAMED_REQUESTS),
         (ClosedLoopGenerator, LoadPoint(1, concurrency=100), 300),
     ],
 )
@@ -316,7 +316,7 @@ def test_only_a_closed_loop_waits_for_a_number_of_requests(
     )
     monkeypatch.setattr(kind, "_statistics", lambda *_: None)
     monkeypatch.setattr(kind, "_run_client", run_client)
-    generator = kind(log=tmp_path / "log", streams=True)
+    generator = kind(log=tmp_path / "log", is_streaming=True)
     with pytest.raises(MeasurementError, match="not started"):
         generator.measure_windows(Endpoint("m", Candidate(1), grpc="a:1"), load, 0.5, 8)
     assert [plan.stream and plan.stream.fewest_requests for plan in plans] == [fewest]

@@ -148,7 +148,7 @@ def test_the_own_client_measures_models_that_stream(folder: RunFolder) -> None:
     made = make(OPTIONS, task_with(streaming=True), folder)
     assert isinstance(made.search, IndexHintLoadGenerator)
     assert isinstance(made.search.load_generator, ClosedLoopGenerator)
-    assert (made.search.load_generator.streams, made.search.load_generator.token_output) == (True, "ids")
+    assert (made.search.load_generator.is_streaming, made.search.load_generator.token_output) == (True, "ids")
     assert made.confirmation is made.search
     assert made.cross_checking is None
     assert perf_analyzer_reason(OPTIONS, task_with(streaming=True)) is None
