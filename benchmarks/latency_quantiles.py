@@ -28,7 +28,7 @@ from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import embedded_installation
 from optimizer.deploy.installed_server import InstalledTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.load_client.generator import ClosedLoopGenerator
+from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.model.builders import build
 from optimizer.options.server_options import latency_quantiles
 from optimizer.watch.server_metrics import read_server

@@ -33,7 +33,7 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.arrivals import parse_arrivals
-from optimizer.measure.load_client.generator import OpenLoopGenerator
+from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.load_search import LoadSearchRules, next_rate
 from optimizer.options.run_options import RunOptions
 from optimizer.simulator.speed_correction import is_comparable

@@ -10,7 +10,7 @@ from output import say
 from objectives.sla import Sla
 from optimizer.deploy import runtime
 from optimizer.machine import hardware
-from optimizer.measure.load_client.generator import ClosedLoopGenerator
+from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
 from optimizer.study.task import Task, prepare_task

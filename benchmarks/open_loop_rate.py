@@ -35,9 +35,9 @@ from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure import server_calls
 from optimizer.measure.load_client.arrivals import PoissonArrivals
 from optimizer.measure.load_client.client import METHOD, START_SECONDS
+from optimizer.measure.load_client.client_files import NEVER, SendPlan, SendRecord, write_record
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import LATE_MS, SentRequests
-from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord, write_record
 from optimizer.model.inference_requests import stream_requests, to_message
 from optimizer.options.run_options import RunOptions
 

@@ -38,7 +38,7 @@ from optimizer.core.request_sizes import parse_priorities
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.load_client.generator import OpenLoopGenerator
+from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.options.run_options import RunOptions
 
 MODEL, BOUND_MS = "text_recognition-small", 60.0

@@ -52,7 +52,7 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.server_process import remove_leftovers
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import SpeedLog
-from optimizer.measure.load_client.generator import ClosedLoopGenerator
+from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.results import configuration_text
 from optimizer.study.task import Task
 

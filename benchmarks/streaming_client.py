@@ -49,9 +49,9 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure import server_calls
-from optimizer.measure.load_client.generator import ClosedLoopGenerator
+from optimizer.measure.load_client.client_files import SendPlan, StreamPlan
+from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.measure.load_client.measured_requests import MIN_STREAMED_REQUESTS
-from optimizer.measure.load_client.plan import SendPlan, StreamPlan
 from optimizer.model.inference_requests import stream_requests, to_message
 from optimizer.model.input_data import from_bytes
 from optimizer.model.repository import read_repository_model

@@ -35,7 +35,7 @@ from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import embedded_installation
 from optimizer.deploy.installed_server import InstalledTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.model.builders import build
 from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import read_run

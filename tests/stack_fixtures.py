@@ -19,8 +19,8 @@ from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.load_client.generator import OpenLoopGenerator
-from optimizer.measure.load_client.plan import SendRecord
+from optimizer.measure.load_client.client_files import SendRecord
+from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.server_calls import infer
 from optimizer.model.builders import build

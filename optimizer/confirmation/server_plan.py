@@ -11,7 +11,7 @@ from objectives.sla import Sla
 from objectives.verdict import needed_requests
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
-from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
+from optimizer.measure.load_client.client_files import MAX_LEAD_IN_SECONDS
 
 WINDOWS, FEWER_WINDOWS = 8, 3  # per server; fewer if time is short
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.5, 10.0  # length of a window

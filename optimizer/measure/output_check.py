@@ -255,7 +255,7 @@ class SequenceOutputCheck(BaselineOutputCheck):
         sequences = [numbers[first : first + self._steps] for first in range(0, len(numbers), self._steps)]
         in_time = int(CHECK_SECONDS / max(self._steps * reference.seconds_alone, 1e-6))
         wanted = min(2 * endpoint.candidate.max_batch_size, in_time, MAX_SEQUENCES_IN_FLIGHT)
-        chosen = [sequences[place % len(sequences)] for place in range(max(MIN_IN_FLIGHT, wanted))]
+        chosen = [sequences[number % len(sequences)] for number in range(max(MIN_IN_FLIGHT, wanted))]
 
         # a sequence may have to wait until all others have ended
         timeout_seconds = max(TIMEOUT_SECONDS, 4 * len(chosen) * self._steps * reference.seconds_alone)
@@ -279,8 +279,8 @@ def _send_sequence(
     """Send ``requests`` as the steps of one sequence and return the responses; each may take ``timeout_seconds``."""
 
     def steps() -> Iterator[bytes]:
-        for place, request in enumerate(requests):
-            is_first, is_last = place == 0, place == len(requests) - 1
+        for step, request in enumerate(requests):
+            is_first, is_last = step == 0, step == len(requests) - 1
             yield request + step_parameters(sequence, start=is_first, end=is_last)
 
     return server_calls.infer(endpoint, steps(), in_flight=1, timeout_seconds=timeout_seconds)

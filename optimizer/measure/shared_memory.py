@@ -3,9 +3,9 @@
 A region is a file in /dev/shm, which the server maps when it is registered. It is named after this process, see
 ``optimizer.core.process``, so that a later run removes it if this process is killed.
 
-All inputs of the own load client are in one region, which the server reads. The outputs are in another one, with a
-place for each request in flight. The client appends the place to the serialized request, since two messages after
-each other are their union.
+All inputs of tune's own load client are in one region, which the server reads. The outputs are in another one, with a
+slot for each request in flight. The client appends the outputs in a slot to the serialized request, because protobuf
+merges concatenated messages.
 """
 
 from __future__ import annotations
@@ -140,22 +140,22 @@ def check_is_shared(endpoint: Endpoint) -> None:
 # -- the tensors of requests ------------------------------------------------------------------------------------
 
 ALIGNMENT = 64  # bytes between the starts of two tensors: a cache line
-OPEN_LOOP_PLACES, OPEN_LOOP_BYTES = 1024, 256 << 20  # limits of the places of an open loop
+OPEN_LOOP_SLOTS, OPEN_LOOP_BYTES = 1024, 256 << 20  # limits of the output slots of an open loop
 
 
 @dataclass
 class OutgoingRequests:
-    """The requests that a client process sends in turn, and the places of their outputs.
+    """The requests that a client process sends in turn, and their output slots.
 
     Attributes:
         messages: Serialized requests.
-        places: Ends of a request, one for each place, that put its outputs into shared memory; empty without it.
+        output_slots: For each slot, the end of a request that puts its outputs there; empty without shared memory.
         regions: Patterns of the names of the regions; empty without shared memory.
         all_answered: Whether every request has been answered. Otherwise the server may still write into the regions.
     """
 
     messages: Sequence[bytes]
-    places: Sequence[bytes] = ()
+    output_slots: Sequence[bytes] = ()
     regions: tuple[str, ...] = ()
     all_answered: bool = False
 
@@ -167,7 +167,7 @@ def in_shared_memory(
     """Yield ``messages`` with their tensors in regions that ``servers`` map, which are removed at the end.
 
     ``outputs`` are the bytes of each output. ``concurrency`` is the number of requests in flight, 0 in an open loop.
-    Requests of an open loop that find no free place get their outputs in the response. Regions with unanswered
+    Requests of an open loop that find no free slot get their outputs in the response. Regions with unanswered
     requests stay registered until the server ends, because a server that writes to an unregistered region crashes.
 
     Raises MeasurementError if there is not enough memory, or if the server refuses it.
@@ -175,13 +175,13 @@ def in_shared_memory(
     name = new_name()
     inputs_name, outputs_name = f"{name}_inputs", f"{name}_outputs"
     requests, contents = _move_inputs(messages, inputs_name)
-    place_bytes = sum(map(_aligned, outputs.values()))
-    count = concurrency or max(1, min(OPEN_LOOP_PLACES, OPEN_LOOP_BYTES // place_bytes))
-    places = [_place(outputs, outputs_name, number * place_bytes) for number in range(count)]
-    sent = OutgoingRequests(requests, places, (f"{name}_*",))
+    slot_bytes = sum(map(_aligned, outputs.values()))
+    count = concurrency or max(1, min(OPEN_LOOP_SLOTS, OPEN_LOOP_BYTES // slot_bytes))
+    slots = [_output_slot(outputs, outputs_name, number * slot_bytes) for number in range(count)]
+    sent = OutgoingRequests(requests, slots, (f"{name}_*",))
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(closing(open_client(server))) for server in servers]
-        for own, size, begin in ((inputs_name, len(contents), contents), (outputs_name, count * place_bytes, b"")):
+        for own, size, begin in ((inputs_name, len(contents), contents), (outputs_name, count * slot_bytes, b"")):
             stack.enter_context(region(own, size, begin))
             for client in clients:
                 stack.enter_context(_registered(client, own, size, sent))
@@ -245,7 +245,7 @@ def _move_inputs(messages: Sequence[bytes], region: str) -> tuple[list[bytes], b
     return moved, bytes(contents) or bytes(ALIGNMENT)
 
 
-def _place(outputs: Mapping[str, int], region: str, offset: int) -> bytes:
+def _output_slot(outputs: Mapping[str, int], region: str, offset: int) -> bytes:
     """Return a serialized request with nothing but the outputs, which are in ``region`` from ``offset`` on."""
     from tritonclient.grpc.service_pb2 import ModelInferRequest
 

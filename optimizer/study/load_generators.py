@@ -18,12 +18,12 @@ from optimizer.deploy.docker_container import SDK_COMMAND, ContainerRunner
 from optimizer.deploy.perf_analyzer_release import ensure_older
 from optimizer.machine.nvml import BUS_ORDER
 from optimizer.measure.load_client.arrivals import parse_arrivals
-from optimizer.measure.load_client.generator import (
+from optimizer.measure.load_client.base_generator import SCRATCH, LoadClientGenerator
+from optimizer.measure.load_client.generators import (
     ClosedLoopGenerator,
     OpenLoopGenerator,
     SequenceGenerator,
 )
-from optimizer.measure.load_client.launcher import SCRATCH, LoadClientGenerator
 from optimizer.measure.load_wrappers import (
     ConcurrentLoadGenerator,
     IndexHintLoadGenerator,

@@ -24,7 +24,7 @@ from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings, free_port
 from optimizer.measure.load_client.arrivals import parse_arrivals
-from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
+from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.input_data import to_json
 from optimizer.model.repository import read_repository_model

@@ -18,7 +18,7 @@ from optimizer.core.request_sizes import parse_priorities
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.model.repository import read_repository_model, read_source
 from tests.command_fixtures import Playground, Run, run_tune

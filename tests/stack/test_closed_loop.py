@@ -30,8 +30,8 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.measure.load_client.client import WARM_UPS
-from optimizer.measure.load_client.generator import ClosedLoopGenerator
-from optimizer.measure.load_client.plan import NEVER, SendRecord
+from optimizer.measure.load_client.client_files import NEVER, SendRecord
+from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.measure.measurer import Measurer
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.model.repository import read_repository_model

@@ -22,7 +22,7 @@ from optimizer.deploy.docker_engine import OWNER, connect
 from optimizer.deploy.docker_target import ContainerTelemetry, DockerTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import ProcessTelemetry
-from optimizer.measure.load_client.generator import ClosedLoopGenerator
+from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions

@@ -24,7 +24,7 @@ from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.machine.engine_telemetry import EngineTelemetry
 from optimizer.machine.hardware import Hardware
-from optimizer.measure.load_client.generator import ClosedLoopGenerator
+from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.model.repository import read_source
 from optimizer.options.run_options import RunOptions
 from optimizer.study.task import Task, prepare_task

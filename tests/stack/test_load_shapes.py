@@ -20,8 +20,8 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.arrivals import RecordedArrivals, parse_arrivals
 from optimizer.measure.load_client.client import WARM_UPS
-from optimizer.measure.load_client.generator import OpenLoopGenerator
-from optimizer.measure.load_client.plan import NEVER, SendRecord
+from optimizer.measure.load_client.client_files import NEVER, SendRecord
+from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.model.repository import read_repository_model
 from tests.repositories import write_sleeper
 

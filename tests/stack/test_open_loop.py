@@ -24,13 +24,13 @@ from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.load_client import launcher
+from optimizer.measure.load_client import base_generator
 from optimizer.measure.load_client.arrivals import ConstantArrivals
 from optimizer.measure.load_client.client import BEHIND_SECONDS, WARM_UPS
-from optimizer.measure.load_client.generator import OpenLoopGenerator
+from optimizer.measure.load_client.client_files import NEVER, SendRecord
+from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import LateError
-from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.server_calls import read_statistics, unresponsive_server
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import eventually
@@ -192,7 +192,7 @@ def test_a_stopped_server_ends_the_measurement_soon(
     open_loop: OpenLoopGenerator, sleeper: EmbeddedTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a stopped server does not answer later either
-    monkeypatch.setattr(launcher, "unresponsive_server", partial(unresponsive_server, seconds=1.0))
+    monkeypatch.setattr(base_generator, "unresponsive_server", partial(unresponsive_server, seconds=1.0))
     with sleeper.deploy(ALONE) as endpoint:
         try:  # the time limit of the test is shorter than the measurement
             with (

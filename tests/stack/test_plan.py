@@ -19,7 +19,7 @@ from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.arrivals import PoissonArrivals
-from optimizer.measure.load_client.generator import OpenLoopGenerator
+from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.plan import traffic

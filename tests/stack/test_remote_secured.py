@@ -17,7 +17,7 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.measure.load_client.arrivals import ConstantArrivals
-from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.server_calls import all_servers_respond, read_statistics

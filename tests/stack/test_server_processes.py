@@ -29,10 +29,10 @@ from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.nvml import Gpu
+from optimizer.measure.load_client.base_generator import LoadClientGenerator
 from optimizer.measure.load_client.client import WARM_UPS
-from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
-from optimizer.measure.load_client.launcher import LoadClientGenerator
-from optimizer.measure.load_client.plan import SendRecord
+from optimizer.measure.load_client.client_files import SendRecord
+from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_wrappers import ServerProcessesLoadGenerator
 from optimizer.measure.measurer import Measurer

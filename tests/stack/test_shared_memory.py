@@ -28,7 +28,7 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.measure.server_calls import open_client

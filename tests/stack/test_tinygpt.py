@@ -20,7 +20,7 @@ from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.load_client.generator import ClosedLoopGenerator
+from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.model.builders import build
 from optimizer.model.input_data import to_json
 

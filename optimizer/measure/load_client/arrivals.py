@@ -258,20 +258,20 @@ def _row(name: str, line: int, row: list[str], columns: list[str]) -> dict[str, 
 
 
 def _recorded_classes(name: str, table: list[dict[str, float]], lines: list[int]) -> RecordedClasses:
-    places: dict[tuple[int, int], int] = {}
+    class_numbers: dict[tuple[int, int], int] = {}
     numbers, first_lines = np.empty(len(table), dtype=np.int64), list[int]()
     for i, values in enumerate(table):
         request_class = int(values.get(SIZE, 0)), int(values.get(PRIORITY, 0))
-        if request_class not in places:
-            places[request_class] = len(places)
+        if request_class not in class_numbers:
+            class_numbers[request_class] = len(class_numbers)
             first_lines.append(lines[i])
-        numbers[i] = places[request_class]
-    sizes = {size for size, _ in places}
+        numbers[i] = class_numbers[request_class]
+    sizes = {size for size, _ in class_numbers}
     if len(sizes) > MAX_CHOICES:
         raise BadInputError(f"{name}: has {len(sizes)} different sizes; round them to at most {MAX_CHOICES}")
-    if len(places) > MAX_CLASSES:
+    if len(class_numbers) > MAX_CLASSES:
         raise BadInputError(
-            f"{name}: has {len(places)} combinations of a size and a priority; round the sizes to have at most "
+            f"{name}: has {len(class_numbers)} combinations of a size and a priority; round the sizes, for at most "
             f"{MAX_CLASSES}"
         )
-    return RecordedClasses(tuple(places), numbers, tuple(first_lines))
+    return RecordedClasses(tuple(class_numbers), numbers, tuple(first_lines))

@@ -25,8 +25,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from optimizer.measure.load_client.client_files import (
+    ALL_ANSWERED_FILE,
+    HEADERS_VARIABLE,
+    NEVER,
+    SendPlan,
+    read_output_slots,
+    write_record,
+)
 from optimizer.measure.load_client.http2 import Http2Connection, TlsSocket, connect
-from optimizer.measure.load_client.plan import ALL_ANSWERED, HEADERS, NEVER, SendPlan, read_places, write_record
 
 MIN_PATIENCE_SECONDS = 0.5
 GROWTH_STEP_SECONDS, GROWTH_STEPS = 0.5, 4
@@ -111,7 +118,7 @@ STALL_SECONDS = 10.0  # without an answer in a closed loop: the server hangs
 BURST = 16  # the number of due requests to send before reading answers
 READ_BYTES = 2**20
 PR_SET_TIMERSLACK = 29
-MAX_MESSAGES, OTHER_MESSAGES = 20, "another error"  # of failed requests, which are counted by their message
+MAX_MESSAGES, OTHER_MESSAGES = 20, "another error"  # failed requests are counted by their message
 
 
 class Channel:
@@ -135,7 +142,7 @@ class LoadClient:
     """Sends ``messages`` in turn to the servers and records the times; subclasses decide when to send.
 
     Ends when the load is complete, a request fails, the server is overloaded or hangs, or the client is too late.
-    ``free_places`` are the places for outputs in shared memory that no request in flight uses.
+    ``free_slots`` are the output slots in shared memory that no request in flight uses.
     """
 
     _connection_type, _method = Http2Connection, METHOD
@@ -157,8 +164,8 @@ class LoadClient:
         ]
         self._sockets: dict[socket.socket | TlsSocket, Channel] = {}
         self._calls = 0
-        self.free_places: list[bytes] = []
-        self._used_places: dict[int, bytes] = {}  # by the number of the call
+        self.free_slots: list[bytes] = []
+        self._used_slots: dict[int, bytes] = {}  # slots by the number of the call
         self._sent_ns: list[int] = []
         self._answered_ns: list[int] = []  # of each request that was sent
         self._start_ns = 0
@@ -190,7 +197,7 @@ class LoadClient:
                 self._finish(folder, detector)
                 self._drain(min(2 * detector.patience_seconds, self._drain_seconds))
                 if not self._in_flight:
-                    folder.joinpath(ALL_ANSWERED).touch()
+                    folder.joinpath(ALL_ANSWERED_FILE).touch()
                 return
         except TimeoutError as error:
             self._error, self._hangs = str(error), True
@@ -273,11 +280,11 @@ class LoadClient:
         self._record_sent(now_ns)
 
     def _request(self, message: bytes) -> None:
-        """Start a call with ``message`` and, if one is free, a place for its outputs."""
+        """Start a call with ``message`` and, if one is free, an output slot."""
         channel = self._next_channel()
-        if self.free_places:
-            self._used_places[self._calls] = place = self.free_places.pop()
-            message += place
+        if self.free_slots:
+            self._used_slots[self._calls] = slot = self.free_slots.pop()
+            message += slot
         channel.calls.append(self._calls)
         channel.http2.request(message)
         self._calls += 1
@@ -323,8 +330,8 @@ class LoadClient:
             if error:
                 self._note_failure(call, error)
             self._answers += 1
-            if call in self._used_places:
-                self.free_places.append(self._used_places.pop(call))
+            if call in self._used_slots:
+                self.free_slots.append(self._used_slots.pop(call))
             if call >= warm_ups:
                 self._record_answer(call - warm_ups, now_ns)
 
@@ -445,12 +452,12 @@ def main(
 ) -> None:
     """Send the plan in the folder that the command line names and write the record there."""
     folder = Path(sys.argv[1])
-    headers = json.loads(os.environ.pop(HEADERS, "{}"))
+    headers = json.loads(os.environ.pop(HEADERS_VARIABLE, "{}"))
     # otherwise the kernel wakes a sleeping process up to 50 µs late, to wake several at once
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
     plan, messages, planned_ns = SendPlan.read(folder)
     client = (closed_loop if plan.concurrency else open_loop)(plan, messages, planned_ns, headers)
-    client.free_places = read_places(folder)
+    client.free_slots = read_output_slots(folder)
     client.run(folder)
 
 

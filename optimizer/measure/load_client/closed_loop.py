@@ -12,6 +12,7 @@ from objectives.metrics import LATENCY, Measurement, Metric
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.measure.failure_causes import without_traceback
+from optimizer.measure.load_client.client_files import NEVER, SendRecord
 from optimizer.measure.load_client.measured_requests import (
     CLIENT_CPU_ADVICE,
     MIN_STREAMED_REQUESTS,
@@ -27,7 +28,6 @@ from optimizer.measure.load_client.measured_requests import (
     with_priorities,
     within_bounds,
 )
-from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
 
 CLOSED_LOOP_LEAD_IN_SECONDS = 0.5  # of the closed loop, which also warms a fresh server up in this time
@@ -89,18 +89,18 @@ class AnsweredRequests:
     def parts(self, count: int) -> list[AnsweredRequests]:
         """Divide the time into ``count`` equal parts and return the requests that were answered in each."""
         length_ns = (self.end_ns - self.begin_ns) / count
-        places = np.minimum(((self.answered_ns - self.begin_ns) / length_ns).astype(np.int64), count - 1)
+        part_numbers = np.minimum(((self.answered_ns - self.begin_ns) / length_ns).astype(np.int64), count - 1)
         return [
             AnsweredRequests(
-                self.answered_ns[places == place],
-                self.latencies_ms[places == place],
-                self.sizes[places == place],
-                self.begin_ns + place * length_ns,
-                self.begin_ns + (place + 1) * length_ns,
-                self.stream_times and self.stream_times.take(places == place),
+                self.answered_ns[part_numbers == part],
+                self.latencies_ms[part_numbers == part],
+                self.sizes[part_numbers == part],
+                self.begin_ns + part * length_ns,
+                self.begin_ns + (part + 1) * length_ns,
+                self.stream_times and self.stream_times.take(part_numbers == part),
                 self.responses,
             )
-            for place in range(count)
+            for part in range(count)
         ]
 
     def most_parts(self, count: int, fewest: int) -> int:

@@ -23,7 +23,7 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MeasurementWindow, describe_instability
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.failure_causes import is_rejection, without_traceback
-from optimizer.measure.load_client.plan import NEVER, ResponseRecord, SendRecord
+from optimizer.measure.load_client.client_files import NEVER, ResponseRecord, SendRecord
 from optimizer.measure.load_client.responses import StreamOutput, StreamTimes
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -199,13 +199,13 @@ def with_priorities(
     latencies_ms = (ended_ns - record.planned_ns) / 1e6
     own_sizes, own_priorities = np.resize(planned.sizes, count), np.resize(planned.priorities, count)
     edges = np.linspace(begin_ns, end_ns, len(measurements) + 1)
-    places = np.where(times_ns == end_ns, len(measurements), np.searchsorted(edges, times_ns, side="right")) - 1
+    part_numbers = np.where(times_ns == end_ns, len(measurements), np.searchsorted(edges, times_ns, side="right")) - 1
     seconds = (end_ns - begin_ns) / len(measurements) / 1e9
     result = []
-    for place, measurement in enumerate(measurements):
+    for part, measurement in enumerate(measurements):
         statistics = []
         for priority in np.unique(own_priorities).tolist():
-            own = (places == place) & (own_priorities == priority)
+            own = (part_numbers == part) & (own_priorities == priority)
             served = own & (outcomes == RequestOutcome.SERVED)
             rejected, timed_out, failed = (int(np.count_nonzero(own & (outcomes == outcome))) for outcome in FAILURES)
             rate = float(own_sizes[served].sum()) / seconds

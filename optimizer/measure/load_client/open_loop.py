@@ -16,6 +16,7 @@ from optimizer.core.measurement_windows import MIN_WINDOWS, MeasurementWindow
 from optimizer.core.notes import LateRequests
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.failure_causes import without_traceback
+from optimizer.measure.load_client.client_files import NEVER, SendRecord
 from optimizer.measure.load_client.measured_requests import (
     CLIENT_CPU_ADVICE,
     LEAD_IN_SECONDS,
@@ -33,7 +34,6 @@ from optimizer.measure.load_client.measured_requests import (
     with_priorities,
     within_bounds,
 )
-from optimizer.measure.load_client.plan import NEVER, SendRecord
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
 
 LATE_MS = 1.0  # a request that is sent later than this after its planned time counts as late
@@ -149,7 +149,7 @@ class SentRequests:
         """Divide the time into ``count`` equal parts and return the requests of each."""
         # in whole nanoseconds, so that a request at an edge is in the same part as among the priorities and failures
         edges_ns = np.linspace(1e9 * self.begin_seconds, 1e9 * self.end_seconds, count + 1)[1:-1]
-        places = np.searchsorted(np.rint(1e9 * self.planned_seconds), edges_ns)
+        edges = np.searchsorted(np.rint(1e9 * self.planned_seconds), edges_ns)
         return [
             replace(
                 self,
@@ -160,7 +160,7 @@ class SentRequests:
                 sizes=self.sizes[begin:end],
                 stream_times=self.stream_times and self.stream_times.take(slice(begin, end)),
             )
-            for begin, end in pairwise([0, *places.tolist(), len(self.planned_seconds)])
+            for begin, end in pairwise([0, *edges.tolist(), len(self.planned_seconds)])
         ]
 
     def windows(self, rate: float, metric: Metric, failed_seconds: FloatArray) -> list[MeasurementWindow]:

@@ -13,7 +13,7 @@ from objectives.arrays import FloatArray, IntArray
 from objectives.metrics import ITL, TTFT, Timing
 from optimizer.core.errors import MeasurementError
 from optimizer.core.safe_text import one_line
-from optimizer.measure.load_client.plan import NEVER, ResponseRecord
+from optimizer.measure.load_client.client_files import NEVER, ResponseRecord
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelInferResponse
@@ -89,8 +89,8 @@ class StreamedRequests:
         """Return the arrivals of each request's responses after ``started_ns``; none if it has not ended."""
         every = np.empty(len(started_ns), dtype=object)
         begin = 0
-        for place, (started, ended, count) in enumerate(zip(started_ns, has_ended, self.responses, strict=True)):
-            every[place] = (self.arrived_ns[begin : begin + count * ended] - started) / 1e6
+        for index, (started, ended, count) in enumerate(zip(started_ns, has_ended, self.responses, strict=True)):
+            every[index] = (self.arrived_ns[begin : begin + count * ended] - started) / 1e6
             begin += count
         return every
 

@@ -107,8 +107,8 @@ class SequenceClient(ClosedLoopClient):
         """Give ``slot`` a new sequence."""
         length = next(self._lengths)
         if not slot.sequence:
-            place = sum(1 for other in self._slots if other.sequence)
-            length = max(1, length * (place + 1) // len(self._slots))
+            open_before = sum(1 for other in self._slots if other.sequence)
+            length = max(1, length * (open_before + 1) // len(self._slots))
         slot.sequence, slot.left, slot.entry = next(self._ids), length, self._next_entry
         self._next_entry += length
 

@@ -27,14 +27,14 @@ from optimizer.measure.load_client.client import (
     OverloadDetector,
     main,
 )
-from optimizer.measure.load_client.http2 import StreamingConnection
-from optimizer.measure.load_client.plan import (
+from optimizer.measure.load_client.client_files import (
     MAX_LEAD_IN_SECONDS,
     MIN_LEAD_IN_SECONDS,
     NEVER,
     open_responses,
     write_response_times,
 )
+from optimizer.measure.load_client.http2 import StreamingConnection
 
 STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 ERROR_TAG = b"\x0a"  # field 1 of ModelStreamInferResponse, error_message

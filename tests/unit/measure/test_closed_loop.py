@@ -30,15 +30,15 @@ from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Trial
 from optimizer.measure.load_client import client
 from optimizer.measure.load_client.client import WARM_UPS, ClosedLoopClient
+from optimizer.measure.load_client.client_files import ALL_ANSWERED_FILE, NEVER, SendPlan, SendRecord
 from optimizer.measure.load_client.closed_loop import (
     CLOSED_LOOP_LEAD_IN_SECONDS,
     NoAnswersError,
     summarize_closed_loop,
 )
-from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import SATURATED_CPU_SHARE, PlannedLoad
 from optimizer.measure.load_client.open_loop import LateError
-from optimizer.measure.load_client.plan import ALL_ANSWERED, NEVER, SendPlan, SendRecord
 from optimizer.store.trials_table import TrialsTable
 from tests.answering_server import AnsweringServer, Array
 
@@ -271,7 +271,7 @@ def test_requests_in_flight_are_answered_after_a_failure(generator: ClosedLoopGe
     happened = SendRecord.read(tmp_path)
     assert "index out of range" in happened.error
     assert np.any(happened.answered_ns == NEVER), "they do not count"
-    assert (tmp_path / ALL_ANSWERED).exists()
+    assert (tmp_path / ALL_ANSWERED_FILE).exists()
 
 
 def run_here(load_client: ClosedLoopClient, folder: Path) -> None:

@@ -18,6 +18,7 @@ from optimizer.core.errors import MeasurementError
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.failure_causes import is_refused_by_queue
 from optimizer.measure.load_client.client import MAX_MESSAGES, OTHER_MESSAGES, ClosedLoopClient
+from optimizer.measure.load_client.client_files import NEVER, ResponseRecord, SendPlan, SendRecord
 from optimizer.measure.load_client.closed_loop import CLOSED_LOOP_LEAD_IN_SECONDS, summarize_closed_loop
 from optimizer.measure.load_client.measured_requests import (
     PlannedLoad,
@@ -26,7 +27,6 @@ from optimizer.measure.load_client.measured_requests import (
     split_failures,
 )
 from optimizer.measure.load_client.open_loop import LateError, summarize_open_loop
-from optimizer.measure.load_client.plan import NEVER, ResponseRecord, SendPlan, SendRecord
 
 FULL = "[request id: <id_unknown>] Exceeds maximum queue size"
 EXPIRED = "[request id: <id_unknown>] Request timeout expired"

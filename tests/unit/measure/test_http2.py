@@ -21,6 +21,14 @@ from hypothesis import strategies as st
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
 from optimizer.measure.load_client.client import METHOD, ClosedLoopClient
+from optimizer.measure.load_client.client_files import (
+    NEVER,
+    RESPONSES_FILE,
+    SendPlan,
+    SendRecord,
+    StreamPlan,
+    open_responses,
+)
 from optimizer.measure.load_client.http2 import (
     DATA,
     NO_STATUS,
@@ -31,7 +39,6 @@ from optimizer.measure.load_client.http2 import (
     connect,
     split_messages,
 )
-from optimizer.measure.load_client.plan import NEVER, RESPONSES, SendPlan, SendRecord, StreamPlan, open_responses
 from optimizer.measure.load_client.streaming_client import STREAM_METHOD, StreamingClosedLoopClient, error_text
 
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
@@ -259,7 +266,7 @@ def test_the_client_writes_each_response_to_a_file_and_keeps_none_in_memory(tmp_
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak_bytes < 20 * len(message)
-        assert (tmp_path / RESPONSES).stat().st_size > 0.95 * 400 * len(message)
+        assert (tmp_path / RESPONSES_FILE).stat().st_size > 0.95 * 400 * len(message)
         client._write_record(tmp_path)
         client._receive(channel, frame(prefixed([b"late"]), 1), 400)
     responses = SendRecord.read(tmp_path).responses

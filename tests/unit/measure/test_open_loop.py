@@ -17,10 +17,10 @@ from objectives.sla import Sla
 from optimizer.core.errors import MeasurementError
 from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.trial import LoadPoint
-from optimizer.measure.load_client.generator import OpenLoopGenerator
+from optimizer.measure.load_client.client_files import NEVER, SendPlan, SendRecord, StreamPlan, write_record
+from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS, PlannedLoad
 from optimizer.measure.load_client.open_loop import LATE_MS, LateError, lateness_note, summarize_open_loop
-from optimizer.measure.load_client.plan import NEVER, SendPlan, SendRecord, StreamPlan, write_record
 from tests.answering_server import AnsweringServer, Array
 
 RATE, SECONDS = 1000.0, 2.0 + LEAD_IN_SECONDS

@@ -14,7 +14,7 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import Candidate
 from optimizer.measure import server_calls
-from optimizer.measure.load_client.plan import SendPlan
+from optimizer.measure.load_client.client_files import SendPlan
 from optimizer.measure.load_client.sequences import (
     MAX_SEQUENCE_ID,
     NANOSECONDS_AN_ID,

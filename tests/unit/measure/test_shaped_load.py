@@ -18,11 +18,11 @@ from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.request_sizes import parse_priorities, parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.measure.load_client.arrivals import RecordedArrivals, RecordedClasses, parse_arrivals
-from optimizer.measure.load_client.generator import OpenLoopGenerator
-from optimizer.measure.load_client.launcher import Messages
+from optimizer.measure.load_client.base_generator import Messages
+from optimizer.measure.load_client.client_files import SendPlan, SendRecord
+from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import PlannedLoad
 from optimizer.measure.load_client.open_loop import summarize_open_loop
-from optimizer.measure.load_client.plan import SendPlan, SendRecord
 from tests.answering_server import AnsweringServer
 
 METADATA = ModelMetadataResponse()

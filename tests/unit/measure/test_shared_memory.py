@@ -134,12 +134,12 @@ def test_requests_refer_to_their_inputs_and_places(server: Server) -> None:
     messages = [to_message("m", each) for each in arrays]
     outputs = {"y": 100, "z": 8}
     with in_shared_memory([Connection("localhost:1")], messages, outputs, concurrency=3) as sent:
-        assert len(sent.places) == 3
+        assert len(sent.output_slots) == 3
         (inputs_name, inputs_size), (outputs_name, outputs_size) = server.regions.items()
         contents = (SHARED_MEMORY_FOLDER / inputs_name).read_bytes()
         used = set()
         for each, message in zip(arrays, sent.messages, strict=True):
-            for place in sent.places:
+            for place in sent.output_slots:
                 request = ModelInferRequest.FromString(message + place)
                 x, none = request.inputs
                 assert (none.name, dict(none.parameters)) == ("none", {})
@@ -174,4 +174,4 @@ def test_the_places_of_an_open_loop_are_limited(server: Server) -> None:
     message = to_message("m", {"x": np.zeros(1)})
     for size, count in ((8, 1024), (64 << 20, 4), (1 << 29, 1)):
         with in_shared_memory([Connection("localhost:1")], [message], {"y": size}, concurrency=0) as sent:
-            assert len(sent.places) == count
+            assert len(sent.output_slots) == count

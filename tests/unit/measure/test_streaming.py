@@ -19,13 +19,9 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.measurement_windows import MAX_SPREAD
 from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.measure.load_client.base_generator import Messages, Schedule, Summarize
 from optimizer.measure.load_client.client import OverloadDetector
-from optimizer.measure.load_client.closed_loop import summarize_closed_loop
-from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator
-from optimizer.measure.load_client.launcher import Messages, Schedule, Summarize
-from optimizer.measure.load_client.measured_requests import MIN_STREAMED_REQUESTS, PlannedLoad
-from optimizer.measure.load_client.open_loop import summarize_open_loop
-from optimizer.measure.load_client.plan import (
+from optimizer.measure.load_client.client_files import (
     MAX_LEAD_IN_SECONDS,
     NEVER,
     SendPlan,
@@ -35,6 +31,10 @@ from optimizer.measure.load_client.plan import (
     write_record,
     write_response_times,
 )
+from optimizer.measure.load_client.closed_loop import summarize_closed_loop
+from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.load_client.measured_requests import MIN_STREAMED_REQUESTS, PlannedLoad
+from optimizer.measure.load_client.open_loop import summarize_open_loop
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_client.streaming_client import StreamingClosedLoopClient, StreamingOpenLoopClient
 from optimizer.measure.output_comparison import ReferenceOutputs, Tolerance, concatenate, read_outputs

@@ -16,7 +16,7 @@ from optimizer.core.request_sizes import SizeDistribution, parse_priorities, par
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.deploy import runtime
-from optimizer.measure.load_client.generator import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
+from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator, SequenceGenerator
 from optimizer.measure.load_wrappers import IndexHintLoadGenerator, ServerProcessesLoadGenerator
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions

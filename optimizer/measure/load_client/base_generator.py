@@ -1,4 +1,4 @@
-"""The parts of both loops: requests, client process, errors, crashes of the server, statistics and repetitions."""
+"""The base class of the generators that start tune's own load client: requests, process, errors and repetitions."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint
 from optimizer.measure import server_calls
 from optimizer.measure.failure_causes import lacks_gpu_memory, model_died, without_traceback
-from optimizer.measure.load_client.measured_requests import ALIKE, MIN_STREAMED_REQUESTS, PlannedLoad
-from optimizer.measure.load_client.open_loop import LateError
-from optimizer.measure.load_client.plan import (
-    ALL_ANSWERED,
-    HEADERS,
+from optimizer.measure.load_client.client_files import (
+    ALL_ANSWERED_FILE,
+    HEADERS_VARIABLE,
     SendPlan,
     SendRecord,
     StreamPlan,
-    write_places,
+    write_output_slots,
 )
+from optimizer.measure.load_client.measured_requests import ALIKE, MIN_STREAMED_REQUESTS, PlannedLoad
+from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.server_calls import all_servers_respond, read_statistics, unresponsive_server, with_statistics
 from optimizer.measure.shared_memory import OutgoingRequests, in_shared_memory, output_bytes
 from optimizer.model.inference_requests import stream_requests, to_message
@@ -97,11 +97,11 @@ class Messages:
     def order(self, numbers: IntArray) -> IntArray:
         """Return which message to send for each request, by the number of its class; those of a class in turn."""
         counts = np.bincount(self.classes)
-        first, place = np.cumsum(counts) - counts, np.empty(len(numbers), dtype=np.int64)
+        first, index = np.cumsum(counts) - counts, np.empty(len(numbers), dtype=np.int64)
         by_class = np.argsort(numbers, kind="stable")
         own = np.bincount(numbers, minlength=len(counts))
-        place[by_class] = np.arange(len(numbers)) - np.repeat(np.cumsum(own) - own, own)
-        return first[numbers] + place % counts[numbers]
+        index[by_class] = np.arange(len(numbers)) - np.repeat(np.cumsum(own) - own, own)
+        return first[numbers] + index % counts[numbers]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -322,15 +322,15 @@ class LoadClientGenerator:
         tls_files = None if tls is None else {name: file and str(file) for name, file in asdict(tls).items()}
         environment = {
             **os.environ,
-            HEADERS: json.dumps(connection.sent_headers),
+            HEADERS_VARIABLE: json.dumps(connection.sent_headers),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")])),
         }
         try:
             with tempfile.TemporaryDirectory(dir=self.log.parent, prefix=SCRATCH) as scratch:
                 folder = Path(scratch)
                 replace(plan, tls=tls_files).write(folder, sent.messages, planned_ns, order)
-                if sent.places:
-                    write_places(folder, sent.places)
+                if sent.output_slots:
+                    write_output_slots(folder, sent.output_slots)
                 with self.stopwatch.count("load_generator"):
                     done = run_command(
                         [sys.executable, "-P", "-m", _client_module(plan), folder],
@@ -340,7 +340,7 @@ class LoadClientGenerator:
                         cpus=self.cpus,
                         shm_patterns=sent.regions,
                     )
-                sent.all_answered = (folder / ALL_ANSWERED).exists()
+                sent.all_answered = (folder / ALL_ANSWERED_FILE).exists()
                 if done.exit_code != 0:
                     raise MeasurementError(_client_failure(done), log=self.log)
                 return SendRecord.read(folder), done.seconds
@@ -415,7 +415,7 @@ class LoadClientGenerator:
             classes = self._request_classes(load, count)
             turns = np.arange(len(classes.numbers)) if classes.turns is None else classes.turns
             made = make(classes.sizes[turns].tolist(), classes.priorities[turns].tolist())
-            serialized = [made[place] for place in np.argsort(turns).tolist()]
+            serialized = [made[index] for index in np.argsort(turns).tolist()]
             priorities = classes.priorities if classes.priorities.any() else ALIKE
             self._messages[key] = Messages(serialized, classes.sizes, metadata, classes.numbers, priorities)
         return self._messages[key]

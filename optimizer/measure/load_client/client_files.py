@@ -1,4 +1,4 @@
-"""The files between a load generator and its client process: the plan of a load and the record of its requests.
+"""The files between a load generator and its client process: the plan of a load, and the record of its requests.
 
 The client starts before every measurement, so this module imports numpy only to read a record.
 """
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
     Nanoseconds: TypeAlias = npt.NDArray[np.int64]
 
-HEADERS = "TRITUNE_HEADERS"  # environment variable of the client: the headers of each request as a JSON object
-NEVER = -1  # instead of a time: the request was not sent or not answered
-MIN_LEAD_IN_SECONDS, MAX_LEAD_IN_SECONDS = 0.5, 20.0  # of models that stream
-PLAN, MESSAGES, PLANNED, ORDER = "plan.json", "messages.bin", "planned.bin", "order.bin"
-FACTS, TIMES = "record.json", "times.bin"
-RESPONSE_TIMES, RESPONSES = "response_times.bin", "responses.bin"
-PLACES = "places.json"
-ALL_ANSWERED = "all_answered"  # an empty file
-WRITE_BYTES = 2**18  # of messages are written at once, which takes about 0.1 ms
+HEADERS_VARIABLE = "TRITUNE_HEADERS"  # environment variable of the client: the headers as a JSON object
+NEVER = -1  # stands for the time of a request that was not sent or not answered
+MIN_LEAD_IN_SECONDS, MAX_LEAD_IN_SECONDS = 0.5, 20.0  # for models that stream
+PLAN_FILE, MESSAGES_FILE, PLANNED_FILE, ORDER_FILE = "plan.json", "messages.bin", "planned.bin", "order.bin"
+RECORD_FILE, TIMES_FILE = "record.json", "times.bin"
+RESPONSE_TIMES_FILE, RESPONSES_FILE = "response_times.bin", "responses.bin"
+OUTPUT_SLOTS_FILE = "output_slots.json"
+ALL_ANSWERED_FILE = "all_answered"  # an empty file
+WRITE_BYTES = 2**18  # messages are written in blocks of this size, which takes about 0.1 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +95,22 @@ class SendPlan:
         In an open loop they are sent ``planned_ns`` after the start.
         """
         sizes = [len(message) for message in messages]
-        folder.joinpath(PLAN).write_text(json.dumps({"plan": asdict(self), "sizes": sizes}))
-        folder.joinpath(MESSAGES).write_bytes(b"".join(messages))
-        folder.joinpath(PLANNED).write_bytes(array("q", planned_ns).tobytes())
-        folder.joinpath(ORDER).write_bytes(array("q", order).tobytes())
+        folder.joinpath(PLAN_FILE).write_text(json.dumps({"plan": asdict(self), "sizes": sizes}))
+        folder.joinpath(MESSAGES_FILE).write_bytes(b"".join(messages))
+        folder.joinpath(PLANNED_FILE).write_bytes(array("q", planned_ns).tobytes())
+        folder.joinpath(ORDER_FILE).write_bytes(array("q", order).tobytes())
 
     @classmethod
     def read(cls, folder: Path) -> tuple[SendPlan, list[bytes], list[int]]:
         """Return the plan, the messages as they are sent in turn, and the planned times in nanoseconds."""
-        document = json.loads(folder.joinpath(PLAN).read_text())
+        document = json.loads(folder.joinpath(PLAN_FILE).read_text())
         messages, start = list[bytes](), 0
-        data, planned, order = folder.joinpath(MESSAGES).read_bytes(), array("q"), array("q")
+        data, planned, order = folder.joinpath(MESSAGES_FILE).read_bytes(), array("q"), array("q")
         for size in document["sizes"]:
             messages.append(data[start : start + size])
             start += size
-        planned.frombytes(folder.joinpath(PLANNED).read_bytes())
-        order.frombytes(folder.joinpath(ORDER).read_bytes())
+        planned.frombytes(folder.joinpath(PLANNED_FILE).read_bytes())
+        order.frombytes(folder.joinpath(ORDER_FILE).read_bytes())
         messages = [messages[number] for number in order] or messages
         plan = cls(**document["plan"])
         stream = document["plan"]["stream"]
@@ -123,15 +123,15 @@ class SendPlan:
         return plan, messages, planned.tolist()
 
 
-def write_places(folder: Path, places: Sequence[bytes]) -> None:
-    """Write the ends of requests that put their outputs into shared memory, one for each place."""
-    folder.joinpath(PLACES).write_text(json.dumps([place.hex() for place in places]))
+def write_output_slots(folder: Path, slots: Sequence[bytes]) -> None:
+    """Write the output slots in shared memory: the end of a request for each, which names the slot."""
+    folder.joinpath(OUTPUT_SLOTS_FILE).write_text(json.dumps([slot.hex() for slot in slots]))
 
 
-def read_places(folder: Path) -> list[bytes]:
-    """Return the places of ``write_places``; an empty list if there is no shared memory."""
-    path = folder / PLACES
-    return [bytes.fromhex(place) for place in json.loads(path.read_text())] if path.exists() else []
+def read_output_slots(folder: Path) -> list[bytes]:
+    """Return the slots of ``write_output_slots``; an empty list if there is no shared memory."""
+    path = folder / OUTPUT_SLOTS_FILE
+    return [bytes.fromhex(slot) for slot in json.loads(path.read_text())] if path.exists() else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +154,16 @@ class ResponseRecord:
         """Read the files of the responses in ``folder``; ``requests`` is the number of requests."""
         import numpy as np
 
-        content = np.fromfile(folder / RESPONSE_TIMES, dtype=np.int64)
+        content = np.fromfile(folder / RESPONSE_TIMES_FILE, dtype=np.int64)
         begin_ns, end_ns = content[:2].tolist()
         request, arrived_ns, sizes = content[2:].reshape(3, -1)
         order = np.argsort(request, kind="stable")
-        data, ends = folder.joinpath(RESPONSES).read_bytes(), np.cumsum(sizes)
-        places = zip((ends - sizes)[order].tolist(), ends[order].tolist(), strict=True)
+        data, ends = folder.joinpath(RESPONSES_FILE).read_bytes(), np.cumsum(sizes)
+        spans = zip((ends - sizes)[order].tolist(), ends[order].tolist(), strict=True)
         return cls(
             np.searchsorted(request[order], np.arange(requests + 1)),
             arrived_ns[order],
-            tuple(data[start:end] for start, end in places),
+            tuple(data[start:end] for start, end in spans),
             begin_ns,
             end_ns,
         )
@@ -197,22 +197,22 @@ class SendRecord:
         """Read the record that ``write_record`` left in ``folder``."""
         import numpy as np
 
-        facts: dict[str, Any] = json.loads(folder.joinpath(FACTS).read_text())
-        planned, sent, answered = np.fromfile(folder / TIMES, dtype=np.int64).reshape(3, -1)
-        streamed = (folder / RESPONSE_TIMES).exists()
+        facts: dict[str, Any] = json.loads(folder.joinpath(RECORD_FILE).read_text())
+        planned, sent, answered = np.fromfile(folder / TIMES_FILE, dtype=np.int64).reshape(3, -1)
+        streamed = (folder / RESPONSE_TIMES_FILE).exists()
         responses = ResponseRecord.read(folder, len(planned)) if streamed else None
         return cls(planned, sent, answered, responses=responses, **facts)
 
 
 def write_record(folder: Path, times_ns: Sequence[Sequence[int]], facts: Mapping[str, object]) -> None:
     """Write the client's record: planned, sent and answered times of all requests, and the other fields."""
-    folder.joinpath(FACTS).write_text(json.dumps(facts))
-    folder.joinpath(TIMES).write_bytes(b"".join(array("q", times).tobytes() for times in times_ns))
+    folder.joinpath(RECORD_FILE).write_text(json.dumps(facts))
+    folder.joinpath(TIMES_FILE).write_bytes(b"".join(array("q", times).tobytes() for times in times_ns))
 
 
 def open_responses(folder: Path) -> BinaryIO:
     """Return the file to which the client writes the message of each response as it arrives."""
-    return folder.joinpath(RESPONSES).open("wb", buffering=WRITE_BYTES)
+    return folder.joinpath(RESPONSES_FILE).open("wb", buffering=WRITE_BYTES)
 
 
 def write_response_times(
@@ -227,4 +227,4 @@ def write_response_times(
     ``counted_ns`` are begin and end of the time that counts. Messages that are written later are not read.
     """
     columns = (counted_ns, requests, arrived_ns, sizes)
-    folder.joinpath(RESPONSE_TIMES).write_bytes(b"".join(array("q", column).tobytes() for column in columns))
+    folder.joinpath(RESPONSE_TIMES_FILE).write_bytes(b"".join(array("q", column).tobytes() for column in columns))

@@ -1,4 +1,4 @@
-"""The load generators of the open and the closed loop."""
+"""The load generators of the open loop, the closed loop and sequences, which start tune's own load client."""
 
 from __future__ import annotations
 
@@ -20,15 +20,20 @@ from optimizer.core.measurement_windows import (
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_client.arrivals import Arrivals, PoissonArrivals, RecordedArrivals, RecordedClasses
+from optimizer.measure.load_client.base_generator import (
+    WARM_UP_SECONDS,
+    LoadClientGenerator,
+    RequestClasses,
+    Schedule,
+)
+from optimizer.measure.load_client.client_files import MAX_LEAD_IN_SECONDS
 from optimizer.measure.load_client.closed_loop import (
     CLOSED_LOOP_LEAD_IN_SECONDS,
     NoAnswersError,
     summarize_closed_loop,
 )
-from optimizer.measure.load_client.launcher import WARM_UP_SECONDS, LoadClientGenerator, RequestClasses, Schedule
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import summarize_open_loop
-from optimizer.measure.load_client.plan import MAX_LEAD_IN_SECONDS
 
 MAX_PLANNED = 2_000_000  # requests of one measurement
 DRAWN_LENGTHS = 1024  # the lengths of later sequences repeat these
