@@ -238,7 +238,7 @@ def run(job: Run) -> Result:
     runner = TrialRunner(server, measurer, scheduler.baseline, budget.search_seconds_left)
     while (scheduled := scheduler.next()) is not None:
         role, trial = scheduled
-        scheduler.finished(runner.run(trial, role, scheduler.rules(trial.candidate)).trial)
+        scheduler.record_finished(runner.run(trial, role, scheduler.rules(trial.candidate)).trial)
     searched, begin = scheduler.trials, server.seconds
     options = RunOptions(job.server, {"p95": bound_ms}, seed=job.seed)
     confirmer = Confirmer(problem, server, measurer, budget, list(searched), model_fitter(problem, options))

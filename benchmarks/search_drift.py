@@ -242,7 +242,7 @@ def search(job: Search) -> Result:
     runner = TrialRunner(server, measurer, scheduler.baseline, budget.search_seconds_left)
     while (scheduled := scheduler.next()) is not None:
         role, trial = scheduled
-        scheduler.finished(runner.run(trial, role, scheduler.rules(trial.candidate)).trial)
+        scheduler.record_finished(runner.run(trial, role, scheduler.rules(trial.candidate)).trial)
     trials = scheduler.trials
     points = fit_speed_correction(trials, problem).correct_points(latest_points(trials))
     chosen = next(iter(finalists(points, problem, 1)), None)

@@ -80,7 +80,7 @@ def search(
         while running and running[0][0] <= now_s:
             ended_s, _, trial = heapq.heappop(running)
             started = time.process_time()
-            scheduler.finished(trial)
+            scheduler.record_finished(trial)
             learning_s += time.process_time() - started
             idle_from.append(ended_s)
             blocked = False

@@ -208,5 +208,5 @@ class Run:
 
     def _metrics(self, point: Point) -> list[tuple[str, str]]:
         assert self.outcome is not None, "there is a point"
-        rows = outcome_values.figures(self.outcome, point, self.finished.problem)
+        rows = outcome_values.point_lines(self.outcome, point, self.finished.problem)
         return [*rows, *summary.verdict_lines(self.outcome)]

@@ -317,4 +317,4 @@ def main(words: list[str]) -> int:
         print_sweep(Console(), result.cells, result.document)
     if result.status == "interrupted":
         return INTERRUPTED
-    return 0 if any(cell.has_figures for cell in result.cells) else 1
+    return 0 if any(cell.is_measured for cell in result.cells) else 1

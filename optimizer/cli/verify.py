@@ -149,9 +149,9 @@ def main(words: list[str]) -> int:
             show_result(continued, as_json=arguments.as_json, verbose=arguments.verbose)
         return exit_code(continued.status, continued.outcome.verdict)
     from optimizer.results.verification import document, print_verification
-    from optimizer.study.fresh_verification import verify
+    from optimizer.study.fresh_verification import verify_fresh
 
-    result = verify(arguments.run, arguments.options, arguments.budget_seconds, *progress)
+    result = verify_fresh(arguments.run, arguments.options, arguments.budget_seconds, *progress)
     folder = str(result.folder.path)
     if arguments.as_json:
         import json

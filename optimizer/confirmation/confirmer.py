@@ -110,7 +110,7 @@ class Confirmer:
         self._continue_comparisons(compared)
         return self.trials
 
-    def verify(self, recommended: Point, others: Sequence[ServerPlan]) -> list[Trial]:
+    def test_recommendation(self, recommended: Point, others: Sequence[ServerPlan]) -> list[Trial]:
         """Return the trials with a separate test of the recommendation at its own load.
 
         Windows and crashes of earlier tests do not count, and are not in the returned trials.

@@ -89,7 +89,7 @@ def _binding(explanation: Explanation) -> Iterator[str]:
         yield "None: the run had no SLA."
         return
     if not explanation.recommended:
-        why = explanation.holds_back
+        why = explanation.no_recommendation_reason
         missed = f"{formatting.bound(binding.constraint)} is missed: {why}" if binding.constraint else None
         yield f"{missed or why[:1].upper() + why[1:]}."
     elif binding.constraint is None or binding.beyond is None:

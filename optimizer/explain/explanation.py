@@ -174,7 +174,7 @@ class Explanation:
     run: FinishedRun
     subject: StageBreakdown
     recommended: bool
-    holds_back: str
+    no_recommendation_reason: str
     unfinished: str
     bottleneck: Bottleneck
     binding: BindingConstraint
@@ -192,7 +192,9 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
     outcome = run.outcome
     point = (outcome.recommended or outcome.closest) if outcome else None
     if outcome is None or point is None:
-        why = (outcome.holds_back if outcome else "") or run.info.get("reason") or "nothing was measured"
+        why = (
+            (outcome.no_recommendation_reason if outcome else "") or run.info.get("reason") or "nothing was measured"
+        )
         raise BadInputError(f"{run.folder.path}: nothing to explain: {why} (status of the run: {run.status})")
     subject = stage_breakdown(point, run.trials)
     simulation = _simulation(run, outcome, subject, fp16_factor)
@@ -202,7 +204,7 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
         run,
         subject,
         recommended,
-        outcome.holds_back,
+        outcome.no_recommendation_reason,
         _unfinished(run),
         _bottleneck(subject, simulation),
         binding(point, measured, run.problem.sla, met=recommended),
@@ -336,7 +338,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "verdict": explanation.run.outcome.verdict.value if explanation.run.outcome else None,
         "recommended": explanation.recommended,
         "subject": result_document.entry(explanation.subject.point),
-        "holds_back": explanation.holds_back or None,
+        "no_recommendation_reason": explanation.no_recommendation_reason or None,
         "bound_by": explanation.bottleneck.kind,
         "reasons": list(explanation.bottleneck.reasons),
         "stages_ms": explanation.subject.stages_ms,
@@ -372,14 +374,14 @@ def _simulation_document(simulation: Simulation) -> dict[str, Any]:
     return {
         "model": simulation.model,
         "latency": simulation.latency.metric,
-        "bound_ms": result_document.known(simulation.latency.bound_ms),
+        "bound_ms": result_document.json_value(simulation.latency.bound_ms),
         "median_error": simulation.error,
         "measurements": simulation.points,
         "quickest_ms": simulation.latency.quickest_ms,
         "latencies": [
             {
                 "metric": latency.metric,
-                "bound_ms": result_document.known(latency.bound_ms),
+                "bound_ms": result_document.json_value(latency.bound_ms),
                 "median_error": latency.error,
                 "quickest_ms": latency.quickest_ms,
                 "quickest_measured": result_document.entry(latency.quickest) if latency.quickest else None,
@@ -444,6 +446,6 @@ def _runner_up_document(runner_up: RunnerUp) -> dict[str, Any]:
         **result_document.entry(runner_up.point),
         "confirmation": result_document.confirmation(runner_up.confirmed) if runner_up.confirmed else None,
         "less_throughput": runner_up.less,
-        "less_throughput_interval": result_document.ends(runner_up.interval),
+        "less_throughput_interval": result_document.interval_document(runner_up.interval),
         "missed": runner_up.missed or None,
     }

@@ -80,7 +80,7 @@ def interval(outcome: Outcome, point: Point, metric: str) -> ConfidenceInterval 
     return confirmed.interval(metric) if confirmed else None
 
 
-def figures(outcome: Outcome, point: Point, problem: Problem) -> list[tuple[str, str]]:
+def point_lines(outcome: Outcome, point: Point, problem: Problem) -> list[tuple[str, str]]:
     """Return (label, values with units) of a point, including unknown values of objectives and constraints."""
     load, measurement = point.load, point.measurement
     throughput = estimate(outcome, point, "throughput")

@@ -26,22 +26,25 @@ SAME = ThroughputRatio(1.0, ConfidenceInterval(1.0, 1.0))  # a configuration com
 MOSTLY = 0.5  # share of disturbed measurements above which none of them shows that the SLA cannot be met
 
 
-DoubtKind: TypeAlias = Literal["measurements", "closest", "test", "undecided", "unstable"]
+InconclusiveKind: TypeAlias = Literal[
+    "search_disturbed", "closest_disturbed", "test_disturbed", "test_undecided", "unstable"
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
-    """Why the measurements do not show that no configuration meets the SLA.
+class InconclusiveResult:
+    """Why a run that recommends nothing is UNDECIDED: another run may find a configuration that meets the SLA.
 
     Attributes:
-        kind: ``measurements`` if most measurements were disturbed. ``closest`` if that of the closest point was.
-            ``test`` if windows on fresh servers were. ``undecided`` if a test did not decide, and its intervals reach
-            the bounds. ``unstable`` if a measurement meets the SLA, but is not stable.
+        kind: ``search_disturbed`` if most measurements of the search were disturbed. ``closest_disturbed`` if that
+            of the closest point was. ``test_disturbed`` if windows on fresh servers were. ``test_undecided`` if a
+            test did not decide, and its intervals reach the bounds. ``unstable`` if a measurement meets the SLA, but
+            is not stable.
         disturbed: The number of disturbed measurements, or of disturbed windows of the test.
         total: The number of measurements, or of windows of the test.
     """
 
-    kind: DoubtKind
+    kind: InconclusiveKind
     disturbed: int
     total: int
 
@@ -51,9 +54,9 @@ class BaselineResult:
     """A configuration that the recommendation is compared with.
 
     Attributes:
-        point: It at the highest load at which fresh servers met the constraints. If none did, it is at the load that
-            came closest, and without fresh servers at the best load of the search. None if it meets the constraints
-            nowhere.
+        point: The configuration at the highest load that met the constraints on fresh servers; otherwise at the
+            closest load measured there; without fresh servers, at the best load of the search. None if it meets the
+            constraints nowhere.
         gain: The throughput of the recommendation relative to its own; None unless both met the constraints on fresh
             servers.
         is_tried: Whether it was reached before the run ended.
@@ -83,28 +86,32 @@ class ParetoFront:
 class Outcome:
     """The recommendation of a run, and the configurations that it is compared with.
 
-    ``recommended`` is, in this order of preference: the best point whose confirmation passes; the best point except
-    the baseline whose confirmation is undecided; the best point that was not confirmed, which may have a lower load
-    than one that failed. If none of these meets the constraints as measured, one that was measured while the machine
-    was slow may meet them at its usual speed. It is None if no stable point meets the constraints; ``closest`` is
-    then an unstable point that meets them, otherwise the one that misses them by least, and ``holds_back`` is the
-    reason for people, without a full stop.
-    ``doubt`` says then why another run may find a configuration; it is None if the constraints are missed for sure.
-
-    ``baseline`` is the model's own configuration, and ``dynamic_batching`` plain ``dynamic_batching {}``. The latter
-    is None for a model that can have none: a stateful one, or one without a batch dimension.
-
-    ``points`` holds each configuration at each load with its best estimate: the windows on fresh servers together, or
-    else the search's measurement. All other points are among them. ``confirmed_loads`` has those on fresh servers.
-    ``measurements`` counts the search's, ``confirmations`` those on fresh servers. ``sla`` holds the constraints that
-    all this is about. ``crashes`` has the errors of the servers of the recommended configuration that died or hung,
-    except in the test of the recommended load, whose ``ConfirmedLoad`` has one.
+    Attributes:
+        recommended: The recommendation, see ``_recommended``; None if no stable point meets the constraints.
+        closest: Without a recommendation, an unstable point that meets the constraints, otherwise the one that misses
+            them by least; None if nothing was measured.
+        no_recommendation_reason: Without a recommendation, the reason for people, without a full stop.
+        inconclusive: Without a recommendation, why another run may find one; None if the constraints are missed for
+            sure.
+        baseline: The model's own configuration.
+        dynamic_batching: The same with plain ``dynamic_batching {}``. None for a model that can have none: a stateful
+            one, or one without a batch dimension.
+        front: The Pareto front of ``points``.
+        points: Each configuration at each load with its best estimate: the windows on fresh servers together, or else
+            the search's measurement. All other points are among them.
+        confirmed_loads: The configurations and loads that fresh servers measured.
+        trials: Number of trials.
+        measurements: Number of measurements of the search.
+        confirmations: Number of measurements on fresh servers.
+        sla: The constraints.
+        crashes: Errors of the servers of the recommended configuration that died or hung, except in the test of the
+            recommended load, whose ``ConfirmedLoad`` has one.
     """
 
     recommended: Point | None
     closest: Point | None
-    holds_back: str
-    doubt: Doubt | None
+    no_recommendation_reason: str
+    inconclusive: InconclusiveResult | None
     baseline: BaselineResult
     dynamic_batching: BaselineResult | None
     front: ParetoFront
@@ -128,10 +135,10 @@ class Outcome:
         - PASS: the recommendation passed its test on fresh servers, or there is a recommendation and no constraint
           that it could miss.
         - UNDECIDED: the recommendation was not tested on fresh servers, or the test did not decide.
-        - FAIL: no configuration is recommended. It is UNDECIDED too if there is a ``doubt``.
+        - FAIL: no configuration is recommended. It is UNDECIDED instead if the result is ``inconclusive``.
         """
         if self.recommended is None:
-            return Verdict.UNDECIDED if self.doubt else Verdict.FAIL
+            return Verdict.UNDECIDED if self.inconclusive else Verdict.FAIL
         if not self.sla:
             return Verdict.PASS
         return self.confirmed.judged.verdict if self.confirmed else Verdict.UNDECIDED
@@ -177,6 +184,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
     speed = fit_speed_correction(trials, problem)
     recommended = _recommended(unconfirmed, confirmed, problem, baseline, speed)
     closest = None if recommended else _closest(measured, unconfirmed, confirmed, problem)
+    reason = "" if recommended else _no_recommendation_reason(trials, confirmed, closest, problem).rstrip(".")
     metrics = front_metrics(problem)
     front = pareto.pareto_front(points, metrics)
     better = (point for point in front if recommended and pareto.dominates(point, recommended, metrics))
@@ -201,8 +209,8 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
     return Outcome(
         recommended=recommended,
         closest=closest,
-        holds_back="" if recommended else _holds_back(trials, confirmed, closest, problem).rstrip("."),
-        doubt=_doubt(points, confirmed, closest, problem.sla),
+        no_recommendation_reason=reason,
+        inconclusive=_inconclusive(points, confirmed, closest, problem.sla),
         baseline=result_of(baseline),
         dynamic_batching=result_of(dynamic_batching) if dynamic_batching.dynamic_batching else None,
         front=ParetoFront(tuple(front), metrics, next(better, None)),
@@ -307,6 +315,14 @@ def _recommended(
     baseline: Candidate,
     speed: SpeedCorrection,
 ) -> Point | None:
+    """Return the recommendation; None if no stable point meets the constraints.
+
+    In this order of preference, it is the best point whose confirmation passes; the best point except the baseline
+    whose confirmation is undecided; the best point that was not confirmed, which may have a lower load than one that
+    failed. If none of these meets the constraints as measured, one that was measured while the machine was slow may
+    meet them at its usual speed.
+    """
+
     def points_with(verdict: Verdict) -> list[Point]:
         return [entry.point for entry in confirmed if entry.judged.verdict is verdict]
 
@@ -355,9 +371,9 @@ def _closest(
     return problem.best_point(unstable, unstable=True) or problem.sla.closest_point(measured)
 
 
-def _doubt(
+def _inconclusive(
     points: Sequence[Point], confirmed: Sequence[ConfirmedLoad], closest: Point | None, sla: Sla
-) -> Doubt | None:
+) -> InconclusiveResult | None:
     """Return why the measurements do not show that the SLA cannot be met; None if they do.
 
     Args:
@@ -372,19 +388,23 @@ def _doubt(
     disturbed = [point for point in measured if lost_cpu_time(point.measurement)]
     may_meet = [point for point in disturbed if may_meet_undisturbed(point.measurement, sla)]
     if may_meet and len(disturbed) > MOSTLY * len(measured):
-        return Doubt("measurements", len(disturbed), len(measured))
+        return InconclusiveResult("search_disturbed", len(disturbed), len(measured))
     if any(point is closest for point in may_meet):
-        return Doubt("closest", len(disturbed), len(measured))
+        return InconclusiveResult("closest_disturbed", len(disturbed), len(measured))
     last = {entry.point.trial: entry for entry in confirmed if entry.error}
     for entry in last.values():
         if entry.judged.counts_disturbed and may_meet_undisturbed(entry.point.measurement, sla):
-            return Doubt("test", round(entry.judged.disturbed_share * entry.windows), entry.windows)
+            return _inconclusive_test("test_disturbed", entry)
     for entry in last.values():
         if _may_meet(entry, sla) and not entry.judged.counts_disturbed:
-            return Doubt("undecided", round(entry.judged.disturbed_share * entry.windows), entry.windows)
+            return _inconclusive_test("test_undecided", entry)
     if sla.is_met(closest.measurement) and is_disturbed(closest.measurement):
-        return Doubt("unstable", len(disturbed), len(measured))
+        return InconclusiveResult("unstable", len(disturbed), len(measured))
     return None
+
+
+def _inconclusive_test(kind: InconclusiveKind, tested: ConfirmedLoad) -> InconclusiveResult:
+    return InconclusiveResult(kind, round(tested.judged.disturbed_share * tested.windows), tested.windows)
 
 
 def _may_meet(tested: ConfirmedLoad, sla: Sla) -> bool:
@@ -428,7 +448,7 @@ def _failure(candidate: Candidate, trials: Sequence[Trial]) -> str:
     return next(filter(None, reversed(reasons)), "")
 
 
-def _holds_back(
+def _no_recommendation_reason(
     trials: Sequence[Trial], confirmed: Sequence[ConfirmedLoad], closest: Point | None, problem: Problem
 ) -> str:
     """Return a sentence that says why no point meets the constraints."""

@@ -70,13 +70,13 @@ KEYS: Final = {  # of ``document``
     "pareto": "Points of the Pareto front, in the form of `recommended`.",
     "dominated_by": "Point of the search that dominates the recommendation; null if there is none.",
     "closest": "Without a recommendation, an unstable point that meets the bounds, or the one closest to them.",
-    "holds_back": "Without a recommendation, why.",
-    "doubt": "Without a recommendation, why the verdict is UNDECIDED; null for FAIL:",
-    "doubt.kind": "`measurements` or `closest` (other programs took CPU time during most measurements, or that of "
-    "the closest point), `test` (windows on fresh servers were disturbed), `undecided` (a test did not decide) or "
-    "`unstable`.",
-    "doubt.disturbed": "Number of disturbed measurements, or windows of the test.",
-    "doubt.total": "Number of all of these.",
+    "no_recommendation_reason": "Without a recommendation, why.",
+    "inconclusive": "Without a recommendation, why the verdict is UNDECIDED; null for FAIL:",
+    "inconclusive.kind": "`search_disturbed` or `closest_disturbed` (other programs took CPU time during most "
+    "measurements, or that of the closest point), `test_disturbed` (windows on fresh servers were disturbed), "
+    "`test_undecided` (a test did not decide) or `unstable` (a measurement meets the bounds, but is not stable).",
+    "inconclusive.disturbed": "Number of disturbed measurements, or windows of the test.",
+    "inconclusive.total": "Number of all of these.",
     "trials": "Number of trials.",
     "measurements": "Number of measurements of the search.",
     "confirmations": "Number of measurements on fresh servers.",
@@ -102,8 +102,8 @@ def document(
         "pareto": [_entry(outcome, point) for point in outcome.front.points],
         "dominated_by": _entry(outcome, outcome.front.dominating),
         "closest": _entry(outcome, outcome.closest),
-        "holds_back": outcome.holds_back or None,
-        "doubt": asdict(outcome.doubt) if outcome.doubt else None,
+        "no_recommendation_reason": outcome.no_recommendation_reason or None,
+        "inconclusive": asdict(outcome.inconclusive) if outcome.inconclusive else None,
         "trials": outcome.trials,
         "measurements": outcome.measurements,
         "confirmations": outcome.confirmations,
@@ -125,8 +125,8 @@ def entry(point: Point) -> dict[str, object]:
         "preferred_batch_sizes": list(point.candidate.preferred_batch_sizes),
         "trial": point.trial,
         **{name: getattr(point.load, name) for name in LOAD},
-        **{name: known(getattr(point.measurement, name)) for name in (*_MEASURED, *streamed)},
-        ENERGY: known(METRICS["energy"].value(point.measurement)),
+        **{name: json_value(getattr(point.measurement, name)) for name in (*_MEASURED, *streamed)},
+        ENERGY: json_value(METRICS["energy"].value(point.measurement)),
         **({"priorities": _priorities(point.measurement)} if point.measurement.by_priority else {}),
     }
 
@@ -167,12 +167,12 @@ def confirmation(confirmed: ConfirmedLoad) -> dict[str, object]:
         "measurements": confirmed.windows,
         "effective_requests": round(judged.effective_requests),
         "estimand": estimand(confirmed.sla),
-        "slow_share": ends(judged.slow_share),
+        "slow_share": interval_document(judged.slow_share),
         "disturbed_share": round(judged.disturbed_share, 4),
         "error": confirmed.error,
-        "throughput_infer_per_sec": ends(confirmed.throughput),
+        "throughput_infer_per_sec": interval_document(confirmed.throughput),
         "latency": confirmed.latency,
-        "latency_ms": ends(confirmed.latency_ms),
+        "latency_ms": interval_document(confirmed.latency_ms),
         "other_latencies_ms": _bounds_of(
             {name: own for name, own in confirmed.other_intervals.items() if METRICS[name].timing}
         ),
@@ -182,7 +182,7 @@ def confirmation(confirmed: ConfirmedLoad) -> dict[str, object]:
 
 
 def _bounds_of(intervals: Mapping[str, ConfidenceInterval]) -> dict[str, list[object]]:
-    return {metric: ends(own) for metric, own in intervals.items()}
+    return {metric: interval_document(own) for metric, own in intervals.items()}
 
 
 def _agreement(agreement: Agreement) -> dict[str, object]:
@@ -195,7 +195,7 @@ def _agreement(agreement: Agreement) -> dict[str, object]:
             own.metric: {
                 "perf_analyzer": own.value,
                 "ratio": own.ratio,
-                "interval": ends(own.interval),
+                "interval": interval_document(own.interval),
             }
             for own in agreement.ratios
         },
@@ -205,13 +205,13 @@ def _agreement(agreement: Agreement) -> dict[str, object]:
     }
 
 
-def ends(interval: ConfidenceInterval) -> list[object]:
+def interval_document(interval: ConfidenceInterval) -> list[object]:
     """Return [low, high] for JSON, with None for an end that is unknown."""
-    return [known(interval.low), known(interval.high)]
+    return [json_value(interval.low), json_value(interval.high)]
 
 
-def known(value: object) -> object:
-    """Return None for NaN and infinity, which JSON does not have."""
+def json_value(value: object) -> object:
+    """Return ``value``, or None for NaN and infinity, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

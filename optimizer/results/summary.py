@@ -21,7 +21,7 @@ from optimizer.results import formatting, outcome_values
 if TYPE_CHECKING:
     from optimizer.config.search_space import Problem
     from optimizer.confirmation.verdicts import ConfirmedLoad
-    from optimizer.results.recommendation import Doubt, Outcome
+    from optimizer.results.recommendation import InconclusiveResult, Outcome
 
 VERIFY_BUDGET = "3m"  # of the proposed command that continues the tests
 SMALLEST_PERCENT = 1e-4  # a smaller share is shown as 0
@@ -37,8 +37,8 @@ def answer(outcome: Outcome, problem: Problem) -> str:
 
 def _answer(outcome: Outcome, problem: Problem) -> str:
     goal, best = formatting.bounds(problem.sla), outcome.recommended
-    if best is None and outcome.doubt is not None:
-        measured = "no measurement" if goal and outcome.doubt.kind != "unstable" else "no stable measurement"
+    if best is None and outcome.inconclusive is not None:
+        measured = "no measurement" if goal and outcome.inconclusive.kind != "unstable" else "no stable measurement"
         return f"UNDECIDED, {measured} " + (f"meets {goal}" if goal else "was made")
     if best is None:
         return "FAIL, no configuration " + (f"meets {goal}" if goal else "could be measured")
@@ -56,7 +56,7 @@ def _answer(outcome: Outcome, problem: Problem) -> str:
 
 def cause(outcome: Outcome) -> str:
     """Return why the verdict is UNDECIDED or FAIL, without a full stop; empty for PASS."""
-    return one_line(undecided_cause(outcome) or outcome.holds_back)
+    return one_line(undecided_cause(outcome) or outcome.no_recommendation_reason)
 
 
 def no_change(outcome: Outcome) -> str:
@@ -81,8 +81,8 @@ def undecided_cause(outcome: Outcome) -> str:
     """Return why the verdict of the run is UNDECIDED, without a full stop; empty for another verdict."""
     if outcome.verdict is not Verdict.UNDECIDED:
         return ""
-    if outcome.doubt is not None:
-        return _doubt_cause(outcome, outcome.doubt)
+    if outcome.inconclusive is not None:
+        return _inconclusive_cause(outcome, outcome.inconclusive)
     confirmed = outcome.confirmed
     if confirmed is None or not confirmed.error:
         if _only_baseline_measured(outcome):
@@ -101,21 +101,21 @@ def undecided_cause(outcome: Outcome) -> str:
 
 
 def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
-    """Return a predicate that says how the recommendation was measured, which was not tested at its load.
+    """Return how the recommendation, which was not tested at its load, was measured: a clause without its subject.
 
     ``compared`` is its confirmation if it was measured for comparison only.
     """
     best = outcome.recommended
     assert best is not None
     tested = [entry for entry in outcome.confirmed_loads if entry.error]
-    elsewhere = [entry for entry in tested if entry.point.candidate == best.candidate]
+    at_other_loads = [entry for entry in tested if entry.point.candidate == best.candidate]
     text = "was not tested on fresh servers"
     if compared is not None:
         text = f"was compared on {formatting.count(compared.servers, 'fresh server')}, but not tested"
-    if elsewhere:
+    if at_other_loads:
         loads = " and ".join(
             formatting.load(own) if own.request_rate else f"concurrency {formatting.load(own)}"
-            for own in (entry.point.load for entry in elsewhere)
+            for own in (entry.point.load for entry in at_other_loads)
         )
         text += f" at {'this load' if compared is None else 'it'}, only at {loads}"
     missed = outcome.sla.missed(best.measurement)
@@ -128,29 +128,29 @@ def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
     return f"{text}; it measured {measured} while the machine was slow, and {expected}"
 
 
-def _doubt_cause(outcome: Outcome, doubt: Doubt) -> str:
+def _inconclusive_cause(outcome: Outcome, result: InconclusiveResult) -> str:
     """Return why an outcome without a recommendation is not FAIL, and what to do."""
-    counted = f"in {doubt.disturbed:,} of {doubt.total:,}"
+    counted = f"in {result.disturbed:,} of {result.total:,}"
     of_closest = describe_disturbance(outcome.closest.measurement) if outcome.closest else ""
     cause = {
-        "measurements": f"other processes or machines took more than {100 * DISTURBANCE_LIMIT:.0f} % of the CPUs "
+        "search_disturbed": f"other processes or machines took more than {100 * DISTURBANCE_LIMIT:.0f} % of the CPUs "
         f"{counted} measurements",
-        "closest": f"the closest configuration may be faster: {of_closest}",
-        "test": f"the machine was disturbed {counted} windows on fresh servers",
-        "undecided": outcome.holds_back,
-        "unstable": outcome.holds_back,
-    }[doubt.kind]
-    return f"{cause}; {_after_doubt(doubt)}"
+        "closest_disturbed": f"the closest configuration may be faster: {of_closest}",
+        "test_disturbed": f"the machine was disturbed {counted} windows on fresh servers",
+        "test_undecided": outcome.no_recommendation_reason,
+        "unstable": outcome.no_recommendation_reason,
+    }[result.kind]
+    return f"{cause}; {_next_if_inconclusive(result)}"
 
 
-def _after_doubt(doubt: Doubt, *, is_complete: bool = False) -> str:
+def _next_if_inconclusive(result: InconclusiveResult, *, is_complete: bool = False) -> str:
     """Return what to do if another measurement may find a configuration to recommend."""
-    then = "continue the test" if _has_test_to_continue(doubt) and not is_complete else "run again"
-    return then if doubt.kind == "undecided" else f"stop other programs on this machine, then {then}"
+    then = "continue the test" if _has_test_to_continue(result) and not is_complete else "run again"
+    return then if result.kind == "test_undecided" else f"stop other programs on this machine, then {then}"
 
 
-def _has_test_to_continue(doubt: Doubt) -> bool:
-    return doubt.kind in ("test", "undecided")
+def _has_test_to_continue(result: InconclusiveResult) -> bool:
+    return result.kind in ("test_disturbed", "test_undecided")
 
 
 def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
@@ -239,9 +239,9 @@ def next_command(outcome: Outcome, folder: str | Path, *, is_complete: bool = Fa
     ``is_complete``.
     """
     has_crash = outcome.confirmed is not None and bool(outcome.confirmed.crash)
-    if (is_complete or has_crash) and outcome.doubt is None and outcome.verdict is Verdict.UNDECIDED:
+    if (is_complete or has_crash) and outcome.inconclusive is None and outcome.verdict is Verdict.UNDECIDED:
         return fresh_command(folder)
-    if outcome.doubt is not None and not _has_test_to_continue(outcome.doubt):
+    if outcome.inconclusive is not None and not _has_test_to_continue(outcome.inconclusive):
         return ""
     return verify_command(folder) if outcome.verdict is Verdict.UNDECIDED else ""
 
@@ -283,10 +283,10 @@ def next_step(
         can_serve: Whether ``tune serve`` can start the measured server.
     """
     run = shlex.quote(one_line(str(folder)))
-    if outcome.doubt is not None:
-        is_continued = _has_test_to_continue(outcome.doubt) and not is_complete
+    if outcome.inconclusive is not None:
+        is_continued = _has_test_to_continue(outcome.inconclusive) and not is_complete
         command = verify_command(folder) if is_continued else reproduce
-        return NextStep(_after_doubt(outcome.doubt, is_complete=is_complete), command)
+        return NextStep(_next_if_inconclusive(outcome.inconclusive, is_complete=is_complete), command)
     if outcome.verdict is Verdict.UNDECIDED:
         if outcome.confirmed and outcome.confirmed.crash:
             advice = f"find the cause of the crash in {run}/logs, then make a separate test"
@@ -326,7 +326,7 @@ def next_step(
 def nothing_recommended(folder: Path, problem: Problem, action: str, outcome: Outcome | None) -> BadInputError:
     """Return the error for ``action``, which needs a recommendation, on a run that has none."""
     goal = formatting.bounds(problem.sla) or "the SLA"
-    if outcome is not None and outcome.doubt is not None:
+    if outcome is not None and outcome.inconclusive is not None:
         return BadInputError(
             f"{one_line(str(folder))}: the run is UNDECIDED and recommends nothing to {action}: "
             f"{one_line(undecided_cause(outcome))}"

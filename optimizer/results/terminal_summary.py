@@ -13,7 +13,7 @@ from rich.text import Text
 
 from optimizer.core.notes import DETAILS, Note, has_complete_test
 from optimizer.results import configuration_text, formatting, outcome_values, summary
-from optimizer.results.outcome_values import figures, priority_lines
+from optimizer.results.outcome_values import point_lines, priority_lines
 from optimizer.results.terminal_output import (
     plain_table,
     print_line,
@@ -173,7 +173,7 @@ def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> 
 def _print_details(console: Console, outcome: Outcome, problem: Problem, run: RunDetails) -> None:
     point = outcome.recommended or outcome.closest
     if point is not None:
-        for label, text in (*figures(outcome, point, problem), *summary.verdict_lines(outcome)):
+        for label, text in (*point_lines(outcome, point, problem), *summary.verdict_lines(outcome)):
             print_wrapped(console, label, text)
         print_line(console)
     _print_front(console, outcome)

@@ -87,7 +87,7 @@ def verification_candidates(
     return [tested, *(plan_server(point, point.load, times, start_seconds=start_seconds) for point in others)]
 
 
-def verify(trials: Sequence[Trial], candidates: Sequence[ServerPlan], problem: Problem) -> Verification:
+def judge_verification(trials: Sequence[Trial], candidates: Sequence[ServerPlan], problem: Problem) -> Verification:
     """Judge the confirmations of ``candidates`` in ``trials``; the recommendation is the first candidate."""
     measured, failed = list[ConfirmedLoad](), list[tuple[Candidate, str]]()
     confirmed = {(own.point.trial, own.point.load): own for own in judge_confirmations(trials, problem)}
@@ -143,7 +143,7 @@ def document(
         "ranking_holds": verification.ranking_holds,
         "reason": verification.reason or None,
         "before": result_document.entry(before.recommended) if before.recommended else None,
-        "found": [
+        "measured": [
             {**result_document.entry(confirmed.point), "confirmation": result_document.confirmation(confirmed)}
             for confirmed in verification.measured
         ],
@@ -168,11 +168,11 @@ def passed_separately(run: RunFolder, point: Point) -> str:
         return ""
     path = newest / FILE
     try:
-        found: list[dict[str, Any]] = json.loads(read_bytes(path, MAX_BYTES, "remove it"))["found"]
+        measured: list[dict[str, Any]] = json.loads(read_bytes(path, MAX_BYTES, "remove it"))["measured"]
         wanted = result_document.entry(point)
-        if not found or any(found[0].get(name) != wanted[name] for name in _TESTED):
+        if not measured or any(measured[0].get(name) != wanted[name] for name in _TESTED):
             return ""
-        tested = found[0]["confirmation"]
+        tested = measured[0]["confirmation"]
         if tested["verdict"] != Verdict.PASS.value:
             return ""
         servers = formatting.count(int(tested["servers"]), "fresh server")

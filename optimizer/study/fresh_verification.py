@@ -43,7 +43,7 @@ class VerifyResult:
     notes: tuple[Note, ...]
 
 
-def verify(
+def verify_fresh(
     run: RunFolder,
     options: RunOptions,
     seconds: float | None,
@@ -90,8 +90,9 @@ def verify(
     ):
         measurer = environment.make_measurer(task, folder, table, observer)
         take_reference(target, measurer, task.baseline)
-        measured = Confirmer(problem, target, measurer, budget, trials).verify(before.recommended, server_plans[1:])
-    verified = verification.verify(measured, server_plans, problem)
+        confirmer = Confirmer(problem, target, measurer, budget, trials)
+        measured = confirmer.test_recommendation(before.recommended, server_plans[1:])
+    verified = verification.judge_verification(measured, server_plans, problem)
     windows = [window.measurement for trial in measured for window in trial.confirmations]
     shown = present([environment.remote_note(), *measurer.notes, lateness_note(windows), speed_note(windows)])
     document = verification.document(verified, before, str(folder.path), shown)

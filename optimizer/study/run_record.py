@@ -188,10 +188,13 @@ def _arguments() -> list[str]:
 class RunRecord:
     """Writes run.json and the files derived from the trials of one run.
 
-    ``notes`` are for the user; values that programs need are fields. ``perf_analyzer_reason`` says why perf_analyzer
-    confirms; None if tune's own client does. ``versions`` gets the server's version by ``adding_version``, and
-    ``planned`` the document of the confirmation's plan by ``write_plan``. ``earlier_times`` is ``times`` in run.json
-    of the sessions that are continued, and ``spent`` what these used of the budget.
+    Attributes:
+        notes: Notes for the user; values that programs need are fields.
+        perf_analyzer_reason: Why perf_analyzer confirms; None if tune's own client does.
+        versions: Versions of programs and packages; ``recording_server_version`` adds that of the server.
+        planned: The document of the confirmation's plan, see ``write_plan``; empty before.
+        earlier_times: The value of ``times`` in run.json of the sessions that are continued.
+        spent: The time of the budget that these used.
     """
 
     folder: RunFolder
@@ -212,7 +215,7 @@ class RunRecord:
         self.notes = present([*self.notes, *notes])
 
     @contextlib.contextmanager
-    def adding_version(self, server_version: Callable[[], str]) -> Iterator[None]:
+    def recording_server_version(self, server_version: Callable[[], str]) -> Iterator[None]:
         """Record the version of the server when the context ends, whatever ends it."""
         try:
             yield

@@ -178,7 +178,7 @@ class Scheduler:
         for trial in trials:
             self.searcher.observe(trial)
 
-    def finished(self, trial: Trial, log: Path | None = None) -> None:
+    def record_finished(self, trial: Trial, log: Path | None = None) -> None:
         """Add a finished trial. ``log`` is the log of its failure. Raises ServerFault if nothing can be deployed."""
         self.trials.append(trial)
         self.searcher.observe(trial)

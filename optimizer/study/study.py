@@ -123,7 +123,10 @@ def run_locally(setup: StudySetup) -> StudyResult:
         measurer = environment.make_measurer(task, folder, setup.table, observer)
         return LocalExecutor(task, environment.options, target, measurer)
 
-    with environment.open_target(task, folder) as target, setup.record.adding_version(lambda: target.server_version):
+    with (
+        environment.open_target(task, folder) as target,
+        setup.record.recording_server_version(lambda: target.server_version),
+    ):
         target.start()  # while the simulator and Optuna are loaded
         return run_study(setup, make_executor)
 

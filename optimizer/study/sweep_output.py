@@ -61,7 +61,7 @@ def document(
 
 def notes(cells: Sequence[SweepCell]) -> tuple[Note, ...]:
     """Return notes for the user on the measurements."""
-    known = [cell for cell in cells if cell.has_figures]
+    known = [cell for cell in cells if cell.is_measured]
     unstable = [cell for cell in known if not cell.measurement.stable]
     disturbed = [cell.measurement.other_cpu_share or 0.0 for cell in known if lost_cpu_time(cell.measurement)]
     return present(
@@ -105,7 +105,7 @@ def refuse_other_model(folder: RunFolder, earlier: Mapping[str, Any], facts: Map
 
 def write_csv(path: Path, cells: Sequence[SweepCell]) -> None:
     """Write one row for each cell, with the columns of trials.csv. Raises EnvironmentFault if the disk refuses it."""
-    rows = [{**entry(cell), **cell.load.cells(), "status": "ok" if cell.has_figures else FAILED} for cell in cells]
+    rows = [{**entry(cell), **cell.load.cells(), "status": "ok" if cell.is_measured else FAILED} for cell in cells]
     files.write_csv(path, list(dict.fromkeys(name for row in rows for name in row)), rows)
 
 
@@ -184,9 +184,9 @@ def _print_configuration(console: Console, own: Sequence[SweepCell], by_request:
         about = f"concurrency {formatting.load(load)}" if load.concurrency else formatting.load(load)
         rows = f"{about}, rows by request batch size"
         print_line(console, rows if size is None else f"requests of {formatting.count(size, 'sample')}", "dim")
-        if any(cell.has_figures for cell in cells):
+        if any(cell.is_measured for cell in cells):
             _print_cells(console, cells, _load_column(cells[0], by_request))
-        for reason, failed in groupby((c for c in cells if not c.has_figures), key=lambda c: c.measurement.reason):
+        for reason, failed in groupby((c for c in cells if not c.is_measured), key=lambda c: c.measurement.reason):
             which = ", ".join(_load_column(cell, by_request)[1](cell) for cell in failed)
             name = _load_column(cells[0], by_request)[0].lower()
             print_line(console, f"{name.replace(chr(10), ' ')} {which}: {reason}", "red")
@@ -195,7 +195,7 @@ def _print_configuration(console: Console, own: Sequence[SweepCell], by_request:
 def _print_cells(console: Console, cells: Sequence[SweepCell], load: Column) -> None:
     table = plain_table(f">{load[0]}", ">Throughput\ninfer/s ", ">Avg\nms", ">p90\nms", ">p95\nms", ">p99\nms")
     for cell in cells:
-        mark = " " if cell.measurement.stable or not cell.has_figures else "*"
+        mark = " " if cell.measurement.stable or not cell.is_measured else "*"
         table.add_row(
             load[1](cell),
             _known(cell, "throughput_infer_per_sec") + mark,
@@ -248,7 +248,7 @@ def _print_comparison(console: Console, cells: Sequence[SweepCell], *, split: bo
     first: float | None = None
     for _, group in groupby(cells, key=lambda cell: (cell.number, cell.load.request_batch_size if split else 0)):
         own = list(group)
-        known = [cell for cell in own if cell.has_figures]
+        known = [cell for cell in own if cell.is_measured]
         best = max(known, key=lambda cell: cell.measurement.throughput_infer_per_sec or 0.0, default=own[0])
         throughput = best.measurement.throughput_infer_per_sec
         first = first or throughput

@@ -140,7 +140,7 @@ class SweepCell:
     measured: int
 
     @property
-    def has_figures(self) -> bool:
+    def is_measured(self) -> bool:
         """Return whether the throughput is known."""
         return self.measurement.throughput_infer_per_sec is not None
 

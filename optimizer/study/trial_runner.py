@@ -120,7 +120,7 @@ def run_trials(scheduler: Scheduler, target: Target, measurer: Measurer) -> list
     while scheduled is not None:
         role, trial = scheduled
         ended = runner.run(trial, role, scheduler.rules(trial.candidate))
-        scheduler.finished(ended.trial, ended.log)
+        scheduler.record_finished(ended.trial, ended.log)
         if ended.was_deployed:  # an earlier session has shown a trial that needs nothing more
             measurer.observer.trial_finished(ended.trial, scheduler.best())
         scheduled = scheduler.next_or_wait()

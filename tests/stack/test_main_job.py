@@ -99,7 +99,7 @@ def test_a_run_recommends_a_configuration_as_one_document(steady_run: Run) -> No
     assert document["status"] == "found"
     assert document["sla"] == ["p95 <= 500 ms"]
     assert document["closest"] is None
-    assert document["holds_back"] is None
+    assert document["no_recommendation_reason"] is None
     assert steady_run.playground.working_folder / document["results_dir"] == steady_run.folder
     assert document["model"]["name"] == "sleeper"
     assert document["model"]["model_bytes"] > 0
@@ -331,7 +331,7 @@ def test_the_recommendation_is_tested_separately(built: Run) -> None:
     assert ended.code == (0 if document["holds"] else 1)
     assert document["holds"] == (document["verdict_holds"] and document["ranking_holds"])
     assert document["failed"] == []
-    winner = document["found"][0]
+    winner = document["measured"][0]
     assert winner["confirmation"]["servers"] >= (LOOKS[0] if document["verdict_holds"] else 1)
     assert (winner["confirmation"]["verdict"] == "PASS") == document["verdict_holds"]
     for name in PARAMETERS:
@@ -399,7 +399,7 @@ def test_a_missed_sla_shows_the_closest_configuration_and_the_reason(playground:
     assert result["speedup"] is None
     assert result["closest"]["concurrency"] == 1
     milliseconds = result["closest"]["latency_p95_ms"]
-    assert result["holds_back"].startswith(
+    assert result["no_recommendation_reason"].startswith(
         f"a single inference takes {formatting.number(milliseconds)} ms"
     )  # may name disturbances
     assert milliseconds > 8

@@ -34,5 +34,5 @@ def test_what_a_container_serves_best_is_verified_on_a_server_that_runs(
         assert server.serving() == before
     assert verified.code in (0, 1), verified.complaints
     document = json.loads(verified.stdout)
-    assert document["found"][0]["max_batch_size"] == run.document["recommended"]["max_batch_size"]
+    assert document["measured"][0]["max_batch_size"] == run.document["recommended"]["max_batch_size"]
     assert f"measured on the server at {server.server.grpc}" in document["notes"][0]

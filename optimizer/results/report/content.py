@@ -101,7 +101,7 @@ class ReportSection:
     verdict: str
     next_step: NextStep | None
     configuration: str
-    figures: Sequence[tuple[str, str]]
+    lines: Sequence[tuple[str, str]]
     comparisons: ReportTable
     diff: str
     no_change: str
@@ -135,7 +135,7 @@ def report_section(run: FinishedRun) -> ReportSection:
     samples = parameter_samples(run, best_loads)
     neighbours = one_step_off(run, samples)
     chosen_load = "highest load that met the SLA" if problem.sla else "best load"
-    figures = outcome_values.figures(outcome, shown, problem) if shown else []
+    lines = outcome_values.point_lines(outcome, shown, problem) if shown else []
     return ReportSection(
         name=tables.name(run),
         answer=summary.answer(outcome, problem),
@@ -148,7 +148,7 @@ def report_section(run: FinishedRun) -> ReportSection:
         verdict=outcome.verdict.value,
         next_step=_next_step(run, outcome),
         configuration="\n".join(configuration_text.triton_lines(shown.candidate)) if shown else "",
-        figures=[*figures, *summary.verdict_lines(outcome)],
+        lines=[*lines, *summary.verdict_lines(outcome)],
         comparisons=ReportTable(
             outcome_values.comparison_headers(outcome, problem),
             outcome_values.comparisons(outcome, problem) if recommends else [],
@@ -182,7 +182,7 @@ def _throughput(outcome: Outcome) -> str:
     """Return the recommended throughput, or that there is none."""
     if outcome.recommended is not None:
         return outcome_values.estimate(outcome, outcome.recommended, "throughput")
-    return "none met the SLA yet" if outcome.doubt else "none meets the SLA"
+    return "none met the SLA yet" if outcome.inconclusive else "none meets the SLA"
 
 
 def _next_step(run: FinishedRun, outcome: Outcome) -> NextStep | None:

@@ -33,7 +33,7 @@ PALETTE: Mapping[str, tuple[str, str]] = {
     "panel": ("#f5f7f9", "#1d2126"),
     "good": ("#0b6b3a", "#63cf94"),
     "bad": ("#b3261e", "#ff8a80"),
-    "doubt": ("#7a5b00", "#e6c34a"),
+    "undecided": ("#7a5b00", "#e6c34a"),
     "front": ("#0b5cad", "#79b8ff"),
     "dot": ("#7d8792", "#8a949f"),
     "stage-1": ("#7a5195", "#b08bd0"),

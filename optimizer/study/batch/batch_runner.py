@@ -145,7 +145,7 @@ class BatchRunner:
             entry = replace(entry, seconds=entry.seconds + used_seconds)
         if status == "failed":
             reason = one_line(reason, MAX_REASON_LENGTH)
-            entry = replace(entry, state="failed", figure=None, reason=reason, headline="", verdict="")
+            entry = replace(entry, state="failed", recommended=None, reason=reason, headline="", verdict="")
             self.say(f"{entry.label}: failed: {entry.reason}")
         self._states.pop(index, None)
         self._update_entry(index, entry)
@@ -180,7 +180,7 @@ class BatchRunner:
         measured = len(run.trials) + sum(len(trial.measurements) for trial in run.trials)
         is_stalled = before.state != "waiting" and measured == before.measured
         is_over = is_stalled or search_is_over(run, self.suite.entries[index].options.max_trials)
-        state: EntryStatus = ("found" if entry.figure else "none") if confirmed else "searched"
+        state: EntryStatus = ("found" if entry.recommended else "none") if confirmed else "searched"
         return replace(entry, state=state, search_is_over=is_over, measured=measured)
 
     def _read(self, entry: EntryRecord) -> FinishedRun | None:

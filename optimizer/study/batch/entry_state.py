@@ -55,19 +55,19 @@ def compare_entries(before: EntryRecord | None, now: EntryRecord, since: str) ->
         return Change("new", since, f"not in the batch of {since}" if before is None else f"not done on {since}")
     if now.state == "failed":
         return Change("failed", since, f"it {_was(before, now_failed=True)} on {since}")
-    if before.figure is None:
+    if before.recommended is None:
         return Change(_change_from_nothing(before, now), since, f"it {_was(before)} on {since}")
     if other := _other_conditions(before, now):
         return Change("incomparable", since, f"not comparable with {since}: {other}")
-    if now.figure is None:
+    if now.recommended is None:
         is_open = before.is_undecided or now.is_undecided
         return Change("undecided" if is_open else "missed", since, f"it {_was(before)} on {since}")
-    return _compare_estimates(before, now, before.figure, now.figure, since)
+    return _compare_estimates(before, now, before.recommended, now.recommended, since)
 
 
 def _change_from_nothing(before: EntryRecord, now: EntryRecord) -> ChangeKind:
     """Return the kind of the change of an entry that recommended nothing before and has not failed now."""
-    if now.figure is not None and not now.is_undecided:
+    if now.recommended is not None and not now.is_undecided:
         return "met"
     if before.has_missed and now.has_missed:
         return "same"
@@ -153,9 +153,9 @@ def _other_conditions(before: EntryRecord, now: EntryRecord) -> str:
 
 
 def _was(entry: EntryRecord, *, now_failed: bool = False) -> str:
-    """Return how the earlier ``entry`` ended, as a predicate."""
+    """Return how the earlier ``entry`` ended, as a clause without its subject."""
     if entry.is_undecided:
-        return f"ended UNDECIDED {'without' if entry.figure is None else 'with'} a recommendation"
+        return f"ended UNDECIDED {'without' if entry.recommended is None else 'with'} a recommendation"
     words = {
         "found": "had a configuration that meets its bounds",
         "none": "had no configuration that meets its bounds",
@@ -199,7 +199,7 @@ def describe_entry(entry: EntryRecord, run: FinishedRun) -> EntryRecord:
     return replace(
         entry,
         trials=outcome.trials,
-        figure=_estimate(metric, best, outcome.confirmed),
+        recommended=_estimate(metric, best, outcome.confirmed),
         baseline=_estimate(metric, baseline.point, outcome.confirmation_of(baseline.point)),
         headline=summary.answer_with_cause(outcome, problem),
         verdict=outcome.verdict.value,

@@ -48,14 +48,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Change:
-    """The change of an entry since an earlier batch; ``told`` describes it as text.
+    """The change of an entry since an earlier batch; ``description`` is a text for people.
 
     ``share`` is the relative improvement, negative if worse, with its interval from ``low`` to ``high``.
     """
 
     kind: ChangeKind
     since: str
-    told: str
+    description: str
     share: float | None = None
     low: float | None = None
     high: float | None = None
@@ -82,7 +82,7 @@ class EntryRecord:
     search_is_over: bool = False
     trials: int = 0
     measured: int = 0
-    figure: Estimate | None = None
+    recommended: Estimate | None = None
     baseline: Estimate | None = None
     headline: str = ""
     verdict: str = ""

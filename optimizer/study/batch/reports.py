@@ -60,28 +60,30 @@ def totals(batch: BatchRecord) -> str:
 
 def value_words(entry: EntryRecord) -> str:
     """Return the recommended value, such as ``13,315 infer/s``; empty if there is none."""
-    return formatting.quantity(METRICS[entry.figure.metric], entry.figure.value) if entry.figure else ""
+    estimate = entry.recommended
+    return formatting.quantity(METRICS[estimate.metric], estimate.value) if estimate else ""
 
 
 def estimate_words(entry: EntryRecord) -> str:
     """Return the recommended value with its confidence interval, such as ``13,300 ± 300 infer/s``."""
-    figure = entry.figure
-    if figure is None or figure.low is None or figure.high is None or METRICS[figure.metric].unit == "bytes":
+    estimate = entry.recommended
+    unit = METRICS[estimate.metric].unit if estimate else ""
+    if estimate is None or estimate.low is None or estimate.high is None or unit == "bytes":
         return value_words(entry)
-    return formatting.estimate(figure.value, ConfidenceInterval(figure.low, figure.high), METRICS[figure.metric].unit)
+    return formatting.estimate(estimate.value, ConfidenceInterval(estimate.low, estimate.high), unit)
 
 
 def interval_words(entry: EntryRecord) -> str:
     """Return its confidence interval, such as ``13,158 to 13,729``; empty if there is none."""
-    figure = entry.figure
-    if figure is None or figure.low is None or figure.high is None:
+    estimate = entry.recommended
+    if estimate is None or estimate.low is None or estimate.high is None:
         return ""
-    return f"{formatting.number(figure.low)} to {formatting.number(figure.high)}"
+    return f"{formatting.number(estimate.low)} to {formatting.number(estimate.high)}"
 
 
 def gain_words(entry: EntryRecord) -> str:
     """Return the gain over the baseline with its interval; empty without a recommendation."""
-    if entry.figure is None:
+    if entry.recommended is None:
         return ""
     if entry.speedup is None or entry.speedup_interval is None:
         return formatting.gain(None)
@@ -130,36 +132,36 @@ def _has_changes(batch: BatchRecord) -> bool:
 
 def _continue_command(folder: BatchFolder, entry: EntryRecord) -> str:
     """Return the command that continues the test of an UNDECIDED entry; empty if there is no test to continue."""
-    if not entry.is_undecided or entry.figure is None:
+    if not entry.is_undecided or entry.recommended is None:
         return ""
     return summary.verify_command(folder.path / entry.folder)
 
 
 def _page_style(batch: BatchRecord) -> str:
-    """Return the CSS class of the title: ``bad``, ``doubt`` if nothing is worse than undecided, or empty."""
+    """Return the CSS class of the title: ``bad``, ``undecided`` if nothing is worse, or empty."""
     if any((entry.state != "found" and not entry.is_undecided) or entry.regressed for entry in batch.entries):
         return "bad"
-    return "doubt" if any(entry.is_undecided for entry in batch.entries) else ""
+    return "undecided" if any(entry.is_undecided for entry in batch.entries) else ""
 
 
 def _row(folder: BatchFolder, entry: EntryRecord) -> dict[str, object]:
     change = entry.change
     is_bad = entry.has_missed or entry.state == "failed" or entry.regressed
-    style = "bad" if is_bad else "doubt" if entry.is_undecided else ""
+    style = "bad" if is_bad else "undecided" if entry.is_undecided else ""
     return {
         "model": entry.model,
         "bound": entry.bounds,
         "target": entry.target,
         "report": f"{entry.folder}/report.html" if is_file(RunFolder(folder.path / entry.folder).report) else "",
-        "figure": value_words(entry),
+        "value": value_words(entry),
         "interval": interval_words(entry),
         "speedup": gain_words(entry),
         "state": state_words(entry),
         "style": style,
         "change": change_words(entry),
-        "told": change.told if change is not None and change.kind != "new" else "",
-        "configuration": entry.configuration if entry.figure else entry.reason or entry.headline,
-        "cause": entry.headline if entry.is_undecided and entry.figure else "",
+        "description": change.description if change is not None and change.kind != "new" else "",
+        "configuration": entry.configuration if entry.recommended else entry.reason or entry.headline,
+        "cause": entry.headline if entry.is_undecided and entry.recommended else "",
         "command": _continue_command(folder, entry),
     }
 
@@ -193,11 +195,11 @@ def _add(suite: Element, name: str, entry: EntryRecord) -> None:
     elif entry.has_missed:
         SubElement(case, "failure", {"type": "none", "message": one_line(entry.headline)})
     elif entry.regressed and entry.change is not None:
-        SubElement(case, "failure", {"type": "regression", "message": one_line(entry.change.told)})
+        SubElement(case, "failure", {"type": "regression", "message": one_line(entry.change.description)})
     elif _is_skipped(entry):
         unfinished = "the batch was interrupted before this run had ended"
         SubElement(case, "skipped", {"message": one_line(entry.headline) if entry.is_done else unfinished})
-    change = entry.change.told if entry.change else ""
+    change = entry.change.description if entry.change else ""
     lines = (entry.headline, entry.verdict, entry.configuration, change, entry.folder)
     SubElement(case, "system-out").text = "\n".join(one_line(line) for line in lines if line)
 
@@ -249,7 +251,7 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
 def _remarks(entry: EntryRecord) -> list[str]:
     remarks = [entry.reason, entry.headline if entry.has_missed or entry.is_undecided else ""]
     if entry.change is not None and entry.change.kind not in ("new", "noise", "same"):
-        remarks.append(entry.change.told)
+        remarks.append(entry.change.description)
     return [remark for remark in remarks if remark]
 
 

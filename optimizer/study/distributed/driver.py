@@ -283,7 +283,7 @@ class Driver:
         self._finish(trial)
 
     def _finish(self, trial: Trial, log: Path | None = None) -> None:
-        self.scheduler.finished(trial, log)
+        self.scheduler.record_finished(trial, log)
         self._write_unfinished()
         self.recorder.observer.trial_finished(trial, self.scheduler.best())
 

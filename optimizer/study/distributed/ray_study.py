@@ -160,7 +160,7 @@ class ClusterStudy:
             recorder = EventRecorder(setup.table, observer, setup.record.folder, self.environment.say)
             return ClusterExecutor(self.workers, recorder)
 
-        with setup.record.adding_version(lambda: self.workers.server_version):
+        with setup.record.recording_server_version(lambda: self.workers.server_version):
             return run_study(setup, make_executor)
 
 

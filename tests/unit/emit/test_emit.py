@@ -675,7 +675,7 @@ def verify_separately(run: Path, name: str, p95_ms: float, trial: int = 0) -> No
     ]
     trials = [Trial(trial, point.candidate, ((point.load, window),), confirmations=tuple(again))]
     candidates = verification_candidates(point, trials, finished.problem, is_cross_checked=False)
-    verified = verification.verify(trials, candidates, finished.problem)
+    verified = verification.judge_verification(trials, candidates, finished.problem)
     folder = run / verification.FOLDER / name
     folder.mkdir(parents=True)
     write_json(folder / verification.FILE, verification.document(verified, finished.outcome, str(folder)))
@@ -701,13 +701,13 @@ def test_a_separate_test_of_another_trial_does_not_count(tmp_path: Path) -> None
     assert recommendation_of(run).undecided
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"found": [{"trial": 0}]}', '{"found": 3}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"measured": [{"trial": 0}]}', '{"measured": 3}', "[" * 100_000])
 def test_a_damaged_verification_is_bad_input(text: str, tmp_path: Path) -> None:
     run = write_run(tmp_path, is_confirmed=False)
     path = run / "verify" / "20261122-100000" / "verify.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    if text == '{"found": [{"trial": 0}]}':
+    if text == '{"measured": [{"trial": 0}]}':
         assert recommendation_of(run).undecided, "another load was tested"
         return
     with pytest.raises(BadInputError, match="not the document of a verification") as caught:

@@ -113,8 +113,8 @@ class TestDocument:
             "pareto",
             "dominated_by",
             "closest",
-            "holds_back",
-            "doubt",
+            "no_recommendation_reason",
+            "inconclusive",
             "trials",
             "measurements",
             "confirmations",
@@ -127,7 +127,7 @@ class TestDocument:
         assert document["speedup"] is None, "the search's measurements are no evidence of a gain"
         assert document["speedup_interval"] is None
         assert document["closest"] is None
-        assert document["holds_back"] is None
+        assert document["no_recommendation_reason"] is None
         json.dumps(document, allow_nan=False)
 
     def test_gains_have_intervals(self) -> None:
@@ -143,7 +143,7 @@ class TestDocument:
         for name in ("recommended", "baseline", "dynamic_batching", "speedup"):
             assert document[name] is None
         assert isinstance(document["closest"], dict)
-        assert "10" in str(document["holds_back"])
+        assert "10" in str(document["no_recommendation_reason"])
 
     def test_a_baseline_without_a_load_that_meets_the_bound(self) -> None:
         slow = [trial(0, BASELINE, (1, measured(10, 400.0))), *example_trials()[1:]]

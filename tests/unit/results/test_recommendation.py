@@ -74,7 +74,7 @@ def test_front_comparisons_and_recommendation_are_of_one_set_of_points(seed: int
         assert not any(dominates(other, point, FRONT_METRICS) for other in outcome.points)
     best = outcome.recommended
     if best is None:
-        assert outcome.holds_back
+        assert outcome.no_recommendation_reason
     else:
         assert any(point is best for point in outcome.front.points) is (outcome_values.front_remark(outcome) == "")
         assert outcome.front.dominating is None or dominates(outcome.front.dominating, best, FRONT_METRICS)
@@ -163,7 +163,10 @@ def test_a_missed_throughput_is_given_without_an_exponent() -> None:
     trial = Trial(0, BASELINE, ((LoadPoint(1, 16), window(11_890.0, 10.0, 2000)),))
     problem = replace(PROBLEM, sla=Sla.from_bounds({"throughput": 20_000.0}))
     outcome = assess([trial], problem, BASELINE, PLAIN)
-    assert outcome.holds_back == "throughput is 11,890 infer/s, but the SLA asks for throughput >= 20,000 infer/s"
+    assert (
+        outcome.no_recommendation_reason
+        == "throughput is 11,890 infer/s, but the SLA asks for throughput >= 20,000 infer/s"
+    )
 
 
 def test_a_bound_that_the_lowest_rate_misses_says_that_no_lower_one_was_tried() -> None:
@@ -171,9 +174,9 @@ def test_a_bound_that_the_lowest_rate_misses_says_that_no_lower_one_was_tried() 
     trial = Trial(0, BASELINE, tuple((LoadPoint(1, request_rate=r), window(r, ms, 40)) for r, ms in rates))
     problem = replace(PROBLEM, open_loop=True)
     outcome = assess([trial], problem, BASELINE, PLAIN)
-    assert outcome.holds_back.endswith(f"; a run tries no rate below {LOWEST_RATE:g} requests/s")
+    assert outcome.no_recommendation_reason.endswith(f"; a run tries no rate below {LOWEST_RATE:g} requests/s")
     higher = replace(trial, measurements=trial.measurements[:1])
-    assert "no rate below" not in assess([higher], problem, BASELINE, PLAIN).holds_back
+    assert "no rate below" not in assess([higher], problem, BASELINE, PLAIN).no_recommendation_reason
 
 
 def test_a_disturbed_point_of_the_baseline_counts_as_in_the_choice_of_the_recommendation() -> None:

@@ -27,7 +27,7 @@ from optimizer.results.report.figure_style import PALETTE, new_figure
 from optimizer.results.report.write import markdown, write_page
 
 SAMPLE = Path("tests/data/dlrm/sample")
-TEXTS = ("ink", "quiet", "good", "bad", "doubt", "front")  # colours of text: contrast 4.5 to 1 on page and panel
+TEXTS = ("ink", "quiet", "good", "bad", "undecided", "front")  # colours of text: contrast 4.5 to 1 on page and panel
 MARKS = ("dot", *(name for name in PALETTE if name.startswith("stage-")))  # colours of marks: contrast 3 to 1
 PLOTS = {"pareto", "load", "stages", "batches", "progress", "importance", "slices", "noise"}
 BASELINE_CONFIG = 'name: "dlrm"\nmax_batch_size: 256\ninstance_group [ { count: 1 } ]\n'

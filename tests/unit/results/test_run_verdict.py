@@ -411,7 +411,9 @@ def test_a_missed_bound_names_a_higher_load_that_was_quicker_than_single_inferen
     alone, batched = measurement(30.0, 60.0), measurement(90.0, 45.0)
     loads = (LoadPoint(1, concurrency=1), alone), (LoadPoint(1, concurrency=4), batched)
     result = assess([Trial(0, BASELINE, loads)], known_problem(), BASELINE, PLAIN)
-    assert result.holds_back == "a single inference takes 60.0 ms, and the lowest p95 measured is 45.0 ms"
+    assert (
+        result.no_recommendation_reason == "a single inference takes 60.0 ms, and the lowest p95 measured is 45.0 ms"
+    )
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.0, Verdict.FAIL), (0.6, Verdict.UNDECIDED)])
@@ -456,13 +458,13 @@ def test_a_missed_bound_is_undecided_if_other_programs_may_be_the_cause() -> Non
     document = result_document.document(result, wall_seconds=1, results_dir="r")
     assert document["closest"] is not None, "the closest configuration is kept"
     assert (document["verdict"], document["recommended"]) == ("UNDECIDED", None)
-    assert document["doubt"] == {"kind": "measurements", "disturbed": 1, "total": 1}
+    assert document["inconclusive"] == {"kind": "search_disturbed", "disturbed": 1, "total": 1}
 
 
 def test_a_missed_bound_fails_if_other_programs_cannot_be_the_cause() -> None:
     result = searched(300.0, shares=(0.8,))
     assert (result.verdict, exit_code("none", result.verdict)) == (Verdict.FAIL, 1)
-    assert result.holds_back == (
+    assert result.no_recommendation_reason == (
         "a single inference takes 300 ms; other processes or machines took 80 % of the CPUs while this was measured"
     )
     assert summary.next_step(result, "run", "tune known").command == "tune explain run"
@@ -522,9 +524,9 @@ def test_a_stable_measurement_that_misses_the_bound_hides_no_unstable_one_that_m
     unstable = replace(measurement(500.0, 10.0, stable=False), reason="the windows disagree")
     result = at_loads(unstable, measurement(1000.0, 30.0))
     assert result.verdict is Verdict.UNDECIDED
-    assert result.doubt is not None
-    assert result.doubt.kind == "unstable"
-    assert result.holds_back == "no measurement that meets the SLA was stable: the windows disagree"
+    assert result.inconclusive is not None
+    assert result.inconclusive.kind == "unstable"
+    assert result.no_recommendation_reason == "no measurement that meets the SLA was stable: the windows disagree"
     failed = outcome(*[40.0] * LOOKS[0])
     assert failed.verdict is Verdict.FAIL, "an unstable point that has failed its test is none"
 
@@ -542,14 +544,14 @@ def test_an_objective_that_nothing_measures_is_the_cause_without_bounds() -> Non
     energy = replace(unbounded(), objectives=(METRICS["energy"],))
     result = assess([Trial(0, BASELINE, ((LOAD, measurement(500.0, 10.0)),))], energy, BASELINE, PLAIN)
     assert result.verdict is Verdict.FAIL
-    assert result.holds_back == "energy cannot be measured on this machine"
+    assert result.no_recommendation_reason == "energy cannot be measured on this machine"
 
 
 def test_bounds_that_are_met_at_different_loads_only_are_the_cause() -> None:
     sla = Sla.from_bounds({"p95": 20.0, "throughput": 4000.0})
     result = at_loads(measurement(1000.0, 5.0), measurement(3900.0, 22.0), sla=sla)
     assert result.verdict is Verdict.FAIL
-    assert result.holds_back == (
+    assert result.no_recommendation_reason == (
         "the closest measurement misses p95 <= 20 ms and throughput >= 4,000 infer/s, and no load meets all bounds "
         "together"
     )
@@ -559,7 +561,7 @@ def test_failed_requests_are_late_in_the_cause() -> None:
     failing = replace(measurement(1000.0, 5.0), requests=900, failed_requests=100)
     result = at_loads(failing)
     assert result.verdict is Verdict.FAIL
-    assert result.holds_back == "so many requests failed at each load that p95 has no value"
+    assert result.no_recommendation_reason == "so many requests failed at each load that p95 has no value"
 
 
 def test_a_test_that_was_given_up_or_lost_a_window_is_not_said_to_lack_time() -> None:

@@ -185,11 +185,11 @@ def test_a_finished_run_has_the_kind_of_its_model(tmp_path: Path) -> None:
 def test_a_batch_has_the_interval_of_the_output_tokens(tmp_path: Path) -> None:
     run = read_run(streaming_run.write_run(tmp_path, "output-throughput"))
     entry = describe_entry(EntryRecord("tinygpt", "", "", "", "x"), run)
-    assert entry.figure is not None
-    assert entry.figure.metric == "output-throughput"
-    assert entry.figure.low is not None
-    assert entry.figure.high is not None
-    assert entry.figure.low < entry.figure.value < entry.figure.high
+    assert entry.recommended is not None
+    assert entry.recommended.metric == "output-throughput"
+    assert entry.recommended.low is not None
+    assert entry.recommended.high is not None
+    assert entry.recommended.low < entry.recommended.value < entry.recommended.high
 
 
 def test_a_sweep_shows_tokens_and_times(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,9 +23,9 @@ from optimizer.results.recommendation import assess
 from optimizer.results.verification import (
     Verification,
     document,
+    judge_verification,
     print_verification,
     verification_candidates,
-    verify,
 )
 from optimizer.store.trials_table import TrialsTable
 from tests.drawn_server import BASELINE, FAST, FASTER, LOADS, Drawing, confirm, drawn_problem, searched
@@ -46,8 +46,10 @@ def verified(
     assert [candidate.candidate for candidate in candidates] == [FASTER, FAST, BASELINE]
     now = Drawing(**server)  # type: ignore[arg-type]
     measuring = Measurer(now, now, TrialsTable(path / "trials.csv", "drawn", {}), QuietObserver())
-    trials = Confirmer(problem, now, measuring, Budget(budget_seconds), before).verify(recommended, candidates[1:])
-    return verify(trials, candidates, problem)
+    trials = Confirmer(problem, now, measuring, Budget(budget_seconds), before).test_recommendation(
+        recommended, candidates[1:]
+    )
+    return judge_verification(trials, candidates, problem)
 
 
 def test_perf_analyzer_checks_the_recommendation_only(problem: Problem) -> None:
@@ -101,7 +103,7 @@ def test_a_test_that_the_time_ends_is_undecided(problem: Problem, tmp_path: Path
     candidates = verification_candidates(recommended, before, problem, is_cross_checked=False)[:1]
     confirmer = Confirmer(problem, now, measuring, Budget(600), before)
     assert confirmer.measure(candidates[0])
-    verification = verify(confirmer.trials, candidates, problem)
+    verification = judge_verification(confirmer.trials, candidates, problem)
     assert not verification.holds
     assert verification.verdict is Verdict.UNDECIDED
     assert "1 of 4 fresh servers" in verification.reason
@@ -129,8 +131,8 @@ def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp
     now = Drawing()
     measuring = Measurer(now, now, TrialsTable(tmp_path / "trials.csv", "drawn", {}), QuietObserver())
     candidates = verification_candidates(recommended, before, problem, is_cross_checked=False)
-    trials = Confirmer(problem, now, measuring, Budget(600), before).verify(recommended, [])
-    verification = verify(trials, candidates, problem)
+    trials = Confirmer(problem, now, measuring, Budget(600), before).test_recommendation(recommended, [])
+    verification = judge_verification(trials, candidates, problem)
     assert verification.verdict_holds
     assert verification.ranking_holds is None
     assert verification.verdict is Verdict.UNDECIDED

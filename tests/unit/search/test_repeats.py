@@ -130,7 +130,7 @@ def test_the_scheduler_names_a_repeat_and_measures_it_at_the_expected_load() -> 
     for one in (FEASIBLE, MISSED):
         scheduled = scheduler.next()
         assert scheduled is not None
-        scheduler.finished(replace(one, number=scheduled[1].number, candidate=scheduled[1].candidate))
+        scheduler.record_finished(replace(one, number=scheduled[1].number, candidate=scheduled[1].candidate))
     scheduled = scheduler.next()
     assert scheduled is not None
     role, repeat = scheduled
@@ -148,5 +148,5 @@ def test_repeats_count_as_trials_of_the_limit() -> None:
     for one in (FEASIBLE, MISSED):
         scheduled = scheduler.next()
         assert scheduled is not None
-        scheduler.finished(replace(one, number=scheduled[1].number, candidate=scheduled[1].candidate))
+        scheduler.record_finished(replace(one, number=scheduled[1].number, candidate=scheduled[1].candidate))
     assert scheduler.next() is None

@@ -122,9 +122,11 @@ def test_all_are_searched_and_confirmed(tmp_path: Path, folder: BatchFolder) -> 
     assert [entry.state for entry in batch.entries] == ["found", "found"]
     result = json.loads((SAMPLE / "run.json").read_text())["result"]
     (first, _) = batch.entries
-    assert first.figure is not None
-    assert first.figure.value == pytest.approx(result["recommended"]["throughput_infer_per_sec"])
-    assert [first.figure.low, first.figure.high] == pytest.approx(result["confirmation"]["throughput_infer_per_sec"])
+    assert first.recommended is not None
+    assert first.recommended.value == pytest.approx(result["recommended"]["throughput_infer_per_sec"])
+    assert [first.recommended.low, first.recommended.high] == pytest.approx(
+        result["confirmation"]["throughput_infer_per_sec"]
+    )
     assert first.verdict == "PASS"
     assert first.speedup == pytest.approx(result["speedup"])
     assert first.trials == result["trials"]
@@ -134,8 +136,8 @@ def test_all_are_searched_and_confirmed(tmp_path: Path, folder: BatchFolder) -> 
 
 def test_a_confirmation_that_was_disturbed_gives_no_interval(tmp_path: Path, folder: BatchFolder) -> None:
     (entry,) = run(suite_of(tmp_path, "a"), SampleRuns(), folder).entries
-    assert entry.figure is not None
-    assert entry.figure.low is not None
+    assert entry.recommended is not None
+    assert entry.recommended.low is not None
     table = folder.path / entry.folder / "trials.csv"
     rows = list(csv.DictReader(table.read_text().splitlines()))
     for row in rows:
@@ -144,10 +146,10 @@ def test_a_confirmation_that_was_disturbed_gives_no_interval(tmp_path: Path, fol
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    figure = describe_entry(entry, read_run(folder.path / entry.folder)).figure
-    assert figure is not None
-    assert (figure.low, figure.high) == (None, None)
-    assert figure.unsure == "100 % of its windows were disturbed"
+    estimate = describe_entry(entry, read_run(folder.path / entry.folder)).recommended
+    assert estimate is not None
+    assert (estimate.low, estimate.high) == (None, None)
+    assert estimate.unsure == "100 % of its windows were disturbed"
 
 
 def test_the_minimums_come_first_and_the_confirmations_last(tmp_path: Path, folder: BatchFolder) -> None:
@@ -208,8 +210,8 @@ def test_an_error_rate_of_zero_is_a_result(tmp_path: Path, folder: BatchFolder) 
     info["problem"]["objectives"] = ["error-rate"]
     (path / "run.json").write_text(json.dumps(info))
     described = describe_entry(entry, read_run(path))
-    assert described.figure is not None
-    assert (described.figure.metric, described.figure.value) == ("error-rate", 0.0)
+    assert described.recommended is not None
+    assert (described.recommended.metric, described.recommended.value) == ("error-rate", 0.0)
     batch = replace(batch, entries=(described,))
     folder.write(batch)
     assert folder.read() == batch
@@ -335,7 +337,7 @@ def test_a_damaged_record_is_refused_in_one_line(text: str, folder: BatchFolder)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "value"), [("folder", "../up"), ("figure", {"metric": "speed", "value": 1.0})])
+@pytest.mark.parametrize(("name", "value"), [("folder", "../up"), ("recommended", {"metric": "speed", "value": 1.0})])
 def test_a_record_with_impossible_values_is_refused(
     name: str, value: object, tmp_path: Path, folder: BatchFolder
 ) -> None:
@@ -355,10 +357,10 @@ def mixed(tmp_path: Path, folder: BatchFolder) -> BatchRecord:
     """Return a batch with an entry in each state."""
     batch = run(suite_of(tmp_path, "a", "b"), SampleRuns({"b": ServerFault("gone \x00 & <away>")}), folder)
     one, failed = batch.entries
-    none = replace(one, model="c", state="none", figure=None, headline="no configuration meets p95 <= 20 ms")
+    none = replace(one, model="c", state="none", recommended=None, headline="no configuration meets p95 <= 20 ms")
     lost = Change("lost", "2026-11-01", "lost 6% since 2026-11-01", -0.06)
     regressed = replace(one, model="d", change=lost, regressed=True)
-    waiting = replace(one, model="<i>e</i>", state="waiting", figure=None, speedup=None)
+    waiting = replace(one, model="<i>e</i>", state="waiting", recommended=None, speedup=None)
     undecided = replace(one, model="f", verdict="UNDECIDED", headline="UNDECIDED at 9 infer/s: the servers <differ>")
     return replace(batch, entries=(one, failed, none, regressed, waiting, undecided), gone=("old",))
 
@@ -398,7 +400,7 @@ def test_the_page_links_to_each_report_and_loads_nothing(mixed: BatchRecord, fol
     assert (folder.path / mixed.entries[0].folder / "report.html").exists()
     assert mixed.entries[1].folder not in page
     assert "&lt;i&gt;e&lt;/i&gt;" in page
-    assert '<td class="doubt">UNDECIDED</td>' in page
+    assert '<td class="undecided">UNDECIDED</td>' in page
     assert page.count("<code>") == 1
     assert f"<code>tune verify {folder.path / mixed.entries[-1].folder} --budget 3m</code>" in page
     assert page.count("UNDECIDED at 9 infer/s: the servers &lt;differ&gt;") == 1
@@ -418,7 +420,7 @@ def test_an_entry_without_a_recommendation_is_undecided_if_its_run_is(
     (suite,) = ElementTree.fromstring(junit(batch))
     assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
     write_index(folder, batch)
-    assert '<td class="doubt">UNDECIDED</td>' in folder.index.read_text()
+    assert '<td class="undecided">UNDECIDED</td>' in folder.index.read_text()
     assert folder.index.read_text().count("UNDECIDED, other processes took the CPUs") == 1
     console = Console(width=80, record=True)
     with console.capture() as captured:
@@ -480,8 +482,10 @@ def test_the_bounds_of_a_profile_are_shown(mixed: BatchRecord, folder: BatchFold
 
 def test_lines_of_several_bounds_and_values_without_an_interval(mixed: BatchRecord, folder: BatchFolder) -> None:
     one = mixed.entries[0]
-    assert one.figure is not None
-    alone = replace(one, sla="p95 <= 20 ms and memory <= 2 GB", figure=replace(one.figure, low=None, high=None))
+    assert one.recommended is not None
+    alone = replace(
+        one, sla="p95 <= 20 ms and memory <= 2 GB", recommended=replace(one.recommended, low=None, high=None)
+    )
     console = Console(width=80)
     with console.capture() as captured:
         print_batch(console, replace(mixed, entries=(alone,), gone=()), folder)

@@ -106,14 +106,14 @@ def entry(
     value: float | None, half: float | None = 1.0, *, state: EntryStatus = "found", model: str = "bert"
 ) -> EntryRecord:
     """Return an entry with ``value`` and half the width of its interval; None if it was not confirmed."""
-    figure = None
+    estimate = None
     if value is not None:
-        figure = Estimate("throughput", value, unsure="the machine was busy")
+        estimate = Estimate("throughput", value, unsure="the machine was busy")
     if value is not None and half is not None:
-        figure = Estimate("throughput", value, value - half, value + half)
+        estimate = Estimate("throughput", value, value - half, value + half)
     verdict = {"found": "PASS", "none": "FAIL"}.get(state, "")
     return EntryRecord(
-        model, "", "", "tune bert", model, state=state, figure=figure, verdict=verdict, conditions=CONDITIONS
+        model, "", "", "tune bert", model, state=state, recommended=estimate, verdict=verdict, conditions=CONDITIONS
     )
 
 
@@ -127,13 +127,13 @@ def batch(*entries: EntryRecord) -> BatchRecord:
 
 
 def change_text(before: EntryRecord | None, now: EntryRecord) -> str:
-    return compare_entries(before, now, SINCE).told
+    return compare_entries(before, now, SINCE).description
 
 
 def test_a_loss_is_reported_with_its_interval() -> None:
     change = compare_entries(entry(100.0), entry(94.0), SINCE)
     assert change.kind == "lost"
-    assert change.told == "lost 6% since 2026-11-01 (between 4% and 7.9%)"
+    assert change.description == "lost 6% since 2026-11-01 (between 4% and 7.9%)"
     assert change.share == pytest.approx(-0.06)
 
 
@@ -147,7 +147,8 @@ def test_a_gain() -> None:
 
 def test_lower_is_better_for_a_latency() -> None:
     slow, quick = (
-        replace(entry(1.0), figure=Estimate("latency-p95", value, value - 0.1, value + 0.1)) for value in (12.0, 10.0)
+        replace(entry(1.0), recommended=Estimate("latency-p95", value, value - 0.1, value + 0.1))
+        for value in (12.0, 10.0)
     )
     assert compare_entries(slow, quick, SINCE).kind == "gained"
     assert compare_entries(quick, slow, SINCE).kind == "lost"
@@ -157,7 +158,7 @@ def test_lower_is_better_for_a_latency() -> None:
 def test_an_unconfirmed_change_may_be_noise(before: float | None, now: float | None, which: str) -> None:
     change = compare_entries(entry(100.0, before), entry(50.0, now), SINCE)
     assert change.kind == "undecided"
-    assert change.told == f"-50% since 2026-11-01, which may be noise ({which}: the machine was busy)"
+    assert change.description == f"-50% since 2026-11-01, which may be noise ({which}: the machine was busy)"
 
 
 @pytest.mark.parametrize(
@@ -168,8 +169,8 @@ def test_a_loss_while_others_used_the_machine_more_is_no_regression(
     then: float | None, now: float | None, kind: str
 ) -> None:
     def disturbed(value: float, share: float | None) -> EntryRecord:
-        figure = Estimate("throughput", value, value - 1, value + 1, other_cpu_share=share)
-        return replace(entry(value), figure=figure)
+        estimate = Estimate("throughput", value, value - 1, value + 1, other_cpu_share=share)
+        return replace(entry(value), recommended=estimate)
 
     (compared,) = compare_batches(batch(disturbed(50.0, now)), batch(disturbed(100.0, then)), 0.05).entries
     assert compared.change is not None
@@ -177,7 +178,7 @@ def test_a_loss_while_others_used_the_machine_more_is_no_regression(
     assert compared.regressed is (kind == "lost")
     if (then, now) == (0.01, 0.62):
         reason = "other processes or machines took 62 % of the CPUs now, and 1 % then"
-        assert compared.change.told == f"-50% since {SINCE}, which may be noise ({reason})"
+        assert compared.change.description == f"-50% since {SINCE}, which may be noise ({reason})"
 
 
 def test_another_machine_is_no_comparison() -> None:
@@ -197,12 +198,12 @@ def test_another_machine_is_no_comparison() -> None:
 )
 def test_values_without_a_ratio_are_no_change(metric: str, before: float, now: float, text: str) -> None:
     earlier, current = (
-        replace(entry(1.0), figure=Estimate(metric, value, value, value), baseline=Estimate(metric, value))
+        replace(entry(1.0), recommended=Estimate(metric, value, value, value), baseline=Estimate(metric, value))
         for value in (before, now)
     )
     (compared,) = compare_batches(batch(current), batch(earlier), 0.05).entries
     assert compared.change is not None
-    assert (compared.change.kind, compared.change.told, compared.regressed) == ("undecided", text, False)
+    assert (compared.change.kind, compared.change.description, compared.regressed) == ("undecided", text, False)
 
 
 def test_a_baseline_of_zero_explains_nothing() -> None:

@@ -67,7 +67,7 @@ def test_no_candidate_runs_twice_at_once(search: str) -> None:
     running = start_trials(scheduler, 12)
     assert [trial.number for trial in running] == list(range(12))
     assert len({trial.candidate for trial in running}) == 12
-    scheduler.finished(measured(running.pop(3)))  # a later one may end first
+    scheduler.record_finished(measured(running.pop(3)))  # a later one may end first
     after = start_trials(scheduler, 12, running)
     assert after[-1].number == 12
     assert len({trial.candidate for trial in after}) == 12
@@ -96,7 +96,7 @@ def test_the_search_waits_for_running_trials_before_it_ends() -> None:
     assert scheduler.next(running) is None
     assert [scheduler.search_ended] == ["budget"], "a running trial may change the answer"
     for trial in running:
-        scheduler.finished(measured(trial))
+        scheduler.record_finished(measured(trial))
     assert scheduler.next() is None
     assert [scheduler.search_ended] == ["exhausted"]
 
@@ -113,7 +113,7 @@ def test_configurations_outside_the_space_do_not_exhaust_it(max_trials: int | No
     searcher, budget = make_searcher("grid", small, 0), Budget(math.inf, max_trials)
     scheduler = Scheduler(small, searcher, budget, Stopwatch(), OUTSIDE)
     while (scheduled := scheduler.next()) is not None:
-        scheduler.finished(measured(scheduled[1]))
+        scheduler.record_finished(measured(scheduled[1]))
     assert len(scheduler.trials) == (max_trials or len(OUTSIDE) + len(small.space))
     assert [scheduler.search_ended] == [ended]
 
@@ -145,9 +145,9 @@ def test_other_workers_exhaust_the_space_with_different_configurations() -> None
 def test_a_search_in_which_nothing_could_be_deployed_is_no_missed_sla() -> None:
     scheduler = make_scheduler("random", max_trials=2)
     first, second = start_trials(scheduler, 2)
-    scheduler.finished(replace(first, status="failed", reason="loading took longer than 20 s"))
+    scheduler.record_finished(replace(first, status="failed", reason="loading took longer than 20 s"))
     assert scheduler.next([second]) is None
-    scheduler.finished(replace(second, status="failed", reason="loading took longer than 20 s"))
+    scheduler.record_finished(replace(second, status="failed", reason="loading took longer than 20 s"))
     with pytest.raises(ServerFault, match="no configuration can be deployed: loading took longer than 20 s"):
         scheduler.next()
 
@@ -165,7 +165,7 @@ def test_only_failures_of_this_session_end_the_search() -> None:
     resumed.resume(failed[:3])
     assert resumed.next() is not None
     with pytest.raises(ServerFault, match="no configuration can be deployed: no memory"):
-        resumed.finished(failed[3])
+        resumed.record_finished(failed[3])
 
 
 @pytest.mark.parametrize("open_loop", [False, True])
@@ -176,7 +176,7 @@ def test_the_load_search_seeks_the_highest_load_for_requests_and_for_tokens(*, o
         problem = replace(PROBLEM, objectives=(METRICS[name],), kind=ModelKind.STREAMING, open_loop=open_loop)
         scheduler = make_scheduler("random", problem)
         for number in range(2):
-            scheduler.finished(measured(Trial(number, COMPARISONS[number][1])))
+            scheduler.record_finished(measured(Trial(number, COMPARISONS[number][1])))
         candidate = Candidate(8, dynamic_batching=True)
         rules.append(scheduler.rules(candidate))
     assert rules[0] == rules[1]
@@ -192,7 +192,7 @@ def test_the_load_search_for_goodput_compares_goodput_and_keeps_the_bounds_on_re
             (load, replace(measurement, rejected_requests=0, goodput_infer_per_sec=70.0, requests=100))
             for load, measurement in trial.measurements
         )
-        scheduler.finished(replace(trial, measurements=own))
+        scheduler.record_finished(replace(trial, measurements=own))
     rules = scheduler.rules(Candidate(8, dynamic_batching=True))
     assert rules.goal is METRICS["goodput"]
     assert rules.to_beat == 70.0

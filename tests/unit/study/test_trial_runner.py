@@ -177,7 +177,7 @@ def test_nothing_meets_the_sla(study: Session) -> None:
     outcome = study.run()
     assert outcome.recommended is None
     assert outcome.closest is not None
-    assert outcome.holds_back == "a single inference takes 1.47 ms"
+    assert outcome.no_recommendation_reason == "a single inference takes 1.47 ms"
     assert outcome.speedup is None
 
 
@@ -186,7 +186,7 @@ def test_a_bounded_latency_that_was_never_measured_is_named(problem: Problem) ->
     trials = [Trial(0, BASELINE, ((LoadPoint(1, 4), Measurement(100.0, latency_p95_ms=5.0, stable=True)),))]
     outcome = assess(trials, bounded, BASELINE, PLAIN)
     assert outcome.recommended is None
-    assert outcome.holds_back == "latency-p99 could not be measured"
+    assert outcome.no_recommendation_reason == "latency-p99 could not be measured"
 
 
 def test_an_interrupted_run_continues_with_at_most_the_measurement_in_flight_lost(

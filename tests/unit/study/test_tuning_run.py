@@ -71,7 +71,7 @@ def test_a_session_without_a_server_keeps_the_version_of_the_run(
 ) -> None:
     versions = current_versions(before)
     record = RunRecord(RunFolder(tmp_path), None, None, None, (), versions=versions)  # type: ignore[arg-type]
-    with record.adding_version(lambda: now):
+    with record.recording_server_version(lambda: now):
         pass
     assert record.versions["tritonserver"] == recorded
     assert record.versions["tritune"]
