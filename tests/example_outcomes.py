@@ -78,7 +78,7 @@ def printed_outcome(
     text = io.StringIO()
     arguments: dict[str, Any] = {
         "baseline": BASELINE,
-        "hardware": "some CPU, 2 cores",
+        "hardware": "some CPU, 2 CPUs",
         "notes": NOTES,
         "facts": FACTS,
         "results_dir": Path("results/dlrm/1"),

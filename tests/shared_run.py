@@ -89,7 +89,7 @@ def run(worker: WorkerSettings, table: Path, folder: RunFolder, storage: str, st
     """Join the study. The last worker writes its recommendation to RESULT."""
     recording = read_recording(table)
     problem = recorded_problem(recording, {"p95": 5.0})
-    options = RunOptions(problem.model, search=worker.search, storage=storage, join=study)
+    options = RunOptions(problem.model, search=worker.search, storage=storage, study_name=study)
     with folder.locked():
         trials_table = TrialsTable(folder.trials, problem.model, problem.space.fields)
         load = SlowLoad(recording.server, SLOW_SECONDS, folder.path)

@@ -226,7 +226,8 @@ def _argument_cells(action: argparse.Action) -> tuple[str, ...]:
 def _annotation(option: Option) -> str:
     if option.type is None:
         return "bool"
-    return f"list[{option.type.annotation}]" if option.repeatable else option.type.annotation
+    annotation = f"{option.type.annotation} | Path" if option.type.is_path else option.type.annotation
+    return f"list[{annotation}]" if option.repeatable else annotation
 
 
 def _keys_of(name: str, section: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:

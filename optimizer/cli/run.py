@@ -13,7 +13,7 @@ from optimizer.cli.output import EXIT_CODES, INTERRUPTED, progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.options.command_line import Parser, command_line, command_with_larger_budget, values_of
 from optimizer.options.run_options import RunOptions
-from optimizer.options.table import BY_NAME, OPTIONS
+from optimizer.options.table import OPTIONS, OPTIONS_BY_NAME
 from optimizer.study.run_request import RunRequest, read_run_request
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class RunArguments(RunRequest):
 
 def read_run_arguments(words: list[str]) -> RunArguments:
     """Return the parsed command line. Raises BadInputError naming the flag, its value and the allowed values."""
-    namespace = build_parser(BY_NAME).read(words)
+    namespace = build_parser(OPTIONS_BY_NAME).read(words)
     values = values_of(namespace)
     if "print-profile" in values and "from-model-analyzer" not in values:
         raise BadInputError("--print-profile prints the file of --from-model-analyzer FILE: give that too")

@@ -11,7 +11,7 @@ from typing import TypeVar
 from objectives.sla import parse_duration_ms
 from optimizer.cli.completion import complete_model
 from optimizer.cli.output import INTERRUPTED, progress_on_terminal
-from optimizer.config.batching import parse_policy
+from optimizer.config.batching import parse_preferred_sizes
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder
 from optimizer.core.signature import is_signed
@@ -21,7 +21,7 @@ from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option import DEFAULTS
 from optimizer.options.option_reader import external_names, external_values
 from optimizer.options.run_options import RunOptions
-from optimizer.options.table import BY_NAME, LOAD, OPTIONS, OUTPUT
+from optimizer.options.table import LOAD, OPTIONS, OPTIONS_BY_NAME, OUTPUT
 from optimizer.options.values import (
     LARGEST_INT32,
     parse_optional,
@@ -187,7 +187,7 @@ def build_parser() -> Parser:
     )
     loads.add_argument("--repeat", metavar="N", help="Measurements of each cell, whose median is shown (default: 1)")
     shared = {option.name for option in OPTIONS if "sweep" in option.taken_by} - {SIZES}
-    groups = parser.add_options(shared, hidden=BY_NAME.keys() - shared - {SIZES})
+    groups = parser.add_options(shared, hidden=OPTIONS_BY_NAME.keys() - shared - {SIZES})
     groups[OUTPUT].add_argument("--csv", metavar="FILE", help="Write every cell as a row of this file")
     return parser
 
@@ -201,7 +201,7 @@ def _read(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
         name: value for name, value in given.items() if name not in (*OWN_OPTIONS, SIZES, MODEL)
     }
     for name in values:
-        if name in BY_NAME and "sweep" not in BY_NAME[name].taken_by:
+        if name in OPTIONS_BY_NAME and "sweep" not in OPTIONS_BY_NAME[name].taken_by:
             raise BadInputError(
                 f"--{name}: `tune sweep` measures only the listed cells and does not take it; leave it out"
             )
@@ -268,7 +268,7 @@ def _delay(text: str) -> int | None:
 
 
 def _policy(text: str) -> str:
-    return parse_policy(text.split("+"))
+    return parse_preferred_sizes(text.split("+"))
 
 
 def _field(text: str) -> tuple[str, tuple[FieldValue, ...]]:

@@ -11,13 +11,13 @@ from optimizer.options.addresses import server_address
 from optimizer.options.command_line import RUN_HELP, Parser, add_results, values_of
 from optimizer.options.option_reader import EXTERNAL, changed_options, retarget
 from optimizer.options.run_options import RunOptions
-from optimizer.options.table import OF_TARGET
+from optimizer.options.table import TARGET_OPTIONS
 from optimizer.options.values import parse_budget_seconds, parse_optional
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import find_run
 from optimizer.study.run_request import read_run_request, read_stored_options, refuse_foreign_values
 
-_TARGET = {option.name for option in OF_TARGET}
+_TARGET = {option.name for option in TARGET_OPTIONS}
 EPILOG = """\
 The test of the recommendation goes on where the run ended it: with the same
 loads and error shares, and with all windows that were measured so far. It is

@@ -1,4 +1,4 @@
-"""Policies for preferred batch sizes, and which settings of Triton's batchers behave the same.
+"""Preferred batch sizes, and which settings of Triton's batchers behave the same.
 
 The rules follow the batch-forming loop of Triton's ``dynamic_batch_scheduler.cc`` for requests that all have the same
 number of samples, as in a load of tritune.
@@ -13,7 +13,7 @@ from optimizer.core.errors import ParameterError
 from optimizer.core.trial import SEQUENCE_PREFIX, Candidate
 
 _TERM = re.compile(r"max(?:/([1-9][0-9]*))?|([1-9][0-9]*)")
-POLICY_GRAMMAR = 'write "none", or sizes such as "max", "max/2" or 8, joined by commas: "max/2,max"'
+PREFERRED_SIZES_SYNTAX = 'write "none", or sizes such as "max", "max/2" or 8, joined by commas: "max/2,max"'
 
 UNBATCHED: Hashable = "no batch dimension"
 ONE_BY_ONE: Hashable = "one request at a time"
@@ -22,13 +22,13 @@ SEQUENCES, STREAMS = "sequences", "streams"
 DIRECT_DELAY = "sequence_batching.direct.max_queue_delay_microseconds"
 SLOT_UTILIZATION = "sequence_batching.direct.minimum_slot_utilization"
 OLDEST_DELAY = "sequence_batching.oldest.max_queue_delay_microseconds"
-SEQUENCE_PREFERRED = "sequence_batching.oldest.preferred_batch_size"  # its value is a policy
+SEQUENCE_PREFERRED = "sequence_batching.oldest.preferred_batch_size"  # written as those of dynamic batching
 
 
-def parse_policy(value: object) -> str:
-    """Return the normal form of a policy for preferred batch sizes.
+def parse_preferred_sizes(value: object) -> str:
+    """Return the normal form of preferred batch sizes, which may depend on ``max_batch_size``.
 
-    ``"none"`` (also None or an empty list) sets no preferred sizes. Otherwise a policy has comma-separated terms:
+    ``"none"`` (also None or an empty list) sets no preferred sizes. Otherwise the text has comma-separated terms:
     ``max``, ``max/N`` (a fraction of max_batch_size without remainder) or a number of samples. ``value`` may also be
     a list of terms. Raises ParameterError with the allowed forms.
     """
@@ -41,16 +41,16 @@ def parse_policy(value: object) -> str:
     if not terms or terms == ["none"]:
         return "none"
     if isinstance(value, bool) or not all(_TERM.fullmatch(term) for term in terms):
-        raise ParameterError("preferred_batch_sizes", f"{value!r} is no policy; {POLICY_GRAMMAR}")
+        raise ParameterError("preferred_batch_sizes", f"{value!r} are not batch sizes; {PREFERRED_SIZES_SYNTAX}")
     return ",".join(dict.fromkeys(terms))
 
 
-def resolve_policy(policy: str, max_batch_size: int) -> tuple[int, ...] | None:
-    """Return the sizes of a parsed policy for ``max_batch_size``, ascending; None if one is not a whole number."""
+def resolve_preferred_sizes(text: str, max_batch_size: int) -> tuple[int, ...] | None:
+    """Return the parsed sizes for ``max_batch_size``, ascending; None if one is not a whole number."""
     sizes = set()
-    for term in () if policy == "none" else policy.split(","):
+    for term in () if text == "none" else text.split(","):
         match = _TERM.fullmatch(term)
-        assert match is not None, policy
+        assert match is not None, text
         divisor, size = match.groups()
         if size is None and max_batch_size % int(divisor or 1):
             return None
@@ -58,8 +58,8 @@ def resolve_policy(policy: str, max_batch_size: int) -> tuple[int, ...] | None:
     return tuple(sorted(sizes))
 
 
-def preferred_text(sizes: Iterable[int], max_batch_size: int) -> str:
-    """Return preferred sizes as the policy that names them; Triton's default {max_batch_size} is ``none``."""
+def format_preferred_sizes(sizes: Iterable[int], max_batch_size: int) -> str:
+    """Return ``sizes`` as ``parse_preferred_sizes`` reads them; Triton's default {max_batch_size} is ``none``."""
     distinct = sorted(set(sizes))
     return "none" if distinct in ([], [max_batch_size]) else ",".join(map(str, distinct))
 

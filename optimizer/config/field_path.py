@@ -125,7 +125,10 @@ def map_entry_field(field: FieldDescriptor, part: Literal["key", "value"]) -> Fi
 
 
 def _steps(descriptor: Descriptor, path: str) -> list[PathStep]:
-    """Return the fields of a path, resolved against the schema alone. Raises ValueError naming the nearest field."""
+    """Return the fields of a path, resolved against the schema alone.
+
+    Raises ParameterError with the most similar field name.
+    """
     names = path.split(".")
     steps: list[PathStep] = []
     inside: Descriptor | None = descriptor

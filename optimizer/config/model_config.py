@@ -16,11 +16,11 @@ from optimizer.config import execution, field_path, gpu_placement
 from optimizer.config.backends import ONNXRUNTIME, backend_of
 from optimizer.config.batching import (
     SEQUENCE_PREFERRED,
+    format_preferred_sizes,
     is_batcher_field,
     normalize,
-    parse_policy,
-    preferred_text,
-    resolve_policy,
+    parse_preferred_sizes,
+    resolve_preferred_sizes,
 )
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import BadInputError, ParameterError
@@ -231,7 +231,7 @@ def differences(wanted: Candidate, serving: ModelConfig) -> list[str]:
         if path in without_effect:
             continue
         if path == SEQUENCE_PREFERRED:
-            normal: FieldValue = preferred_text(_preferred_sizes(value, wanted), wanted.max_batch_size)
+            normal: FieldValue = format_preferred_sizes(_preferred_sizes(value, wanted), wanted.max_batch_size)
         else:
             normal = field_path.normalize_value(serving.DESCRIPTOR, path, value)
         if normal == "KIND_AUTO":  # Triton reports the kind that it chose
@@ -283,14 +283,14 @@ def _served(config: ModelConfig, path: str) -> FieldValue | None:
     if path == INSTANCE_GPUS:
         return gpu_placement.get_gpus(config)
     if path == SEQUENCE_PREFERRED:
-        return preferred_text(config.sequence_batching.oldest.preferred_batch_size, config.max_batch_size)
+        return format_preferred_sizes(config.sequence_batching.oldest.preferred_batch_size, config.max_batch_size)
     value = field_path.get_value(config, path)
     return execution.NO_ACCELERATOR if value is None and execution.is_accelerator_name(path) else value
 
 
 def _preferred_sizes(policy: FieldValue, candidate: Candidate) -> tuple[int, ...]:
     """Return the preferred sizes of the sequence batcher. Raises ParameterError if they are no whole numbers."""
-    sizes = resolve_policy(parse_policy(policy), candidate.max_batch_size)
+    sizes = resolve_preferred_sizes(parse_preferred_sizes(policy), candidate.max_batch_size)
     if sizes is None:
         raise ParameterError(SEQUENCE_PREFERRED, f"{policy} does not fit max_batch_size {candidate.max_batch_size}")
     return sizes

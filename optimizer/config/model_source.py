@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from optimizer.config import model_config, model_json
-from optimizer.config.batching import resolve_policy
+from optimizer.config.batching import resolve_preferred_sizes
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.search_space import OFF, ModelKind
 from optimizer.core.errors import DeploymentError
@@ -181,7 +181,7 @@ def _settings(name: str, config: ModelConfig, fields: Mapping[str, FieldValue]) 
         own = replace(own, dynamic_batching=True, max_queue_delay_us=int(delay))
     sizes = tuple(size for size in own.preferred_batch_sizes if size <= own.max_batch_size)
     if own.dynamic_batching and PREFERRED_BATCH_SIZE in fields:
-        resolved = resolve_policy(str(fields[PREFERRED_BATCH_SIZE]), own.max_batch_size)
+        resolved = resolve_preferred_sizes(str(fields[PREFERRED_BATCH_SIZE]), own.max_batch_size)
         if resolved is None:
             raise DeploymentError(
                 f"{name}: preferred_batch_size {fields[PREFERRED_BATCH_SIZE]} does not fit {own.max_batch_size}"

@@ -24,8 +24,8 @@ from optimizer.config.batching import (
     is_batcher_field,
     is_sequence_field,
     normalize,
-    parse_policy,
-    resolve_policy,
+    parse_preferred_sizes,
+    resolve_preferred_sizes,
 )
 from optimizer.config.queue_policy import Fields, is_queue_field, may_refuse
 from optimizer.core.errors import ParameterError
@@ -73,12 +73,13 @@ class ModelKind(Enum):
 class SearchSpace:
     """The choices for every tuned setting. Not every combination of choices is a valid candidate.
 
-    Repeated choices count once. Raises ParameterError if a choice is invalid or no combination is valid.
+    Repeated choices count once. Raises ParameterError if a choice is invalid, and ValueError if no combination of
+    choices is valid.
 
     Attributes:
         max_batch_size: Samples. 0 (no batch dimension) must be the only choice.
         max_queue_delay_us: Microseconds from 0, or ``"off"`` for no dynamic batching.
-        preferred_batch_sizes: Policies, see ``batching.parse_policy``.
+        preferred_batch_sizes: Texts such as ``max/2,max``, see ``batching.parse_preferred_sizes``.
         instance_count: Instances for each instance group, on each of its GPUs.
         fields: Choices of other settings by name; see ``Candidate.fields`` for the names.
         request_batch_size: Samples of a request.
@@ -97,7 +98,7 @@ class SearchSpace:
         _whole("request_batch_size", self.request_batch_size, 1)
         sizes = [_whole("max_batch_size", value, 0) for value in self.max_batch_size]
         delays = [value if value == OFF else _delay(value) for value in self.max_queue_delay_us]
-        policies = [parse_policy(value) for value in self.preferred_batch_sizes]
+        policies = [parse_preferred_sizes(value) for value in self.preferred_batch_sizes]
         counts = [_whole("instance_count", value, 1) for value in self.instance_count]
         normalized = {
             "max_batch_size": _choices("max_batch_size", sizes),
@@ -253,7 +254,7 @@ class SearchSpace:
         r = self.request_batch_size
         if delay == OFF:
             return Candidate(size) if size >= r or (size, r) == (0, 1) else None
-        sizes = resolve_policy(policy, size)
+        sizes = resolve_preferred_sizes(policy, size)
         # a preferred size below one request is never reached
         if size < r or sizes is None or any(not r <= s <= size for s in sizes):
             return None
@@ -299,7 +300,7 @@ class SearchSpace:
 def _prefers_possible_sizes(max_batch_size: int, fields: tuple[tuple[str, FieldValue], ...]) -> bool:
     """Return whether Triton accepts the preferred sizes of the sequence batcher; True if none are chosen."""
     policy = dict(fields).get(SEQUENCE_PREFERRED)
-    sizes = () if policy is None else resolve_policy(str(policy), max_batch_size)
+    sizes = () if policy is None else resolve_preferred_sizes(str(policy), max_batch_size)
     return sizes is not None and all(size <= max_batch_size for size in sizes)
 
 
@@ -346,7 +347,7 @@ def _field(path: str, values: Any) -> tuple[FieldValue, ...]:
         except ValueError as error:
             raise ParameterError(path, str(error)) from None
     if path == SEQUENCE_PREFERRED:
-        values = [parse_policy(value) for value in values]
+        values = [parse_preferred_sizes(value) for value in values]
     if path == SERVER_CPUS:  # one text for each set of CPUs
         values = [format_cpus(_parsed(path, parse_cpus, value)) for value in values]
     if path == SERVER_PROCESSES:

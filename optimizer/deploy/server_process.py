@@ -21,7 +21,7 @@ from optimizer.core.process import RunningProcess, describe_exit_code, is_leftov
 from optimizer.core.safe_text import is_shell_path, one_line, read_tail, shorten
 from optimizer.core.trial import Candidate
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine.cpus import divide, topology
+from optimizer.machine.cpus import divide_among_servers, read_topology
 from optimizer.measure.failure_causes import lacks_gpu_memory
 from optimizer.measure.server_calls import open_client, reports_live
 from optimizer.measure.server_client import CallError, ServerClient
@@ -161,7 +161,7 @@ class Server(ABC):
         chosen, processes = candidate.server_cpus, candidate.server_processes
         cpus = self._usual_cpus if chosen is None else parse_cpus(chosen)
         if cpus is not None and processes > 1:
-            cpus = divide(topology(cpus), processes)[self.position]
+            cpus = divide_among_servers(read_topology(cpus), processes)[self.position]
         options = server_options.to_arguments(candidate.fields)
         if (cpus, options, processes) != (self._cpus, self._chosen, self._processes):
             self.stop()

@@ -198,8 +198,8 @@ def _recommended_point(run: FinishedRun, action: str) -> tuple[Point, Outcome]:
     folder = run.folder.path
     if run.status == "left":
         raise BadInputError(
-            f"{folder}: this worker left the study {run.options.join} before its end; give the run folder of the "
-            "worker that confirmed, or join the study again"
+            f"{folder}: this worker left the study {run.options.study_name} before its end; give the run folder of "
+            "the worker that confirmed, or join the study again"
         )
     if reason := unfinished(run):
         command = resume_command(run)
@@ -278,7 +278,7 @@ def _auto_complete_option(configs: Mapping[str, ModelConfig]) -> list[str]:
 
 
 def _hardware_line(hardware: Mapping[str, Any]) -> str:
-    cpu = f"{hardware['cpu']}, {hardware['cpu_count']} cores"
+    cpu = f"{hardware['cpu']}, {hardware['cpu_count']} CPUs"
     return " · ".join([*map(str, hardware["gpus"]), cpu])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from objectives.sla import Sla
-from optimizer.config.batching import parse_policy, preferred_text, resolve_policy
+from optimizer.config.batching import format_preferred_sizes, parse_preferred_sizes, resolve_preferred_sizes
 from optimizer.config.search_space import OFF, Problem, SearchSpace
 from optimizer.core.trial import Candidate, Trial
 from optimizer.explain.forecaster import Forecast, Remedy, gain, median_errors
@@ -143,10 +143,10 @@ def single_changes(space: SearchSpace, own: Candidate) -> dict[Candidate, tuple[
 def _variations(space: SearchSpace, own: Candidate) -> Iterator[tuple[str, object, object, Candidate]]:
     """Yield (parameter, value now, other value, candidate with it)."""
     size, count, fields = own.max_batch_size, own.instance_count, dict(own.fields)
-    policy = preferred_text(own.preferred_batch_sizes, size)
+    policy = format_preferred_sizes(own.preferred_batch_sizes, size)
     possible = [choice for choice in space.max_batch_size if choice >= space.request_batch_size]
     for other in _nearest(possible, size, beyond=2 * size):
-        sizes = resolve_policy(policy, other) or ()
+        sizes = resolve_preferred_sizes(policy, other) or ()
         preferred = tuple(preferred for preferred in sizes if preferred <= other)
         yield "max_batch_size", size, other, replace(own, max_batch_size=other, preferred_batch_sizes=preferred)
     delay = own.max_queue_delay_us if own.dynamic_batching else OFF
@@ -158,7 +158,7 @@ def _variations(space: SearchSpace, own: Candidate) -> Iterator[tuple[str, objec
         yield "max_queue_delay_us", delay, other_delay, batching
     if own.dynamic_batching:
         for other_policy in _next(space.preferred_batch_sizes, policy):
-            sizes = resolve_policy(parse_policy(other_policy), size) or ()
+            sizes = resolve_preferred_sizes(parse_preferred_sizes(other_policy), size) or ()
             yield "preferred_batch_sizes", policy, other_policy, replace(own, preferred_batch_sizes=sizes)
     for other in _nearest(space.instance_count, count, beyond=count + 1):
         yield "instance_count", count, other, replace(own, instance_count=other)

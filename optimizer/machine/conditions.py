@@ -21,7 +21,7 @@ from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.notes import SpeedVaried
-from optimizer.machine.cpus import quota, read_text
+from optimizer.machine.cpus import cpu_quota, read_kernel_file
 from optimizer.options.values import format_cpus, usable_cpus
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second
@@ -54,7 +54,7 @@ class CpuUsage:
         that of its parent.
         """
         names = {f"cpu{cpu}" for cpu in (os.sched_getaffinity(0) if cpus is None else cpus)}
-        words = [line.split() for line in read_text("/proc/stat").splitlines() if line.startswith("cpu")]
+        words = [line.split() for line in read_kernel_file("/proc/stat").splitlines() if line.startswith("cpu")]
         times = [[int(word) for word in line[1:]] for line in words if line[0] in names]
         own = process_tree(os.getpid(), *server_pids)
         return cls(
@@ -103,12 +103,13 @@ def _children(pid: int) -> set[int]:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  Path.iterdir takes three times as long
     except OSError:  # it has ended
         return set()
-    return {int(child) for thread in threads for child in read_text(f"/proc/{pid}/task/{thread}/children").split()}
+    texts = (read_kernel_file(f"/proc/{pid}/task/{thread}/children") for thread in threads)
+    return {int(child) for text in texts for child in text.split()}
 
 
 def _process_ticks(pid: int) -> int:
     """Return the CPU ticks of a process, including its ended threads and the children that it waited for."""
-    after_name = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    after_name = read_kernel_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return sum(int(word) for word in after_name[11:15])  # utime, stime, cutime, cstime
 
 
@@ -197,13 +198,13 @@ def machine_conditions(root: Path = Path("/")) -> dict[str, ConditionValue]:
     system = root / "sys/devices/system/cpu"
     folders = [system / f"cpu{cpu}" for cpu in usable[:: -(-len(usable) // MAX_CPUS_READ)]]
     frequency = [folder / "cpufreq" for folder in folders]
-    processor = read_text(root / "proc/cpuinfo", limit=8192)
+    governors = {read_kernel_file(folder / "scaling_governor") for folder in frequency}
+    processor = read_kernel_file(root / "proc/cpuinfo", limit=8192)
     return {
-        "load_average": [float(word) for word in read_text(root / "proc/loadavg").split()[:3]] or None,
+        "load_average": [float(word) for word in read_kernel_file(root / "proc/loadavg").split()[:3]] or None,
         "cpus": format_cpus(usable),
-        "cpu_quota": quota(root),
-        "cpu_governor": " ".join(sorted({read_text(folder / "scaling_governor") for folder in frequency} - {""}))
-        or None,
+        "cpu_quota": cpu_quota(root),
+        "cpu_governor": " ".join(sorted(governors - {""})) or None,
         "cpu_mhz": _mean_mhz(folder / "scaling_cur_freq" for folder in frequency) or _nominal_mhz(processor),
         "cpu_max_mhz": _mean_mhz(folder / "cpuinfo_max_freq" for folder in frequency),
         "core_throttle_count": _sum(folder / "thermal_throttle/core_throttle_count" for folder in folders),
@@ -229,7 +230,7 @@ def _sum(paths: Iterable[Path]) -> int | None:
 
 
 def _numbers(paths: Iterable[Path]) -> list[float]:
-    return [float(text) for text in map(read_text, paths) if text.isdecimal()]
+    return [float(text) for text in map(read_kernel_file, paths) if text.isdecimal()]
 
 
 SPEED_VARIATION_LIMIT = 1.25  # slowest over fastest probe; beyond it, measurements are not comparable

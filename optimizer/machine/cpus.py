@@ -15,7 +15,7 @@ MIN_CPUS_TO_SPLIT, MIN_CORES_TO_SPLIT = 4, 3
 CLIENT_SHARE, MAX_CLIENT_CPUS = 1 / 4, 4  # share and largest number of the load generator's CPUs
 
 
-def quota(root: Path = Path("/")) -> float | None:
+def cpu_quota(root: Path = Path("/")) -> float | None:
     """Return the CPU quota of this process's control groups, in CPUs; None if there is none."""
     limits = [_limit(group) for group in _control_groups(root)]
     return min((limit for limit in limits if limit is not None), default=None)
@@ -37,7 +37,7 @@ class CpuTopology:
         return frozenset().union(*self.cores)
 
 
-def topology(cpus: frozenset[int], root: Path = Path("/")) -> CpuTopology:
+def read_topology(cpus: frozenset[int], root: Path = Path("/")) -> CpuTopology:
     """Return the topology of ``cpus`` from sysfs below ``root``.
 
     A CPU without information is a core of its own. All CPUs without a known node form one node.
@@ -61,7 +61,7 @@ class CpuPlacement:
     note: Note
 
 
-def place(
+def place_server_and_client(
     machine: CpuTopology,
     quota: float | None = None,
     *,
@@ -71,10 +71,10 @@ def place(
     """Return the CPUs of server and load generator.
 
     ``server`` and ``client`` are the CPUs that the user set. If only one is set, the other gets the remaining CPUs,
-    or all CPUs if none remain. If none is set, ``split`` decides.
+    or all CPUs if none remain. If none is set, ``split_server_and_client`` decides.
     """
     if server is None and client is None:
-        return split(machine, quota)
+        return split_server_and_client(machine, quota)
     server = server or machine.cpus - (client or frozenset()) or machine.cpus
     client = client or machine.cpus - server or machine.cpus
     if common := server & client:
@@ -82,7 +82,7 @@ def place(
     return _apart(server, client)
 
 
-def split(machine: CpuTopology, quota: float | None = None) -> CpuPlacement:
+def split_server_and_client(machine: CpuTopology, quota: float | None = None) -> CpuPlacement:
     """Give server and load generator separate physical cores if there are enough; otherwise both use all CPUs.
 
     The load generator's cores are on one NUMA node if possible. The smallest node with enough CPUs is used, so that
@@ -108,7 +108,7 @@ def _apart(server: frozenset[int], client: frozenset[int]) -> CpuPlacement:
     return CpuPlacement(server, client, SeparateCpus(format_cpus(server), format_cpus(client)))
 
 
-def divide(machine: CpuTopology, parts: int) -> list[frozenset[int]]:
+def divide_among_servers(machine: CpuTopology, parts: int) -> list[frozenset[int]]:
     """Return the CPUs of each of ``parts`` servers: physical cores that are neighbors.
 
     They are on one NUMA node unless there are fewer servers than nodes; so the servers of a smaller node may get
@@ -140,14 +140,14 @@ def _cut(units: Sequence[frozenset[int]], parts: int) -> list[frozenset[int]]:
 
 def _listed(path: Path) -> frozenset[int]:
     try:
-        return parse_cpus(read_text(path))
+        return parse_cpus(read_kernel_file(path))
     except ValueError:
         return frozenset()
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
     """Yield the folders of this process's CPU control group and of all its ancestors, for cgroup versions 1 and 2."""
-    for line in read_text(root / "proc/self/cgroup").splitlines():
+    for line in read_kernel_file(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers or "cpu" in controllers.split(","):
             group = PurePosixPath(path)
@@ -156,8 +156,8 @@ def _control_groups(root: Path) -> Iterator[Path]:
 
 
 def _limit(group: Path) -> float | None:
-    version_1 = (read_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-    text = read_text(group / "cpu.max") or " ".join(version_1)
+    version_1 = (read_kernel_file(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    text = read_kernel_file(group / "cpu.max") or " ".join(version_1)
     try:
         microseconds, period = (float(word) for word in text.split())
     except ValueError:  # "max 100000", or no such file
@@ -165,7 +165,7 @@ def _limit(group: Path) -> float | None:
     return microseconds / period if microseconds > 0 and period > 0 else None
 
 
-def read_text(path: Path | str, limit: int = -1) -> str:
+def read_kernel_file(path: Path | str, limit: int = -1) -> str:
     """Return the text of a file of the kernel without spaces around it; empty if it cannot be read.
 
     The kernel generates only the first ``limit`` bytes. Unbuffered reading takes a quarter of the time of

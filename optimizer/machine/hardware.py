@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimizer.core.safe_text import one_line
-from optimizer.machine.cpus import read_text
+from optimizer.machine.cpus import read_kernel_file
 from optimizer.machine.nvml import filter_visible, survey
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Hardware:
     memory_bytes: int
 
     def __str__(self) -> str:
-        cpu = f"{self.cpu}, {self.cpu_count} cores"
+        cpu = f"{self.cpu}, {self.cpu_count} CPUs"
         return f"{', '.join(self.gpus)} · {cpu}" if self.gpus else cpu
 
 
@@ -47,8 +47,8 @@ def detect() -> Hardware:
     """Return the hardware of this machine, without GPUs if NVML reports none."""
     import psutil
 
-    cores = len(psutil.Process().cpu_affinity() or []) or psutil.cpu_count() or 1
-    return Hardware(gpu_names(), _cpu_name(), cores, psutil.virtual_memory().total)
+    cpu_count = len(psutil.Process().cpu_affinity() or []) or psutil.cpu_count() or 1
+    return Hardware(gpu_names(), _cpu_name(), cpu_count, psutil.virtual_memory().total)
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def torch_on_gpu() -> bool:
 
 
 def _cpu_name() -> str:
-    for line in read_text("/proc/cpuinfo").splitlines():
+    for line in read_kernel_file("/proc/cpuinfo").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
@@ -124,7 +124,7 @@ class Fingerprint:
         return hashlib.sha256(text.encode()).hexdigest()[:ID_LENGTH]
 
     def __str__(self) -> str:
-        machine = self.at or ", ".join([*self.gpus, self.cpu, f"{self.cpu_count} cores"])
+        machine = self.at or ", ".join([*self.gpus, self.cpu, f"{self.cpu_count} CPUs"])
         return f"{machine} · {self.target} server {self.server}, {', '.join(self.backends)}"
 
     def to_document(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ REMEDIES = {  # NVML error -> what to do
     "NVIDIA_DRIVER_CAPABILITIES",
 }
 MPS_THREADS, MPS_PIPES = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PIPE_DIRECTORY"  # of processes under MPS
-USUAL_MPS_PIPES = "/tmp/nvidia-mps"
+DEFAULT_MPS_PIPES = "/tmp/nvidia-mps"
 DEFAULT_REMEDY = "run nvidia-smi for details"
 POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT, which older versions of pynvml lack
 
@@ -216,7 +216,7 @@ def mps_share(processes: int, environment: Mapping[str, str]) -> dict[str, str]:
 
     The result is empty for a single server, if the MPS of ``environment`` does not run, or if that has a limit.
     """
-    control = Path(environment.get(MPS_PIPES) or USUAL_MPS_PIPES, "control")
+    control = Path(environment.get(MPS_PIPES) or DEFAULT_MPS_PIPES, "control")
     if processes == 1 or MPS_THREADS in environment or not control.exists():
         return {}
     return {MPS_THREADS: f"{100 / processes:.4g}"}

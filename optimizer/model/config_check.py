@@ -112,7 +112,7 @@ def too_many_instances(counts: Iterable[int], source: ModelSource, options: RunO
     import psutil
 
     largest = max(counts, default=0)
-    limit = options.max_instances or MAX_INSTANCES
+    limit = options.max_instance_count or MAX_INSTANCES
     if largest > limit:
         return (
             f"{largest:,} instances are above the limit of {limit:,}; write fewer, or raise the limit with "
@@ -121,7 +121,7 @@ def too_many_instances(counts: Iterable[int], source: ModelSource, options: RunO
     if on_gpu or options.target not in ("embedded", "local") or options.cluster is not None or largest < 2:
         return ""
     copied = backend_of(source.tuned_config) in BACKENDS_THAT_COPY and not source.composing
-    weights = int(source.facts.get("model_bytes", 0)) if copied and options.max_instances is None else 0
+    weights = int(source.facts.get("model_bytes", 0)) if copied and options.max_instance_count is None else 0
     needed, memory = largest * (PROCESS_BYTES + weights), psutil.virtual_memory().total
     if needed <= memory:
         return ""

@@ -12,9 +12,9 @@ from optimizer.config.backends import ONNXRUNTIME, backend_of, has_llm_engine, i
 from optimizer.config.batching import (
     SEQUENCE_PREFERRED,
     SLOT_UTILIZATION,
+    format_preferred_sizes,
     is_batcher_field,
     is_sequence_field,
-    preferred_text,
 )
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import INSTANCE_COUNT, MAX_QUEUE_DELAY, ModelSource
@@ -27,7 +27,7 @@ from optimizer.core.safe_text import one_line
 from optimizer.core.trial import INSTANCE_GPUS, VARIANT, FieldValue, model_of_field
 from optimizer.machine import hardware
 from optimizer.machine.hardware import Hardware
-from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_POLICIES, SpaceSection, keys_of_parameter
+from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_PREFERRED_SIZES, SpaceSection, keys_of_parameter
 from optimizer.model.repository import read_repository_model
 from optimizer.options.run_options import RunOptions
 
@@ -154,7 +154,7 @@ def build_space(
     return SearchSpace(
         max_batch_size=tuple(size for size in sizes if size >= least) or (least,),
         max_queue_delay_us=delays,
-        preferred_batch_sizes=section.preferred_batch_size or DEFAULT_POLICIES,
+        preferred_batch_sizes=section.preferred_batch_size or DEFAULT_PREFERRED_SIZES,
         instance_count=counts,
         fields=fields,
         request_batch_size=batch.fixed or 1,
@@ -341,7 +341,7 @@ def sequence_fields(
         own = int(oldest.max_candidate_sequences)
         fields[CANDIDATE_SEQUENCES] = tuple(sorted({own, *SEQUENCES}))
         fields[delay_path(config)] = delays
-        own_sizes = preferred_text(oldest.preferred_batch_size, config.max_batch_size)
+        own_sizes = format_preferred_sizes(oldest.preferred_batch_size, config.max_batch_size)
         fields[SEQUENCE_PREFERRED] = tuple(dict.fromkeys(("none", "max/2", own_sizes))) if batches else ("none",)
         if section.preferred_batch_size:
             fields[SEQUENCE_PREFERRED] = tuple(section.preferred_batch_size)

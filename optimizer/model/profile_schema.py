@@ -79,7 +79,7 @@ from optimizer.model.requests import RequestOptions
 from optimizer.options.values import parse_latency_metric
 
 DEFAULT_DELAYS_US: Final = ("off", 0, 100, 500, 1000, 2000, 5000)
-DEFAULT_POLICIES: Final = ("none", "max/2")
+DEFAULT_PREFERRED_SIZES: Final = ("none", "max/2")
 _DELAY: Final = "Time in µs that a request may wait for others to form a batch; off: no dynamic batching"
 _PREFERRED: Final = "Batch sizes that the batcher prefers: none, max/2 (of max_batch_size), or sizes such as 8"
 PERCENTILE_KEY: Final = r"^((ttft|itl)_)?p[5-9][0-9](\.[0-9]{1,4})?$"
@@ -425,7 +425,7 @@ class SpaceSection(ProfileSection):
         f"{_DELAY} (default: {', '.join(map(str, DEFAULT_DELAYS_US))})", ["off", 0, 500, 2000]
     )
     preferred_batch_size: Choices[PreferredSizes] = _optional(
-        f"{_PREFERRED} (default: {', '.join(DEFAULT_POLICIES)})", ["none", "max/2"]
+        f"{_PREFERRED} (default: {', '.join(DEFAULT_PREFERRED_SIZES)})", ["none", "max/2"]
     )
     instance_group_count: Choices[PositiveInt] = _optional(
         "Instances of the model, on each of its GPUs "

@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails
 
 from objectives.sla import parse_duration_ms
 from optimizer.config import gpu_placement, model_json
-from optimizer.config.batching import parse_policy
+from optimizer.config.batching import parse_preferred_sizes
 from optimizer.core.request_sizes import (
     DISTRIBUTION_MARKS,
     FORMS,
@@ -174,7 +174,7 @@ def _parse_preferred_sizes(value: object) -> str:
     try:
         if value is None or not all(isinstance(term, str) or _is_whole(term) for term in terms):
             raise ValueError
-        policy = parse_policy(value)
+        policy = parse_preferred_sizes(value)
     except ValueError:
         allowed = "none, max, max/2, a size, or a list of those such as [max/2, max]"
         raise ValueError(f"{format_value(value)} is not a choice; write {allowed}") from None

@@ -23,7 +23,8 @@ class ValueType:
         metavar: The value's name in help texts.
         parse: Text to value. Raises ValueError with advice.
         write: Value to the text that reads as the same value. Secrets are replaced.
-        annotation: The type of the Python keyword.
+        annotation: The type of the Python keyword. A value that may be a path is also a ``Path``.
+        is_path: Whether the value may be a path.
         move: The value as seen from another working folder, for a value that may be a path.
         choices: The allowed values if there are few.
     """
@@ -32,13 +33,9 @@ class ValueType:
     parse: Callable[[str], Any] = str
     write: Callable[[Any], str] = str
     annotation: str = "str"
+    is_path: bool = False
     move: MovePath | None = None
     choices: tuple[str, ...] = ()
-
-    @property
-    def is_path(self) -> bool:
-        """Whether the value may be a path."""
-        return "Path" in self.annotation
 
 
 @dataclass(frozen=True, slots=True)

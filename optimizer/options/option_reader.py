@@ -14,15 +14,15 @@ from optimizer.core.safe_text import exists, is_folder
 from optimizer.options.addresses import DEFAULT_URL, SSL_FLAGS, server_address
 from optimizer.options.option import DEFAULTS, Option
 from optimizer.options.run_options import SEARCHERS, SIMULATED_OBJECTIVES, RunOptions, default_search
-from optimizer.options.table import BY_NAME, OF_TARGET, OPTIONS, TIMING
+from optimizer.options.table import OPTIONS, OPTIONS_BY_NAME, REQUEST_TIME_OPTIONS, TARGET_OPTIONS
 from optimizer.options.values import LARGEST_INT32, OptionError, format_number, move_model, quote
 
 CLUSTER_TARGETS = ("embedded", "local")  # each worker of a cluster starts a server of its own
 LEAST_SIMILARITY = 0.6  # of a proposed flag; 1 is the same text
 MOST_PROPOSALS = 5  # flags that are equally similar
-MODEL = "MODEL"  # stands for the model among names of options
+MODEL_ARGUMENT = "MODEL"  # stands for the model among names of options
 # options that name code, a program, an address, or data that are sent to a server
-EXTERNAL = ("model-repository", "input-data", "cluster", *(option.name for option in OF_TARGET))
+EXTERNAL = ("model-repository", "input-data", "cluster", *(option.name for option in TARGET_OPTIONS))
 LONGEST_FLAG = 100  # further characters are not compared
 SIMILAR_FLAGS: Final = {  # the folder of the runs, which commands that write runs name differently
     "--out": "--results",
@@ -57,28 +57,29 @@ def check_options(options: RunOptions, explicit: Collection[str]) -> None:
     _check_shared_memory(options)
     _check_search(options)
     _check_cluster(options)
-    if options.join is not None and options.storage is None:
-        problem = f"--study-name {quote(options.join)}: --storage is missing; give the database of all workers"
+    if options.study_name is not None and options.storage is None:
+        problem = f"--study-name {quote(options.study_name)}: --storage is missing; give the database of all workers"
         raise OptionError("study-name", problem)
 
 
 def check_target(options: RunOptions, explicit: Collection[str]) -> None:
     """Raise OptionError if an option does not belong to the target, or needs another option that is missing."""
-    for option in OF_TARGET:
+    for option in TARGET_OPTIONS:
         if option.name in explicit and options.target not in option.targets:
             value = option.value_in(options)
             shown = option.quote(value[0] if option.repeatable else value)
-            names = " and ".join(option.targets)
-            raise OptionError(
-                option.name,
-                f"{option.flag} {shown}: works only with --target {names}; give that too, or leave {option.flag} out",
-            )
+            raise _requires(option.flag, shown, f"--target {' or '.join(option.targets)}")
     _check_ssl(options, explicit)
     if options.target == "docker" and options.docker_image is None:
         raise OptionError(
             "target",
             "--target docker: --docker-image is missing; give an image such as nvcr.io/nvidia/tritonserver:…-py3",
         )
+
+
+def _requires(flag: str, value: str, other: str) -> OptionError:
+    """Return the error about an option that has no effect without the option ``other``."""
+    return OptionError(flag[2:], f"{flag} {value}: works only with {other}; add {other}, or remove {flag}")
 
 
 def _check_ssl(options: RunOptions, explicit: Collection[str]) -> None:
@@ -88,8 +89,8 @@ def _check_ssl(options: RunOptions, explicit: Collection[str]) -> None:
     other: ProtocolName = "grpc" if address.protocol == "http" else "http"
     for name, flag in SSL_FLAGS[other].items():
         if flag[2:] in explicit:
-            problem = f"{flag}: --url {url} does not begin with {other}s://; begin it so, or give {flags[name]}"
-            raise OptionError(flag[2:], problem)
+            problem = f"{flag}: --url {url} does not begin with {other}s://"
+            raise OptionError(flag[2:], f"{problem}; begin the URL with {other}s://, or give {flags[name]}")
     if (options.tls_cert is None) != (options.tls_key is None):
         given, missing = ("key", "cert") if options.tls_cert is None else ("cert", "key")
         problem = f"{flags[given]}: a client certificate needs its key; give {flags[missing]} too"
@@ -101,15 +102,13 @@ def _check_ssl(options: RunOptions, explicit: Collection[str]) -> None:
 
 
 def _check_load(options: RunOptions, explicit: Collection[str]) -> None:
-    timing = [name for name in TIMING if name in explicit]
+    timing = [name for name in REQUEST_TIME_OPTIONS if name in explicit]
     if len(timing) > 1:
         both = " and ".join(f"--{name}" for name in timing)
         raise OptionError(timing[0], f"{both} both set the times of the requests: give one of them")
     if options.load != "rate":
         if timing:
-            value = quote(options.arrivals)
-            problem = f"--{timing[0]} {value}: works only with --load rate; give that too, or leave it out"
-            raise OptionError(timing[0], problem)
+            raise _requires(f"--{timing[0]}", quote(options.request_times), "--load rate")
         return
     if options.protocol == "http":
         fix = "leave --protocol http out" if "protocol" in explicit else "give the server's gRPC address as --url"
@@ -133,8 +132,8 @@ def _check_shared_memory(options: RunOptions) -> None:
     size = options.output_shared_memory_bytes
     if options.shared_memory == "none":
         if size is not None:
-            problem = f"--output-shared-memory-size {format_number(size)}B: works only with --shared-memory system "
-            raise OptionError("output-shared-memory-size", f"{problem}or cuda; give that too, or leave it out")
+            needed = "--shared-memory system or cuda"
+            raise _requires("--output-shared-memory-size", f"{format_number(size)}B", needed)
         return
     flag = f"--shared-memory {options.shared_memory}"
     if size is not None and not 1 <= size <= LARGEST_INT32:
@@ -167,10 +166,7 @@ def _check_search(options: RunOptions) -> None:
 def _check_cluster(options: RunOptions) -> None:
     if options.cluster is None:
         if options.cluster_cpus is not None:
-            problem = (
-                f"--cluster-cpus {options.cluster_cpus}: works only with --cluster; give that too, or leave it out"
-            )
-            raise OptionError("cluster-cpus", problem)
+            raise _requires("--cluster-cpus", str(options.cluster_cpus), "--cluster")
         return
     if options.target not in CLUSTER_TARGETS:
         raise OptionError(
@@ -178,10 +174,10 @@ def _check_cluster(options: RunOptions) -> None:
             f"--cluster: each trial starts its own server, which --target {options.target} does not; "
             f"take {' or '.join(CLUSTER_TARGETS)}",
         )
-    if options.join is not None:
+    if options.study_name is not None:
         raise OptionError("cluster", "--cluster runs the trials of one study in parallel: leave --study-name out")
     for name in ("server-cpus", "client-cpus", "perf-analyzer-image"):
-        if BY_NAME[name].value_in(options) is not None:
+        if OPTIONS_BY_NAME[name].value_in(options) is not None:
             reason = (
                 "uses tune's own perf_analyzer" if name == "perf-analyzer-image" else "gets free CPUs of its node"
             )
@@ -217,7 +213,7 @@ def parse_values(
     """
     parsed = {}
     for name, value in values.items():
-        option = BY_NAME.get(name)
+        option = OPTIONS_BY_NAME.get(name)
         if option is None or not is_known(option):
             similar = flag_advice(name, (other.flag for other in OPTIONS if is_known(other)))
             advice = similar or "`tune run --help-all` shows the options"
@@ -261,7 +257,7 @@ def retarget(options: RunOptions, values: Mapping[str, object]) -> RunOptions:
     """
     parsed = parse_values(values)
     if parsed.get("target", options.target) != options.target:
-        options = replace(options, **{option.field: getattr(DEFAULTS, option.field) for option in OF_TARGET})
+        options = replace(options, **{option.field: getattr(DEFAULTS, option.field) for option in TARGET_OPTIONS})
     options = replace(options, **_fields(parsed))
     check_target(options, parsed.keys())
     return options
@@ -287,7 +283,7 @@ def written_values(options: RunOptions) -> dict[str, str | list[str] | bool]:
             continue
         value, default = option.value_in(options), _default(option, options)
         always = option.always_written or (option.from_model_analyzer and options.from_model_analyzer is not None)
-        if option.name in TIMING and options.load != "rate":
+        if option.name in REQUEST_TIME_OPTIONS and options.load != "rate":
             always = False
         if value is None or not option.is_for(options) or (value == default and not always):
             continue
@@ -307,9 +303,9 @@ def external_values(options: RunOptions) -> dict[str, list[str]]:
     """
     here = Path.cwd()
     model = move_model(here, options.model, options)
-    external = {MODEL: [model]} if "/" in model and exists(Path(model)) else {}
+    external = {MODEL_ARGUMENT: [model]} if "/" in model and exists(Path(model)) else {}
     for name, value in written_values(options).items():
-        kind = BY_NAME[name].type
+        kind = OPTIONS_BY_NAME[name].type
         if name in EXTERNAL and kind is not None and value != "zero":  # of --input-data
             texts = value if isinstance(value, list) else [str(value)]
             external[name] = [kind.move(here, text, options) if kind.move else text for text in texts]
@@ -322,15 +318,17 @@ def external_names(options: RunOptions) -> set[str]:
     Such a profile is tune's own, or in the user's ``configs/``.
     """
     names = set(external_values(options))
-    return names if exists(Path(options.model)) else names - {MODEL}
+    return names if exists(Path(options.model)) else names - {MODEL_ARGUMENT}
 
 
 def changed_options(options: RunOptions, values: Mapping[str, object]) -> list[str]:
-    """Return the names in ``values`` that are not for a resumed run, unless they repeat what ``options`` name.
+    """Return the options in ``values`` that a resumed run cannot change.
 
-    A value of EXTERNAL may be repeated, because a run from someone else needs it. Raises OptionError.
+    An option of EXTERNAL with its original value does not count, because a run from someone else needs it. Raises
+    OptionError.
     """
-    given = [name for name, value in values.items() if value is not None and "resume" not in BY_NAME[name].taken_by]
+    set_names = (name for name, value in values.items() if value is not None)
+    given = [name for name in set_names if "resume" not in OPTIONS_BY_NAME[name].taken_by]
     if others := [name for name in given if name not in EXTERNAL]:
         return others
     before, after = external_values(options), external_values(resume_options(options, values))
@@ -384,7 +382,7 @@ def _fields(parsed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of RunOptions for parsed values. Raises OptionError if a bound is given twice."""
     fields: dict[str, Any] = {}
     for name, value in parsed.items():
-        option = BY_NAME[name]
+        option = OPTIONS_BY_NAME[name]
         if option.key or option.other_keys:
             of_field = fields.setdefault(option.field, {})
             for key, own in value if option.other_keys else ((option.key, value),):

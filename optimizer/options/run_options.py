@@ -29,14 +29,14 @@ DISTRIBUTIONS: Final = (*STEADY_DISTRIBUTIONS, *SHAPES)
 TRACE_ENDING: Final = ".csv"
 
 
-def is_distribution(arrivals: str) -> bool:
-    """Return whether ``RunOptions.arrivals`` names a distribution, rather than a file."""
-    return arrivals in STEADY_DISTRIBUTIONS or is_load_shape(arrivals)
+def is_distribution(request_times: str) -> bool:
+    """Return whether ``RunOptions.request_times`` names a distribution, rather than a file."""
+    return request_times in STEADY_DISTRIBUTIONS or is_load_shape(request_times)
 
 
-def is_trace(arrivals: str) -> bool:
-    """Return whether ``RunOptions.arrivals`` is a file with the time of each request, rather than with intervals."""
-    return not is_distribution(arrivals) and arrivals.lower().endswith(TRACE_ENDING)
+def is_trace(request_times: str) -> bool:
+    """Return whether ``RunOptions.request_times`` is a file with the time of each request, not with intervals."""
+    return not is_distribution(request_times) and request_times.lower().endswith(TRACE_ENDING)
 
 
 def default_search(objectives: tuple[str, ...]) -> SearchName:
@@ -85,7 +85,7 @@ class RunOptions:
     output_check: bool = True
     budget_seconds: float = 180.0
     max_trials: int | None = None
-    max_instances: int | None = None  # of one model
+    max_instance_count: int | None = None  # of one model
     confirmation: bool = True
     search: str = default_search(THROUGHPUT)
     seed: int = 0
@@ -99,19 +99,19 @@ class RunOptions:
     sequence_length: int | str | None = None  # of a stateful model; text: a mix, see optimizer.core.request_sizes
     input_data: str | None = None  # random, zero, or a file or folder of samples
     shapes: tuple[str, ...] = ()  # see optimizer.core.request_sizes
-    ranges: tuple[str, ...] = ()  # see optimizer.core.request_sizes
+    input_ranges: tuple[str, ...] = ()  # see optimizer.core.request_sizes
     string_data: str | None = None
     string_length: int | None = None
     prompt_tokens: str | None = None  # see optimizer.core.request_sizes
     output_tokens: str | None = None
     load: Literal["concurrency", "rate"] = "concurrency"
-    arrivals: str = DISTRIBUTIONS[0]  # or another distribution, or a file; only with load "rate"
+    request_times: str = DISTRIBUTIONS[0]  # or another distribution, or a file; only with load "rate"
     server_cpus: str | None = None  # such as 0-3
     client_cpus: str | None = None
     cluster: str | None = None  # auto, or ray://host:port
     cluster_cpus: int | None = None  # per trial
     storage: str | None = None
-    join: str | None = None  # name of a study in the storage that several workers share
+    study_name: str | None = None  # name of a study in the storage that several workers share
     out: str = "results"
 
     def requested_shared_memory(self) -> SharedMemory | None:

@@ -46,7 +46,10 @@ def check_option_name(name: str) -> str:
 
 
 def normalize_value(name: str, value: FieldValue) -> FieldValue:
-    """Return a value as tritonserver reads it; YAML reads ``off`` as false. Raises ValueError."""
+    """Return ``value`` as tritonserver reads it: booleans in lower case, but ``off`` for false of ``rate-limit``.
+
+    Raises ValueError.
+    """
     if isinstance(value, bool):
         return "off" if name == "rate-limit" and not value else str(value).lower()
     text = str(value)

@@ -78,10 +78,10 @@ _OBJECTIVES = ValueType("NAME[,NAME]", values.parse_objectives, ",".join)
 _MODELS = ValueType("NAMES", values.parse_model_names, ",".join)
 _CPUS = ValueType("CPUS", values.parse_usable_cpus)
 _LENGTHS = ValueType(
-    "LENGTHS", _checked(parse_token_lengths), annotation="str | int | Path", move=values.move_token_lengths
+    "LENGTHS", _checked(parse_token_lengths), annotation="str | int", is_path=True, move=values.move_token_lengths
 )
-_FOLDER = ValueType("DIR", values.parse_path, annotation="str | Path")
-_RUN = ValueType("RUN", values.parse_path, annotation="str | Path", move=values.move_run)
+_FOLDER = ValueType("DIR", values.parse_path, is_path=True)
+_RUN = ValueType("RUN", values.parse_path, is_path=True, move=values.move_run)
 
 
 def _choice(*names: str) -> ValueType:
@@ -92,11 +92,11 @@ def _choice(*names: str) -> ValueType:
 
 
 def _program(metavar: str) -> ValueType:
-    return ValueType(metavar, values.parse_text, annotation="str | Path", move=values.move_program)
+    return ValueType(metavar, values.parse_text, is_path=True, move=values.move_program)
 
 
 def _moved(metavar: str) -> ValueType:
-    return ValueType(metavar, values.parse_path, annotation="str | Path", move=values.move_path)
+    return ValueType(metavar, values.parse_path, is_path=True, move=values.move_path)
 
 
 def _ssl_options(protocol: ProtocolName) -> tuple[Option, ...]:
@@ -121,7 +121,7 @@ _DOCKER: tuple[TargetName, ...] = ("docker",)
 _REMOTE: tuple[TargetName, ...] = ("remote",)
 
 # the options of the target, which `tune verify --fresh` takes too
-_TARGET_OPTIONS: Final = (
+_TARGET_DECLARATIONS: Final = (
     Option(
         "target",
         _choice(*TARGETS),
@@ -304,7 +304,6 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             "max-instance-count",
             _number("N", 1, values.LARGEST_INT32),
             "Largest number of instances of a model that a configuration may have",
-            stored_as="max_instances",
             default="64, fewer if memory is short",
             is_common=True,
         ),
@@ -338,25 +337,25 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             ValueType("NAME", values.parse_distribution),
             "Distribution of the requests of --load rate over time: poisson, constant, or a load shape: spike, ramp, "
             "diurnal, with values such as diurnal:1.5x:10s",
-            stored_as="arrivals",
-            is_for=lambda options: is_distribution(options.arrivals),
+            stored_as="request_times",
+            is_for=lambda options: is_distribution(options.request_times),
             from_model_analyzer=True,
         ),
         Option(
             "request-intervals",
-            ValueType("FILE", values.parse_intervals, annotation="str | Path", move=values.move_arrivals),
+            ValueType("FILE", values.parse_intervals, is_path=True, move=values.move_request_times),
             "File of the intervals between the requests of --load rate in µs, in place of a distribution",
-            stored_as="arrivals",
-            is_for=lambda options: not is_distribution(options.arrivals) and not is_trace(options.arrivals),
+            stored_as="request_times",
+            is_for=lambda options: not is_distribution(options.request_times) and not is_trace(options.request_times),
             from_model_analyzer=True,
         ),
         Option(
             "request-trace",
-            ValueType("FILE.csv", values.parse_trace, annotation="str | Path", move=values.move_arrivals),
+            ValueType("FILE.csv", values.parse_trace, is_path=True, move=values.move_request_times),
             "File with the time of each request of --load rate, and its samples and priority, in place of a "
             "distribution: columns time_s, batch_size, priority",
-            stored_as="arrivals",
-            is_for=lambda options: is_trace(options.arrivals),
+            stored_as="request_times",
+            is_for=lambda options: is_trace(options.request_times),
         ),
         Option(
             "request-batch-size",
@@ -379,7 +378,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         ),
         Option(
             "input-data",
-            ValueType("DATA", values.parse_input_data, annotation="str | Path", move=values.move_input_data),
+            ValueType("DATA", values.parse_input_data, is_path=True, move=values.move_input_data),
             "random, zero, JSON file or folder of perf_analyzer, or a .npz, .npy, .csv or .parquet file",
             default="random",
             is_common=True,
@@ -397,7 +396,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             "input-range",
             ValueType("NAME:LOW..HIGH", _checked(parse_range)),
             "Range of random values, such as ids:0..30521; repeatable",
-            stored_as="ranges",
+            stored_as="input_ranges",
             repeatable=True,
         ),
         Option(
@@ -447,7 +446,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         Option("client-cpus", _CPUS, "CPUs for the load generator, such as 4-5"),
     ),
     SERVER: (
-        *_TARGET_OPTIONS,
+        *_TARGET_DECLARATIONS,
         Option("server-cpus", _CPUS, "CPUs for the server, such as 0-3 (see docs/running.md)"),
     ),
     SEARCH: (
@@ -507,7 +506,6 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             "study-name",
             ValueType("NAME", values.parse_study_name),
             "Share the study of this name in --storage with other workers",
-            stored_as="join",
             taken_by=("python",),
         ),
         Option(
@@ -570,7 +568,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
     ),
 }
 OPTIONS: Final = tuple(replace(option, group=group) for group, options in _BY_GROUP.items() for option in options)
-BY_NAME: Final = {option.name: option for option in OPTIONS}
+OPTIONS_BY_NAME: Final = {option.name: option for option in OPTIONS}
 SLA_OPTIONS: Final = tuple(option.name for option in OPTIONS if option.field == "sla_ms")
-OF_TARGET: Final = tuple(BY_NAME[option.name] for option in _TARGET_OPTIONS)
-TIMING: Final = tuple(option.name for option in OPTIONS if option.field == "arrivals")
+TARGET_OPTIONS: Final = tuple(OPTIONS_BY_NAME[option.name] for option in _TARGET_DECLARATIONS)
+REQUEST_TIME_OPTIONS: Final = tuple(option.name for option in OPTIONS if option.field == "request_times")

@@ -52,7 +52,7 @@ def _move_where(is_path: Callable[[str], bool]) -> MovePath:
 
 
 move_path = _move_where(lambda text: True)
-move_arrivals = _move_where(lambda text: not is_distribution(text))
+move_request_times = _move_where(lambda text: not is_distribution(text))
 move_input_data = _move_where(lambda text: text not in ("random", "zero"))
 move_token_lengths = _move_where(names_file)
 

@@ -311,7 +311,7 @@ def _planned_for_hardware(hardware: str, runs: Sequence[FinishedRun], latencies:
         raise BadInputError(
             f"{others[0]} and {newest.folder.path}: have different request sizes; give only one of them"
         )
-    how = arrivals.parse_arrivals(newest.options.arrivals)
+    how = arrivals.parse_arrivals(newest.options.request_times)
     facts = newest.info["problem"].get("facts", {})
     return [
         PlannedConfiguration(

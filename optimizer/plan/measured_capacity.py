@@ -193,7 +193,7 @@ def measured_capacity(run: FinishedRun) -> MeasuredCapacity:
         if safe:
             mean_in_flight = curves[0].mean_in_flight(safe)
             full_share = float(curves[0].in_flight(safe)[-1])
-    elif run.options.arrivals != "poisson":
+    elif run.options.request_times != "poisson":
         raise BadInputError(
             f"{run.folder.path}: its requests did not arrive independently of each other, as "
             "those of users do; give a run of a closed loop, or with --request-distribution poisson"

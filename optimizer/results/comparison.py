@@ -29,7 +29,7 @@ REQUEST_OPTIONS = (
     "sequence_length",
     "input_data",
     "shapes",
-    "ranges",
+    "input_ranges",
     "string_data",
     "string_length",
     "prompt_tokens",
@@ -54,8 +54,8 @@ def conditions(run: FinishedRun) -> dict[str, str]:
     cpu, memory = str(info.get("cpu", formatting.UNKNOWN)), info.get("memory_bytes", 0)
     hardware = Hardware(tuple(info["gpus"]), cpu, info["cpu_count"], memory)
     times = run.problem.request_times
-    recording = f"{Path(options.arrivals).name} of {times.recorded_requests:,} requests" if times else ""
-    rate = f"rate, {recording if times and times.recorded_requests else options.arrivals}"
+    recording = f"{Path(options.request_times).name} of {times.recorded_requests:,} requests" if times else ""
+    rate = f"rate, {recording if times and times.recorded_requests else options.request_times}"
     return {
         "hardware": str(hardware),
         "CPUs": options.server_cpus or "",

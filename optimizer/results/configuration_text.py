@@ -12,8 +12,8 @@ from optimizer.config.batching import (
     SEQUENCE_PREFERRED,
     is_batcher_field,
     is_sequence_field,
-    parse_policy,
-    resolve_policy,
+    parse_preferred_sizes,
+    resolve_preferred_sizes,
 )
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.safe_text import one_line
@@ -122,7 +122,7 @@ def _sequence_line(candidate: Candidate) -> str:
         strategy, _, name = path.removeprefix("sequence_batching.").rpartition(".")
         text = _literal(value)
         if path == SEQUENCE_PREFERRED:
-            sizes = resolve_policy(parse_policy(value), candidate.max_batch_size)
+            sizes = resolve_preferred_sizes(parse_preferred_sizes(value), candidate.max_batch_size)
             text = f"[ {', '.join(map(str, sizes))} ]" if sizes else ""
         if text:
             strategies.setdefault(strategy, []).append(f"{name}: {text}")

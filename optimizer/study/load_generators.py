@@ -177,7 +177,7 @@ def _make_own_client(
         default_ms = STREAM_WINDOW_MS
     make: Callable[..., LoadClientGenerator] = ClosedLoopGenerator
     if task.problem.open_loop:
-        arrivals, mix = parse_arrivals(options.arrivals), task.problem.request_mix
+        arrivals, mix = parse_arrivals(options.request_times), task.problem.request_mix
         make = partial(OpenLoopGenerator, arrivals=arrivals, request_mix=mix)
     elif task.sequence_length is not None:
         make = partial(SequenceGenerator, sequence_length=task.sequence_length)

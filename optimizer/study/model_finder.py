@@ -211,17 +211,17 @@ def undeclared_models(source: ModelSource) -> list[str]:
 
 def trace_sizes(options: RunOptions) -> SizeDistribution | None:
     """Return the sizes of the requests in the trace of ``options``; None if there are none. Raises BadInputError."""
-    if options.load != "rate" or not is_trace(options.arrivals):
+    if options.load != "rate" or not is_trace(options.request_times):
         return None
-    classes = RecordedArrivals.read_trace(Path(options.arrivals)).classes
+    classes = RecordedArrivals.read_trace(Path(options.request_times)).classes
     return None if classes is None else classes.sizes
 
 
 def sizes_given_twice(size: int | str, options: RunOptions) -> BadInputError:
     """Return the error about a size of requests that is given in addition to a trace with sizes."""
     return BadInputError(
-        f"--request-batch-size {size}: {one_line(options.arrivals)} has the size of each request; leave the option "
-        f"or the column {SIZE} out"
+        f"--request-batch-size {size}: {one_line(options.request_times)} has the size of each request; leave the "
+        f"option or the column {SIZE} out"
     )
 
 
@@ -232,7 +232,7 @@ def size_fault(options: RunOptions, profile: Profile | None, problem: str) -> Ba
     """
     if not options.request_batch_size:
         if trace_sizes(options) is not None:
-            return BadInputError(f"{one_line(options.arrivals)}: {SIZE} {problem}")
+            return BadInputError(f"{one_line(options.request_times)}: {SIZE} {problem}")
         if profile is not None:
             return profile.fault("request", "batch_size", problem=problem)
     return BadInputError(f"--request-batch-size {problem}")

@@ -97,7 +97,7 @@ class RunPreview:
                 "shared_memory": options.shared_memory,
                 "kind": options.load,
                 "max_concurrency": None if problem.open_loop else problem.max_concurrency,
-                "request_distribution": options.arrivals if problem.open_loop else None,
+                "request_distribution": options.request_times if problem.open_loop else None,
             },
             "search": options.search,
             "first": [
@@ -238,9 +238,9 @@ def _load(shown: RunPreview) -> str:
     if options.shared_memory != "none":
         data += f", in {options.shared_memory} shared memory"
     if problem.open_loop:
-        times = f"at {options.arrivals} request rates"
-        if not is_distribution(options.arrivals):
-            times = f"at request rates, as in {Path(options.arrivals).name}"
+        times = f"at {options.request_times} request rates"
+        if not is_distribution(options.request_times):
+            times = f"at request rates, as in {Path(options.request_times).name}"
         return f"tune's own client, {times}; {each}, {data}"
     if length := shown.task.sequence_length:
         each = f"sequences of {length} {each}"

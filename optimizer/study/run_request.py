@@ -15,7 +15,7 @@ from optimizer.options.addresses import redact
 from optimizer.options.command_line import option_words
 from optimizer.options.option import DEFAULTS, Option
 from optimizer.options.option_reader import (
-    MODEL,
+    MODEL_ARGUMENT,
     changed_options,
     external_names,
     external_values,
@@ -26,7 +26,7 @@ from optimizer.options.option_reader import (
     written_values,
 )
 from optimizer.options.run_options import RunOptions
-from optimizer.options.table import TIMING
+from optimizer.options.table import REQUEST_TIME_OPTIONS
 from optimizer.options.values import quote, storage_file
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import find_run, newest_run
@@ -81,8 +81,8 @@ def _read_request(
 
     mapped = read_model_analyzer(Path(parsed["from-model-analyzer"]), model)
     merged = {**mapped.options(parsed.get("model-repository")), **values}
-    if merged.get("load") != "rate" or any(name in values for name in TIMING):
-        for name in TIMING:  # the file's is overridden
+    if merged.get("load") != "rate" or any(name in values for name in REQUEST_TIME_OPTIONS):
+        for name in REQUEST_TIME_OPTIONS:  # the file's is overridden
             if name not in values:
                 merged.pop(name, None)
     options = run_options(mapped.model, merged)
@@ -155,14 +155,14 @@ def refuse_foreign_values(
     """
     named = {name for name, value in values.items() if value is not None}
     if model is not None:
-        repeated = external_values(replace(options, model=model)).get(MODEL)
-        if repeated is None or repeated != external_values(options).get(MODEL):
+        repeated = external_values(replace(options, model=model)).get(MODEL_ARGUMENT)
+        if repeated is None or repeated != external_values(options).get(MODEL_ARGUMENT):
             raise BadInputError(f"{about}: the run has its own model; leave {one_line(repr(model))} out")
-        named.add(MODEL)
+        named.add(MODEL_ARGUMENT)
     missing = external_names(options) - named
     if missing and not folder.is_own(stored):
         written = written_values(options)
-        words = [options.model] if MODEL in missing else []  # argparse wants it right behind the run
+        words = [options.model] if MODEL_ARGUMENT in missing else []  # argparse wants it right behind the run
         words += option_words({name: value for name, value in written.items() if name in missing})
         raise BadInputError(
             f"{about}: run.json was not written by your tune on this machine, and names code, addresses or data; if "

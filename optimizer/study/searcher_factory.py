@@ -26,7 +26,7 @@ def shared_conditions(options: RunOptions, task: Task) -> dict[str, str | None]:
 
     An unknown condition is None and agrees with any other.
     """
-    if options.join is None:
+    if options.study_name is None:
         return {}
     model = task.source.facts.get(MODEL_HASH)  # a Triton repository has none
     return {
@@ -40,7 +40,7 @@ def check_stored_study(options: RunOptions, task: Task, folder: RunFolder, finge
     from optimizer.search.optuna_samplers import sampler_for  # imports Optuna
     from optimizer.store.optuna_study import check_study
 
-    storage, name = options.storage or str(folder.study), options.join or folder.study_name
+    storage, name = options.storage or str(folder.study), options.study_name or folder.study_name
     sampler = sampler_for(options.search, options.seed)
     check_study(storage, name, task.problem, sampler, fingerprint, shared_conditions(options, task))
 
@@ -57,7 +57,7 @@ def open_searcher(
 ) -> Iterator[tuple[Searcher, OtherWorkers]]:
     """Yield the searcher, and the other workers of its study. Raises TuneError."""
     problem = task.problem
-    if options.join is not None:
+    if options.study_name is not None:
         from optimizer.store.optuna_storage import RetryPolicy
         from optimizer.store.optuna_study import StudySharing
         from optimizer.study.distributed.shared_study import join

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from objectives.metrics import Measurement
 from optimizer.config import field_path
-from optimizer.config.batching import behaviour, normalize, resolve_policy
+from optimizer.config.batching import behaviour, normalize, resolve_preferred_sizes
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError
@@ -46,7 +46,7 @@ class SweepChoices:
     """The values listed for each setting. A setting without values keeps that of the model's own configuration.
 
     A ``max_queue_delay_us`` of None disables dynamic batching. ``preferred_batch_size`` holds policies (see
-    ``batching.parse_policy``), ``fields`` other ModelConfig fields by path.
+    ``batching.parse_preferred_sizes``), ``fields`` other ModelConfig fields by path.
     """
 
     max_batch_size: tuple[int, ...] = ()
@@ -170,7 +170,7 @@ def configurations(own: Candidate, choices: SweepChoices) -> tuple[tuple[Candida
     for (size, delay, policy, count), values in itertools.product(
         settings, list(itertools.product(*choices.fields.values()))
     ):
-        preferred = resolve_policy(policy, size) if delay is not None else ()
+        preferred = resolve_preferred_sizes(policy, size) if delay is not None else ()
         if preferred is None:
             raise BadInputError(f"--preferred-batch-size {policy} is not an integer for max_batch_size {size}")
         if not choices.preferred_batch_size:  # the model's own may be too large for this max_batch_size

@@ -99,7 +99,7 @@ def prepare_task(
     ``hardware`` is the server's. Whether its GPUs serve the model follows from configuration and backend. ``swept``
     are the fields that a sweep tries in place of the space, so they decide which priorities can be sent.
     """
-    arrivals = parse_arrivals(options.arrivals) if options.load == "rate" else None  # before a model is built
+    arrivals = parse_arrivals(options.request_times) if options.load == "rate" else None  # before a model is built
     named = find_model(options, hardware, say)
     source, batch, profile = named.source, named.batch, named.profile
     hardware = serving_hardware(named, hardware, options)
@@ -357,7 +357,7 @@ def request_options(named: NamedModel, options: RunOptions) -> RequestOptions:
     """Return the options of the command line for requests, and those of the profile for the rest."""
     defaults = named.profile.request.options() if named.profile else NO_OPTIONS
     return RequestOptions(
-        options.input_data or "", options.shapes, options.ranges, options.string_data, options.string_length
+        options.input_data or "", options.shapes, options.input_ranges, options.string_data, options.string_length
     ).over(defaults)
 
 

@@ -116,7 +116,7 @@ def nearest_other_size(own: float, present: float) -> int:
 
 def has_recorded_sizes(options: RunOptions) -> bool:
     """Return whether the load of a run is a trace with the size of each request."""
-    if options.load != "rate" or not is_trace(options.arrivals) or options.request_batch_size is not None:
+    if options.load != "rate" or not is_trace(options.request_times) or options.request_batch_size is not None:
         return False
     try:
         return trace_sizes(options) is not None
@@ -125,7 +125,7 @@ def has_recorded_sizes(options: RunOptions) -> bool:
 
 
 def _search_again(options: RunOptions, **changes: Any) -> str:
-    return command_line(replace(options, **{"warm_start": None, "storage": None, "join": None, **changes}))
+    return command_line(replace(options, **{"warm_start": None, "storage": None, "study_name": None, **changes}))
 
 
 def plan_step(expected: Expectation, rate: float) -> NextStep:

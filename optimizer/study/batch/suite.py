@@ -22,15 +22,15 @@ from optimizer.options.command_line import command_line
 from optimizer.options.option import DEFAULTS
 from optimizer.options.option_reader import move_options, run_options
 from optimizer.options.run_options import RunOptions
-from optimizer.options.table import OF_TARGET, OPTIONS
+from optimizer.options.table import OPTIONS, TARGET_OPTIONS
 from optimizer.options.values import OptionError, format_number, parse_budget_seconds
 from optimizer.study.run_request import with_found_run
 
 T = TypeVar("T")
 
-TARGET_OPTIONS: Final = tuple(option.name for option in OF_TARGET)
+TARGET_OPTION_NAMES: Final = tuple(option.name for option in TARGET_OPTIONS)
 ENTRY_OPTIONS: Final = tuple(
-    option.name for option in OPTIONS if "batch" in option.taken_by and option not in OF_TARGET
+    option.name for option in OPTIONS if "batch" in option.taken_by and option not in TARGET_OPTIONS
 )
 MAX_ENTRIES: Final = 1000
 HINT: Final = "a suite has a line 'entries:' with a list of models"
@@ -38,7 +38,7 @@ HINT: Final = "a suite has a line 'entries:' with a list of models"
 
 def _read_target(value: object) -> dict[str, Any]:
     """Return the options of a target; the text ``docker`` stands for ``{target: docker}``."""
-    return _read_options({"target": value} if isinstance(value, str) else value, TARGET_OPTIONS)
+    return _read_options({"target": value} if isinstance(value, str) else value, TARGET_OPTION_NAMES)
 
 
 def _read_options(value: object, known: Sequence[str]) -> dict[str, Any]:

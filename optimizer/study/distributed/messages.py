@@ -223,7 +223,8 @@ def pack(task: Task, options: RunOptions) -> TaskBundle:
     source = task.source
     models = {MODELS / name: source.folder(name) for name in source.models}
     moved = replace(_moved(task, place, MODELS), problem=replace(task.problem, objectives=()))
-    arrivals = options.arrivals if is_distribution(options.arrivals) else str(place(Path(options.arrivals)))
+    times = options.request_times
+    arrivals = times if is_distribution(times) else str(place(Path(times)))
     files = models | {name: path for path, name in names.items()}
     return TaskBundle(moved, arrivals, tuple(metric.name for metric in task.problem.objectives), _tar(files))
 

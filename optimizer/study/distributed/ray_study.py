@@ -173,7 +173,7 @@ def open_cluster(
     ``preferred`` is the fingerprint of the run to continue. Raises EnvironmentFault if no node can be used.
     """
     assert options.cluster is not None
-    parse_arrivals(options.arrivals)  # refuse a bad file before anything is started
+    parse_arrivals(options.request_times)  # refuse a bad file before anything is started
     with stopwatch.count("set_up"), contextlib.ExitStack() as opening:
         ray = opening.enter_context(connected(options.cluster))
         share = share_of(read_nodes(ray.nodes()), options.cluster_cpus)

@@ -312,9 +312,9 @@ def join(
     another environment than ``fingerprint``.
     """
     assert options.storage is not None
-    assert options.join is not None
+    assert options.study_name is not None
     sampler = sampler_for(options.search, options.seed)
-    study = open_study(options.storage, options.join, problem, sampler, fingerprint, shared, conditions)
+    study = open_study(options.storage, options.study_name, problem, sampler, fingerprint, shared, conditions)
     one_host = "://" not in options.storage or dialect_of(options.storage).startswith("sqlite")  # a file
     joined = SharedStudy(study, problem, shared, folder.path, one_host=one_host)
     study.sampler = sampler_for(options.search, options.seed + joined.number)  # otherwise all would suggest the same

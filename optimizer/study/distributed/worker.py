@@ -111,7 +111,7 @@ class Worker:
     def prepare(self, bundle: TaskBundle) -> Fingerprint:
         """Unpack the task and start its server. Return the fingerprint. Raises TuneError."""
         self._task, arrivals = unpack(bundle, self._folder)
-        self._environment = replace(self._environment, options=replace(self._options, arrivals=arrivals))
+        self._environment = replace(self._environment, options=replace(self._options, request_times=arrivals))
         self._run = RunFolder(self._folder / "run")
         self._run.server_log.parent.mkdir(parents=True)
         fingerprint = self._environment.fingerprint(self._task)
@@ -171,7 +171,7 @@ class Worker:
 
     def _reserve_cpus(self) -> Note | None:
         """Pin this process to CPUs of its own. Return a note if it has to share them."""
-        machine, host = cpus.topology(usable_cpus()), socket.gethostname()
+        machine, host = cpus.read_topology(usable_cpus()), socket.gethostname()
         if self._node_cpus > len(machine.cpus):
             return FewerCpusThanRayCounts(host, self._node_cpus, len(machine.cpus))
         self._held = resources.hold_cpus(self._own_cpus, machine, resources.lock_folder())

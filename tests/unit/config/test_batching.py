@@ -9,7 +9,7 @@ from itertools import combinations
 
 import pytest
 
-from optimizer.config.batching import ONE_BY_ONE, behaviour, normalize, parse_policy, resolve_policy
+from optimizer.config.batching import ONE_BY_ONE, behaviour, normalize, parse_preferred_sizes, resolve_preferred_sizes
 from optimizer.core.trial import Candidate
 
 
@@ -31,21 +31,21 @@ def on(limit: int, delay: int = 0, *sizes: int) -> Candidate:
     ],
 )
 def test_policies_are_read(value: object, plain: str) -> None:
-    assert parse_policy(value) == plain
+    assert parse_preferred_sizes(value) == plain
 
 
 @pytest.mark.parametrize("value", ["", "half", "max/0", "max/", "-4", "0", "2.5", True, [0], "none,max", {"a": 1}])
 def test_an_invalid_policy_is_reported_on_one_line(value: object) -> None:
-    with pytest.raises(ValueError, match=r'^preferred_batch_sizes: .* is no policy; write "none"') as error:
-        parse_policy(value)
+    with pytest.raises(ValueError, match=r'^preferred_batch_sizes: .* are not batch sizes; write "none"') as error:
+        parse_preferred_sizes(value)
     assert "\n" not in str(error.value)
 
 
 def test_policies_are_resolved_relative_to_the_largest_batch() -> None:
-    assert resolve_policy("max/4,max/2", 16) == (4, 8)
-    assert resolve_policy("max,8", 8) == (8,)
-    assert resolve_policy("max/4", 6) is None
-    assert resolve_policy("none", 6) == ()
+    assert resolve_preferred_sizes("max/4,max/2", 16) == (4, 8)
+    assert resolve_preferred_sizes("max,8", 8) == (8,)
+    assert resolve_preferred_sizes("max/4", 6) is None
+    assert resolve_preferred_sizes("none", 6) == ()
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_parameters_are_the_choices_by_name() -> None:
         ({"max_queue_delay_us": (False,)}, 'max_queue_delay_us: False is neither .* "off"'),
         ({"max_queue_delay_us": (2**31,)}, "max_queue_delay_us: 2147483648 is not"),
         ({"max_queue_delay_us": ("on",)}, "max_queue_delay_us: 'on' is neither"),
-        ({"preferred_batch_sizes": ("half",)}, "preferred_batch_sizes: 'half' is no policy"),
+        ({"preferred_batch_sizes": ("half",)}, "preferred_batch_sizes: 'half' are not batch sizes"),
         ({"instance_count": (0,)}, "instance_count: 0 is not a whole number from 1"),
         ({"fields": {"max_batch_size": (1,)}}, "max_batch_size: write space.max_batch_size in a profile"),
         (

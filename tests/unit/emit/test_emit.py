@@ -258,7 +258,7 @@ def test_every_file_names_its_run(tmp_path: Path) -> None:
     assert "13,315 infer/s, p95 18.5 ms, concurrency 47 (4 samples a request), memory 643 MB" in header[1]
     assert header[2] == "# bound: p95 <= 20 ms"
     assert header[3].startswith("# verdict: PASS: the SLA is met at 99 % confidence")
-    assert header[4] == "# on: Intel(R) Xeon(R) Processor @ 2.50GHz, 2 cores, Triton 2.51.0"
+    assert header[4] == "# on: Intel(R) Xeon(R) Processor @ 2.50GHz, 2 CPUs, Triton 2.51.0"
     assert not any("WARNING" in line for line in header)
 
 

@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizer.machine.conditions import machine_conditions
-from optimizer.machine.cpus import CpuTopology, divide, place, quota, split, topology
+from optimizer.machine.cpus import (
+    CpuTopology,
+    cpu_quota,
+    divide_among_servers,
+    place_server_and_client,
+    read_topology,
+    split_server_and_client,
+)
 from optimizer.options.values import LARGEST_COUNT, format_cpus, parse_cpus, usable_cpus
 
 
@@ -97,7 +104,7 @@ def test_runs_are_shown_as_ranges() -> None:
 
 def test_this_machine() -> None:
     mine = usable_cpus()
-    result = topology(mine)
+    result = read_topology(mine)
     assert mine == os.sched_getaffinity(0)
     for parts in (result.cores, result.nodes):
         assert sorted(cpu for part in parts for cpu in part) == sorted(mine)
@@ -109,18 +116,18 @@ def test_hyperthreads_and_nodes(tmp_path: Path) -> None:
         {f"cpu/cpu{cpu}/topology/thread_siblings_list": f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}
         | {"node/node0/cpulist": "0-1,4-5", "node/node1/cpulist": "2-3,6-7", "node/node2/cpulist": ""},
     )
-    assert topology(frozenset(range(8)), tmp_path) == CpuTopology(
+    assert read_topology(frozenset(range(8)), tmp_path) == CpuTopology(
         cores=tuple(frozenset({core, core + 4}) for core in range(4)),
         nodes=(frozenset({0, 1, 4, 5}), frozenset({2, 3, 6, 7})),
     )
     # CPUs that cannot be used are left out
-    assert topology(frozenset({0, 4, 7}), tmp_path) == CpuTopology(
+    assert read_topology(frozenset({0, 4, 7}), tmp_path) == CpuTopology(
         cores=(frozenset({0, 4}), frozenset({7})), nodes=(frozenset({0, 4}), frozenset({7}))
     )
 
 
 def test_a_kernel_that_tells_nothing(tmp_path: Path) -> None:
-    result = topology(frozenset({1, 0}), tmp_path)
+    result = read_topology(frozenset({1, 0}), tmp_path)
     assert result == CpuTopology((frozenset({0}), frozenset({1})), (frozenset({0, 1}),))
     assert result.cpus == {0, 1}
 
@@ -153,7 +160,7 @@ def test_a_kernel_that_tells_nothing(tmp_path: Path) -> None:
     ids=["no control groups", "no limit", "version 2", "the tightest of those above", "version 1"],
 )
 def test_quota(tmp_path: Path, files: dict[str, str], expected: float | None) -> None:
-    assert quota(write(tmp_path, files)) == expected
+    assert cpu_quota(write(tmp_path, files)) == expected
 
 
 # -- server and client ------------------------------------------------------------------------------------------
@@ -181,7 +188,7 @@ def test_quota(tmp_path: Path, files: dict[str, str], expected: float | None) ->
     ],
 )
 def test_server_and_load_generator_apart(machine_topology: CpuTopology, server: str, client: str) -> None:
-    placement = split(machine_topology)
+    placement = split_server_and_client(machine_topology)
     assert (format_cpus(placement.server), format_cpus(placement.client)) == (server, client)
     assert placement.server | placement.client == machine_topology.cpus
     assert not placement.server & placement.client
@@ -189,7 +196,10 @@ def test_server_and_load_generator_apart(machine_topology: CpuTopology, server: 
 
 
 def test_a_note_names_the_separate_cpus() -> None:
-    assert str(split(machine(ones(0, 3))).note) == "the server runs on CPUs 0-2, the load generator on CPU 3"
+    assert (
+        str(split_server_and_client(machine(ones(0, 3))).note)
+        == "the server runs on CPUs 0-2, the load generator on CPU 3"
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,13 +212,13 @@ def test_a_note_names_the_separate_cpus() -> None:
     ],
 )
 def test_too_few_cpus_are_shared_with_a_note(machine_topology: CpuTopology, limit: float | None, note: str) -> None:
-    placement = split(machine_topology, limit)
+    placement = split_server_and_client(machine_topology, limit)
     assert placement.server == placement.client == machine_topology.cpus
     assert str(placement.note) == note
 
 
 def test_a_quota_of_the_whole_machine_is_none() -> None:
-    assert split(machine(ones(0, 7)), 8.0) == split(machine(ones(0, 7)))
+    assert split_server_and_client(machine(ones(0, 7)), 8.0) == split_server_and_client(machine(ones(0, 7)))
 
 
 EIGHT = machine(ones(0, 7))
@@ -230,7 +240,7 @@ def test_server_and_client_get_the_cpus_of_the_options(
     server: str | None, client: str | None, expected: tuple[str, str, str]
 ) -> None:
     chosen = [None if text is None else parse_cpus(text) for text in (server, client)]
-    placement = place(EIGHT, server=chosen[0], client=chosen[1])
+    placement = place_server_and_client(EIGHT, server=chosen[0], client=chosen[1])
     assert (format_cpus(placement.server), format_cpus(placement.client), str(placement.note)) == expected
 
 
@@ -311,12 +321,12 @@ def test_notes_on_this_machine() -> None:
 )
 def test_servers_divide_the_cpus(nodes: list[tuple[str, ...]], parts: int, expected: list[str]) -> None:
     """They get whole cores, of one node unless there are more nodes than servers."""
-    assert [format_cpus(part) for part in divide(machine(*nodes), parts)] == expected
+    assert [format_cpus(part) for part in divide_among_servers(machine(*nodes), parts)] == expected
 
 
 @given(st.integers(1, 40), st.integers(1, 64))
 def test_no_cpu_is_lost(count: int, parts: int) -> None:
-    shares = divide(machine(ones(0, count - 1)), parts)
+    shares = divide_among_servers(machine(ones(0, count - 1)), parts)
     assert len(shares) == parts
     assert frozenset().union(*shares) == frozenset(range(count))
     assert sum(map(len, shares)) == (count if parts <= count else parts * count)

@@ -83,7 +83,7 @@ def test_the_versions_of_tritunes_own_backends_are_part_of_the_fingerprint() -> 
     assert own.backends[0].startswith("onnxruntime 1.")
     assert own.backends[1] == "python"
     assert fingerprint.backends == ("onnxruntime",)
-    assert "Some CPU, 2 cores · embedded server 2.51.0, onnxruntime 1." in str(own)
+    assert "Some CPU, 2 CPUs · embedded server 2.51.0, onnxruntime 1." in str(own)
 
 
 # -- refused resumes ----------------------------------------------------------------------------------------------

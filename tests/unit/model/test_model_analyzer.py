@@ -578,12 +578,12 @@ profile_models: {{m: {{parameters: {{request_rate: 9, batch_sizes: 2}}}}}}
 """)
     request_options = ["--from-model-analyzer", "ma.yaml"]
     rate = read_run_arguments(request_options).options
-    assert (rate.load, rate.arrivals, rate.objectives) == ("rate", "constant", ("latency-p99",))
+    assert (rate.load, rate.request_times, rate.objectives) == ("rate", "constant", ("latency-p99",))
     won = ["--load=concurrency", "--objective=throughput", "--sla-p95=9ms", "--request-batch-size=4"]
     options = read_run_arguments([*won, *request_options, "m"]).options
-    assert (options.load, options.arrivals, options.objectives) == ("concurrency", "poisson", ("throughput",))
+    assert (options.load, options.request_times, options.objectives) == ("concurrency", "poisson", ("throughput",))
     recorded = read_run_arguments([*request_options, "--request-intervals", "intervals.txt"]).options
-    assert (recorded.load, recorded.arrivals) == ("rate", "intervals.txt")
+    assert (recorded.load, recorded.request_times) == ("rate", "intervals.txt")
     target_task = task.prepare_task(options, MACHINE, print)
     assert [str(bound) for bound in target_task.problem.sla] == ["p95 <= 9 ms"]
     assert target_task.problem.request_batch_size == 4

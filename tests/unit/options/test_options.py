@@ -19,12 +19,12 @@ from optimizer.options.command_line import Parser, command_line, command_with_la
 from optimizer.options.option import Option
 from optimizer.options.option_reader import flag_advice, parse_values, resume_options, run_options, written_values
 from optimizer.options.run_options import SEARCHERS, SLA_METRICS, RunOptions, default_search
-from optimizer.options.table import BY_NAME, GROUPS, OPTIONS
+from optimizer.options.table import GROUPS, OPTIONS, OPTIONS_BY_NAME
 from optimizer.options.values import OBJECTIVES as OBJECTIVE_NAMES
 
 
 def test_each_field_has_an_option() -> None:
-    assert len(BY_NAME) == len(OPTIONS)
+    assert len(OPTIONS_BY_NAME) == len(OPTIONS)
     names = {option.field for option in OPTIONS if option.field and not option.key}
     assert sorted([*names, "model"]) == sorted(field.name for field in fields(RunOptions))
     assert [option.key for option in OPTIONS if option.field == "sla_ms"] == [*SLA_METRICS, ""]
@@ -42,7 +42,7 @@ def test_a_declaration_is_complete(option: Option) -> None:
 
 def test_the_help_has_the_groups_in_their_order() -> None:
     parser = Parser("tune", "MODEL", "")
-    parser.add_options(BY_NAME)
+    parser.add_options(OPTIONS_BY_NAME)
     text = parser.format_help()
     places = [text.index(f"\n{group}:\n") for group in GROUPS]
     assert places == sorted(places)
@@ -211,6 +211,7 @@ def options(draw: st.DrawFn) -> RunOptions:
     sdk = {} if load == "rate" else {"perf_analyzer_image": draw(SOMETIMES)}
     served = sdk | draw(targets().filter(lambda target: load != "rate" or "http" not in (target.get("url") or "")))
     over_http = served["target"] == "remote" and server_address(served["url"]).protocol == "http"
+    times = ["poisson", "constant", "intervals.txt"]
     protocols = ["http"] if over_http else ["grpc"] if served["target"] == "remote" else ["grpc", "http"]
     search = draw(st.sampled_from([name for name in SEARCHERS if ranks or name != "simulated"]))
     on_nodes = served["target"] in ("embedded", "local") and served.get("perf_analyzer_image") is None
@@ -234,7 +235,7 @@ def options(draw: st.DrawFn) -> RunOptions:
         seed=draw(st.integers(0, 2**32 - 1)),
         protocol="grpc" if load == "rate" else draw(st.sampled_from(protocols)),
         load=load,
-        arrivals=draw(st.sampled_from(["poisson", "constant", "intervals.txt"])) if load == "rate" else "poisson",
+        request_times=draw(st.sampled_from(times if load == "rate" else times[:1])),
         min_score=draw(st.one_of(st.none(), st.floats(-1e6, 1e6))),
         output_check=draw(st.booleans()),
         confirmation=draw(st.booleans()),
@@ -249,11 +250,11 @@ def options(draw: st.DrawFn) -> RunOptions:
         request_batch_size=draw(st.one_of(st.none(), st.integers(1, 2**31 - 1), st.sampled_from(["1*9|8", "1..4"]))),
         input_data=draw(st.sampled_from([None, "random", "zero", "a b.npz", "-folder"])),
         shapes=tuple(draw(st.lists(st.sampled_from(["x:1", "a,b:2..3|9*0.5", "-y:4, 5", "é:7"]), max_size=3))),
-        ranges=tuple(draw(st.lists(st.sampled_from(["x:0..9", "a,b:-1.5..2", "y:1..1e3"]), max_size=2))),
+        input_ranges=tuple(draw(st.lists(st.sampled_from(["x:0..9", "a,b:-1.5..2", "y:1..1e3"]), max_size=2))),
         string_data=draw(st.one_of(st.none(), TEXTS)),
         string_length=draw(st.one_of(st.none(), st.integers(1, 999))),
         storage=(storage := draw(WITHOUT_PASSWORD)),
-        join=None if storage is None or cluster else draw(st.sampled_from([None, "s1", "-a study"])),
+        study_name=None if storage is None or cluster else draw(st.sampled_from([None, "s1", "-a study"])),
         out=draw(PATHS),
     )
 

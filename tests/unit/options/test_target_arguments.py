@@ -25,7 +25,7 @@ from optimizer.options.command_line import command_line
 from optimizer.options.option import Option
 from optimizer.options.option_reader import external_values
 from optimizer.options.run_options import RunOptions
-from optimizer.options.table import OF_TARGET
+from optimizer.options.table import TARGET_OPTIONS
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.run_request import read_stored_options
 
@@ -38,7 +38,9 @@ VALUES = {  # the values that are not arbitrary text
 }
 
 
-@pytest.mark.parametrize("option", [option for option in OF_TARGET if option.name != "target"], ids=lambda o: o.name)
+@pytest.mark.parametrize(
+    "option", [option for option in TARGET_OPTIONS if option.name != "target"], ids=lambda o: o.name
+)
 @pytest.mark.parametrize("target", ["embedded", "local", "docker", "remote"])
 def test_an_option_belongs_to_its_targets_only(option: Option, target: str) -> None:
     flag = option.flag
@@ -51,7 +53,7 @@ def test_an_option_belongs_to_its_targets_only(option: Option, target: str) -> N
     if target in option.targets:
         assert option.value_in(read_run_arguments(words).options)
         return
-    with pytest.raises(BadInputError, match=r"works only with --target .*; give that too, or leave --") as caught:
+    with pytest.raises(BadInputError, match=r"works only with --target .*; add --target .*, or remove --") as caught:
         read_run_arguments(words)
     assert "\n" not in str(caught.value)
 
@@ -80,8 +82,8 @@ def test_an_option_belongs_to_its_targets_only(option: Option, target: str) -> N
         ),
         (
             "--target remote --url grpcs://h:1 --ssl-https-ca-certificates-file c m",
-            "--ssl-https-ca-certificates-file: --url grpcs://h:1 does not begin with https://; begin it so, or give "
-            "--ssl-grpc-root-certifications-file",
+            "--ssl-https-ca-certificates-file: --url grpcs://h:1 does not begin with https://; begin the URL with "
+            "https://, or give --ssl-grpc-root-certifications-file",
         ),
         (
             "--target remote --url https://h:1 --ssl-grpc-private-key-file k m",

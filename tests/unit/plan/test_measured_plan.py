@@ -286,7 +286,7 @@ def test_an_open_loop_confirms_the_rate_itself(streaming: Path, capsys: pytest.C
     answer = planned(capsys, open_loop, "--rate", "100/s")
     assert (answer["measured_capacity"]["safe"], answer["measured_capacity"]["concurrency"]) == (24.0, 0)
     assert answer["count"] == {"low": 5, "likely": 5, "safe": 5}
-    constant = edited(open_loop, "constant", "options", arrivals="constant")
+    constant = edited(open_loop, "constant", "options", request_times="constant")
     with pytest.raises(BadInputError, match="did not arrive independently of each other"):
         main([str(constant), "--rate", "100/s"])
 

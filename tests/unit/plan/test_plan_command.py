@@ -314,7 +314,7 @@ def test_hardware_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) ->
     gpu = edited(run, "gpu", hardware={"gpus": ["Tesla T4", "Tesla T4"]})
     words = ("--rate", "12000/s", "--gpu-hour-cost", "Xeon=0.1", "--gpu-hour-cost", "t4=0.5")
     plain, tesla = planned(capsys, run, gpu, *words)["answers"]
-    assert (plain["hardware"], tesla["hardware"]) == ("Intel(R) Xeon(R) Processor @ 2.50GHz, 2 cores", "2x Tesla T4")
+    assert (plain["hardware"], tesla["hardware"]) == ("Intel(R) Xeon(R) Processor @ 2.50GHz, 2 CPUs", "2x Tesla T4")
     assert tesla["gpus"] == 2 * tesla["replicas"]
     assert tesla["cost"]["per_hour"] == pytest.approx(tesla["gpus"] * 0.5)
     assert plain["cost"]["per_hour"] == pytest.approx(plain["replicas"] * 0.1)

@@ -220,7 +220,7 @@ def test_other_machines_give_a_warning(a: Path, tmp_path: Path) -> None:
     assert warning(comparison) == "The machines differ, so the ratio compares these as well as the configurations."
     assert document(comparison)["same_machine"] is False
     shown = " ".join(text_of(comparison).split())
-    assert "hardware Some(R) CPU @ 2.50GHz, 8 cores (A), Some(R) CPU @ 2.50GHz, 16 cores (B)" in shown
+    assert "hardware Some(R) CPU @ 2.50GHz, 8 CPUs (A), Some(R) CPU @ 2.50GHz, 16 CPUs (B)" in shown
 
 
 def test_each_aspect_that_differs_is_named(tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_another_version_of_the_record_is_refused(a: Path, tmp_path: Path) -> No
     [
         ({"input_data": "samples.npz"}, {"input_data": "0123456789abcdef.json"}),
         ({"prompt_tokens": "prompts.txt"}, {}),
-        ({"arrivals": "trace.csv"}, {"request_times": {"distribution": "trace.csv", "recorded_requests": 100}}),
+        ({"request_times": "trace.csv"}, {"request_times": {"distribution": "trace.csv", "recorded_requests": 100}}),
     ],
 )
 def test_the_folder_of_a_file_is_no_condition(

@@ -283,7 +283,7 @@ class TestText:
             "Pareto front",
             "rows 1,234,567",
             "embedding size 632 MB",
-            "hardware      some CPU, 2 cores",
+            "hardware      some CPU, 2 CPUs",
             "6 configurations, 9 measurements",
             "note          search converged",
             "results       results/dlrm/1\n",

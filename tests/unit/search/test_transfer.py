@@ -171,7 +171,7 @@ def test_fitting_trials_are_used_and_notes_count_the_rest(problem: Problem) -> N
     assert [one.number for one in transferred.trials] == [0, 3], "what is compared with may lie outside"
     assert transferred.cpu_count == 16
     assert [str(note) for note in notes] == [
-        "warm start: 2 configurations of r on Other CPU, 16 cores · embedded server 2.50.0, onnxruntime 1.19",
+        "warm start: 2 configurations of r on Other CPU, 16 CPUs · embedded server 2.50.0, onnxruntime 1.19",
         "r tuned the model other: the search learns how far its trials apply here",
         "1 configuration of r was left out: not in this space",
         "1 measurement of r was left out: other request batch sizes",

@@ -134,8 +134,8 @@ ELSEWHERE: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"model": "mine", "model_repository": "{project}/models"},
     ),
     "recorded arrivals": (
-        {"model": "dlrm", "arrivals": "recorded.txt"},
-        {"model": "dlrm", "arrivals": "{project}/recorded.txt"},
+        {"model": "dlrm", "request_times": "recorded.txt"},
+        {"model": "dlrm", "request_times": "{project}/recorded.txt"},
     ),
     "samples": ({"model": "dlrm", "input_data": "a.npz"}, {"model": "dlrm", "input_data": "{project}/a.npz"}),
     "random requests": ({"model": "dlrm", "input_data": "random"}, {"model": "dlrm", "input_data": "random"}),

@@ -118,7 +118,7 @@ def test_a_task_arrives_with_its_files(tmp_path: Path) -> None:
     samples.write_text('{"data": [{"x": [1, 2, 3, 4]}]}')
     options = RunOptions("twice", {"p95": 5.0}, str(repository), input_data=str(samples))
     packed_task = task.prepare_task(options, Hardware((), "a CPU", 4, 1 << 30), print)
-    bundle = pickle.loads(pickle.dumps(pack(packed_task, replace(options, arrivals=str(intervals)))))
+    bundle = pickle.loads(pickle.dumps(pack(packed_task, replace(options, request_times=str(intervals)))))
     unpacked_task, arrivals = unpack(bundle, tmp_path / "node")
     assert unpacked_task.problem == packed_task.problem
     assert unpacked_task.comparisons() == packed_task.comparisons()
@@ -190,7 +190,7 @@ def test_a_bad_address_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--cluster-cpus 2", "works only with --cluster; give that too"),
+        ("--cluster-cpus 2", "works only with --cluster; add --cluster, or remove --cluster-cpus"),
         ("--cluster auto --cluster-cpus 0", "whole number from 1 to"),
         ("--cluster auto --target remote", "take embedded or local"),
         ("--cluster auto --target docker --docker-image i", "take embedded or local"),

@@ -30,7 +30,7 @@ entry_states = st.lists(
     max_size=8,
 )
 LEFT = 10 * SLICE_SECONDS
-CONDITIONS = {"hardware": "a CPU, 2 cores", "load": "concurrency"}
+CONDITIONS = {"hardware": "a CPU, 2 CPUs", "load": "concurrency"}
 SINCE = "2026-11-01"
 
 
@@ -184,7 +184,7 @@ def test_a_loss_while_others_used_the_machine_more_is_no_regression(
 def test_another_machine_is_no_comparison() -> None:
     other = replace(entry(50.0), conditions={**CONDITIONS, "hardware": "another CPU"})
     assert change_text(entry(100.0), other) == (
-        "not comparable with 2026-11-01: other hardware, a CPU, 2 cores then and another CPU now"
+        "not comparable with 2026-11-01: other hardware, a CPU, 2 CPUs then and another CPU now"
     )
 
 

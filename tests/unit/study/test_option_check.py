@@ -102,7 +102,7 @@ def task(repository: Path, trace: str, name: str = "sleeper", size: int | None =
     file = repository.parent / "trace.csv"
     file.write_text(trace)
     options = RunOptions(
-        name, model_repository=str(repository), load="rate", arrivals=str(file), request_batch_size=size
+        name, model_repository=str(repository), load="rate", request_times=str(file), request_batch_size=size
     )
     return prepare_task(options, TWO_CPUS, print)
 
@@ -207,7 +207,7 @@ def test_priorities_of_a_trace_are_not_mixed_with_others(repository: Path) -> No
     file = repository.parent / "trace.csv"
     file.write_text("time_s,priority\n0,1\n1,2\n")
     own = RunOptions(
-        "sleeper", model_repository=str(repository), load="rate", arrivals=str(file), priorities="1*1|2*1"
+        "sleeper", model_repository=str(repository), load="rate", request_times=str(file), priorities="1*1|2*1"
     )
     with pytest.raises(BadInputError, match=r"--priorities: the trace .*trace.csv has the requests' own"):
         prepare_task(own, TWO_CPUS, print)

@@ -43,7 +43,7 @@ def test_workers_with_another_model_or_other_requests_are_refused(
     def open_study(number: int, options: dict[str, Any], task: Any) -> None:
         folder = RunFolder(tmp_path / f"worker{number}")
         folder.path.mkdir(exist_ok=True)
-        values = RunOptions("m", search="random", storage=f"sqlite:///{tmp_path}/s.db", join="s", **options)
+        values = RunOptions("m", search="random", storage=f"sqlite:///{tmp_path}/s.db", study_name="s", **options)
         with open_searcher(values, task, folder, FINGERPRINT, None, 0.0, print):
             check_stored_study(values, task, folder, FINGERPRINT)
 

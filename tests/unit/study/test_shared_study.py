@@ -181,7 +181,7 @@ def test_workers_wait_for_a_database_that_is_gone(workers: Workers, postgresql: 
 
 def joined(problem: Problem, place: Path, worker: str, storage: str = "study.journal") -> SharedStudy:
     folder = RunFolder(place / worker)
-    options = RunOptions(problem.model, search="random", storage=str(place / storage), join="s")
+    options = RunOptions(problem.model, search="random", storage=str(place / storage), study_name="s")
     return join(options, problem, folder, None, StudySharing(RetryPolicy(math.inf)))
 
 

@@ -165,7 +165,7 @@ def test_combinations_without_effect_are_measured_once() -> None:
             "--max-queue-delay soon: this is not a number with a unit of time; write a positive time such as 20ms",
         ),
         ("--max-queue-delay 1h m", "longer than Triton's maximum queue delay"),
-        ("--preferred-batch-size many m", "is no policy"),
+        ("--preferred-batch-size many m", "are not batch sizes"),
         ("--instance-count 0 m", "--instance-count 0: write whole numbers from 1"),
         ("--config nothing m", "--config nothing: write the path of a field and its values"),
         ("--config no.such=1 m", "no field 'no'"),

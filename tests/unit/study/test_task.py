@@ -61,7 +61,7 @@ def test_a_size_of_a_trace_above_the_space_is_refused_with_its_column(tmp_path: 
     trace, profile = tmp_path / "trace.csv", tmp_path / "p.yaml"
     trace.write_text("time_s,batch_size\n" + "".join(f"{i / 100},{1 + i % 2 * 6}\n" for i in range(100)))
     profile.write_text(f"model: {{repository: models, name: {model}}}\nspace: {{max_batch_size: [2, 4]}}\n")
-    options = RunOptions(str(profile), load="rate", arrivals=str(trace))
+    options = RunOptions(str(profile), load="rate", request_times=str(trace))
     with pytest.raises(BadInputError, match="batch_size 7 is above every max_batch_size of ") as caught:
         prepare_task(options, TWO_CPUS, print)
     assert str(caught.value).startswith(f"{trace}: ")

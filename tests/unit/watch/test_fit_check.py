@@ -570,7 +570,7 @@ PRESENT_LOADS: dict[str, Mapping[str, Any]] = {
 def expected_of(values: dict[str, object], kind: ModelKind) -> Expectation:
     """Return the expectation of the sample as if its run had other options and a model of another kind."""
     options, run = run_options("dlrm", values), sample().run
-    times = RequestTimes("" if options.arrivals == "poisson" else options.arrivals)
+    times = RequestTimes("" if options.request_times == "poisson" else options.request_times)
     is_open = options.load == "rate"
     problem = replace(run.problem, kind=kind, open_loop=is_open, request_times=times if is_open else None)
     why_not = None if kind is ModelKind.BATCHED else WhyNotSimulated.KIND
@@ -615,7 +615,7 @@ def check_search(words: list[str], expected: Expectation) -> None:
     if options.warm_start is not None:
         assert options.request_batch_size == own, "tune refuses a warm start with other sizes"
         assert read_warm_start(options.warm_start, options.out, expected.request_samples).trials
-    assert (options.storage, options.join) == (None, None), "the shared study has the old requests"
+    assert (options.storage, options.study_name) == (None, None), "the shared study has the old requests"
     assert (options.model, options.sla_ms) == ("dlrm", expected.run.options.sla_ms)
 
 
