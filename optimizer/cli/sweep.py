@@ -13,7 +13,7 @@ from optimizer.cli.completion import complete_model
 from optimizer.cli.output import INTERRUPTED, progress_on_terminal
 from optimizer.config.batching import parse_preferred_sizes
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_file, is_folder
+from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.core.signature import is_signed
 from optimizer.core.trial import MAX_CONCURRENCY, SERVER_PROCESSES, FieldChoices, FieldValue
 from optimizer.options.addresses import redact_header
@@ -101,7 +101,10 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
     folder = _find_sweep(arguments.resume)
     RunFolder(folder).refuse_links()
     stored = read_document(folder)
-    options, request = _read(stored["options"])
+    try:
+        options, request = _read(stored["options"])
+    except BadInputError as error:
+        raise BadInputError(f"{one_line(str(folder / FILE))}: {error}") from None
     if external_names(options) and not is_signed(external_values(options), stored.get("signature")):
         raise BadInputError(
             f"--resume {quote(arguments.resume)}: {FILE} was not written by your tune in this folder, and names "
@@ -208,8 +211,9 @@ def _read(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
     sizes = texts[SIZES]
     if not set(sizes or "").isdisjoint("*|"):  # a mix of sizes; 1..8 is a list here
         values[SIZES], sizes = sizes, None
-    if texts["request-rate"] is not None:
-        values["load"] = "rate"
+    values["load"] = (
+        "concurrency" if texts["request-rate"] is None else "rate"
+    )  # also if Model Analyzer's file has rates
     options = read_run_request(texts[MODEL], values).options
     rates = parse_optional("--request-rate", texts["request-rate"], parse_rates) or ()
     concurrency = texts["concurrency"] or DEFAULT_CONCURRENCY
@@ -219,8 +223,7 @@ def _read(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
         preferred_batch_size=_parse_list("--preferred-batch-size", texts["preferred-batch-size"], _policy),
         instance_count=_parse_numbers("--instance-count", texts["instance-count"], 1, MAX_INSTANCES),
         fields=_fields(_list(given, "config")),
-    )
-    choices.check()
+    ).normalized()
     request = SweepRequest(
         choices=choices,
         concurrency=() if rates else _parse_numbers("--concurrency", concurrency, 1, MAX_CONCURRENCY),
@@ -239,14 +242,14 @@ def _without_secrets(name: str, value: str | list[str] | bool) -> str | list[str
 def _text(given: GivenOptions, name: str) -> str | None:
     value = given.get(name)
     if isinstance(value, (bool, list)):
-        raise BadInputError(f"{FILE}: not the record of a sweep: {name} is not text")
+        raise BadInputError(f"not the record of a sweep: {name} is not text; begin it again without --resume")
     return value
 
 
 def _list(given: GivenOptions, name: str) -> list[str]:
     value = given.get(name, [])
     if not isinstance(value, list):
-        raise BadInputError(f"{FILE}: not the record of a sweep: {name} is not a list")
+        raise BadInputError(f"not the record of a sweep: {name} is not a list; begin it again without --resume")
     return value
 
 
@@ -263,7 +266,7 @@ def _delay(text: str) -> int | None:
         return None
     microseconds = float(text) if text.isdecimal() and len(text) < 20 else 1000 * parse_duration_ms(text, "5ms")
     if microseconds > LARGEST_INT32:
-        raise ValueError("longer than Triton's maximum queue delay")
+        raise ValueError(f"write at most {LARGEST_INT32 // 1_000_000}s ({LARGEST_INT32} µs), Triton's maximum")
     return round(microseconds)
 
 

@@ -18,6 +18,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.notes import CombinationsLeftOut
 from optimizer.core.trial import (
     INSTANCE_GPUS,
+    MODEL_JSON_PREFIX,
     Candidate,
     FieldChoices,
     LoadPoint,
@@ -55,13 +56,23 @@ class SweepChoices:
     instance_count: tuple[int, ...] = ()
     fields: FieldChoices = field(default_factory=dict)
 
-    def check(self) -> None:
-        """Raise BadInputError for an unknown ModelConfig field or a value of the wrong type."""
+    def normalized(self) -> SweepChoices:
+        """Return the choices with the values of ``fields`` as candidates have them: the GPUs ``0+1`` as ``0,1``.
+
+        Raises BadInputError for an unknown ModelConfig field or a value of the wrong type.
+        """
         with config_errors():
             for path, values in self.fields.items():
+                if path.startswith(MODEL_JSON_PREFIX):
+                    key = path.removeprefix(MODEL_JSON_PREFIX)
+                    raise ValueError(
+                        f"{path}: `tune sweep` does not change model.json; list the values as space.model_json.{key} "
+                        "in a profile, and measure all of them with `tune --search grid`"
+                    )
                 for value in values if not is_server_field(path) and path != INSTANCE_GPUS else ():
                     field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)
-            SearchSpace((1,), fields=self.fields)
+            fields = SearchSpace((1,), fields=self.fields).fields
+        return replace(self, fields={path: fields[path] for path in self.fields})
 
 
 @dataclass(frozen=True)

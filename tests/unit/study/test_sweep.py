@@ -20,7 +20,7 @@ from optimizer.config.queue_policy import ALLOW_TIMEOUT_OVERRIDE, TIMEOUT_ACTION
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, ServerCrashed
 from optimizer.core.notes import ServedOnCpu
-from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial
+from optimizer.core.trial import INSTANCE_GPUS, Candidate, FieldValue, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer, ProgressObserver
 from optimizer.options.values import parse_rates, parse_whole_numbers
 from optimizer.results.progress_observers import QuietObserver
@@ -30,6 +30,7 @@ from optimizer.study import sweep_output
 from optimizer.study.sweep_output import SweepProgress, print_sweep
 from optimizer.study.sweep_plan import SweepCell, SweepChoices, SweepPlan, configurations, sweep_cells
 from optimizer.study.sweeper import Sweeper, SweepTables
+from tests.repositories import doubler, write_model
 
 OWN = Candidate(8)
 THREADS = "parameters.intra_op_thread_count.string_value"
@@ -164,11 +165,15 @@ def test_combinations_without_effect_are_measured_once() -> None:
             "--max-queue-delay soon m",
             "--max-queue-delay soon: this is not a number with a unit of time; write a positive time such as 20ms",
         ),
-        ("--max-queue-delay 1h m", "longer than Triton's maximum queue delay"),
+        ("--max-queue-delay 1h m", "--max-queue-delay 1h: write at most 2147s (2147483647 µs), Triton's maximum"),
         ("--preferred-batch-size many m", "are not batch sizes"),
         ("--instance-count 0 m", "--instance-count 0: write whole numbers from 1"),
         ("--config nothing m", "--config nothing: write the path of a field and its values"),
         ("--config no.such=1 m", "no field 'no'"),
+        (
+            "--config model_json.max_num_seqs=64,128 m",
+            "--config model_json.max_num_seqs: `tune sweep` does not change model.json; list the values as space.",
+        ),
         ("--config max_batch_size=1 m", "--config max_batch_size: write space.max_batch_size"),
         ("--config optimization.graph.level=high m", "'high' does not fit; it takes a whole number"),
         ("--repeat 0 m", "--repeat 0: write a whole number from 1 to 100"),
@@ -213,6 +218,25 @@ def test_options_of_a_run_are_accepted() -> None:
     assert (mixed.request.request_batch_size, mixed.options.request_batch_size) == ((), "1*9|8")
 
 
+def test_the_loads_are_those_of_the_sweep_and_not_of_model_analyzers_file(tmp_path: Path) -> None:
+    """The file has rates, and a sweep without --request-rate measures numbers of requests in flight."""
+    file = tmp_path / "config.yaml"
+    write_model(tmp_path / "models", "m", "", doubler())
+    file.write_text(
+        f"model_repository: {tmp_path}/models\nprofile_models: {{m: {{parameters: {{request_rate: [100, 200]}}}}}}\n"
+    )
+    for words, load in (("", "concurrency"), ("--concurrency 1,2", "concurrency"), ("--request-rate 50", "rate")):
+        assert parse(f"--from-model-analyzer {file} {words}").options.load == load
+
+
+def test_sets_of_gpus_are_written_as_the_server_reports_them() -> None:
+    """A configuration that the server reports with other GPUs is refused."""
+    choices = parse("--config instance_group_gpus=0,1,0+1,1+0 m").request.choices
+    assert choices.fields == {INSTANCE_GPUS: ("0", "1", "0,1")}
+    instances = [candidate.instances for candidate in configurations(OWN, choices)[0]]
+    assert instances == [1, 1, 2]
+
+
 def test_a_sweep_is_resumed_with_its_options(tmp_path: Path) -> None:
     words = f"--max-queue-delay off,0 --concurrency 1,2 --config {THREADS}=1,2 -b 2 --protocol http mlp"
     began = parse(words)
@@ -246,7 +270,7 @@ def test_repeated_paths_of_config_are_joined() -> None:
 )
 def test_a_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / sweep_output.FILE).write_text(text)
-    with pytest.raises(BadInputError, match="not the record of a sweep"):
+    with pytest.raises(BadInputError, match=r"/sweep\.json: not the record of a sweep"):
         parse(f"--resume {tmp_path}")
 
 
