@@ -150,7 +150,7 @@ def write_run(folder: Path, objective: str = "throughput") -> Path:
                 Trial(trial.number, trial.candidate),
                 window.load,
                 window.measurement,
-                FreshServer(window.server, window.error),
+                FreshServer(window.server, window.error_probability),
             )
     run.write_info(
         RunOptions(MODEL, sla_ms=dict(BOUNDS_MS), objectives=(objective,)),

@@ -135,7 +135,7 @@ def judge_load(
 
 def _crash_in_test(trial: Trial, load: LoadPoint) -> str:
     """Return the error of the first server that crashed while ``trial`` was tested at ``load``; else nothing."""
-    return next((crash.reason for crash in trial.crashes if crash.load == load and crash.error), "")
+    return next((crash.reason for crash in trial.crashes if crash.load == load and crash.error_probability), "")
 
 
 def load_agreement(trial: Trial, load: LoadPoint, problem: Problem) -> Agreement | None:
@@ -169,7 +169,7 @@ def compare_throughput(
 
 def _judge_confirmation(trials: Sequence[Trial], trial: Trial, load: LoadPoint, problem: Problem) -> ConfirmedLoad:
     servers, counted = server_windows(trial, load), counted_server_windows(trial, load)
-    error = max(window.error for window in trial.confirmations if window.load == load)
+    error = max(window.error_probability for window in trial.confirmations if window.load == load)
     at_test = tested_spreads(trials, trial, load, problem)
     judged = judge_load(trial, load, problem, at_test, error or 1 - problem.confidence)
     spreads = confirmed_spreads(trials, problem, counted)

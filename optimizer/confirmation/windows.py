@@ -31,7 +31,7 @@ def windows_by_server(trial: Trial, load: LoadPoint) -> dict[int, list[Measureme
     """Return ``server_windows`` by the number of the fresh server."""
     windows = [window for window in trial.confirmations if window.load == load]
     servers: dict[int, list[Measurement]] = {}
-    for window in [window for window in windows if window.error] or windows:
+    for window in [window for window in windows if window.is_tested] or windows:
         servers.setdefault(window.server, []).append(window.measurement)
     return servers
 
@@ -82,7 +82,7 @@ def tested_spreads(
     final, and later measurements must not change it.
     """
     counted = counted_server_windows(trial, load)
-    if tested := [window.server for window in trial.confirmations if window.load == load and window.error]:
+    if tested := [window.server for window in trial.confirmations if window.load == load and window.is_tested]:
         trials = [_until(other, max(tested)) for other in trials]
     return confirmed_spreads(trials, problem, counted)
 
@@ -105,7 +105,7 @@ def confirmed_loads(trials: Sequence[Trial]) -> list[tuple[Trial, LoadPoint]]:
 
 def errors_by_load(trial: Trial) -> dict[LoadPoint, float]:
     """Return the error of the test of each tested load of ``trial``, in the order of testing."""
-    return {window.load: window.error for window in trial.confirmations if window.error}
+    return {window.load: window.error_probability for window in trial.confirmations if window.is_tested}
 
 
 def begun_error(trials: Sequence[Trial]) -> float:

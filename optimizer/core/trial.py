@@ -214,13 +214,18 @@ class ConfirmationWindow:
         server: Number of the fresh server among those of the run, from 1, in the order of measuring.
         load: Load of the window.
         measurement: The measurement of the window.
-        error: Error probability of the test of this load; 0 if the candidate is measured for comparison only.
+        error_probability: Error probability of the test of this load; 0 if the candidate is only compared.
     """
 
     server: int
     load: LoadPoint
     measurement: Measurement
-    error: float = 0.0
+    error_probability: float = 0.0
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether the window belongs to a test."""
+        return self.error_probability > 0
 
     @property
     def is_lost(self) -> bool:
@@ -234,12 +239,12 @@ class FreshServer:
 
     Attributes:
         number: Number of the server among those of the run, from 1, in the order of measuring.
-        error: Error probability of the test of the load; 0 if the candidate is measured for comparison only.
+        error_probability: Error probability of the test of the load; 0 if the candidate is only compared.
         load_generator: The load generator of a measurement that checks tune's own client; empty for others.
     """
 
     number: int
-    error: float = 0.0
+    error_probability: float = 0.0
     load_generator: str = ""
 
 
@@ -248,14 +253,14 @@ class Crash:
     """A server that died or hung.
 
     Attributes:
-        reason: Its error.
+        reason: The error message.
         load: Load that it served; None if it was not measured yet.
-        error: Error probability of the test of this load; 0 if the server was not part of a test.
+        error_probability: Error probability of the test of this load; 0 if the server was not part of a test.
     """
 
     reason: str
     load: LoadPoint | None = None
-    error: float = 0.0
+    error_probability: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +319,7 @@ class Trial:
 
     def with_row(self, load: LoadPoint, measurement: Measurement, fresh: FreshServer) -> Trial:
         """Return the trial with one more row of the server ``fresh``."""
-        confirmation = ConfirmationWindow(fresh.number, load, measurement, fresh.error)
+        confirmation = ConfirmationWindow(fresh.number, load, measurement, fresh.error_probability)
         if fresh.load_generator:
             return replace(self, cross_checks=(*self.cross_checks, confirmation))
         return self.with_confirmation(confirmation)

@@ -98,7 +98,7 @@ class CandidateMeasurer:
             try:
                 attempt()
             except ServerCrashed as error:
-                crash = Crash(str(error), load, self.fresh.error if self.fresh else 0.0)
+                crash = Crash(str(error), load, self.fresh.error_probability if self.fresh else 0.0)
                 trial = replace(trial, crashes=(*trial.crashes, crash))
                 if not retry.count_crash():
                     reason = f"crashed {retry.crashes} times: {error}"

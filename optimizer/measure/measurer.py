@@ -194,7 +194,7 @@ class Measurer:
             )
         except ServerCrashed as crash:
             measurement = Measurement(reason=str(crash), server_crashed=True)
-            trial = replace(trial, crashes=(*trial.crashes, Crash(str(crash), load, fresh.error)))
+            trial = replace(trial, crashes=(*trial.crashes, Crash(str(crash), load, fresh.error_probability)))
         measurement = self._with_deployment(measurement)
         if measurement.throughput_infer_per_sec is not None:
             reason = describe_disturbance(measurement, self.disturbance_limit)

@@ -95,7 +95,7 @@ def _rows(trial: Trial) -> Iterator[tuple[Row, Measurement | None]]:
         yield {**settings, **load.cells(), **_values(measurement), "confirmation": None}, measurement
     for load_generator, windows in ((None, trial.confirmations), (CROSS_CHECK_GENERATOR, trial.cross_checks)):
         for window in windows:
-            own = (window.server, window.error or None, load_generator)
+            own = (window.server, window.error_probability or None, load_generator)
             row = dict(zip(ON_FRESH_SERVER, own, strict=True))
             yield {**settings, **window.load.cells(), **_values(window.measurement), **row}, window.measurement
     if not trial.measurements and not trial.confirmations:

@@ -225,7 +225,7 @@ def assess(trials: Sequence[Trial], problem: Problem, baseline: Candidate, dynam
             for trial in trials
             if recommended is not None and trial.candidate == recommended.candidate
             for crash in trial.crashes
-            if not (crash.load == recommended.load and crash.error)
+            if not (crash.load == recommended.load and crash.error_probability)
         ),
     )
 

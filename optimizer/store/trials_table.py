@@ -87,7 +87,7 @@ class TrialsTable:
             | _measurement_cells(load, measurement)
             | {
                 "confirmation": fresh.number if fresh else None,
-                "confirmation_error": (fresh.error or None) if fresh else None,
+                "confirmation_error": (fresh.error_probability or None) if fresh else None,
                 "load_generator": fresh.load_generator if fresh else "",
                 "status": "ok" if is_measured else FAILED,
                 "reason": measurement.reason,

@@ -271,7 +271,7 @@ def _recorded_classes(name: str, table: list[dict[str, float]], lines: list[int]
         raise BadInputError(f"{name}: has {len(sizes)} different sizes; round them to at most {MAX_CHOICES}")
     if len(class_numbers) > MAX_CLASSES:
         raise BadInputError(
-            f"{name}: has {len(class_numbers)} combinations of a size and a priority; round the sizes, for at most "
-            f"{MAX_CLASSES}"
+            f"{name}: has {len(class_numbers)} combinations of a size and a priority; round the sizes until at most "
+            f"{MAX_CLASSES} remain"
         )
     return RecordedClasses(tuple(class_numbers), numbers, tuple(first_lines))

@@ -236,7 +236,7 @@ def test_a_lost_measurement_at_the_end_is_repeated(new_sessions: Callable[..., S
     sessions = new_sessions()
     trial = sessions.run(servers=1)[BEST]
     last = trial.confirmations[-1]
-    lost = FreshServer(last.server + 1, last.error)
+    lost = FreshServer(last.server + 1, last.error_probability)
     sessions.table.append(trial, last.load, Measurement(reason="tritonserver died"), lost)
     trials = sessions.run()
     assert not any(window.is_lost for window in trials[BEST].confirmations)
@@ -266,7 +266,7 @@ def test_confirmations_of_another_plan_are_refused(new_sessions: Callable[..., S
     trial = sessions.run(servers=1)[BEST]
     window = trial.confirmations[-1]
     sessions.table.append(
-        trial, replace(window.load, concurrency=2), window.measurement, FreshServer(2, window.error)
+        trial, replace(window.load, concurrency=2), window.measurement, FreshServer(2, window.error_probability)
     )
     with pytest.raises(BadInputError, match=r"trial 2 do not follow the plan in run\.json; `tune verify --fresh`"):
         sessions.run()
