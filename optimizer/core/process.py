@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,13 +205,13 @@ def _wait(process: RunningProcess, timeout_seconds: float, check: Callable[[], N
 # -- the owners of temporary files ------------------------------------------------------------------------------
 
 # Shared memory is called tritune_PID_START_NAMESPACE_…, temporary folders tritune-PID-START-NAMESPACE-…: a process id
-# alone may have been reused, or belong to a container that shares the memory.
+# alone may have been reused, or belong to a container that shares the memory or a host that shares the folder.
 _NAME = re.compile(r"tritune[-_](\d{1,19})[-_](\d{1,19})[-_](\d{1,19})[-_]")
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process: its id, its start time (clock ticks since boot), and the PID namespace of the id."""
+    """A process: its id, its start time (clock ticks since boot), and a number for its host and PID namespace."""
 
     pid: int
     start: int
@@ -221,11 +222,11 @@ class Owner:
 
     @property
     def is_visible(self) -> bool:
-        """Whether the process id has a meaning here; it has none in another namespace."""
+        """Whether the process id has a meaning here; it has none on another host or in another namespace."""
         return self.namespace == _namespace()
 
     def has_ended(self) -> bool:
-        """Return whether the process has ended; false if that cannot be known, as in another namespace."""
+        """Return whether the process has ended; false if that cannot be known, as on another host."""
         try:
             return self.is_visible and _start(self.pid) != self.start
         except OSError:  # such as too many open files
@@ -267,4 +268,5 @@ def _start(pid: int) -> int | None:
 
 
 def _namespace() -> int:
-    return Path("/proc/self/ns/pid").stat().st_ino
+    """Return a number for this host and PID namespace: the first namespace of each host has the same inode."""
+    return zlib.crc32(os.uname().nodename.encode()) >> 8 << 32 | Path("/proc/self/ns/pid").stat().st_ino

@@ -42,6 +42,12 @@ def other_container(ended_process: Owner) -> Owner:
 
 
 @pytest.fixture
+def other_host(ended_process: Owner) -> Owner:
+    """Return a process of another host, whose first PID namespace has the inode of this one."""
+    return replace(ended_process, namespace=Path("/proc/self/ns/pid").stat().st_ino)
+
+
+@pytest.fixture
 def created_paths(temporary: Path) -> Iterator[list[Path]]:
     paths: list[Path] = []
     yield paths
@@ -76,10 +82,11 @@ def test_files_of_a_running_process_are_kept(temporary: Path, created_paths: lis
     assert all(path.exists() for path in paths)
 
 
-def test_files_of_another_container_are_kept(
-    other_container: Owner, temporary: Path, created_paths: list[Path]
+@pytest.mark.parametrize("owner", ["other_container", "other_host"])
+def test_files_of_another_container_or_host_are_kept(
+    owner: str, temporary: Path, created_paths: list[Path], request: pytest.FixtureRequest
 ) -> None:
-    paths = create_leftovers(created_paths, temporary, other_container)
+    paths = create_leftovers(created_paths, temporary, request.getfixturevalue(owner))
     remove_leftovers()
     assert all(path.exists() for path in paths)
 
