@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from optimizer.config import model_config
 from optimizer.config.model_source import ModelSource
-from optimizer.core.errors import BadInputError, DeploymentError
+from optimizer.core.errors import BadInputError, DeploymentError, ServerFault
 from optimizer.deploy.installed_server import Installation, ServerFolder, TritonServer
 from optimizer.deploy.managed_target import load_model
 from optimizer.deploy.target_settings import TargetSettings
@@ -33,8 +33,8 @@ def complete_config(source: ModelSource, find: Callable[[], Installation], limit
         settings = TargetSettings(folder.path / "tritonserver.log", model_load_timeout_seconds=limit_seconds)
         server = TritonServer(folder, installation, settings)
         undo.callback(server.stop)
-        client = server.client()
         try:
+            client = server.client()
             load_model(server, client, source.name, None, limit_seconds)
             completed = client.config(source.name)
         except (CallError, DeploymentError) as error:
@@ -42,6 +42,8 @@ def complete_config(source: ModelSource, find: Callable[[], Installation], limit
             if module := missing_module(str(error)):
                 reason += f"; {server.package_advice(module)}"
             raise BadInputError(f"{where}: has no inputs or outputs, and {reason}") from None
+        except ServerFault as error:
+            raise ServerFault(str(error)) from None  # without the log, which is removed with the folder
     if not (completed.input and completed.output):
         raise BadInputError(
             f"{where}: has no inputs or outputs, and the model does not declare them either; write them"

@@ -17,6 +17,7 @@ from optimizer.config import gpu_placement, model_config, model_json
 from optimizer.config.backends import has_llm_engine
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, ServedModels, served_models
+from optimizer.core import interrupts
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ModelRefused, ServerCrashed
 from optimizer.core.process import RunningProcess
@@ -116,15 +117,10 @@ def _disk_errors() -> Iterator[None]:
 
 
 CHECK_SECONDS = 2.0  # between two checks whether a server that loads a model still responds
-TIMEOUT_FACTOR = 20.0  # a load is given up after this multiple of the slowest one so far
-SHORTEST_TIMEOUT_SECONDS = 20.0
 
 
 class ModelLoader:
-    """Loads the models of a deployment into ``server``, from ``folder``.
-
-    After the first load, the limit is a multiple of the slowest one so far, at most that of ``settings``.
-    """
+    """Loads the models of a deployment into ``server``, from ``folder``."""
 
     def __init__(self, server: Server, folder: RepositoryCopy, settings: TargetSettings) -> None:
         self._server = server
@@ -132,7 +128,6 @@ class ModelLoader:
         self._log = settings.log
         self._timeout_seconds = settings.model_load_timeout_seconds
         self._gpus = settings.gpus
-        self._slowest_seconds: float | None = None
         self._loaded: dict[str, tuple[str, Mapping[str, bytes]]] = {}  # model -> config.pbtxt, model.json files
         self._loaded_by: RunningProcess | None = None
 
@@ -173,7 +168,8 @@ class ModelLoader:
         for name in changed:
             if name in self._loaded and (files[name] or self._fills_gpu(configs[name])):
                 self._unload(name, client)
-            self._loaded.pop(name, None)
+            if name in self._loaded:
+                self._loaded[name] = ("", {})  # a refused reload leaves the old configuration loaded
             config = None if as_written else model_config.to_override_json(configs[name])
             self._load(client, name, config)
             self._loaded[name] = contents[name]  # also if the next model is refused
@@ -211,17 +207,15 @@ class ModelLoader:
         return has_llm_engine(config) or (self._gpus and gpu_placement.used_gpus([config]) != ())
 
     def _load(self, client: ServerClient, name: str, config: str | None) -> None:
-        started = time.monotonic()
         try:
-            load_model(self._server, client, name, config, self._limit_seconds())
+            load_model(self._server, client, name, config, self._timeout_seconds)
         except CallError as error:
             raise self._handle_failure(error) from error
-        self._slowest_seconds = max(self._slowest_seconds or 0.0, time.monotonic() - started)
 
     def _unload(self, name: str, client: ServerClient) -> None:
         """Unload a model and wait for the end of the unload, which runs in the background."""
         self._loaded.pop(name)
-        deadline = time.monotonic() + self._limit_seconds()
+        deadline = time.monotonic() + self._timeout_seconds
         try:
             client.unload(name)
             while client.holds(name):
@@ -230,12 +224,6 @@ class ModelLoader:
                 time.sleep(0.02)
         except CallError as error:
             raise self._handle_failure(error) from error
-
-    def _limit_seconds(self) -> float:
-        if self._slowest_seconds is None:
-            return self._timeout_seconds
-        limit = max(SHORTEST_TIMEOUT_SECONDS, round(TIMEOUT_FACTOR * self._slowest_seconds))
-        return min(self._timeout_seconds, limit)
 
     def _check(self, wanted: ServedModels, client: ServerClient) -> dict[str, ModelConfig]:
         """Return the served configurations.
@@ -348,10 +336,11 @@ class ManagedTarget:
             yield endpoint
 
     def close(self) -> None:
-        """Stop the server and remove the copy of the repository."""
-        self.stop()
-        self._folder.remove()
-        remove_environment_folders()
+        """Stop the server and remove the copy of the repository; interrupts are delayed until that is done."""
+        with interrupts.deferred(), contextlib.ExitStack() as closing:
+            closing.callback(remove_environment_folders)
+            closing.callback(self._folder.remove)
+            closing.callback(self.stop)
 
     def start(self) -> None:
         """Launch the server without waiting for it; no effect while it is running."""

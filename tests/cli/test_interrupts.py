@@ -107,6 +107,39 @@ def test_code_in_a_deferred_block_runs_to_its_end() -> None:
     assert output_of(program) == "put back\nthen True\ncaught\nput back\ncaught\n"
 
 
+def test_a_server_that_ends_slowly_is_stopped_and_its_folder_removed(tmp_path: Path) -> None:
+    """The interrupt is repeated while the server ends."""
+    program = f"""
+        from pathlib import Path
+        from optimizer.config.model_config_proto import ModelConfig
+        from optimizer.config.model_source import ModelSource
+        from optimizer.deploy.installed_server import Installation, ServerFolder, TritonServer
+        from optimizer.deploy.managed_target import ManagedTarget
+        from optimizer.deploy.target_settings import TargetSettings
+
+        class SlowServer(TritonServer):
+            def stop(self):
+                time.sleep(interrupts.REPEAT_SECONDS + 0.5)
+                print("stopped")
+
+        root = Path({str(tmp_path)!r})
+        (root / "models" / "m" / "1").mkdir(parents=True)
+        source = ModelSource(root / "models", "m", ModelConfig(name="m"))
+        installation, settings = Installation(Path("tritonserver"), {{}}, root), TargetSettings(root / "log")
+        folder = ServerFolder(source, installation)
+        target = ManagedTarget(source, SlowServer(folder, installation, settings), folder, settings)
+        try:
+            try:
+                press()
+            finally:
+                target.close()
+        except KeyboardInterrupt:
+            interrupts.acknowledge()
+        print("removed" if not folder.path.exists() else "left")
+    """
+    assert output_of(program) == "stopped\nremoved\n"
+
+
 def test_other_exceptions_of_destructors_are_still_reported() -> None:
     program = """
         import sys

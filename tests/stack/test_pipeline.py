@@ -183,6 +183,26 @@ def test_variants_are_compared_with_the_baseline_and_only_one_is_served(tmp_path
             guard.check(endpoint)
 
 
+def test_a_variant_whose_reload_was_refused_is_unloaded_for_the_next_one(tmp_path: Path) -> None:
+    """Triton keeps the old configuration loaded when it refuses the new one."""
+    for name in ("plain", "same"):
+        write_model(tmp_path / "models", name, 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n', doubler())
+    source = read_source(stored(tmp_path / "models"), "plain", variants=["same"])
+    undeployable = Candidate(8, True, 0, (16,), fields=((VARIANT, "plain"),))
+    settings = TargetSettings(tmp_path / "log", gpus=False)
+    with contextlib.closing(EmbeddedTarget(source, settings)) as target:
+        with target.deploy(configured_candidate(source, [VARIANT])) as endpoint:
+            assert endpoint.model == "plain"
+        with pytest.raises(DeploymentError), target.deploy(undeployable):
+            pass
+        with (
+            target.deploy(Candidate(8, fields=((VARIANT, "same"),))) as endpoint,
+            InferenceServerClient(endpoint.grpc) as client,
+        ):
+            assert client.is_model_ready("same")
+            assert not client.is_model_ready("plain")
+
+
 def test_candidates_are_warmed_up_without_response_cache(tmp_path: Path) -> None:
     config = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\nresponse_cache { enable: true }\n'
     write_model(tmp_path / "models", "plain", config, doubler(dims=("batch", "width")))

@@ -14,6 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerFault
 from optimizer.core.trial import SERVER_PROCESSES, Candidate
+from optimizer.deploy.config_completion import complete_config
 from optimizer.deploy.docker_target import ContainerServer
 from optimizer.deploy.installed_server import Installation, TritonServer
 from optimizer.deploy.local_target import LocalTarget, find_installation
@@ -65,6 +66,15 @@ def test_the_server_on_path_is_the_default(tmp_path: Path, monkeypatch: pytest.M
         find_installation("tritonserver")
     path = program(tmp_path)
     assert find_installation().tritonserver == find_installation("tritonserver").tritonserver == path
+
+
+def test_the_error_of_a_server_that_was_started_for_the_inputs_names_no_removed_log(tmp_path: Path) -> None:
+    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
+    source = ModelSource(tmp_path / "models", "m", ModelConfig(name="m"))
+    failing = program(tmp_path, HELP + "no such library\n")
+    with pytest.raises(ServerFault, match="tritonserver did not start: no such library") as caught:
+        complete_config(source, lambda: find_installation(str(failing)), 20.0)
+    assert caught.value.log is None
 
 
 def test_backends_next_to_the_server_are_used(tmp_path: Path) -> None:
