@@ -111,9 +111,16 @@ def error_text(error: Exception) -> str:
     return str(getattr(error, "explanation", None) or error)
 
 
+def engine_address() -> str:
+    """Return the address of the engine of the ``docker`` command, from DOCKER_HOST or the current Docker context."""
+    from docker.context import ContextAPI
+
+    return os.environ.get("DOCKER_HOST") or ContextAPI.kwargs_from_context().get("base_url") or DEFAULT_SOCKET
+
+
 def explain_error(text: str, image: str, where: str | None = None) -> str:
     """Return an explanation of the error ``text`` with advice."""
-    where = shorten(where or os.environ.get("DOCKER_HOST") or DEFAULT_SOCKET)
+    where = shorten(where or engine_address())
     for pattern, explanation in EXPLANATIONS:
         if re.search(pattern, text, re.IGNORECASE | re.DOTALL):
             return explanation.format(image=image, error=shorten(text), where=where)

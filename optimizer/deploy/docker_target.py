@@ -36,6 +36,7 @@ from optimizer.deploy.server_process import (
     remove_leftovers,
     remove_shared_memory,
     shared_memory_prefix,
+    too_old_for_http,
 )
 from optimizer.deploy.target_settings import GRPC_PORT, HTTP_PORT, METRICS_PORT, TargetSettings
 from optimizer.machine.conditions import total_of
@@ -58,26 +59,39 @@ class MountedCopy(RepositoryCopy):
     def __init__(self, source: ModelSource) -> None:
         self._shared: list[Bind] = []
         super().__init__(source)
-        self.path.joinpath("repository").chmod(0o755)  # the container may run as any user
+        with self._removed_on_error():
+            self._mount_link_targets()
+            self.repository.chmod(0o755)  # the container may run as any user
 
     @property
     def binds(self) -> tuple[Bind, ...]:
         return (Bind(self.repository, REPOSITORY), *self._shared)
 
     def _share(self, entry: Path, at: Path) -> None:
-        source = entry.resolve()
+        if entry.exists():  # otherwise it is a link without a target
+            self._mount(entry.resolve(), at)
+
+    def _mount(self, source: Path, at: Path) -> None:
+        """Create the mount point ``at`` in the copy, and mount ``source`` there."""
+        at.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             at.mkdir()
         else:
             at.touch()
-        seen_at = f"{REPOSITORY}/{at.relative_to(self.repository).as_posix()}"
-        self._shared.append(Bind(source, seen_at))
-        for link in _links(source):
-            folder = Path(seen_at, link.relative_to(source)).parent
-            leads_to = os.path.normpath(folder / link.readlink())
-            inside = Path(leads_to).is_relative_to(REPOSITORY)
-            if not inside and link.exists() and leads_to not in {bind.at for bind in self._shared}:
-                self._shared.append(Bind(link.resolve(), leads_to))
+        self._shared.append(Bind(source, f"{REPOSITORY}/{at.relative_to(self.repository).as_posix()}"))
+
+    def _mount_link_targets(self) -> None:
+        """Mount the targets of the links in the shared files where the links lead to in the container."""
+        for bind in tuple(self._shared):
+            for link in filter(Path.exists, _links(bind.source)):
+                folder = Path(bind.at, link.relative_to(bind.source)).parent
+                leads_to = Path(os.path.normpath(folder / link.readlink()))
+                if any(leads_to.is_relative_to(other.at) for other in self._shared):
+                    continue
+                if not leads_to.is_relative_to(REPOSITORY):
+                    self._shared.append(Bind(link.resolve(), str(leads_to)))
+                elif not (at := self.repository / leads_to.relative_to(REPOSITORY)).exists():
+                    self._mount(link.resolve(), at)
 
 
 def _links(folder: Path) -> Iterator[Path]:
@@ -111,7 +125,14 @@ class DockerTarget(ManagedTarget):
             if container.host_ipc:  # the memory of Python models is on this machine then
                 flags.append(f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix(folder.path)}")
             settings = replace(settings, arguments=tuple(flags), gpus=bool(container.gpus))
-            server = ContainerServer(client, str(options.docker_image), folder.path.name, container, settings)
+            server = ContainerServer(
+                client,
+                str(options.docker_image),
+                folder.path.name,
+                container,
+                settings,
+                needs_http=options.protocol == "http",
+            )
             super().__init__(source, server, folder, settings)
             self._open = undo.pop_all()
 
@@ -175,9 +196,17 @@ class ContainerServer(Server):
     """A tritonserver in a container of ``image``, a new one with each start, with its ports published on loopback."""
 
     def __init__(
-        self, client: DockerClient, image: str, name: str, container: ContainerSettings, settings: TargetSettings
+        self,
+        client: DockerClient,
+        image: str,
+        name: str,
+        container: ContainerSettings,
+        settings: TargetSettings,
+        *,
+        needs_http: bool = False,
     ) -> None:
         super().__init__(name, image, "--docker-image", settings)
+        self._needs_http = needs_http
         self._engine = client
         self._image = image
         self._container = container
@@ -234,5 +263,7 @@ class ContainerServer(Server):
         """
         option = "--http-restricted-api"
         if self.log.exists() and f"unrecognized option '{option}" in read_tail(self.log, LOG_BYTES):
+            if self._needs_http:
+                raise too_old_for_http(self._image)
             return []
         return [f"{option}=model-repository:tritune={secrets.token_hex(16)}"]

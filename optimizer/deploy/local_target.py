@@ -24,7 +24,7 @@ from optimizer.deploy.installed_server import (
     Installation,
     InstalledTarget,
 )
-from optimizer.deploy.server_process import temporary_folder
+from optimizer.deploy.server_process import temporary_folder, too_old_for_http
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.options.run_options import RunOptions
 
@@ -77,10 +77,7 @@ def make_target(source: ModelSource, options: RunOptions, settings: TargetSettin
     """Return the target on the user's server. Raises BadInputError if it is too old for ``--protocol http``."""
     installation = _chosen_installation(options)
     if options.protocol == "http" and not installation.knows("--http-restricted-api"):
-        raise BadInputError(
-            f"--protocol http: {installation.tritonserver} is too old to keep web pages from loading models over "
-            "HTTP; leave it out, or name a newer server"
-        )
+        raise too_old_for_http(str(installation.tritonserver))
     return LocalTarget(source, installation, settings)
 
 

@@ -15,7 +15,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from optimizer.core.endpoint import Connection
-from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
+from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerCrashed, ServerFault
 from optimizer.core.files import SHARED_MEMORY_FOLDER
 from optimizer.core.process import RunningProcess, describe_exit_code, is_leftover, owner_of, this_process
 from optimizer.core.safe_text import is_shell_path, one_line, read_tail, shorten
@@ -299,6 +299,14 @@ def is_older(version: str, other: tuple[int, int]) -> bool:
     """Return whether ``version`` of a server is older than ``other``; false if it is not a version number."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return match is not None and (int(match[1]), int(match[2])) < other
+
+
+def too_old_for_http(program: str) -> BadInputError:
+    """Return the error for ``--protocol http`` with a server that lacks ``--http-restricted-api``."""
+    return BadInputError(
+        f"--protocol http: {program} is too old to keep web pages from loading models over HTTP; leave it out, or "
+        "name a newer server"
+    )
 
 
 LOG_BYTES = 2**16  # of the end of the log that are read

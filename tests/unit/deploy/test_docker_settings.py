@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import re
 import socket
@@ -194,6 +196,32 @@ def test_files_next_to_the_versions_are_mounted(mounted: MountedCopy) -> None:
     assert seen("/models/doubler/labels.txt", mounted.binds).read_text() == "a\n"
 
 
+def test_link_targets_in_models_that_are_not_served_are_mounted(tmp_path: Path) -> None:
+    """The version folder of ``b`` is a link into a cache whose files are links, as in the Hugging Face cache."""
+    write_model(tmp_path / "models", "a", CONFIG, doubler())
+    cache = tmp_path / "cache"
+    (cache / "blobs").mkdir(parents=True)
+    (cache / "blobs" / "0a1b").write_bytes(serialized(doubler()))
+    snapshot = cache / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.onnx").symlink_to("../../blobs/0a1b")
+    folder = write_model(tmp_path / "models", "b", CONFIG, doubler())
+    (folder / "1" / "model.onnx").unlink()
+    (folder / "1" / "model.onnx").symlink_to("../../a/1/model.onnx")
+    (folder / "2").symlink_to(snapshot)
+    (folder / "gone.txt").symlink_to("nowhere.txt")
+    repository = MountedCopy(stored(tmp_path / "models")("b"))
+    with contextlib.ExitStack() as undo:
+        undo.callback(repository.remove)
+        for version in ("1", "2"):
+            file = seen(f"/models/b/{version}/model.onnx", repository.binds)
+            assert file.read_bytes() == serialized(doubler())
+        assert all(bind.source.exists() for bind in repository.binds)
+        for bind in repository.binds[1:]:
+            place = repository.repository / Path(bind.at).relative_to("/models")
+            assert place.is_dir() == bind.source.is_dir()
+
+
 def test_the_configuration_is_a_private_one_and_nothing_can_be_written(
     mounted: MountedCopy, linked: ModelSource
 ) -> None:
@@ -211,6 +239,12 @@ def test_the_configuration_is_a_private_one_and_nothing_can_be_written(
 # -- errors of the engine ---------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def _sdk() -> None:
+    pytest.importorskip("docker")
+
+
+@pytest.mark.usefixtures("_sdk")
 @pytest.mark.parametrize(
     ("said", "advice"),
     [
@@ -250,9 +284,18 @@ def test_a_refusal_is_one_line_with_advice(said: str, advice: str, monkeypatch: 
     assert re.search(advice, message)
 
 
-@pytest.fixture
-def _sdk() -> None:
-    pytest.importorskip("docker")
+@pytest.mark.usefixtures("_sdk")
+def test_the_engine_of_the_docker_context_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DOCKER_HOST", "DOCKER_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"currentContext": "rootless"}))
+    metadata = tmp_path / "contexts" / "meta" / hashlib.sha256(b"rootless").hexdigest() / "meta.json"
+    metadata.parent.mkdir(parents=True)
+    endpoints = {"docker": {"Host": f"unix://{tmp_path}/none.sock", "SkipTLSVerify": False}}
+    metadata.write_text(json.dumps({"Name": "rootless", "Metadata": {}, "Endpoints": endpoints}))
+    with pytest.raises(EnvironmentFault, match=rf"^Docker does not run at unix://{tmp_path}/none.sock; start it"):
+        connect()
 
 
 @pytest.mark.usefixtures("_sdk")

@@ -231,3 +231,11 @@ def test_a_missing_module_is_named_with_the_way_to_add_it(tmp_path: Path) -> Non
         "build an image with the package of cv2 (FROM triton:24.10, RUN pip install PACKAGE) and give it as "
         "--docker-image"
     )
+
+
+def test_an_image_that_is_too_old_for_http_is_refused_if_http_is_chosen(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("tritonserver: unrecognized option '--http-restricted-api=model-repository'\n")
+    settings = TargetSettings(tmp_path / "log")
+    server = ContainerServer(None, "triton:23.03", "t", None, settings, needs_http=True)  # type: ignore[arg-type]
+    with pytest.raises(BadInputError, match=r"^--protocol http: triton:23.03 is too old to keep web pages from"):
+        server._restriction()
