@@ -107,5 +107,10 @@ def _ensure(version: str, wheel: Wheel, message: str, say: Callable[[str], None]
             if not program.exists():
                 root = program.parents[wheel.members[0].count("/")]
                 say(message)
-                install((wheel,), root, lambda draft: make_executable(draft / wheel.members[0]))
+                install(
+                    (wheel,),
+                    root,
+                    lambda draft: make_executable(draft / wheel.members[0]),
+                    what=f"perf_analyzer {version}",
+                )
     return program

@@ -132,7 +132,7 @@ class Runtime:
 
 def stub_packages_name(wheel: Wheel) -> str:
     """Return the name of the cache's folder with the packages of a wheel of ``NUMPY_WHEELS``."""
-    return f"numpy-1.26.4-{wheel.sha256[:12]}"
+    return f"{wheel.requirement.replace('==', '-')}-{wheel.sha256[:12]}"
 
 
 def running_python() -> str:
@@ -142,7 +142,7 @@ def running_python() -> str:
 
 def installed() -> Runtime | None:
     """Return the unpacked runtime; None before ``tune setup``."""
-    runtime = Runtime(cache_folder() / f"runtime-{TRITON_VERSION}-{WHEELS[0].sha256[:12]}")
+    runtime = Runtime(_root())
     complete = runtime.root.is_dir() and (runtime.stub_packages is None or runtime.stub_packages.is_dir())
     return runtime if complete else None
 
@@ -150,25 +150,36 @@ def installed() -> Runtime | None:
 def ensure(say: Callable[[str], None]) -> Runtime:
     """Return the runtime, which is downloaded and unpacked on first use; ``say`` gets the progress.
 
-    The newer perf_analyzer comes with it, but a run never adds it to an unpacked runtime: measurements of two
-    releases are not ranked together. ``tune setup`` adds it. Other processes wait meanwhile, and remove incomplete
-    folders of killed ones. Raises EnvironmentFault if this platform has no wheels, or pip cannot download them.
+    The newer perf_analyzer comes with it if pip can download it. A run never adds it to an unpacked runtime, because
+    measurements of two releases are not ranked together; ``tune setup`` adds it. Other processes wait meanwhile, and
+    remove incomplete folders of killed ones. Raises EnvironmentFault if this platform has no wheels, or pip cannot
+    download the server or numpy.
     """
     if reason := unsupported():
         raise EnvironmentFault(reason)
     if runtime := installed():
         return runtime
+    runtime = Runtime(_root())
     with lock_cache(say) as cache:
-        runtime = Runtime(cache / f"runtime-{TRITON_VERSION}-{WHEELS[0].sha256[:12]}")
-        if not runtime.root.is_dir():
+        is_missing = not runtime.root.is_dir()
+        if is_missing:
             say(f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)")
-            install(WHEELS, runtime.root, _finish)
+            install(WHEELS, runtime.root, _finish, what="the server")
         if runtime.stub_packages is not None and not runtime.stub_packages.is_dir():
             say("fetching numpy for the server's Python backend (18 MB, once)")
-            install((NUMPY_WHEELS[running_python()],), runtime.stub_packages, lambda _: None)
-    perf_analyzer_release.ensure_newer(say)
+            numpy = NUMPY_WHEELS[running_python()]
+            install((numpy,), runtime.stub_packages, lambda _: None, what="numpy for the server's Python backend")
+    if is_missing:
+        try:
+            perf_analyzer_release.ensure_newer(say)
+        except EnvironmentFault as error:
+            say(f"perf_analyzer {PINNED_PERF_ANALYZER} measures, because {error}")
     say(f"unpacked into {cache}")
     return runtime
+
+
+def _root() -> Path:
+    return cache_folder() / f"runtime-{TRITON_VERSION}-{WHEELS[0].sha256[:12]}"
 
 
 def openvino_folder() -> Path | None:

@@ -50,9 +50,7 @@ def lock_cache(say: Callable[[str], None]) -> Iterator[Path]:
         ) from error
 
 
-def install(
-    wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None], *, what: str = "the server"
-) -> None:
+def install(wheels: Sequence[Wheel], target: Path, finish: Callable[[Path], None], *, what: str) -> None:
     """Download and unpack ``wheels`` to a draft folder, ``finish`` it, and rename it to ``target``.
 
     The target is therefore complete or absent. The caller holds the lock of the cache. Errors say that ``what`` could
@@ -94,6 +92,8 @@ def _cause(output: str) -> str:
     """Return pip's error in one line, with advice."""
     if mismatch := re.search(r"(\S+==\S+) from (\S+)[^\n]*\n\s*Expected sha256", output):
         return f"{mismatch[1]} from {mismatch[2]} is not the pinned wheel (its hash differs); use PyPI's wheel"
+    if "No module named pip" in output:
+        return f"{sys.executable} has no pip; install it (python -m ensurepip, or uv pip install pip)"
     lines = process.printed_lines(output)
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")] or lines
     return f"{errors[-1]}; check pip's index, proxy or find-links setting (pip config list)"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import venv
 from pathlib import Path
 
 import pytest
 
 from optimizer.cli import doctor
 from optimizer.core.errors import EnvironmentFault
+from optimizer.core.locks import file_lock
 from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import server_environment
 from optimizer.deploy.perf_analyzer_release import (
@@ -21,6 +24,7 @@ from optimizer.deploy.perf_analyzer_release import (
     start_problem,
 )
 from optimizer.deploy.runtime import PINNED_PERF_ANALYZER, Runtime
+from optimizer.deploy.wheels import LOCK
 from optimizer.model.repository import PYTHON_BACKEND_VERSIONS
 
 LIBPYTHON = f"libpython{runtime.running_python()}.so.1.0"
@@ -50,10 +54,53 @@ def test_openvino_needs_a_python_with_a_wheel(monkeypatch: pytest.MonkeyPatch) -
     assert doctor.check_onnxruntime().detail.endswith(": none for Python 3.10")
 
 
-def test_openvino_that_cannot_be_downloaded_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
+@pytest.fixture
+def _without_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pip find no package."""
     for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("_without_index")
+@pytest.mark.skipif(runtime.running_python() not in runtime.NUMPY_WHEELS, reason="the stub needs no other numpy")
+def test_numpy_that_cannot_be_downloaded_is_named(unpacked: Runtime) -> None:
+    assert unpacked.stub_packages is not None
+    unpacked.stub_packages.rmdir()
+    with pytest.raises(EnvironmentFault, match=r"^pip could not fetch numpy for the server's Python backend: "):
+        runtime.ensure(lambda _: None)
+
+
+@pytest.mark.usefixtures("_without_index")
+def test_the_newer_release_is_not_added_to_a_server_that_another_process_unpacked(
+    unpacked: Runtime, newer: Path
+) -> None:
+    missing = unpacked.stub_packages or unpacked.root
+    missing.rmdir()
+    said = list[str]()
+    with contextlib.ExitStack() as other_process:
+        other_process.enter_context(file_lock(newer.parents[3] / LOCK, lambda _: None))
+
+        def unpack(line: str) -> None:
+            said.append(line)
+            missing.mkdir()
+            other_process.close()
+
+        assert runtime.ensure(lambda line: said.append(line) if said else unpack(line)) == unpacked
+    assert not any("perf_analyzer" in line for line in said)
+    assert newer_problem() == "it is not unpacked"
+
+
+def test_a_python_without_pip_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    venv.create(tmp_path / "venv", symlinks=True)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/bin/python"))
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(EnvironmentFault, match="venv/bin/python has no pip; install it"):
+        perf_analyzer_release.ensure_older(lambda _: None)
+
+
+@pytest.mark.usefixtures("_without_index")
+def test_openvino_that_cannot_be_downloaded_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITUNE_CACHE", str(tmp_path))
     with pytest.raises(EnvironmentFault) as caught:
         runtime.ensure_openvino(lambda _: None)
     assert str(caught.value).startswith("pip could not fetch openvino: ")
