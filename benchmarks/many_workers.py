@@ -28,10 +28,10 @@ from virtual_workers import DEPLOY_SECONDS, MEASURE_SECONDS, History, search
 from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
-from optimizer.search import SMALLEST_GAIN
+from optimizer.search import MIN_GAIN
 from optimizer.search.candidate_tracker import CandidateTracker
 from optimizer.search.optuna_samplers import sampler_for
-from optimizer.search.simulated import SimulatedSearcher
+from optimizer.search.simulated import SimulationGuidedSearcher
 from optimizer.store.optuna_study import open_study
 
 WORKERS = (1, 8, 32, 100)
@@ -105,8 +105,8 @@ def searched(job: WorkerSearch, stack: SimulatedStack, best: float) -> SearchOut
     """Run one search. ``best`` is the throughput (infer/s) of the server's best configuration."""
     problem = problem_of(job.space)
     study = open_study(None, "many", problem, sampler_for("random", job.seed))
-    gain = SMALLEST_GAIN if job.most is None else 0.0
-    searcher = SimulatedSearcher(problem, CandidateTracker(problem, study), gain, job.seed)
+    gain = MIN_GAIN if job.most is None else 0.0
+    searcher = SimulationGuidedSearcher(problem, CandidateTracker(problem, study), gain, job.seed)
     found_it = best if job.kind == "one by one" else math.inf
     return _outcome(search(problem, searcher, stack, job.workers, job.seed, job.most, found_it), best)
 

@@ -21,13 +21,13 @@ from objectives.metrics import STATISTICS, Measurement
 from optimizer.config.search_space import OFF, Problem
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
-from optimizer.simulator.fitted_parameters import THREADS, ExecutionSettings, execution_settings
+from optimizer.simulator.fitted_parameters import INTRA_OP_THREAD_COUNT, ExecutionSettings, execution_settings
 from optimizer.simulator.scenario import ServiceTimes, SimulationResult
 from optimizer.store.recording import Recording, read_recording
 from optimizer.store.trials_table import TrialsTable, read_run_table
 
 TABLES = Path(__file__).with_name("tables")
-SMALLEST_S = 1e-5  # a shorter queue time counts as zero
+MIN_TIME_S = 1e-5  # a shorter queue time counts as zero
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Machine:
     def times(self, base: DynamicBatchingModel, group: ExecutionSettings) -> ServiceTimes:
         known = base.times(group)
         sizes, busy = (np.arange(1, count + 1, dtype=np.float64) for count in known.seconds.shape)
-        threaded = any(THREADS in path and str(value) == "2" for path, value in group[1])
+        threaded = any(INTRA_OP_THREAD_COUNT in path and str(value) == "2" for path, value in group[1])
         factor = self.speed * (self.threads if threaded else 1.0)
         return replace(known, seconds=known.seconds * factor * np.outer(sizes**self.bend, busy**self.contention))
 
@@ -148,7 +148,7 @@ def _changed(
     def factor(size: float) -> float:
         return float(factors[min(round(size / step), len(factors)) - 1])
 
-    of_compute, waited = factor(measured.mean_batch_size or step), max(before.queue_avg_s, SMALLEST_S)
+    of_compute, waited = factor(measured.mean_batch_size or step), max(before.queue_avg_s, MIN_TIME_S)
     ratios = {
         "throughput_infer_per_sec": after.throughput_infer_per_sec / before.throughput_infer_per_sec,
         **{
@@ -156,7 +156,7 @@ def _changed(
             for name in STATISTICS
         },
         **dict.fromkeys(("compute_input_ms", "compute_infer_ms", "compute_output_ms"), of_compute),
-        "queue_ms": max(after.queue_avg_s, SMALLEST_S) / waited,
+        "queue_ms": max(after.queue_avg_s, MIN_TIME_S) / waited,
         "network_ms": ways,
     }
     figures: dict[str, Any] = {name: (getattr(measured, name) or 0.0) * ratio for name, ratio in ratios.items()}

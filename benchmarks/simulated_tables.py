@@ -28,7 +28,7 @@ REQUEST_BATCH_SIZE = 4
 CONCURRENCIES = (2, 4, 8, 16, 32, 64)
 THREADS = "parameters.intra_op_thread_count.string_value"
 DELAYS_US = ("off", 0, 200, 1000, 5000)
-WINDOW = MeasurementInterval(warm_up_requests=1000, requests=16_000)  # long enough for a small random error
+INTERVAL = MeasurementInterval(warm_up_requests=1000, requests=16_000)  # long enough for a small random error
 GLANCE = MeasurementInterval(warm_up_requests=150, requests=1500)
 POLICIES = ("none", "max/2")
 PLAIN = SearchSpace((4, 16, 64, 256), DELAYS_US, POLICIES, (1, 2, 3, 4), request_batch_size=REQUEST_BATCH_SIZE)
@@ -80,7 +80,7 @@ class SimulatedServer:
     def measure(self, cells: Sequence[tuple[Candidate, int]], threads: int = 1) -> list[Measurement]:
         """Return the measurement of each (candidate, concurrency) by perf_analyzer and the server's statistics."""
         jobs, jitter = self._jobs(cells), lognormal_jitter(self.jitter, self.seed)
-        result = simulate_many(jobs, jitter=jitter, threads=threads, window=WINDOW)
+        result = simulate_many(jobs, jitter=jitter, threads=threads, interval=INTERVAL)
         traces = (trace(job, jitter=jitter) for job in jobs)
         return [simulated_measurement(*pair, self.network_s) for pair in zip(result, traces, strict=True)]
 
@@ -88,8 +88,8 @@ class SimulatedServer:
         """Return the share of requests of each (candidate, concurrency) whose latency is within the deadline."""
         jitter, shares = lognormal_jitter(self.jitter, self.seed), []
         for job in self._jobs(cells):
-            executed = trace(job, jitter=jitter, window=WINDOW)
-            served = np.flatnonzero(executed.execution >= 0)[WINDOW.warm_up_requests or 0 :]
+            executed = trace(job, jitter=jitter, interval=INTERVAL)
+            served = np.flatnonzero(executed.execution >= 0)[INTERVAL.warm_up_requests or 0 :]
             end_s = executed.end_s[executed.execution[served]] + self.network_s / 2
             latencies_s = end_s[np.isfinite(end_s)] - executed.sent_s[served][np.isfinite(end_s)]
             shares.append(float(np.mean(1e3 * latencies_s <= deadline_ms)))
@@ -98,7 +98,7 @@ class SimulatedServer:
     def glance(self, cells: Sequence[tuple[Candidate, int]], threads: int = 1) -> list[tuple[float, float]]:
         """Return throughput (infer/s) and p95 (ms) of each cell in a short, noisy measurement."""
         jitter = lognormal_jitter(self.jitter, self.seed)
-        result = simulate_many(self._jobs(cells), jitter=jitter, threads=threads, window=GLANCE)
+        result = simulate_many(self._jobs(cells), jitter=jitter, threads=threads, interval=GLANCE)
         return [(one.throughput_infer_per_sec, 1e3 * one.latency_p95_s) for one in result]
 
     def _jobs(self, cells: Sequence[tuple[Candidate, int]]) -> list[Scenario]:

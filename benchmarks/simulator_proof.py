@@ -390,11 +390,11 @@ class CalibratedServer:
         results: list[SimulationResult] = []
         for cell in wanted:
             job = replace(cell.scenario(self.services[cell.sizes], self.overheads), missed_share=self.missed_share)
-            window = MeasurementInterval(0)
+            interval = MeasurementInterval(0)
             if cell.arrivals == "closed":
-                (glance,) = simulate_many([job], jitter=draws[0][0], gaps_s=draws[0][1], window=GLANCE)
-                window = MeasurementInterval(0, max(20, round(SECONDS * glance.requests / glance.duration_s)))
-            outcomes = [simulate_many([job], jitter=j, gaps_s=gaps, window=window)[0] for j, gaps in draws]
+                (glance,) = simulate_many([job], jitter=draws[0][0], gaps_s=draws[0][1], interval=GLANCE)
+                interval = MeasurementInterval(0, max(20, round(SECONDS * glance.requests / glance.duration_s)))
+            outcomes = [simulate_many([job], jitter=j, gaps_s=gaps, interval=interval)[0] for j, gaps in draws]
             results.append(_middle(outcomes))
         return results
 

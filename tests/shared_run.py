@@ -29,7 +29,7 @@ from optimizer.replay.engine import recorded_problem
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
 from optimizer.results.result_document import entry
-from optimizer.search import make_searcher_on
+from optimizer.search import make_searcher_for_study
 from optimizer.store.optuna_storage import RetryPolicy
 from optimizer.store.optuna_study import StudySharing
 from optimizer.store.recording import RecordedServer, baselines, read_recording
@@ -101,7 +101,7 @@ def run(worker: WorkerSettings, table: Path, folder: RunFolder, storage: str, st
         compared = baselines(problem.space)
         sharing = StudySharing(retry, BEAT_SECONDS, round(worker.grace_seconds))
         with join(options, problem, folder, None, sharing) as shared:
-            searcher = make_searcher_on(shared.tracker, worker.search, problem)
+            searcher = make_searcher_for_study(shared.tracker, worker.search, problem)
             scheduler = Scheduler(problem, searcher, budget, Stopwatch(), compared, shared)
             trials = run_trials(scheduler, recording.server, measurer)
             if continued_by := shared.leave_search():

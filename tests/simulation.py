@@ -72,8 +72,8 @@ def simulate(
     fixed_shapes: bool = True,
     jitter: FloatArray | None = None,
     gaps_s: FloatArray | None = None,
-    window: MeasurementInterval | None = None,
+    interval: MeasurementInterval | None = None,
 ) -> SimulationResult:
     """Simulate one candidate under one load. For the arguments see ``Scenario`` and ``simulate_many``."""
     scenario = Scenario(candidate, load, service, overheads or Overheads(), request_batch_size, fixed_shapes)
-    return simulate_many([scenario], jitter=jitter, gaps_s=gaps_s, window=window)[0]
+    return simulate_many([scenario], jitter=jitter, gaps_s=gaps_s, interval=interval)[0]

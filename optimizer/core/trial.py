@@ -135,6 +135,11 @@ class Candidate:
         """The number of servers that serve this configuration together; 1 if the search does not vary it."""
         return server_processes(self.fields)
 
+    @property
+    def total_instances(self) -> int:
+        """The number of instances on all GPUs of all server processes."""
+        return self.instances * self.server_processes
+
     def __str__(self) -> str:
         batching = "sequence batching" if self.is_stateful else "no dynamic batching"
         if self.dynamic_batching:

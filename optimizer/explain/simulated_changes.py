@@ -17,7 +17,7 @@ from optimizer.explain.bottleneck import StageBreakdown
 from optimizer.explain.forecaster import Forecast, Remedy, gain, is_beyond_failures, median_errors
 from optimizer.results import configuration_text
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
-from optimizer.simulator.fitted_parameters import SMALLEST_S, ExecutionSettings
+from optimizer.simulator.fitted_parameters import MIN_TIME_S, ExecutionSettings
 from optimizer.simulator.metrics import (
     ConfigurationLoad,
     as_closed_loop,
@@ -136,7 +136,7 @@ class SimulatedForecaster:
             service = usual(group)
             return ServiceTimes(time_share * service.seconds, service.step)
 
-        network_s, gap_s = (max(SMALLEST_S, way_share * part) for part in (overheads.network_s, overheads.gap_s))
+        network_s, gap_s = (max(MIN_TIME_S, way_share * part) for part in (overheads.network_s, overheads.gap_s))
         return replace(self._model, times=times, overheads=replace(overheads, network_s=network_s, gap_s=gap_s))
 
 

@@ -35,7 +35,7 @@ from optimizer.search.refusals import RefusalForecast
 from optimizer.simulator.calibration import Observation, observe_point, service_times
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.fitted_parameters import (
-    ENOUGH_EXECUTIONS,
+    MIN_EXECUTIONS,
     FittedOverheads,
     estimate_network_s,
     execution_settings,
@@ -84,7 +84,7 @@ def plausible_times(fitted: ServiceTimes, observed: Sequence[Observation]) -> Pl
     for seen in observed:
         executions.update({batch.batch_size: batch.executions for batch in seen.batches})
     most = max(executions.values())
-    enough = [size for size, count in executions.items() if count >= min(ENOUGH_EXECUTIONS, most)]
+    enough = [size for size, count in executions.items() if count >= min(MIN_EXECUTIONS, most)]
     rows = np.arange(len(times))
     measured = np.unique(np.clip(np.rint(np.array(enough) / step).astype(int) - 1, 0, len(times) - 1))
     first, last = measured[0], measured[-1]
@@ -100,7 +100,7 @@ def plausible_times(fitted: ServiceTimes, observed: Sequence[Observation]) -> Pl
 
 SLOWNESSES = np.geomspace(0.6, 1.7, 13)  # simulated values, between which that of a deployment is interpolated
 FINE = np.geomspace(SLOWNESSES[0], SLOWNESSES[-1], 401)
-CLOSED_WINDOW = MeasurementInterval(warm_up_requests=400, requests=4000)
+CLOSED_INTERVAL = MeasurementInterval(warm_up_requests=400, requests=4000)
 RATE_REQUESTS = 20_000
 SEED = 0  # of the simulated jitter
 FEWEST_PERIODS = 6  # of a load shape: an overload is judged by the last third of the requests
@@ -371,7 +371,7 @@ def _simulated(
     jitter, gaps_s = lognormal_jitter(fitted.jitter, model.seed), exponential_gaps(fitted.gap_s, model.seed)
     results: list[SimulationResult] = []
     for candidate, load in jobs:
-        window = CLOSED_WINDOW if isinstance(load, ClosedLoopLoad) else MeasurementInterval()
+        interval = CLOSED_INTERVAL if isinstance(load, ClosedLoopLoad) else MeasurementInterval()
         times = service[execution_settings(candidate)]
         own, servers = _of_process(candidate, load, each)
         configured = with_queue(candidate, model.queue)
@@ -379,8 +379,8 @@ def _simulated(
         if refusals is not None:
             missed, priorities = refusals.missed_share, refusals.priorities
             job = replace(job, refuses=True, missed_share=missed, priorities=priorities)
-        (result,) = simulate_many([job], jitter=jitter, gaps_s=gaps_s, window=window)
-        results.append(result.times(servers))
+        (result,) = simulate_many([job], jitter=jitter, gaps_s=gaps_s, interval=interval)
+        results.append(result.scaled_to_servers(servers))
     return results
 
 

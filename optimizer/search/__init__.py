@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from optimizer.search.candidate_tracker import CandidateTracker
     from optimizer.search.transfer import TransferredStudy
 
-# `simulated` ends if a deployment promises less, as a share of the throughput. It is the standard error with which a
-# confirmation knows the throughput: deployments differ by 5 %, and it has six servers.
-SMALLEST_GAIN = 0.02
+# `simulated` ends if the expected gain of another deployment is less than this share of the throughput. That is the
+# standard error of the throughput after a confirmation: deployments differ by 5 %, and it has six servers.
+MIN_GAIN = 0.02
 
 
 def installed_methods() -> tuple[str, ...]:
@@ -57,10 +57,10 @@ def make_searcher(
     from optimizer.store.optuna_study import open_study
 
     study = open_study(storage, study_name, problem, sampler_for(name, seed), fingerprint)
-    return make_searcher_on(CandidateTracker(problem, study), name, problem, seed, transferred)
+    return make_searcher_for_study(CandidateTracker(problem, study), name, problem, seed, transferred)
 
 
-def make_searcher_on(
+def make_searcher_for_study(
     tracker: CandidateTracker, name: str, problem: Problem, seed: int = 0, transferred: TransferredStudy | None = None
 ) -> Searcher:
     """Return the search method ``name`` on the open study of ``tracker``; see ``make_searcher``."""

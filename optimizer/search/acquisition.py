@@ -11,9 +11,9 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from optimizer.core.trial import Candidate, Trial
-from optimizer.simulator.metrics import ShareInTime
+from optimizer.simulator.metrics import ShareWithinBounds
 
-LEAST = 1e-9  # replaces a throughput of 0, which has no logarithm
+MIN_THROUGHPUT = 1e-9  # replaces a throughput of 0, which has no logarithm
 BISECTIONS = 50  # they halve the distance of the components' quantiles to below the precision of a double
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 TAIL_NODES, TAIL_WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
@@ -23,18 +23,18 @@ TAIL_NODES, TAIL_WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 class Posterior:
     """The posterior of log throughput and of the log tail ratio of each latency.
 
-    ``mean`` and ``deviation`` are [cells, 1 + latencies]; ``log_loads`` [cells] are the logarithms of the samples in
+    ``mean`` and ``std`` are [cells, 1 + latencies]; ``log_loads`` [cells] are the logarithms of the samples in
     flight. All errors are independent. A latency is the tail ratio times the load divided by the throughput, so a
     slower server has less throughput and all of its latencies are longer, also those that Little's law does not
     relate to the throughput.
 
-    ``share_in_time`` is the share of requests that counts; None if all do.
+    ``share_within_bounds`` is the share of requests that counts; None if all do.
     """
 
     mean: FloatArray
-    deviation: FloatArray
+    std: FloatArray
     log_loads: FloatArray
-    share_in_time: ShareInTime | None = None
+    share_within_bounds: ShareWithinBounds | None = None
 
     @property
     def log_latencies(self) -> FloatArray:
@@ -52,17 +52,17 @@ class Posterior:
         ``tail_error`` is the one that all tail ratios share, in their standard deviations.
         """
         throughput = self.mean[:, 0] + error
-        if self.share_in_time is None:
+        if self.share_within_bounds is None:
             return throughput
-        log_latencies = self.log_latencies - error[:, None] + tail_error * self.deviation[:, 1:]
-        return throughput + self.share_in_time.logarithm(log_latencies)
+        log_latencies = self.log_latencies - error[:, None] + tail_error * self.std[:, 1:]
+        return throughput + self.share_within_bounds.logarithm(log_latencies)
 
 
 def probability_within_bounds(posterior: Posterior, bounds_s: FloatArray) -> FloatArray:
     """Return the probability [cells] that all latencies are within their bounds [latencies]."""
     slack = np.log(bounds_s) - posterior.log_latencies
     if len(bounds_s) == 1:
-        return _normal_cdf(slack[:, 0] / np.hypot(*posterior.deviation.T))
+        return _normal_cdf(slack[:, 0] / np.hypot(*posterior.std.T))
     return _expectation(posterior, lambda error: _conditional_probability(posterior, slack, error))
 
 
@@ -79,7 +79,7 @@ def expected_improvement(posterior: Posterior, bounds_s: FloatArray, best: float
     """
     slack = np.log(bounds_s) - posterior.log_latencies
     tails = zip(TAIL_NODES, TAIL_WEIGHTS / TAIL_WEIGHTS.sum(), strict=True)
-    tail_errors = list(tails) if posterior.share_in_time else [(0.0, 1.0)]
+    tail_errors = list(tails) if posterior.share_within_bounds else [(0.0, 1.0)]
 
     def improvement(error: FloatArray) -> FloatArray:
         gain = np.zeros(len(error))
@@ -94,7 +94,7 @@ def _expectation(posterior: Posterior, value: Callable[[FloatArray], FloatArray]
     """Return the expectation [cells] of a function of the error of log throughput (Gauss-Hermite quadrature)."""
     total = np.zeros(len(posterior.mean))
     for node, weight in zip(NODES, WEIGHTS / WEIGHTS.sum(), strict=True):
-        total += weight * value(node * posterior.deviation[:, 0])
+        total += weight * value(node * posterior.std[:, 0])
     return total
 
 
@@ -103,40 +103,40 @@ def _conditional_probability(posterior: Posterior, slack: FloatArray, error: Flo
 
     Given the throughput, the latencies are independent. ``slack`` [cells, latencies] is that without an error.
     """
-    deviation = np.maximum(posterior.deviation[:, 1:], 1e-9)
-    return np.asarray(_normal_cdf((slack + error[:, None]) / deviation).prod(axis=1))
+    std = np.maximum(posterior.std[:, 1:], 1e-9)
+    return np.asarray(_normal_cdf((slack + error[:, None]) / std).prod(axis=1))
 
 
-def confirmed_value(posterior: Posterior, bounds_s: FloatArray) -> float:
+def expected_incumbent(posterior: Posterior, bounds_s: FloatArray) -> float:
     """Return the log of the expected throughput or goodput with which a confirmation of the cells ends.
 
     It tries the cells in descending order of this objective value. Each meets the bounds with its own probability.
     """
     value, none_passed = 0.0, 1.0
     probabilities, log_values = probability_within_bounds(posterior, bounds_s), posterior.log_values
-    for place in np.argsort(-log_values):
-        value += none_passed * float(probabilities[place]) * math.exp(log_values[place])
-        none_passed *= 1 - float(probabilities[place])
-    return math.log(max(value, LEAST))
+    for index in np.argsort(-log_values):
+        value += none_passed * float(probabilities[index]) * math.exp(log_values[index])
+        none_passed *= 1 - float(probabilities[index])
+    return math.log(max(value, MIN_THROUGHPUT))
 
 
 def mixture_quantiles(
-    probabilities: FloatArray, means: FloatArray, deviations: FloatArray, levels: Sequence[float]
+    probabilities: FloatArray, means: FloatArray, stds: FloatArray, levels: Sequence[float]
 ) -> FloatArray:
     """Return the quantiles [levels, cells] of mixtures of normal distributions.
 
-    ``probabilities`` [components] are those of the components, whose ``means`` and ``deviations`` are
+    ``probabilities`` [components] are those of the components, whose ``means`` and ``stds`` are
     [components, cells]. A quantile lies between the smallest and the largest one of the components; it is found
     there by bisection.
     """
     from scipy.special import ndtri
 
     wanted = np.array(levels)[:, None]
-    of_components = means[:, None, :] + deviations[:, None, :] * ndtri(wanted)  # [components, levels, cells]
-    low, high = of_components.min(axis=0), of_components.max(axis=0)
+    component_quantiles = means[:, None, :] + stds[:, None, :] * ndtri(wanted)  # [components, levels, cells]
+    low, high = component_quantiles.min(axis=0), component_quantiles.max(axis=0)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        below = _normal_cdf((middle - means[:, None, :]) / deviations[:, None, :])
+        below = _normal_cdf((middle - means[:, None, :]) / stds[:, None, :])
         is_lower = np.tensordot(probabilities, below, axes=1) < wanted
         low, high = np.where(is_lower, middle, low), np.where(is_lower, high, middle)
     return np.asarray((low + high) / 2)
@@ -162,11 +162,11 @@ class TrialCosts:
         measure_seconds = []
         for trial in trials:
             if trial.deploy_seconds is not None:
-                self._deploy_seconds.setdefault(_instances(trial.candidate), []).append(trial.deploy_seconds)
+                self._deploy_seconds.setdefault(trial.candidate.total_instances, []).append(trial.deploy_seconds)
             if seconds := sum(measurement.measure_seconds or 0.0 for _, measurement in trial.measurements):
                 measure_seconds.append(seconds)
         self._measure_seconds = statistics.median(measure_seconds) if measure_seconds else 0.0
-        self._usual_seconds = (
+        self._mean_seconds = (
             statistics.fmean(map(self.seconds, (trial.candidate for trial in trials))) if trials else 0.0
         )
 
@@ -175,14 +175,9 @@ class TrialCosts:
         known = self._deploy_seconds
         if not known:
             return self._measure_seconds
-        closest = min(known, key=lambda count: (abs(count - _instances(candidate)), count))
+        closest = min(known, key=lambda count: (abs(count - candidate.total_instances), count))
         return statistics.median(known[closest]) + self._measure_seconds
 
     def relative(self, candidate: Candidate) -> float:
         """Return the expected time relative to the mean of the trials so far; 1 if no times are known."""
-        return self.seconds(candidate) / self._usual_seconds if self._usual_seconds else 1.0
-
-
-def _instances(candidate: Candidate) -> int:
-    """Return the number of instances of all server processes of ``candidate``."""
-    return candidate.instances * candidate.server_processes
+        return self.seconds(candidate) / self._mean_seconds if self._mean_seconds else 1.0

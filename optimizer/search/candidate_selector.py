@@ -14,15 +14,15 @@ from objectives.metrics import Forecast
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
 from optimizer.search.acquisition import TrialCosts
-from optimizer.search.correction import setting_features
 from optimizer.search.gaussian_process import single_threaded
-from optimizer.search.simulated_posterior import SearchState, is_feasible
+from optimizer.search.simulated_posterior import SurrogateInputs, is_feasible
+from optimizer.search.simulation_error import setting_features
 from optimizer.search.surrogate import Surrogate
 from optimizer.search.transfer import SourceMachine, TransferredStudy
 from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.metrics import (
     ConfigurationLoad,
-    ShareInTime,
+    ShareWithinBounds,
     as_closed_loop,
     is_complete,
     predicted_latencies,
@@ -50,7 +50,7 @@ class Decision:
 
     ``gain`` is the expected improvement of the best feasible throughput, as a share of it, in the time of an average
     trial. While nothing is feasible it is infinite, or 0 if no remaining candidate is likely to be feasible.
-    ``noise`` is that of the measurements, relative to the usual one.
+    ``noise`` is that of the measurements, relative to the prior.
     """
 
     candidate: Candidate
@@ -95,7 +95,7 @@ class CandidateSelector:
         one that differs most from those running.
         """
         left = [candidate for candidate in self._candidates if candidate not in tried]
-        state, measured = self._state(trials)
+        inputs, measured = self._inputs(trials)
         if any(is_feasible(point, self._problem) for point in measured):
             left += [candidate for candidate in self._candidates if candidate in repeatable]
         if not left:
@@ -105,7 +105,7 @@ class CandidateSelector:
             default = self._most_different(running, left) if running else left[0]
             first = next((candidate for candidate in known if candidate not in tried), default)
             return Decision(first, self._loads(first)[0], math.inf)
-        fitted = self._fit(state, measured, len(running))
+        fitted = self._fit(inputs, measured, len(running))
         surrogate = fitted.with_running([*running, *fitted.missing_cells(measured)])
         cells = self._cells(self._followed(fitted, left))
         if len(cells) > POOL * LOADS:
@@ -138,9 +138,9 @@ class CandidateSelector:
     @single_threaded
     def fit(self, trials: Sequence[Trial]) -> None:
         """Fit the surrogate to ``trials`` if something was measured."""
-        state, measured = self._state(trials)
+        inputs, measured = self._inputs(trials)
         if measured:
-            self._fit(state, measured, 0)
+            self._fit(inputs, measured, 0)
 
     @single_threaded
     def forecast(self, candidate: Candidate, concurrency: int, speed_probe_ms: float | None) -> Forecast | None:
@@ -159,17 +159,17 @@ class CandidateSelector:
         latency = self._surrogate.latency
         return Forecast(throughput, throughput_low, throughput_high, latency_ms, low_ms, high_ms, latency)
 
-    def _state(self, trials: Sequence[Trial]) -> tuple[SearchState, list[Point]]:
+    def _inputs(self, trials: Sequence[Trial]) -> tuple[SurrogateInputs, list[Point]]:
         """Return the inputs of a surrogate after ``trials``, and the points that it can learn from."""
         speed = fit_speed_correction(trials, self._problem)
         latencies, measured = _complete_points(self._problem, trials, speed)
         source = self._source(latencies) if measured and self._problem.is_simulated else None
-        return SearchState(self._problem, tuple(trials), latencies, self._seed, source, speed), measured
+        return SurrogateInputs(self._problem, tuple(trials), latencies, self._seed, source, speed), measured
 
-    def _fit(self, state: SearchState, measured: Sequence[Point], running: int) -> Surrogate:
+    def _fit(self, inputs: SurrogateInputs, measured: Sequence[Point], running: int) -> Surrogate:
         """Return the surrogate, fitted again if many trials have ended since."""
-        if self._surrogate is None or self._surrogate.missing_trials(state) > (running - 1) * STALE_SHARE:
-            self._surrogate, self._followed_cells = Surrogate(state, measured), None
+        if self._surrogate is None or self._surrogate.missing_trials(inputs) > (running - 1) * STALE_SHARE:
+            self._surrogate, self._followed_cells = Surrogate(inputs, measured), None
         return self._surrogate
 
     def _screened(
@@ -186,11 +186,11 @@ class CandidateSelector:
         if self._followed_cells is None:
             self._followed_cells = self._cells(followed, every=2)
         gains = surrogate.improvements(self._followed_cells, SCREENING_SAMPLES)
-        places = [i for i, (candidate, _) in enumerate(self._followed_cells) if candidate in remaining]
-        if not places:  # all of them are being tried
+        indices = [i for i, (candidate, _) in enumerate(self._followed_cells) if candidate in remaining]
+        if not indices:  # all of them are being tried
             self._followed_cells = None
             return self._screened(fitted, surrogate, left)
-        return [self._followed_cells[i] for i in places], gains[places]
+        return [self._followed_cells[i] for i in indices], gains[indices]
 
     def _cells(self, candidates: Sequence[Candidate], every: int = 1) -> list[ConfigurationLoad]:
         """Return the candidates at their loads, or at ``every`` second, third, ... of them."""
@@ -234,19 +234,19 @@ class CandidateSelector:
         cells = [(candidate, load) for candidate in candidates for load in self._loads(candidate)]
         simulated = surrogate.simulated(cells)
         values = simulated[:, 0]
-        if share_in_time := ShareInTime.of(self._problem, surrogate.latencies):
-            values = values + share_in_time.logarithm(simulated[:, 1:])
+        if share_within_bounds := ShareWithinBounds.from_problem(self._problem, surrogate.latencies):
+            values = values + share_within_bounds.logarithm(simulated[:, 1:])
         shares = np.exp((np.log(surrogate.bounds_s) - simulated[:, 1:]).min(axis=1))
         scores: dict[Candidate, float] = {}
         for (candidate, _), value, share in zip(cells, np.exp(values).tolist(), shares.tolist(), strict=True):
             score = value * min(1.0, share) ** 3
             scores[candidate] = max(score, scores.get(candidate, 0.0))
-        places: Counter[object] = Counter()
+        ranks: Counter[object] = Counter()
         order: list[tuple[int, float, Candidate]] = []
         for candidate in sorted(scores, key=lambda c: -scores[c]):
             group = execution_settings(candidate)
-            order.append((places[group], -scores[candidate], candidate))
-            places[group] += 1
+            order.append((ranks[group], -scores[candidate], candidate))
+            ranks[group] += 1
         order.sort(key=lambda entry: entry[:2])  # the best of each group, then the second best, ...
         known = self._transferred.best(self._problem)[:MAX_TRANSFERRED] if self._transferred else []
         return list(dict.fromkeys([*known, *(candidate for *_, candidate in order)]))[:SHORTLIST]
@@ -272,16 +272,16 @@ class CandidateSelector:
         if self._problem.space.allowed_concurrencies(candidate) is not None:
             return []
         grid = self._loads(candidate)
-        place = grid.index(load)
-        low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
+        index = grid.index(load)
+        low, high = grid[max(index - 1, 0)], grid[min(index + 1, len(grid) - 1)]
         return sorted({round(fine) for fine in np.linspace(low, high, FINE_LOADS).tolist()} - {load})
 
 
 def _best_loads(cells: Sequence[ConfigurationLoad], gains: FloatArray) -> dict[Candidate, int]:
     """Return the load with the largest gain of each candidate, the most promising candidate first."""
     loads: dict[Candidate, int] = {}
-    for place in np.argsort(-gains):
-        loads.setdefault(*cells[place])
+    for index in np.argsort(-gains):
+        loads.setdefault(*cells[index])
     return loads
 
 
@@ -296,7 +296,7 @@ def fit_surrogate(problem: Problem, trials: Sequence[Trial], seed: int = 0) -> S
     latencies, measured = _complete_points(problem, trials, speed)
     if not measured:
         raise ValueError("nothing was measured")
-    return Surrogate(SearchState(problem, trials, latencies, seed, None, speed), measured)
+    return Surrogate(SurrogateInputs(problem, trials, latencies, seed, None, speed), measured)
 
 
 def _complete_points(

@@ -1,7 +1,7 @@
 """The probability that a configuration can be deployed and meets the bounds that are not simulated.
 
 A server may crash, run out of memory, or reject a configuration. Configurations that share a setting with one that
-failed are likely to fail too, so after two failures of such a family the search leaves it. If a GPU has too little
+failed are likely to fail too, so after two failures of such a group the search leaves it. If a GPU has too little
 memory for a configuration, one failure suffices for those that need at least as much.
 """
 
@@ -19,23 +19,23 @@ from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import Candidate, Trial
 from optimizer.simulator.fitted_parameters import execution_settings
 
-NONE_BROKEN = 0.8  # prior probability
-# probabilities that a deployment of a broken family succeeds, and that another deployment fails
-BROKEN_WORKS, SOUND_FAILS = 0.03, 0.05
+PRIOR_ALL_FEASIBLE = 0.8  # prior probability that no group is infeasible
+# probabilities that a deployment of the infeasible group succeeds, and that another deployment fails
+SUCCESS_IF_INFEASIBLE, FAILURE_IF_FEASIBLE = 0.03, 0.05
 
-Family = tuple[str, Hashable]
+Group = tuple[str, Hashable]
 
 
 class Feasibility:
     """The probability of success, learned from finished trials.
 
-    At most one family of configurations is taken to be broken; which one follows from Bayes' rule. A family has the
-    same execution settings, the same value of a field or dynamic batching in common, or it has at least some number
-    of instances on all server processes or some maximum batch size.
+    At most one group of configurations is assumed to be infeasible; which one follows from Bayes' rule. A group has
+    the same execution settings, the same value of a field or dynamic batching in common, or it has at least some
+    number of instances on all server processes or some maximum batch size.
     """
 
     def __init__(self, trials: Sequence[Trial], space: SearchSpace, bounds: Sla) -> None:
-        """Weigh the families of all failures. A trial succeeds if one of its measurements is within ``bounds``.
+        """Weigh the groups of all failures. A trial succeeds if one of its measurements is within ``bounds``.
 
         A trial without a measurement fails. One that is not known to miss a bound is left out: the first window of a
         deployment that is given up for its latency has no other metric.
@@ -46,45 +46,45 @@ class Feasibility:
             succeeds = any(map(bounds.is_met, measured))
             if succeeds or not measured or any(0 < b.violation(m) < math.inf for b in bounds for m in measured):
                 outcomes.append((space.canonical(trial.candidate), succeeds))
-        families = dict.fromkeys(family for candidate, ok in outcomes if not ok for family in _families(candidate))
-        weights = {family: (1 - NONE_BROKEN) / len(families) * _likelihood(family, outcomes) for family in families}
-        total = sum(weights.values()) + NONE_BROKEN * _likelihood(None, outcomes)
-        self._broken = {family: weight / total for family, weight in weights.items()}
+        groups = dict.fromkeys(group for candidate, ok in outcomes if not ok for group in _groups(candidate))
+        weights = {group: (1 - PRIOR_ALL_FEASIBLE) / len(groups) * _likelihood(group, outcomes) for group in groups}
+        total = sum(weights.values()) + PRIOR_ALL_FEASIBLE * _likelihood(None, outcomes)
+        self._infeasible = {group: weight / total for group, weight in weights.items()}
 
     def probabilities(self, candidates: Sequence[Candidate]) -> FloatArray:
-        """Return the probability [candidates] of success, relative to that of a configuration of no broken family."""
-        if not self._broken:
+        """Return the probability [candidates] of success, relative to that outside of the infeasible group."""
+        if not self._infeasible:
             return np.ones(len(candidates))
         known = {candidate: self._probability(candidate) for candidate in dict.fromkeys(candidates)}
         return np.array([known[candidate] for candidate in candidates])
 
     def _probability(self, candidate: Candidate) -> float:
-        broken = sum(weight for family, weight in self._broken.items() if _belongs(candidate, family))
-        return 1 - broken * (1 - BROKEN_WORKS / (1 - SOUND_FAILS))
+        infeasible = sum(weight for group, weight in self._infeasible.items() if _belongs(candidate, group))
+        return 1 - infeasible * (1 - SUCCESS_IF_INFEASIBLE / (1 - FAILURE_IF_FEASIBLE))
 
 
-def _families(candidate: Candidate) -> Iterator[Family]:
+def _groups(candidate: Candidate) -> Iterator[Group]:
     yield "execution settings", execution_settings(candidate)
     yield "dynamic batching", candidate.dynamic_batching
-    yield "instances", candidate.instances * candidate.server_processes
+    yield "instances", candidate.total_instances
     yield "max_batch_size", candidate.max_batch_size
     yield from (("field", pair) for pair in candidate.fields)
 
 
-def _belongs(candidate: Candidate, family: Family) -> bool:
-    kind, value = family
+def _belongs(candidate: Candidate, group: Group) -> bool:
+    kind, value = group
     if kind == "instances":
-        return candidate.instances * candidate.server_processes >= cast(int, value)
+        return candidate.total_instances >= cast(int, value)
     if kind == "max_batch_size":
         return candidate.max_batch_size >= cast(int, value)
-    return family in _families(candidate)
+    return group in _groups(candidate)
 
 
-def _likelihood(broken: Family | None, outcomes: Sequence[tuple[Candidate, bool]]) -> float:
-    """Return the probability of ``outcomes`` if the family ``broken`` is, or none if it is None."""
+def _likelihood(infeasible: Group | None, outcomes: Sequence[tuple[Candidate, bool]]) -> float:
+    """Return the probability of ``outcomes`` if the group ``infeasible`` is so, or no group if it is None."""
     likely = 1.0
     for candidate, ok in outcomes:
-        works = BROKEN_WORKS if broken and _belongs(candidate, broken) else 1 - SOUND_FAILS
+        works = SUCCESS_IF_INFEASIBLE if infeasible and _belongs(candidate, infeasible) else 1 - FAILURE_IF_FEASIBLE
         likely *= works if ok else 1 - works
     return likely
 

@@ -17,9 +17,9 @@ from objectives.arrays import FloatArray
 CovarianceFunction: TypeAlias = Callable[[FloatArray, FloatArray], FloatArray]
 Prediction: TypeAlias = tuple[FloatArray, FloatArray]  # mean and standard deviation, each [cells]
 
-# candidates for the scales of errors and noise on this server, relative to the usual ones
+# candidates for the scales of errors and noise on this server, relative to the prior
 ERROR_SCALES, NOISE_SCALES = (0.6, 1.0, 2.0), (0.1, 0.3, 1.0, 2.0)
-SCALE_SPREAD = 0.8  # prior standard deviation of the logarithm of either scale
+SCALE_STD = 0.8  # prior standard deviation of the logarithm of either scale
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -59,8 +59,8 @@ class ResidualProcess:
     With a ``transfer`` the prior is the posterior of the source process, scaled by the correlation (intrinsic
     coregionalization: Alvarez, Rosasco and Lawrence 2012, section 4.2).
 
-    ``usual_density`` is the log marginal likelihood under the usual scales, up to a constant. The best scales would
-    favor the simulation, which was fitted to the same points.
+    ``unscaled_log_likelihood`` is the log marginal likelihood with both scales at 1, up to a constant. The best
+    scales would favor the simulation, which was fitted to the same points.
     """
 
     def __init__(
@@ -85,21 +85,23 @@ class ResidualProcess:
             prior_mean = source_mean if expected is None else source_mean + expected
             residuals = residuals - transfer.correlation * prior_mean
         fits = list(_fits(errors, noise, residuals))
-        self._fit = max(fits, key=lambda fit: fit.density)
-        self.usual_density = next(fit.density for fit in fits if (fit.scale, fit.noise_scale) == (1.0, 1.0))
+        self._fit = max(fits, key=lambda fit: fit.log_likelihood)
+        self.unscaled_log_likelihood = next(
+            fit.log_likelihood for fit in fits if (fit.scale, fit.noise_scale) == (1.0, 1.0)
+        )
         # caches by the id of the input array, which stays valid because the array is kept with the value
         self._whitened: dict[int, tuple[FloatArray, FloatArray]] = {}
         self._predictions: dict[int, tuple[FloatArray, Prediction]] = {}
 
     @property
     def noise_scale(self) -> float:
-        """The estimated standard deviation of the noise relative to the usual one."""
+        """The estimated standard deviation of the noise relative to the prior."""
         return self._fit.noise_scale
 
     @property
-    def density(self) -> float:
+    def log_likelihood(self) -> float:
         """The log marginal likelihood under the best scales, up to a constant."""
-        return self._fit.density
+        return self._fit.log_likelihood
 
     def condition(self, inputs: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return (whitened covariances [points, cells], mean [cells]) for a process that transfers from this one.
@@ -166,7 +168,7 @@ class ResidualProcess:
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
-    density: float
+    log_likelihood: float
     scale: float
     noise_scale: float
     factor: Any
@@ -181,9 +183,9 @@ def _fits(errors: FloatArray, noise: FloatArray, residuals: FloatArray) -> Itera
         for noise_scale in NOISE_SCALES:
             factor = cho_factor(error_scale**2 * errors + noise_scale**2 * noise, lower=True)
             weights = cho_solve(factor, residuals)
-            density = -0.5 * float(residuals @ weights) - float(np.log(np.diag(factor[0])).sum())
-            density -= 0.5 * (math.log(error_scale) ** 2 + math.log(noise_scale) ** 2) / SCALE_SPREAD**2
-            yield _Fit(density, error_scale**2, noise_scale, factor, weights)
+            log_likelihood = -0.5 * float(residuals @ weights) - float(np.log(np.diag(factor[0])).sum())
+            log_likelihood -= 0.5 * (math.log(error_scale) ** 2 + math.log(noise_scale) ** 2) / SCALE_STD**2
+            yield _Fit(log_likelihood, error_scale**2, noise_scale, factor, weights)
 
 
 class FantasyProcess:

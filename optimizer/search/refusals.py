@@ -17,11 +17,11 @@ from optimizer.simulator.dynamic_batching_model import MISSED_SHARE, DynamicBatc
 from optimizer.simulator.metrics import ConfigurationLoad
 from optimizer.simulator.performance_model import PerformanceModel
 
-FEWEST_COMPARED = 4  # measurements, before the simulation may be found wrong
-TRUSTED_SHARE = 2 / 3  # of the measurements on whose side of the bound the simulation has to be
+MIN_COMPARED = 4  # measurements before the simulation may be judged wrong
+TRUSTED_SHARE = 2 / 3  # share of the measurements on whose side of the bound the simulation has to be
 SOFTENING = 0.1  # share of the permitted failures that is added to each share before its logarithm is taken
-# Shares of the notifications that the batcher may miss (see ``Scenario``), and the prior deviation from the usual
-# one. The operating system decides about each of them, so the share depends on the machine and its load.
+# Shares of the notifications that the batcher may miss (see ``Scenario``), and the prior deviation from
+# MISSED_SHARE. The operating system decides about each of them, so the share depends on the machine and its load.
 MISSED_SHARES, MISSED_DEVIATION = (0.0, 0.2, 0.4, 0.7, 1.0), 0.3
 PRIOR_VARIANCE = 1.0  # of the logarithm of a measured share over a simulated one, at a single load
 
@@ -56,7 +56,7 @@ class RefusalForecast:
     def applies(self) -> bool:
         """Whether the simulator describes the model, the bounds permit failures, and a queue may refuse requests.
 
-        Not with a mix of request sizes, of which single samples are simulated: a queue counts requests.
+        It is False for a mix of request sizes, because the simulator uses single samples and a queue counts requests.
         """
         is_described = self._model is not None and self._problem.request_mix is None
         return is_described and self.permitted > 0 and self._problem.may_refuse
@@ -64,7 +64,7 @@ class RefusalForecast:
     @property
     def is_trusted(self) -> bool:
         """Whether the simulation agrees with the measurements, or too few were compared to tell."""
-        return self.compared < FEWEST_COMPARED or self.agreed >= TRUSTED_SHARE * self.compared
+        return self.compared < MIN_COMPARED or self.agreed >= TRUSTED_SHARE * self.compared
 
     @property
     def priorities(self) -> SizeDistribution | None:
@@ -84,15 +84,15 @@ class RefusalForecast:
 
         ``throughputs`` returns the expected throughputs [cells] in infer/s.
         """
-        places = [i for i, (candidate, _) in enumerate(cells) if self.applies_to(candidate)]
+        indices = [i for i, (candidate, _) in enumerate(cells) if self.applies_to(candidate)]
         result = np.ones(len(cells))
-        if not places:
+        if not indices:
             return result
-        rates = throughputs()[places] / self._problem.request_batch_size
-        shares = self._simulated([cells[i] for i in places], rates, self.missed_share)
+        rates = throughputs()[indices] / self._problem.request_batch_size
+        shares = self._simulated([cells[i] for i in indices], rates, self.missed_share)
         slack = self._log(np.array([self.permitted])) - self._log(shares) - self._bias
         scaled = slack / (math.sqrt(2) * self._deviation)
-        result[places] = [0.5 * math.erfc(-value) for value in scaled.tolist()]
+        result[indices] = [0.5 * math.erfc(-value) for value in scaled.tolist()]
         return result
 
     def _learn(self, points: Sequence[Point]) -> None:
@@ -120,8 +120,8 @@ class RefusalForecast:
     def _simulated(self, cells: Sequence[ConfigurationLoad], rates: FloatArray, missed_share: float) -> FloatArray:
         """Return the simulated shares [cells] of refused requests; ``rates`` are those of an open loop."""
         assert self._model is not None, "the forecast applies"
-        of_loop = rates.tolist() if self._problem.open_loop else None
-        return self._model.refused_shares(cells, of_loop, self._problem.priorities, missed_share)
+        open_loop_rates = rates.tolist() if self._problem.open_loop else None
+        return self._model.refused_shares(cells, open_loop_rates, self._problem.priorities, missed_share)
 
     def _log(self, shares: FloatArray) -> FloatArray:
         return np.asarray(np.log(shares + SOFTENING * self.permitted))

@@ -8,23 +8,23 @@ from collections.abc import Set
 from objectives.metrics import Forecast
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.search import SMALLEST_GAIN
+from optimizer.search import MIN_GAIN
 from optimizer.search.candidate_selector import CandidateSelector, Decision
 from optimizer.search.candidate_tracker import CandidateTracker, TrackedSearcher
 from optimizer.search.optuna_encoding import finished_trials
 from optimizer.search.transfer import TransferredStudy
 
 MIN_NOISE, MAX_NOISE = 0.25, 1.5  # limits of the relative noise that scales the smallest gain
-USUAL_NOISE = 1.0  # a search with more noise deploys at least CONFIRMED_SERVERS times
-WITHOUT_TRANSFER = 4.0  # factor on the smallest gain if only this machine's own measurements promise it
-CONFIRMED_SERVERS = 6  # of a usual confirmation
+EXPECTED_NOISE = 1.0  # a search with more noise than this deploys at least CONFIRMED_SERVERS times
+WITHOUT_TRANSFER = 4.0  # factor on the smallest gain if only this machine's own measurements predict it
+CONFIRMED_SERVERS = 6  # fresh servers of a typical confirmation
 # Exponent of the time of the search relative to that of a confirmation. An exponent of 1 has the same regret on the
 # training tables and on other made-up servers, with up to 11 instead of 9 deployments in nine of ten searches.
 IMPATIENCE = 2
 
 
-class SimulatedSearcher(TrackedSearcher):
-    """A Searcher that knows Triton's batcher.
+class SimulationGuidedSearcher(TrackedSearcher):
+    """A Searcher that is guided by a simulation of Triton's batcher.
 
     A simulation of the batcher, fitted to the measurements so far, predicts throughput and latency of each
     candidate at each load. Gaussian processes on log(measured / simulated) correct both and quantify the
@@ -84,7 +84,7 @@ class SimulatedSearcher(TrackedSearcher):
     def forecast(self, candidate: Candidate, load: LoadPoint, speed_probe_ms: float | None) -> Forecast | None:
         """Return the forecast of the surrogate that made the last suggestion, or of one after the first trials.
 
-        None before the first measurement, and for a request rate, which the surrogate does not predict.
+        Return None before the first measurement, and for a request rate, which the surrogate does not predict.
         """
         if not load.concurrency:
             return None
@@ -95,21 +95,21 @@ class SimulatedSearcher(TrackedSearcher):
 
 def new_searcher(
     problem: Problem, tracker: CandidateTracker, seed: int, transferred: TransferredStudy | None
-) -> SimulatedSearcher:
+) -> SimulationGuidedSearcher:
     """Return the search method simulated."""
-    return SimulatedSearcher(problem, tracker, SMALLEST_GAIN, seed, transferred)
+    return SimulationGuidedSearcher(problem, tracker, MIN_GAIN, seed, transferred)
 
 
 def minimum_gain_factor(noise: float, deployments: int, parallel_trials: int = 1) -> float:
     """Return the factor on the gain that makes another deployment worth its time.
 
     It grows with the noise, as smaller gains cannot be confirmed, and once the search has deployed as often as the
-    confirmation will. Before that, any gain suffices in a search with more noise than usual: the gain after a few
+    confirmation will. Before that, any gain suffices in a search with more noise than expected: the gain after a few
     measurements next to other programs is often far too small. Parallel trials take the time of one, and the best of
     them counts, so a smaller expected gain suffices for each.
     """
     length = deployments / parallel_trials / CONFIRMED_SERVERS
-    if noise > USUAL_NOISE and length < 1:
+    if noise > EXPECTED_NOISE and length < 1:
         return 0.0
     longer = max(1.0, length)
     return min(max(noise, MIN_NOISE), MAX_NOISE) * longer**IMPATIENCE / math.sqrt(parallel_trials)

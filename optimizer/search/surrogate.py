@@ -16,13 +16,13 @@ from optimizer.core.trial import Point
 from optimizer.search.acquisition import mixture_quantiles
 from optimizer.search.feasibility import Feasibility
 from optimizer.search.refusals import RefusalForecast
-from optimizer.search.simulated_posterior import SearchState, SimulatedPosterior, is_feasible
+from optimizer.search.simulated_posterior import SimulatedPosterior, SurrogateInputs, is_feasible
 from optimizer.simulator.metrics import ConfigurationLoad, latency_bounds_s
 from optimizer.simulator.performance_model import fit_model, sample_models
 
 # Samples of the server model that are drawn, and the most probable ones of them, which forecasts are made with.
 DRAWN, SAMPLES = 24, 8
-TEMPER = 0.5  # exponent of the likelihood
+TEMPER = 0.5  # exponent of the likelihood by which samples are resampled
 
 
 class Surrogate:
@@ -32,28 +32,28 @@ class Surrogate:
     is closest to the measurements.
     """
 
-    def __init__(self, state: SearchState, measured: Sequence[Point]) -> None:
-        """Fit the simulation and its correction to ``measured``, points that are complete."""
-        self._state, self._measured = state, measured
-        self.bounds_s = latency_bounds_s(state.problem, state.latencies)
-        self.has_feasible = any(is_feasible(point, state.problem) for point in measured)
-        self._model = fit_model(measured, state.problem, state.latencies, state.seed)
-        self._usual = SimulatedPosterior(state, measured, self._model)
-        sla = state.problem.sla
+    def __init__(self, inputs: SurrogateInputs, measured: Sequence[Point]) -> None:
+        """Fit the simulation and its error model to ``measured``, points that are complete."""
+        self._inputs, self._measured = inputs, measured
+        self.bounds_s = latency_bounds_s(inputs.problem, inputs.latencies)
+        self.has_feasible = any(is_feasible(point, inputs.problem) for point in measured)
+        self._model = fit_model(measured, inputs.problem, inputs.latencies, inputs.seed)
+        self._best_fit = SimulatedPosterior(inputs, measured, self._model)
+        sla = inputs.problem.sla
         bounds = sla.without(*(constraint.metric for constraint in sla.latencies), "throughput")
-        self._feasibility = Feasibility(state.trials, state.problem.space, bounds)
-        self.refusals = RefusalForecast(self._model, measured, state.problem)
+        self._feasibility = Feasibility(inputs.trials, inputs.problem.space, bounds)
+        self.refusals = RefusalForecast(self._model, measured, inputs.problem)
 
-    def missing_trials(self, state: SearchState) -> float:
-        """Return how many trials of ``state`` this surrogate lacks; infinity if it is not an earlier state of it."""
-        own, others = ({(t.number, t.candidate) for t in each.trials} for each in (self._state, state))
-        is_earlier = state.latencies == self._state.latencies and own <= others
-        return len(others) - len(own) if is_earlier else math.inf
+    def missing_trials(self, inputs: SurrogateInputs) -> float:
+        """Return how many trials of ``inputs`` this surrogate lacks; infinity if it was fitted to others."""
+        fitted, wanted = ({(t.number, t.candidate) for t in each.trials} for each in (self._inputs, inputs))
+        is_earlier = inputs.latencies == self._inputs.latencies and fitted <= wanted
+        return len(wanted) - len(fitted) if is_earlier else math.inf
 
     def missing_cells(self, measured: Sequence[Point]) -> list[ConfigurationLoad]:
         """Return the cells of ``measured`` that this surrogate was not fitted to."""
-        own, space = {(point.trial, point.candidate) for point in self._measured}, self._state.problem.space
-        missing = [point for point in measured if (point.trial, point.candidate) not in own]
+        fitted, space = {(point.trial, point.candidate) for point in self._measured}, self._inputs.problem.space
+        missing = [point for point in measured if (point.trial, point.candidate) not in fitted]
         return [(space.canonical(point.candidate), point.load.concurrency) for point in missing]
 
     def with_running(self, running: Sequence[ConfigurationLoad]) -> Surrogate:
@@ -75,7 +75,7 @@ class Surrogate:
     @property
     def latencies(self) -> tuple[str, ...]:
         """The predicted latency metrics, the binding one first."""
-        return self._state.latencies
+        return self._inputs.latencies
 
     @property
     def latency(self) -> str:
@@ -89,17 +89,17 @@ class Surrogate:
 
     @property
     def noise_scale(self) -> float:
-        """The estimated noise of measurements relative to the usual one."""
-        return self._usual.correction.noise_scale
+        """The estimated noise of measurements relative to the prior."""
+        return self._best_fit.error_model.noise_scale
 
     def after_first(self, deployments: int) -> Surrogate:
         """Return the surrogate after the first ``deployments``, which does not change with further ones."""
         first = sorted({point.trial for point in self._measured})[:deployments]
-        return Surrogate(self._state, [point for point in self._measured if point.trial in first])
+        return Surrogate(self._inputs, [point for point in self._measured if point.trial in first])
 
     def simulated(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return predicted log throughput and log latencies [cells, 1 + latencies], without correction or cache."""
-        return self._usual.simulated(cells)
+        return self._best_fit.simulated(cells)
 
     def improvements(self, cells: Sequence[ConfigurationLoad], samples: int | None = None) -> FloatArray:
         """Return the acquisition function [cells], the mean over the first ``samples`` samples (None: over all).
@@ -115,7 +115,7 @@ class Surrogate:
 
     def forecast(self, cells: Sequence[ConfigurationLoad]) -> tuple[FloatArray, FloatArray]:
         """Return throughput (infer/s) and binding latency (s), each [cells], of the most probable component."""
-        posterior = self._usual.posteriors(cells)[self._usual.likeliest]
+        posterior = self._best_fit.posteriors(cells)[self._best_fit.likeliest]
         return np.exp(posterior.mean[:, 0]), np.exp(posterior.log_latencies[:, 0])
 
     def measurement_quantiles(
@@ -128,21 +128,21 @@ class Surrogate:
         """
         sources = [source for _, source in self._posteriors]
         posteriors = [posterior for source in sources for posterior in source.posteriors(cells)]
-        noise = np.concatenate([source.correction.measurement_noise() for source in sources])
+        noise = np.concatenate([source.error_model.measurement_noise() for source in sources])
         weights = np.concatenate(
-            [weight * np.array(source.correction.probabilities) for weight, source in self._posteriors]
+            [weight * np.array(source.error_model.probabilities) for weight, source in self._posteriors]
         )
-        speed = self._state.speed
+        speed = self._inputs.speed
         slowness = speed.log_slowness(Measurement(speed_probe_ms=speed_probe_ms))
         means = np.array([posterior.mean[:, :2] for posterior in posteriors])  # [components, cells, 2]
         throughput = means[:, :, 0] - speed.slope * slowness
-        spread, tail_spread = np.moveaxis(np.array([posterior.deviation[:, :2] for posterior in posteriors]), 2, 0)
-        spread = np.sqrt(spread**2 + noise[:, :1] ** 2 + (speed.error * slowness) ** 2)
+        std, tail_std = np.moveaxis(np.array([posterior.std[:, :2] for posterior in posteriors]), 2, 0)
+        std = np.sqrt(std**2 + noise[:, :1] ** 2 + (speed.error * slowness) ** 2)
         latency = means[:, :, 1] - throughput + posteriors[0].log_loads
-        latency_spread = np.sqrt(spread**2 + tail_spread**2 + noise[:, 1:2] ** 2)
+        latency_std = np.sqrt(std**2 + tail_std**2 + noise[:, 1:2] ** 2)
         return (
-            np.exp(mixture_quantiles(weights, throughput, spread, levels)),
-            np.exp(mixture_quantiles(weights, latency, latency_spread, levels)),
+            np.exp(mixture_quantiles(weights, throughput, std, levels)),
+            np.exp(mixture_quantiles(weights, latency, latency_std, levels)),
         )
 
     def samples(self, cells: Sequence[ConfigurationLoad], for_each: int) -> FloatArray:
@@ -151,7 +151,7 @@ class Surrogate:
         They are log throughput and log latencies without the noise of measurements, and their mean is that of the
         posterior. ``for_each`` is even.
         """
-        rng = np.random.default_rng(self._state.seed)
+        rng = np.random.default_rng(self._inputs.seed)
         return np.concatenate(
             [
                 posterior.samples(cells, for_each * round(weight * SAMPLES), rng)
@@ -161,7 +161,9 @@ class Surrogate:
 
     def probability_within_bounds(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return the probability [cells] that all latency bounds are met."""
-        return np.asarray(sum(weight * own.probability_within_bounds(cells) for weight, own in self._posteriors))
+        return np.asarray(
+            sum(weight * posterior.probability_within_bounds(cells) for weight, posterior in self._posteriors)
+        )
 
     @functools.cached_property
     def _posteriors(self) -> list[tuple[float, SimulatedPosterior]]:
@@ -173,15 +175,15 @@ class Surrogate:
 
         There is only the closest model if another study was transferred, because its residuals are of one model.
         """
-        state = self._state
-        if state.source:
-            return [(1.0, self._usual)]
-        models = sample_models(self._model, self._measured, state.problem, state.latencies, DRAWN)
-        posteriors = [SimulatedPosterior(state, self._measured, model) for model in models]
+        inputs = self._inputs
+        if inputs.source:
+            return [(1.0, self._best_fit)]
+        models = sample_models(self._model, self._measured, inputs.problem, inputs.latencies, DRAWN)
+        posteriors = [SimulatedPosterior(inputs, self._measured, model) for model in models]
         likelihoods = TEMPER * np.array([posterior.log_likelihood for posterior in posteriors])
         weights = np.cumsum(np.exp(likelihoods - likelihoods.max()))
-        places = np.searchsorted(weights / weights[-1], (np.arange(SAMPLES) + 0.5) / SAMPLES)
-        return [(count / SAMPLES, posteriors[place]) for place, count in Counter(places.tolist()).most_common()]
+        indices = np.searchsorted(weights / weights[-1], (np.arange(SAMPLES) + 0.5) / SAMPLES)
+        return [(count / SAMPLES, posteriors[index]) for index, count in Counter(indices.tolist()).most_common()]
 
     def _success(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return the probability [cells] that the deployment succeeds and meets the bounds that are not simulated."""

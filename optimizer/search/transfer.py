@@ -13,8 +13,9 @@ from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial, latest_points
-from optimizer.search.correction import THREADS, Correction, compute_residuals
 from optimizer.search.optuna_encoding import TrialScore, score_trial
+from optimizer.search.simulation_error import SimulationErrorModel, compute_residuals
+from optimizer.simulator.compilation import SIMULATION_THREADS
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.metrics import ConfigurationLoad, as_closed_loop, is_complete, log_simulated, with_tails
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
@@ -59,14 +60,14 @@ class TransferredStudy:
 class SourceMachine:
     """The other machine, simulated with all its measurements, so that any candidate and load can be predicted.
 
-    ``correction`` has learned the errors of that simulation.
+    ``error_model`` has learned the errors of that simulation.
     """
 
     def __init__(self, points: Sequence[Point], problem: Problem, latencies: tuple[str, ...], seed: int) -> None:
         self._problem, self._latencies, self._seed = problem, latencies, seed
         self._model = fit(points, problem, latencies[0], seed)
         residuals = compute_residuals(self._model, points, problem, latencies, SpeedCorrection()).residuals
-        self.correction = Correction(residuals, self._model.errors)
+        self.error_model = SimulationErrorModel(residuals, self._model.errors)
         self._cache: dict[ConfigurationLoad, FloatArray] = {}
 
     def prior(self, measured: Sequence[Point]) -> TransferPrior:
@@ -90,7 +91,9 @@ class SourceMachine:
 
     def _simulate_with(self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return log throughput and log tail ratios [cells, 1 + latencies] according to ``model``."""
-        metrics = np.array([log_simulated(result, *self._latencies) for result in model.simulate(cells, THREADS)])
+        metrics = np.array(
+            [log_simulated(result, *self._latencies) for result in model.simulate(cells, SIMULATION_THREADS)]
+        )
         return with_tails(
             metrics.reshape(-1, 1 + len(self._latencies)), cells, self._problem.space.request_batch_size
         )

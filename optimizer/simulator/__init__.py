@@ -1,1 +1,1 @@
-"""Simulation of Triton's dynamic batcher: predicts the performance of a configuration in milliseconds."""
+"""Models of a server's performance: simulators of dynamic and continuous batching, and a closed queueing network."""

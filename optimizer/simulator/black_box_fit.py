@@ -1,7 +1,7 @@
 """Parameters of a server without statistics, fitted to throughput and latency, and samples of them.
 
 The parameters are the time of one request alone, the share of it that does not depend on the batch size, the
-contention between instances (a factor on the usual one), the network time of a request, and the jitter.
+contention between instances (a factor on PRIOR_CONTENTION), the network time of a request, and the jitter.
 A vector has the logarithm of each parameter, and the log-odds of the share, so that its prior can be normal.
 
 The samples are of the posterior, by randomized maximum likelihood (Oliver, He and Reynolds 1996). Each is the vector
@@ -21,7 +21,7 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from optimizer.config.search_space import Problem
-from optimizer.simulator.fitted_parameters import SMALLEST_S, USUAL_CONTENTION, GroupServiceTimes
+from optimizer.simulator.fitted_parameters import MIN_TIME_S, PRIOR_CONTENTION, GroupServiceTimes
 
 # from a vector [5] of parameters to log throughput and log latency of the measured points [points, 2]
 Simulation: TypeAlias = Callable[[FloatArray], FloatArray]
@@ -33,19 +33,19 @@ Simulation: TypeAlias = Callable[[FloatArray], FloatArray]
 # network time is relative to a request.
 FIXED_SHARE, CONTENTION, NETWORK_SHARE, JITTER = 0.5, 1.0, 0.25, 0.2
 DEVIATIONS = np.array([1.5, 2.1, 1.0, 1.5, 0.7])
-LOWEST = np.array([math.log(SMALLEST_S), -7.0, math.log(2e-3), math.log(SMALLEST_S), math.log(0.01)])
-HIGHEST = np.array([math.log(10.0), 7.0, math.log(6.0), 0.0, 0.0])
-EVALUATIONS = 120
+MIN_VECTOR = np.array([math.log(MIN_TIME_S), -7.0, math.log(2e-3), math.log(MIN_TIME_S), math.log(0.01)])
+MAX_VECTOR = np.array([math.log(10.0), 7.0, math.log(6.0), 0.0, 0.0])
+MAX_EVALUATIONS = 120
 ROBUST = 0.3  # log ratios beyond it count linearly: one noisy measurement must not distort the fit
 # Standard deviations of the errors of log throughput and log tail ratio at the true parameters. They include what
 # five parameters cannot describe, such as steps of the service times. SETTING_ERROR is common to an execution
 # setting, as in service_time_samples.
 THROUGHPUT_ERROR, TAIL_ERROR, SETTING_ERROR = 0.12, 0.13, 0.15
-PRIOR_WEIGHT = 0.02  # of the prior in the fit: the variance of an error
+PRIOR_WEIGHT = 0.02  # weight of the prior in the fit: the variance of an error
 DIFFERENCE = 0.2  # standard deviations of the prior, larger in effect than the random error of a simulation
-FARTHEST = 2.0  # standard deviations of the prior from its median, where the samples begin
-SMALLEST_STEP = 0.01  # standard deviations of the prior, at which a sample has converged
-STEPS = 6  # of a sample; with the Jacobian 8 samples take 54 simulations
+MAX_DISTANCE = 2.0  # standard deviations of the prior from its median, where the samples begin
+MIN_STEP = 0.01  # standard deviations of the prior, at which a sample has converged
+MAX_STEPS = 6  # steps for each sample; with the Jacobian 8 samples take 54 simulations
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class BlackBoxParameters:
     """The parameters of a server.
 
     ``request_s`` is the time on one instance of one thread. ``contention`` is a factor on the slowdown by further
-    instances in USUAL_CONTENTION.
+    instances in PRIOR_CONTENTION.
     """
 
     request_s: float
@@ -63,16 +63,20 @@ class BlackBoxParameters:
     jitter: float
 
     @classmethod
-    def of(cls, vector: FloatArray) -> BlackBoxParameters:
-        """Return the parameters of a ``vector`` [5], each within LOWEST and HIGHEST."""
-        request, odds, contention, network, jitter = np.clip(vector, LOWEST, HIGHEST).tolist()
+    def from_vector(cls, vector: FloatArray) -> BlackBoxParameters:
+        """Return the parameters of a ``vector`` [5], each within MIN_VECTOR and MAX_VECTOR."""
+        request, odds, contention, network, jitter = np.clip(vector, MIN_VECTOR, MAX_VECTOR).tolist()
         return cls(*map(math.exp, (request, -math.log1p(math.exp(-odds)), contention, network, jitter)))
 
     def service_times(self, largest: int, problem: Problem) -> GroupServiceTimes:
         """Return the service times of batches of up to ``largest`` requests."""
         shape = self.request_s * (self.fixed_share + (1 - self.fixed_share) * np.arange(1.0, largest + 1))
-        usual, factor = USUAL_CONTENTION, self.contention
-        contention = replace(usual, slowdown=factor * usual.slowdown, unknown=factor * usual.unknown)
+        prior, factor = PRIOR_CONTENTION, self.contention
+        contention = replace(
+            prior,
+            slowdown=factor * prior.slowdown,
+            slowdown_if_cores_unknown=factor * prior.slowdown_if_cores_unknown,
+        )
         return GroupServiceTimes(shape, {(1, ()): 1.0}, problem, contention)
 
 
@@ -93,7 +97,7 @@ def fit_parameters(simulate: Simulation, measured: FloatArray, medians: FloatArr
         return float(losses.sum()) + PRIOR_WEIGHT * _squared((vector - medians) / DEVIATIONS)
 
     simplex = np.vstack([medians, medians + 0.7 * np.eye(len(medians))])
-    options = {"maxfev": EVALUATIONS, "initial_simplex": simplex, "xatol": 0.02, "fatol": 1e-4}
+    options = {"maxfev": MAX_EVALUATIONS, "initial_simplex": simplex, "xatol": 0.02, "fatol": 1e-4}
     return np.asarray(minimize(misfit, medians, method="Nelder-Mead", options=options).x)
 
 
@@ -121,23 +125,26 @@ def sample_parameters(
     errors = _error_covariance(settings)
     whiten = np.linalg.inv(np.linalg.cholesky(errors))
 
-    def residuals(place: FloatArray) -> FloatArray:
-        """Return the residuals [2 points] in standard deviations, of ``place`` [5] in those of the prior."""
-        of_throughput, of_latency = (simulate(medians + DEVIATIONS * place) - measured).T
-        return np.asarray(whiten @ np.concatenate([of_throughput, of_throughput + of_latency]))
+    def residuals(standardized: FloatArray) -> FloatArray:
+        """Return the residuals [2 points] in standard deviations.
 
-    start = np.clip((fitted - medians) / DEVIATIONS, -FARTHEST, FARTHEST)
+        ``standardized`` [5] are the parameters in standard deviations of the prior from its medians.
+        """
+        throughput_errors, latency_errors = (simulate(medians + DEVIATIONS * standardized) - measured).T
+        return np.asarray(whiten @ np.concatenate([throughput_errors, throughput_errors + latency_errors]))
+
+    start = np.clip((fitted - medians) / DEVIATIONS, -MAX_DISTANCE, MAX_DISTANCE)
     values = residuals(start)
     steps = DIFFERENCE * np.eye(len(start))
     jacobian = np.stack([(residuals(start + step) - values) / DIFFERENCE for step in steps], axis=1)
-    # where the simulation cannot agree with the measurements, its errors are larger than usual
+    # where the simulation cannot agree with the measurements, its errors are larger than the prior expects
     scale = max(1.0, float(np.sqrt(np.mean(values**2))))
     begin = start, values / scale, jacobian / scale
-    places = [
-        _closest(lambda place: residuals(place) / scale, begin, prior, rng.standard_normal(len(values)))
+    samples = [
+        _closest(lambda sample: residuals(sample) / scale, begin, prior, rng.standard_normal(len(values)))
         for prior in _latin_hypercube(count, len(start), rng)
     ]
-    return [medians + DEVIATIONS * place for place in places]
+    return [medians + DEVIATIONS * sample for sample in samples]
 
 
 def _latin_hypercube(count: int, dimensions: int, rng: np.random.Generator) -> FloatArray:
@@ -157,27 +164,28 @@ def _closest(
     prior: FloatArray,
     errors: FloatArray,
 ) -> FloatArray:
-    """Return the place with the least squared distances from ``prior`` and of its residuals from ``errors``.
+    """Return the parameters with the least squared distances from ``prior`` and of their residuals from ``errors``.
 
-    ``begin`` has a place, its residuals and their Jacobian. A step that increases the distance is halved.
+    They are standardized, as those of ``prior``. ``begin`` has parameters, their residuals and the Jacobian of these.
+    A step that increases the distance is halved.
     """
-    place, values, jacobian = begin
-    distance = _squared(place - prior) + _squared(values - errors)
+    vector, values, jacobian = begin
+    distance = _squared(vector - prior) + _squared(values - errors)
     shrink = 1.0
-    for _ in range(STEPS):
-        gradient = place - prior + jacobian.T @ (values - errors)
-        newton = np.linalg.solve(np.eye(len(place)) + jacobian.T @ jacobian, gradient)
+    for _ in range(MAX_STEPS):
+        gradient = vector - prior + jacobian.T @ (values - errors)
+        newton = np.linalg.solve(np.eye(len(vector)) + jacobian.T @ jacobian, gradient)
         step = np.asarray(-shrink * newton, dtype=np.float64)
-        if _squared(step) < SMALLEST_STEP**2:
+        if _squared(step) < MIN_STEP**2:
             break
-        there = residuals(place + step)
-        jacobian = jacobian + np.outer(there - values - jacobian @ step, step) / _squared(step)
-        after = _squared(place + step - prior) + _squared(there - errors)
-        if after < distance:
-            place, values, distance, shrink = place + step, there, after, 1.0
+        next_values = residuals(vector + step)
+        jacobian = jacobian + np.outer(next_values - values - jacobian @ step, step) / _squared(step)
+        next_distance = _squared(vector + step - prior) + _squared(next_values - errors)
+        if next_distance < distance:
+            vector, values, distance, shrink = vector + step, next_values, next_distance, 1.0
         else:
             shrink /= 2
-    return place
+    return vector
 
 
 def _squared(vector: FloatArray) -> float:

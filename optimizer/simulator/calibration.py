@@ -26,8 +26,8 @@ Curve: TypeAlias = Callable[[FloatArray], FloatArray]  # batch sizes in samples 
 TRUSTED_EXECUTIONS = 4
 TRUSTED_SHARE = 0.1
 UNMEASURED_CONTENTION = 0.5  # share of the uncontended time that each further busy instance adds
-SMALLEST_S = 1e-9
-SPREAD = 1.5  # batch sizes at least this factor apart determine a line
+MIN_TIME_S = 1e-9
+MIN_SIZE_RATIO = 1.5  # batch sizes that are at least this factor apart determine a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Level:
+class _BusyStatistics:
     """The statistics at one number of busy instances: ascending batch sizes, mean seconds, executions."""
 
     busy: float
@@ -65,7 +65,7 @@ class _Level:
 
     @property
     def determines_a_line(self) -> bool:
-        return bool(self.sizes[-1] >= SPREAD * self.sizes[0])
+        return bool(self.sizes[-1] >= MIN_SIZE_RATIO * self.sizes[0])
 
     @property
     def trust(self) -> FloatArray:
@@ -103,39 +103,39 @@ def service_times(
     Raises:
         ValueError: There were no executions.
     """
-    levels = _levels(observations)
-    if not levels:
+    groups = _busy_statistics(observations)
+    if not groups:
         raise ValueError("calibration: no executions in the statistics")
     grid = np.arange(step, max(max_batch_size, step) + 1, step, dtype=np.float64)
-    base = max(levels, key=lambda level: (level.determines_a_line, len(level.sizes), -level.busy))
+    base = max(groups, key=lambda group: (group.determines_a_line, len(group.sizes), -group.busy))
     shape = _corrected(base, _line(base))
     curves = np.array(
         [
             shape(grid)
-            if level is base
-            else _corrected(level, _line(level) if level.determines_a_line else shape)(grid)
-            for level in levels
+            if group is base
+            else _corrected(group, _line(group) if group.determines_a_line else shape)(grid)
+            for group in groups
         ]
     )
-    weights = np.array([level.executions.sum() for level in levels])
+    weights = np.array([group.executions.sum() for group in groups])
     rising = np.array([_isotonic(column, weights) for column in curves.T])
-    return ServiceTimes(_over_busy(np.array([level.busy for level in levels]), rising, instances, contention), step)
+    return ServiceTimes(_over_busy(np.array([group.busy for group in groups]), rising, instances, contention), step)
 
 
-def _levels(observations: Sequence[Observation]) -> list[_Level]:
+def _busy_statistics(observations: Sequence[Observation]) -> list[_BusyStatistics]:
     """Return the statistics by the nearest whole number of busy instances, ascending."""
     groups: dict[int, list[tuple[float, BatchStatistic]]] = {}
     for observation in observations:
         for batch in observation.batches:
             if batch.executions > 0 and batch.compute_ns > 0:
                 groups.setdefault(round(observation.busy), []).append((observation.busy, batch))
-    return [_level(groups[busy]) for busy in sorted(groups)]
+    return [_sum_statistics(groups[busy]) for busy in sorted(groups)]
 
 
-def _level(seen: list[tuple[float, BatchStatistic]]) -> _Level:
+def _sum_statistics(seen: list[tuple[float, BatchStatistic]]) -> _BusyStatistics:
     sums = np.array(batch_stats.sum_by_size([[batch for _, batch in seen]]), np.int64)
     executions = sums[:, 1].astype(np.float64)
-    return _Level(
+    return _BusyStatistics(
         float(np.average([busy for busy, _ in seen], weights=[batch.executions for _, batch in seen])),
         sums[:, 0].astype(np.float64),
         sums[:, 2] / executions / 1e9,
@@ -143,13 +143,13 @@ def _level(seen: list[tuple[float, BatchStatistic]]) -> _Level:
     )
 
 
-def _line(level: _Level) -> Curve:
+def _line(group: _BusyStatistics) -> Curve:
     """Return the line with the least squares of relative errors and no negative coefficient."""
-    sizes, seconds = level.sizes, level.seconds
-    if not level.determines_a_line:  # the fixed part is unknown: assume half
-        size, mean = float(sizes.mean()), float(np.average(seconds, weights=level.executions))
+    sizes, seconds = group.sizes, group.seconds
+    if not group.determines_a_line:  # the fixed part is unknown: assume half
+        size, mean = float(sizes.mean()), float(np.average(seconds, weights=group.executions))
         return lambda b: mean * (0.5 + 0.5 * b / size)
-    root = np.sqrt(level.trust)
+    root = np.sqrt(group.trust)
     fixed_column, slope_column = root / seconds, root * sizes / seconds
     (fixed, slope), *_ = np.linalg.lstsq(np.stack([fixed_column, slope_column], 1), root, rcond=None)
     if fixed < 0:
@@ -159,13 +159,13 @@ def _line(level: _Level) -> Curve:
     return lambda b: fixed + slope * b
 
 
-def _corrected(level: _Level, curve: Curve) -> Curve:
-    """Return ``curve`` corrected towards the level's means, weighted by their executions."""
-    expected = curve(level.sizes)
-    ratios = level.seconds / expected
-    usual = np.average(ratios, weights=level.executions)
-    drawn = _isotonic(expected * (usual + level.trust * (ratios - usual)), level.executions) / expected
-    return lambda b: np.maximum.accumulate(np.maximum(curve(b) * np.interp(b, level.sizes, drawn), SMALLEST_S))
+def _corrected(group: _BusyStatistics, curve: Curve) -> Curve:
+    """Return ``curve`` corrected towards the means of ``group``, weighted by their executions."""
+    expected = curve(group.sizes)
+    ratios = group.seconds / expected
+    mean = np.average(ratios, weights=group.executions)
+    shrunk = _isotonic(expected * (mean + group.trust * (ratios - mean)), group.executions) / expected
+    return lambda b: np.maximum.accumulate(np.maximum(curve(b) * np.interp(b, group.sizes, shrunk), MIN_TIME_S))
 
 
 def _isotonic(values: FloatArray, weights: FloatArray) -> FloatArray:
@@ -180,7 +180,7 @@ def _isotonic(values: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def _over_busy(busy: FloatArray, seconds: FloatArray, instances: int, contention: float) -> FloatArray:
-    """Return ``seconds[size, level]``, observed at ``busy[level]`` instances, for 1 to ``instances`` of them."""
+    """Return ``seconds[size, group]``, observed at ``busy[group]`` instances, for 1 to ``instances`` of them."""
     wanted = np.arange(1, instances + 1, dtype=np.float64)
     if len(busy) == 1:
         return np.outer(seconds[:, 0] / (1 + contention * (busy[0] - 1)), 1 + contention * (wanted - 1))

@@ -64,10 +64,13 @@ class NetworkPerformance:
 
 @dataclass(frozen=True, eq=False)
 class ClosedNetwork:
-    """The closed network with the parameters ``place``, in standard deviations of the prior from its medians.
+    """The closed network with the parameters ``standardized``, in standard deviations of the prior from its medians.
 
-    ``request_s`` is the scale of the time of a request alone. ``spread`` is a square root of the posterior covariance
-    of ``place``.
+    Attributes:
+        latencies: The metrics that the model is fitted to.
+        request_s: Scale of the time of a request alone.
+        standardized: The parameters.
+        covariance_root: A square root of the posterior covariance of ``standardized``.
     """
 
     name: ClassVar[str] = "closed queueing network"
@@ -76,15 +79,15 @@ class ClosedNetwork:
     latencies: tuple[str, ...]
     request_batch_size: int
     request_s: float
-    place: FloatArray
-    spread: FloatArray
+    standardized: FloatArray
+    covariance_root: FloatArray
     seed: int = 0
 
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[NetworkPerformance]:
         """Return the performance of each (candidate, concurrency)."""
         if not cells:
             return []
-        logs, together, used = self._predict(_Settings.of(cells, self.request_batch_size), self.place)
+        logs, together, used = self._predict(_Settings.from_loads(cells, self.request_batch_size), self.standardized)
         rows = zip(np.exp(logs).tolist(), together.tolist(), used.tolist(), strict=True)
         return [
             NetworkPerformance(
@@ -99,26 +102,29 @@ class ClosedNetwork:
     def fitted(self, points: Sequence[Point]) -> ClosedNetwork:
         """Return the network that is closest to ``points`` and the prior, by a robust loss."""
         cells = [(point.candidate, point.load.concurrency) for point in points]
-        settings, batch = _Settings.of(cells, self.request_batch_size), self.request_batch_size
+        settings, batch = _Settings.from_loads(cells, self.request_batch_size), self.request_batch_size
         measured = with_tails(np.array([log_measured(point, *self.latencies) for point in points]), cells, batch)
         weights = point_weights(cells)
 
-        def residuals(place: FloatArray) -> FloatArray:
-            logs = self._predict(settings, place)[0]
+        def residuals(vector: FloatArray) -> FloatArray:
+            logs = self._predict(settings, vector)[0]
             logs[:, 0] += math.log(batch)
-            return np.concatenate([((with_tails(logs, cells, batch) - measured) * weights).ravel(), place])
+            return np.concatenate([((with_tails(logs, cells, batch) - measured) * weights).ravel(), vector])
 
-        place, spread = fit_vector(residuals, len(self.place))
-        return replace(self, place=place, spread=spread)
+        standardized, covariance_root = fit_vector(residuals, len(self.standardized))
+        return replace(self, standardized=standardized, covariance_root=covariance_root)
 
     def samples(self, count: int) -> list[ClosedNetwork]:
         """Return ``count`` samples of the posterior (Laplace's approximation)."""
-        return [replace(self, place=place) for place in sample_vectors(self.place, self.spread, count, self.seed)]
+        return [
+            replace(self, standardized=vector)
+            for vector in sample_vectors(self.standardized, self.covariance_root, count, self.seed)
+        ]
 
-    def _predict(self, settings: _Settings, place: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def _predict(self, settings: _Settings, vector: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return log requests/s and log latencies [cells, 1 + latencies], requests together, and the used share."""
-        alone, odds, contention, own_slots, elasticity = MEDIANS + DEVIATIONS * place[: len(MEDIANS)]
-        further = place[len(MEDIANS) :]
+        alone, odds, contention, own_slots, elasticity = MEDIANS + DEVIATIONS * vector[: len(MEDIANS)]
+        further = vector[len(MEDIANS) :]
         request_s, fixed = self.request_s * math.exp(alone), _share(odds)
         limit = np.where(np.isnan(settings.limits), math.exp(own_slots), settings.limits)
         power = np.where(np.isnan(settings.limits), 1.0, min(max(elasticity, 0.0), 1.0))
@@ -130,14 +136,14 @@ class ClosedNetwork:
         running_s = request_s * slowdown
         wait_s = running_s * (settings.requests / running - 1)
         columns = [np.log(running / running_s)]
-        for metric, of_metric in zip(self.latencies, further[1:], strict=True):
-            own = METRICS[metric]
-            tail = _tail(own) + TAIL_DEVIATION * of_metric
-            if own.timing is TTFT:
+        for metric, parameter in zip(self.latencies, further[1:], strict=True):
+            definition = METRICS[metric]
+            tail = _tail(definition) + TAIL_DEVIATION * parameter
+            if definition.timing is TTFT:
                 first = _share(FIRST_SHARE + FIRST_DEVIATION * further[0])
                 columns.append(np.log(wait_s + first * running_s) + tail)
-            elif own.timing is ITL:
-                columns.append(np.log(running_s) + NEXT_SHARE + NEXT_DEVIATION * of_metric)
+            elif definition.timing is ITL:
+                columns.append(np.log(running_s) + NEXT_SHARE + NEXT_DEVIATION * parameter)
             else:
                 columns.append(np.log(wait_s + running_s) + tail)
         return np.stack(columns, axis=1), together, running / slots
@@ -155,11 +161,11 @@ class _Settings:
     limits: FloatArray
 
     @classmethod
-    def of(cls, cells: Sequence[ConfigurationLoad], request_batch_size: int) -> _Settings:
-        """Return those of each cell."""
+    def from_loads(cls, cells: Sequence[ConfigurationLoad], request_batch_size: int) -> _Settings:
+        """Return the settings of each configuration and load."""
         return cls(
             np.array([load for _, load in cells], np.float64),
-            np.array([candidate.instances * candidate.server_processes for candidate, _ in cells], np.float64),
+            np.array([candidate.total_instances for candidate, _ in cells], np.float64),
             np.array(
                 [
                     max(1.0, candidate.max_batch_size / request_batch_size)

@@ -22,6 +22,7 @@ Ints: TypeAlias = npt.NDArray[Any]  # int64
 Floats: TypeAlias = npt.NDArray[Any]  # float64
 PACKAGES = Path(__file__).parents[2]  # where Python finds this program
 COMPILE_SECONDS = 600.0
+SIMULATION_THREADS = max(1, min(4, os.cpu_count() or 1))
 F = TypeVar("F", bound=Callable[..., Any])
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -39,10 +40,13 @@ def compile_loop(
     simulate: Callable[[], object],
     say: Callable[[str], None],
 ) -> None:
-    """Load the event loop that ``loop`` imports by ``simulate``, a function of a module that calls it.
+    """Load a compiled event loop. If its code is not stored, compile it first in a child process (about 10 s).
 
-    ``name`` is that of the simulator. If it has to be compiled first (about 10 s), ``say`` so, and let a child
-    process do it.
+    Args:
+        name: The name of the simulator.
+        loop: Imports and returns the event loop.
+        simulate: Runs a short simulation, which loads the loop. It is a function of a module that calls the loop.
+        say: Receives a line before a compilation.
     """
     pool = ThreadPoolExecutor(1)  # an interrupt, which only the main thread sees, can make LLVM free memory twice
     try:
@@ -88,7 +92,7 @@ def compiled(function: F, **options: bool) -> F:
 
 
 def inlined(function: F) -> F:
-    """Return ``function`` as ``compiled`` does, as a part of the compiled functions that call it.
+    """Return ``function`` compiled for inlining into its compiled callers.
 
     It allocates no array and is not called from Python. So it needs no reference counts, which Numba would otherwise
     count up and down for each array in each call: an event loop of such functions took 11 times as long. The option
@@ -123,8 +127,8 @@ class CompiledOnce(Generic[Parameters, Result]):
     def is_stored(self) -> bool:
         """Return whether there is code of the present version of the file with the function, as Numba decides it.
 
-        Times of the files do not tell: where clocks differ, code can seem older than its source. The attributes of
-        Numba are private (``test_a_loop_is_compiled_once_in_another_process``).
+        The times of the files do not show it: where clocks differ, code can seem older than its source. These
+        attributes of Numba are private (``test_a_loop_is_compiled_once_in_another_process``).
         """
         cache_file = getattr(self._loop._cache, "_cache_file", None)  # none without a writable folder
         return bool(cache_file and cache_file._load_index())

@@ -23,16 +23,17 @@ from objectives.quantiles import quantile_at
 from optimizer.core.request_sizes import TokenRequests
 from optimizer.simulator.compilation import CompiledOnce, compile_loop
 
-RING = 1024  # lengths that are drawn
+RING = 1024  # random lengths that successive requests use in turn
 # A simulation is as long as a measurement of the load client in the search, because the order in which requests of
 # equal length began affects it to its end: it begins when as many requests have ended as are in flight.
-FEWEST_REQUESTS, REQUESTS_IN_FLIGHT = 60, 3
-MOST_REPEATS, ENOUGH_REQUESTS, ENOUGH_TOKENS = 5, 320, 8000  # of simulations with other requests
+MIN_REQUESTS, REQUESTS_IN_FLIGHT = 60, 3
+# A simulation is repeated with other requests until it has ENOUGH_REQUESTS or ENOUGH_TOKENS.
+MAX_REPEATS, ENOUGH_REQUESTS, ENOUGH_TOKENS = 5, 320, 8000
 # Responses of a pass are sent one after another, so requests that end together begin their successors one by one.
-SEND_SHARE = 0.5  # of the time of a sequence
-RANDOM_SHARE = 0.1  # of the requests that are not taken in turn, because other threads wake first
+SEND_SHARE = 0.5  # share of the time of a sequence
+RANDOM_SHARE = 0.1  # share of the requests that instances do not take in turn, because other threads wake first
 LATENCY_METRICS = tuple(f"{kind}-{statistic}" for kind in ("ttft", "itl", "latency") for statistic in STATISTICS)
-# columns of the results
+# columns of the results, as in ``iteration_loop``, whose import loads the compiler
 TOKENS_PER_S, TOGETHER, OCCUPIED = range(3)
 LATENCY_COLUMNS = slice(3, 3 + len(LATENCY_METRICS))
 
@@ -93,7 +94,7 @@ class RequestLengths:
     delays: FloatArray
 
     @classmethod
-    def of(cls, tokens: TokenRequests, seed: int = 0) -> RequestLengths:
+    def from_tokens(cls, tokens: TokenRequests, seed: int = 0) -> RequestLengths:
         """Return random lengths of the distributions of ``tokens``, and exponentially distributed delays."""
         rng = np.random.default_rng(seed)
         return cls(tokens.prompt.draw(RING, rng), tokens.output.draw(RING, rng), rng.exponential(1.0, RING))
@@ -126,11 +127,11 @@ def estimated_latency(latencies: Sequence[float], metric: str) -> float:
     """Return the latency of a metric from those of LATENCY_METRICS."""
     if metric in LATENCY_METRICS:
         return latencies[LATENCY_METRICS.index(metric)]
-    level, timing = METRICS[metric].quantile, METRICS[metric].timing
-    assert level is not None, "averages are in LATENCY_METRICS"
+    wanted, timing = METRICS[metric].quantile, METRICS[metric].timing
+    assert wanted is not None, "averages are in LATENCY_METRICS"
     assert timing is not None, "only latencies are predicted"
-    known = {own: latencies[LATENCY_METRICS.index(timing.metric(name))] for name, own in QUANTILES.items()}
-    return quantile_at(known, level)
+    known = {level: latencies[LATENCY_METRICS.index(timing.metric(name))] for name, level in QUANTILES.items()}
+    return quantile_at(known, wanted)
 
 
 def simulate_continuous_batching(
@@ -160,10 +161,12 @@ def simulated_rows(
     results = np.empty((len(scenarios), iteration_loop.RESULTS))
 
     def simulate(start: int) -> None:  # neighbors take about the same time, so the scenarios are dealt out in turn
-        own, own_factors = (np.ascontiguousarray(array[start::threads]) for array in (rows, factors))
-        of_part = np.empty((len(own), results.shape[1]))
-        iteration_loop.simulate_scenarios(own, own_factors, lengths.prompts, lengths.outputs, lengths.delays, of_part)
-        results[start::threads] = of_part
+        part, part_factors = (np.ascontiguousarray(array[start::threads]) for array in (rows, factors))
+        part_results = np.empty((len(part), results.shape[1]))
+        iteration_loop.simulate_scenarios(
+            part, part_factors, lengths.prompts, lengths.outputs, lengths.delays, part_results
+        )
+        results[start::threads] = part_results
 
     if threads == 1:
         simulate(0)
@@ -195,9 +198,9 @@ def simulate_smallest() -> None:
 def _row(scenario: ContinuousBatchingScenario, mean_output: float) -> tuple[float, ...]:
     """Return the columns of ``iteration_loop``."""
     times, load = scenario.times, scenario.concurrency
-    wanted = max(FEWEST_REQUESTS, REQUESTS_IN_FLIGHT * load)
+    wanted = max(MIN_REQUESTS, REQUESTS_IN_FLIGHT * load)
     enough = min(ENOUGH_REQUESTS, ENOUGH_TOKENS / mean_output)
-    repeats = min(MOST_REPEATS, math.ceil(enough / (load + wanted)))
+    repeats = min(MAX_REPEATS, math.ceil(enough / (load + wanted)))
     running = min(scenario.slots, load)
     pass_s = times.fixed_s + times.sequence_s * running**times.power
     send_s = min(SEND_SHARE * times.sequence_s, pass_s / running)  # sending is a part of the pass

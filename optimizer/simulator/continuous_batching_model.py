@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeGuard
@@ -19,6 +18,7 @@ from objectives.arrays import FloatArray
 from objectives.metrics import METRICS
 from optimizer.config.search_space import ModelKind, Problem
 from optimizer.core.trial import MODEL_JSON_PREFIX, Candidate, FieldValue, Point
+from optimizer.simulator.compilation import SIMULATION_THREADS
 from optimizer.simulator.continuous_batching import (
     LATENCY_COLUMNS,
     TOKENS_PER_S,
@@ -30,7 +30,12 @@ from optimizer.simulator.continuous_batching import (
     simulate_continuous_batching,
     simulated_rows,
 )
-from optimizer.simulator.fitted_parameters import THREADS, Contention, execution_settings, relative_duration
+from optimizer.simulator.fitted_parameters import (
+    INTRA_OP_THREAD_COUNT,
+    Contention,
+    execution_settings,
+    relative_duration,
+)
 from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, log_measured, with_tails
 from optimizer.simulator.normal_prior import fit_vector, point_weights, sample_vectors
 from optimizer.simulator.scenario import load_of_process
@@ -42,30 +47,29 @@ ERRORS = ModelErrors(throughput=0.15, tail=0.2)  # of forecasts of tinygpt, with
 # log of the slowdown by each further instance; the exponents of oversubscription and of threads in ``Contention``.
 MEDIANS = np.array([-0.3, 0.0, 0.85, -1.7, 0.0, math.log(0.07), 1.5, 0.5])
 DEVIATIONS = np.array([0.5, 0.7, 0.12, 0.6, 0.7, 0.8, 0.3, 0.2])
-FIELD_DEVIATION = 0.3  # of the log of the speed with another choice of any other field
+FIELD_DEVIATION = 0.3  # the same of the log of the speed with another choice of any other field
 # log of the ratio of a measured latency to that of the simulation, whose passes all take their mean time
 TAILS: Mapping[str, float] = {"avg": 0.0, "p50": 0.0, "p90": 0.05, "p95": 0.1, "p99": 0.15}
 TAIL_DEVIATION = 0.1
-FARTHEST = 4.0  # standard deviations of the prior from its median
+MAX_DISTANCE = 4.0  # standard deviations of the prior from its median
 DIFFERENCE = 0.4  # standard deviations of the prior, larger in effect than the random error of a simulation
-EVALUATIONS = 20  # steps of the fit
-FIT_THREADS = max(1, min(4, os.cpu_count() or 1))
+MAX_EVALUATIONS = 20  # steps of the fit
 SEQUENCES = "max_num_seqs"  # key of vLLM's model.json: the most running sequences
-USUAL_SEQUENCES = 256  # if it is not set
-SEVERAL_TOKENS = 0.05  # share of the outputs
+DEFAULT_SEQUENCES = 256  # vLLM's default of it
+SEVERAL_TOKENS = 0.05  # share of the outputs that need more than one token
 
 
 @dataclass(frozen=True, eq=False)
 class ContinuousBatchingModel:
-    """The simulator with the parameters ``place``, in standard deviations of the prior from its medians.
+    """The simulator with the parameters ``standardized``, in standard deviations of the prior from its medians.
 
     Attributes:
         problem: The search problem.
         latencies: The metrics that the model is fitted to.
         lengths: Lengths of the simulated requests.
         pass_s: Scale of the time of a pass.
-        place: The parameters.
-        spread: A square root of the posterior covariance of ``place``.
+        standardized: The parameters.
+        covariance_root: A square root of the posterior covariance of ``standardized``.
     """
 
     name: ClassVar[str] = "simulator of continuous batching"
@@ -75,8 +79,8 @@ class ContinuousBatchingModel:
     latencies: tuple[str, ...]
     lengths: RequestLengths
     pass_s: float
-    place: FloatArray
-    spread: FloatArray
+    standardized: FloatArray
+    covariance_root: FloatArray
     seed: int = 0
 
     def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[ContinuousBatchingPerformance]:
@@ -84,8 +88,8 @@ class ContinuousBatchingModel:
 
         Of several server processes one is simulated, with its share of the load.
         """
-        results = simulate_continuous_batching(self._scenarios(cells, self.place), self.lengths, threads)
-        tails = dict(zip(self.latencies, np.exp(self._log_tails(self.place)).tolist(), strict=True))
+        results = simulate_continuous_batching(self._scenarios(cells, self.standardized), self.lengths, threads)
+        tails = dict(zip(self.latencies, np.exp(self._log_tails(self.standardized)).tolist(), strict=True))
         return [
             replace(
                 result,
@@ -102,55 +106,55 @@ class ContinuousBatchingModel:
         measured = with_tails(np.array([log_measured(point, *self.latencies) for point in points]), cells, 1)
         weights = point_weights(cells)
 
-        def residuals(places: FloatArray) -> FloatArray:
-            """Return the residuals [places, residuals]."""
-            errors = [(with_tails(logs, cells, 1) - measured) * weights for logs in self._logs(cells, places)]
-            return np.concatenate([np.reshape(errors, (len(places), -1)), places], axis=1)
+        def residuals(vectors: FloatArray) -> FloatArray:
+            """Return the residuals [vectors, residuals]."""
+            errors = [(with_tails(logs, cells, 1) - measured) * weights for logs in self._logs(cells, vectors)]
+            return np.concatenate([np.reshape(errors, (len(vectors), -1)), vectors], axis=1)
 
-        def jacobian(place: FloatArray) -> FloatArray:
-            steps = DIFFERENCE * np.eye(len(place))
-            before, after = np.split(residuals(np.concatenate([place - steps, place + steps])), 2)
+        def jacobian(vector: FloatArray) -> FloatArray:
+            steps = DIFFERENCE * np.eye(len(vector))
+            before, after = np.split(residuals(np.concatenate([vector - steps, vector + steps])), 2)
             return np.asarray((after - before).T / (2 * DIFFERENCE))
 
-        place, spread = fit_vector(
-            lambda place: residuals(place[None])[0],
-            len(self.place),
+        standardized, covariance_root = fit_vector(
+            lambda vector: residuals(vector[None])[0],
+            len(self.standardized),
             jac=jacobian,
-            bounds=(-FARTHEST, FARTHEST),
+            bounds=(-MAX_DISTANCE, MAX_DISTANCE),
             ftol=1e-3,
             xtol=1e-2,
-            max_nfev=EVALUATIONS,
+            max_nfev=MAX_EVALUATIONS,
         )
-        return replace(self, place=place, spread=spread)
+        return replace(self, standardized=standardized, covariance_root=covariance_root)
 
     def samples(self, count: int) -> list[ContinuousBatchingModel]:
         """Return ``count`` samples of the posterior (Laplace's approximation)."""
-        places = sample_vectors(self.place, self.spread, count, self.seed)
-        return [replace(self, place=np.clip(place, -FARTHEST, FARTHEST)) for place in places]
+        vectors = sample_vectors(self.standardized, self.covariance_root, count, self.seed)
+        return [replace(self, standardized=np.clip(vector, -MAX_DISTANCE, MAX_DISTANCE)) for vector in vectors]
 
-    def _logs(self, cells: Sequence[ConfigurationLoad], places: FloatArray) -> FloatArray:
-        """Return log requests/s and log latencies [places, cells, 1 + latencies]."""
-        scenarios = [scenario for place in places for scenario in self._scenarios(cells, place)]
-        rows = simulated_rows(scenarios, self.lengths, FIT_THREADS)
+    def _logs(self, cells: Sequence[ConfigurationLoad], vectors: FloatArray) -> FloatArray:
+        """Return log requests/s and log latencies [vectors, cells, 1 + latencies]."""
+        scenarios = [scenario for vector in vectors for scenario in self._scenarios(cells, vector)]
+        rows = simulated_rows(scenarios, self.lengths, SIMULATION_THREADS)
         latencies = [
             [estimated_latency(row, metric) for metric in self.latencies] for row in rows[:, LATENCY_COLUMNS]
         ]
         logs = np.log(np.column_stack([rows[:, TOKENS_PER_S], latencies]))
         logs[:, 0] -= math.log(self.lengths.outputs.mean())
-        logs = logs.reshape(len(places), len(cells), -1)
+        logs = logs.reshape(len(vectors), len(cells), -1)
         logs[:, :, 0] += np.log(_busy_processes(cells))
-        logs[:, :, 1:] += np.array([self._log_tails(place) for place in places])[:, None]
+        logs[:, :, 1:] += np.array([self._log_tails(vector) for vector in vectors])[:, None]
         return np.asarray(logs)
 
-    def _log_tails(self, place: FloatArray) -> FloatArray:
+    def _log_tails(self, vector: FloatArray) -> FloatArray:
         """Return the log factors on the simulated ``latencies``."""
         reported = [METRICS[METRICS[metric].nearest_reported] for metric in self.latencies]
-        medians = np.array([TAILS[own.statistic] for own in reported])
-        return np.asarray(medians + TAIL_DEVIATION * place[len(place) - len(self.latencies) :])
+        medians = np.array([TAILS[definition.statistic] for definition in reported])
+        return np.asarray(medians + TAIL_DEVIATION * vector[len(vector) - len(self.latencies) :])
 
-    def _scenarios(self, cells: Sequence[ConfigurationLoad], place: FloatArray) -> list[ContinuousBatchingScenario]:
-        values = MEDIANS + DEVIATIONS * place[: len(MEDIANS)]
-        scale, odds, power, prompt, outside, slowdown, oversubscription, gain = values.tolist()
+    def _scenarios(self, cells: Sequence[ConfigurationLoad], vector: FloatArray) -> list[ContinuousBatchingScenario]:
+        values = MEDIANS + DEVIATIONS * vector[: len(MEDIANS)]
+        scale, odds, power, prompt, outside, slowdown, oversubscription, speedup = values.tolist()
         pass_s, fixed = self.pass_s * math.exp(scale), 1 / (1 + math.exp(-odds))
         sequence_s = pass_s * (1 - fixed)
         times = PassTimes(
@@ -160,10 +164,12 @@ class ContinuousBatchingModel:
             round_trip_s=pass_s * math.exp(outside),
             power=max(power, 0.0),
         )
-        contention = Contention(math.exp(slowdown), oversubscription, gain, unknown=math.exp(slowdown))
+        contention = Contention(
+            math.exp(slowdown), oversubscription, speedup, slowdown_if_cores_unknown=math.exp(slowdown)
+        )
         choices = _further_choices(self.problem)
-        of_fields = FIELD_DEVIATION * place[len(MEDIANS) : len(MEDIANS) + len(choices)]
-        speeds = dict(zip(choices, of_fields.tolist(), strict=True))
+        effects = FIELD_DEVIATION * vector[len(MEDIANS) : len(MEDIANS) + len(choices)]
+        speeds = dict(zip(choices, effects.tolist(), strict=True))
 
         @functools.cache
         def factors(candidate: Candidate) -> tuple[float, ...]:
@@ -213,7 +219,7 @@ def slots(candidate: Candidate) -> int:
     sequences = candidate.model_json.get(SEQUENCES)
     if _is_count(sequences):
         return sequences
-    return candidate.max_batch_size or USUAL_SEQUENCES
+    return candidate.max_batch_size or DEFAULT_SEQUENCES
 
 
 def fit(
@@ -229,7 +235,7 @@ def fit(
     if not points:
         raise ValueError("no measured points to fit the model to")
     assert problem.tokens is not None, "the model applies"
-    lengths = RequestLengths.of(problem.tokens, seed)
+    lengths = RequestLengths.from_tokens(problem.tokens, seed)
     requests_s = [
         point.load.concurrency / (point.measurement.throughput_infer_per_sec or math.inf) for point in points
     ]
@@ -241,6 +247,6 @@ def fit(
 
 def _further_choices(problem: Problem) -> list[tuple[str, FieldValue]]:
     """Return all choices but the first one of each field whose effect on the speed is unknown."""
-    known = (THREADS, SEQUENCES)
+    known = (INTRA_OP_THREAD_COUNT, SEQUENCES)
     fields = [(path, values) for path, values in problem.space.fields.items() if not any(n in path for n in known)]
     return [(path, value) for path, values in fields for value in values[1:]]

@@ -25,8 +25,8 @@ from optimizer.simulator.black_box_fit import (
 )
 from optimizer.simulator.calibration import Observation, observe_point
 from optimizer.simulator.fitted_parameters import (
+    DEFAULT_GAP_S,
     FITTED_POINTS,
-    USUAL_GAP_S,
     ExecutionSettings,
     FittedOverheads,
     estimate_network_s,
@@ -104,11 +104,11 @@ class DynamicBatchingModel:
         for up_to, interval in INTERVALS:
             chosen = [i for i, load in enumerate(own_loads) if above < load <= up_to]
             simulated = simulate_many(
-                [scenarios[i] for i in chosen], jitter=jitter, gaps_s=gaps_s, window=interval, threads=threads
+                [scenarios[i] for i in chosen], jitter=jitter, gaps_s=gaps_s, interval=interval, threads=threads
             )
             results.update(zip(chosen, simulated, strict=True))
             above = up_to
-        return [results[i].times(load / own_loads[i]) for i, (_, load) in enumerate(cells)]
+        return [results[i].scaled_to_servers(load / own_loads[i]) for i, (_, load) in enumerate(cells)]
 
     def refused_shares(
         self,
@@ -269,10 +269,10 @@ class _BlackBox:
 
     def model(self, vector: FloatArray) -> DynamicBatchingModel:
         """Return the model of a vector of parameters."""
-        parameters, batch = BlackBoxParameters.of(vector), self.problem.space.request_batch_size
+        parameters, batch = BlackBoxParameters.from_vector(vector), self.problem.space.request_batch_size
         largest = largest_batch(self.points, self.problem) // batch
         times = functools.cache(parameters.service_times(largest, self.problem).times)
-        gap_s = min(USUAL_GAP_S, longest_gap_s(self.points))
+        gap_s = min(DEFAULT_GAP_S, longest_gap_s(self.points))
         overheads = FittedOverheads(parameters.network_s, gap_s=gap_s, jitter=parameters.jitter)
         errors, queue = BLACK_BOX_ERRORS, self.problem.queue
         return DynamicBatchingModel(

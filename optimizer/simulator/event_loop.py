@@ -130,9 +130,9 @@ PROGRESS_ROWS = 2
 FOREVER = 2**62
 IDLE_WAIT = 500_000_000  # after this time the batcher runs even if it was not notified
 PREEMPTION = 32_000  # mean time for which a batcher that runs too early keeps the instance from being idle: measured
-FEWEST_TO_JUDGE = 30  # arrivals; fewer show no trend
+MIN_ARRIVALS = 30  # arrivals; fewer show no trend
 REFUSED_PAUSE = 100_000  # a client whose request was refused sends again no sooner than this after it arrived
-MOST_REFUSED = 20  # refused requests for each wanted one, after which a closed loop ends in any case
+MAX_REFUSED = 20  # refused requests for each wanted one, after which a closed loop ends in any case
 
 SLEEPING = 0
 WAKING = 1
@@ -275,7 +275,7 @@ STATE_RECORD = record_type(State)
 
 
 @CompiledOnce
-def simulate_points(
+def simulate_scenarios(
     points: Ints,
     tables: Tables,
     in_flight: int,
@@ -482,7 +482,7 @@ def _watch_queue(s: State, point: Ints) -> None:
         s.earlier_waiting, s.least_waiting = s.least_waiting, waiting
     elif s.arrived == s.total:
         grows = 0 < s.earlier_waiting < s.least_waiting > point[LIMIT] * (point[INSTANCES] + 1)
-        s.overloaded = grows and s.total >= FEWEST_TO_JUDGE
+        s.overloaded = grows and s.total >= MIN_ARRIVALS
 
 
 @inlined
@@ -517,7 +517,7 @@ def _answer_refused(s: State, point: Ints, a: Arrays) -> None:
         s.last_response = max(s.now + point[RECEIVE], s.last_response + point[SPACING])
         if point[CONCURRENCY] > 0:
             _send(s, point, a, max(s.last_response + point[CLIENT], s.now + REFUSED_PAUSE))
-    if point[CONCURRENCY] > 0 and s.refusals >= MOST_REFUSED * (point[WARM_UP] + point[WANTED]):
+    if point[CONCURRENCY] > 0 and s.refusals >= MAX_REFUSED * (point[WARM_UP] + point[WANTED]):
         s.total = 0  # give up
 
 

@@ -23,23 +23,23 @@ from optimizer.simulator.scenario import Overheads, ServiceTimes, SimulationResu
 
 ExecutionSettings = tuple[int, Fields]  # instance count, and the fields that are not the batcher's
 
-THREADS = "intra_op_thread_count"  # ONNX Runtime's parameter: the number of threads of an instance
-ENOUGH_EXECUTIONS = 4  # for a reliable mean
+INTRA_OP_THREAD_COUNT = "intra_op_thread_count"  # ONNX Runtime's parameter: the number of threads of an instance
+MIN_EXECUTIONS = 4  # executions for a reliable mean
 SLOWDOWN = 0.25  # share of the uncontended time that each further busy instance adds
-FITTED_POINTS = 24  # the latest ones: enough for a few parameters, few enough to fit within a second
-SMALLEST_S = 1e-6
-# The clients of a batch receive their responses and send their next requests one after another, USUAL_GAP_S apart on
-# average (134 µs in benchmarks/simulator_proof.md); the highest measured rate limits it. USUAL_WAKE_S: the time to
-# wake the batcher or an instance.
-USUAL_GAP_S, USUAL_WAKE_S, USUAL_JITTER = 1e-4, 1e-4, 0.1
+FITTED_POINTS = 24  # the latest points: enough for a few parameters, few enough to fit within a second
+MIN_TIME_S = 1e-6
+# The clients of a batch receive their responses and send their next requests one after another, DEFAULT_GAP_S apart
+# on average (134 µs in benchmarks/simulator_proof.md); the highest measured rate limits it. DEFAULT_WAKE_S is the
+# time to wake the batcher or an instance.
+DEFAULT_GAP_S, DEFAULT_WAKE_S, DEFAULT_JITTER = 1e-4, 1e-4, 0.1
 GAP_SHARE = 0.95  # share of the time between two requests at the highest measured rate
 JITTERS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45)
-GAPS_S = (SMALLEST_S, 1e-5, 3e-5, 1e-4, 2e-4)
-WAKES_S = (SMALLEST_S, 2e-5, 5e-5, 1e-4, 2e-4)
+GAPS_S = (MIN_TIME_S, 1e-5, 3e-5, 1e-4, 2e-4)
+WAKES_S = (MIN_TIME_S, 2e-5, 5e-5, 1e-4, 2e-4)
 NETWORK_SHARES = (1.0, 0.75, 0.5)  # shares of the measured network time, which includes gaps
 NETWORK_QUANTILE = 0.2  # quantile of the measured network times
-USUAL = {"gap_s": USUAL_GAP_S, "wake_s": USUAL_WAKE_S}
-PRIOR_WEIGHT = 0.002  # penalty in squared errors of a value that differs from the usual one by a factor of e
+DEFAULTS = {"gap_s": DEFAULT_GAP_S, "wake_s": DEFAULT_WAKE_S}
+PRIOR_WEIGHT = 0.002  # penalty in squared errors of a value that differs from its default by a factor of e
 OUTLIER = 0.15  # errors beyond it count linearly
 
 
@@ -65,33 +65,34 @@ class Contention:
         slowdown: Share of the uncontended time that each further busy instance adds while there are cores for all.
         oversubscription: With twice as many threads as cores a batch takes 2 to this power times as long, because
             threads spin and displace each other.
-        threads_gain: Twice the threads of a single instance divide its time by 2 to this power.
-        spinning: Share of the cores that the threads of an idle instance use compared with a busy one, because they
-            spin. An instance of one thread has none that could.
-        unknown: As ``slowdown``, if the number of threads or cores is unknown.
-        spare: Factor on the number of cores, if that is only a guess.
+        thread_speedup_exponent: Twice the threads of a single instance divide its time by 2 to this power.
+        idle_spin_share: Share of the cores that the threads of an idle instance use compared with a busy one, because
+            they spin. An instance of one thread has none that could.
+        slowdown_if_cores_unknown: Share of the uncontended time that each further busy instance adds if the number
+            of threads or cores is unknown.
+        core_count_factor: Factor on the number of cores, if that is only a guess.
     """
 
     slowdown: float | FloatArray = SLOWDOWN
     oversubscription: float | FloatArray = 1.6
-    threads_gain: float | FloatArray = 0.5
-    spinning: float | FloatArray = 0.4
-    unknown: float | FloatArray = 0.5
-    spare: float | FloatArray = 1.0
+    thread_speedup_exponent: float | FloatArray = 0.5
+    idle_spin_share: float | FloatArray = 0.4
+    slowdown_if_cores_unknown: float | FloatArray = 0.5
+    core_count_factor: float | FloatArray = 1.0
 
     def relative_duration(self, occupancy: Occupancy) -> float | FloatArray:
         """Return the time of a batch relative to one instance of one thread."""
         busy, threads = occupancy.busy, occupancy.threads
         if threads is None or occupancy.cores is None:
-            return 1 + self.unknown * (busy - 1)
-        cores = occupancy.cores * (self.spare if occupancy.cores_are_guessed else 1.0)
-        active = busy + (self.spinning * occupancy.idle if threads > 1 else 0.0)
+            return 1 + self.slowdown_if_cores_unknown * (busy - 1)
+        cores = occupancy.cores * (self.core_count_factor if occupancy.cores_are_guessed else 1.0)
+        active = busy + (self.idle_spin_share * occupancy.idle if threads > 1 else 0.0)
         oversubscribed = (active * threads / cores) ** self.oversubscription
-        single = threads**-self.threads_gain
+        single = threads**-self.thread_speedup_exponent
         return single * np.maximum(1 + self.slowdown * (busy - 1), oversubscribed)
 
 
-USUAL_CONTENTION = Contention()
+PRIOR_CONTENTION = Contention()
 
 
 def execution_settings(candidate: Candidate) -> ExecutionSettings:
@@ -111,7 +112,7 @@ class GroupServiceTimes:
     shape: FloatArray
     scales: dict[ExecutionSettings, float]
     problem: Problem
-    contention: Contention = USUAL_CONTENTION
+    contention: Contention = PRIOR_CONTENTION
 
     def times(self, settings: ExecutionSettings) -> ServiceTimes:
         """Return the service times of ``settings``, with the scale of the nearest measured settings."""
@@ -139,7 +140,7 @@ def scaled_to_groups(
     shape: FloatArray,
     groups: Mapping[ExecutionSettings, Sequence[Observation]],
     problem: Problem,
-    contention: Contention = USUAL_CONTENTION,
+    contention: Contention = PRIOR_CONTENTION,
 ) -> GroupServiceTimes:
     """Return the service times of ``shape`` [sizes], scaled to the measured ones of each setting."""
     scales = {group: _scale(shape, group, observed, problem, contention) for group, observed in groups.items()}
@@ -151,12 +152,12 @@ def _doublings(observed: Sequence[Observation]) -> int:
     executed = Counter[int]()
     for seen in observed:
         executed.update({b.batch_size: b.executions for b in seen.batches})
-    sizes = [size for size, executions in executed.items() if executions >= ENOUGH_EXECUTIONS]
+    sizes = [size for size, executions in executed.items() if executions >= MIN_EXECUTIONS]
     return round(math.log2(max(sizes) / min(sizes))) if sizes else 0
 
 
 def relative_duration(
-    settings: ExecutionSettings, busy: float, problem: Problem, contention: Contention = USUAL_CONTENTION
+    settings: ExecutionSettings, busy: float, problem: Problem, contention: Contention = PRIOR_CONTENTION
 ) -> float:
     """Return how long a batch takes with ``busy`` instances, relative to one instance of one thread.
 
@@ -206,8 +207,8 @@ def _threads(fields: Fields, problem: Problem) -> float | None:
 
     ONNX Runtime, whose parameter the space offers, uses a thread for each core if it is not set.
     """
-    chosen = next((_number(value) for path, value in fields if THREADS in path), None)
-    is_offered = any(THREADS in path for path in problem.space.fields)
+    chosen = next((_number(value) for path, value in fields if INTRA_OP_THREAD_COUNT in path), None)
+    is_offered = any(INTRA_OP_THREAD_COUNT in path for path in problem.space.fields)
     return 0.0 if chosen is None and is_offered else chosen
 
 
@@ -223,7 +224,7 @@ def _gpu_count(fields: Fields) -> int:
 def _most_threads(problem: Problem) -> float | None:
     """Return the largest choice of threads; None if there is only one, which does not describe the machine."""
     for path, values in problem.space.fields.items():
-        if THREADS in path and len(values) > 1:
+        if INTRA_OP_THREAD_COUNT in path and len(values) > 1:
             return max(_number(value) or 0 for value in values) or None
     return None
 
@@ -255,12 +256,12 @@ class FittedOverheads:
     """
 
     network_s: float
-    gap_s: float = USUAL_GAP_S
-    wake_s: float = USUAL_WAKE_S
-    jitter: float = USUAL_JITTER
+    gap_s: float = DEFAULT_GAP_S
+    wake_s: float = DEFAULT_WAKE_S
+    jitter: float = DEFAULT_JITTER
 
     def to_overheads(self) -> Overheads:
-        """Return them as the simulator's overheads, with the network time split between request and response."""
+        """Return the overheads of the simulator, with the network time split between request and response."""
         return Overheads(
             send_s=self.network_s / 2, receive_s=self.network_s / 2, wake_s=self.wake_s, dispatch_s=self.wake_s
         )
@@ -313,10 +314,10 @@ def fit_overheads(
         )
         magnitude = np.abs(np.nan_to_num(errors))
         losses = np.where(magnitude < OUTLIER, magnitude**2, 2 * OUTLIER * magnitude - OUTLIER**2)
-        unusual = sum(math.log(getattr(overheads, name) / usual) ** 2 for name, usual in USUAL.items())
-        return float(losses.sum()) + PRIOR_WEIGHT * unusual
+        log_ratios = [math.log(getattr(overheads, name) / default) for name, default in DEFAULTS.items()]
+        return float(losses.sum()) + PRIOR_WEIGHT * sum(ratio**2 for ratio in log_ratios)
 
-    limit_s = max(longest_gap_s(points), SMALLEST_S)
+    limit_s = max(longest_gap_s(points), MIN_TIME_S)
     best = min((replace(first, jitter=jitter) for jitter in JITTERS), key=misfit)
     gaps_s = [gap for gap in GAPS_S if gap <= limit_s]
     choices = itertools.product([share * first.network_s for share in NETWORK_SHARES], gaps_s, WAKES_S)
@@ -333,4 +334,4 @@ def _network_s(point: Point) -> float | None:
     latency_s = load.concurrency * load.request_batch_size / m.throughput_infer_per_sec
     if m.latency_avg_ms is not None:
         latency_s = m.latency_avg_ms / 1e3
-    return max(SMALLEST_S, latency_s - sum(inside) / 1e3)
+    return max(MIN_TIME_S, latency_s - sum(inside) / 1e3)

@@ -49,7 +49,7 @@ TOTALS = 7
 
 NEVER = np.inf
 NONE = cast(int, np.int64(-1))  # instead of an instance; a literal would have another type
-MOST_PASSES = 5  # that are simulated together while other instances may change the speed
+MAX_PASSES = 5  # that are simulated together while other instances may change the speed
 
 
 class Stream(NamedTuple):
@@ -332,7 +332,7 @@ def _begin_passes(
     step = factor * instances.pass_s[count]
     if count == slots:  # no request can be admitted before a sequence ends
         if len(instances.ends) > 1:
-            passes = min(passes, MOST_PASSES)
+            passes = min(passes, MAX_PASSES)
     elif passes > 1:  # nothing changes before the next request may arrive
         horizon = min(requests.arrives[s.head] if s.head < s.tail else NEVER, s.due)
         for end in instances.ends:

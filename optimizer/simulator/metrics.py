@@ -20,7 +20,7 @@ from optimizer.simulator.scenario import SimulationResult, SimulationTrace
 
 ConfigurationLoad = tuple[Candidate, int]  # a candidate at a concurrency; arrays call it a cell
 
-SMALLEST_DISTANCE = 1e-3  # of two quantiles of a latency, relative
+MIN_DISTANCE = 1e-3  # relative distance of two quantiles of a latency
 
 
 def binding_latency(problem: Problem, measured: Sequence[Point]) -> str:
@@ -43,7 +43,7 @@ def predicted_latencies(problem: Problem, measured: Sequence[Point]) -> tuple[st
     Where the simulator applies that is the binding latency alone. Its bounds are on quantiles of one distribution, so
     the same one binds everywhere. Other models may be limited by the time to the first response in one configuration
     and by the inter-token latency in another, so all bounded latencies are predicted. For the goodput they are also
-    quantiles of each bounded time, which ``ShareInTime`` needs.
+    quantiles of each bounded time, which ``ShareWithinBounds`` needs.
     """
     binding = binding_latency(problem, measured)
     bounded = () if problem.is_simulated else (constraint.metric for constraint in problem.sla.latencies)
@@ -54,19 +54,20 @@ def predicted_latencies(problem: Problem, measured: Sequence[Point]) -> tuple[st
 
 
 @dataclass(frozen=True, eq=False)
-class ShareInTime:
+class ShareWithinBounds:
     """The share of the requests that are within all latency bounds, from quantiles of their latencies.
 
     A latency is taken as log-normal between two of its quantiles and beyond the outermost ones. If several times of a
     request are bounded, the requests that miss one bound are taken to be those that miss another one.
 
-    ``deadlines`` has the columns of the quantiles of each bounded time, their normal scores, and the log deadline.
+    Attributes:
+        deadlines: The columns of the quantiles of each bounded time, their normal scores, and the log deadline.
     """
 
     deadlines: Sequence[tuple[list[int], FloatArray, float]]
 
     @classmethod
-    def of(cls, problem: Problem, latencies: Sequence[str]) -> ShareInTime | None:
+    def from_problem(cls, problem: Problem, latencies: Sequence[str]) -> ShareWithinBounds | None:
         """Return the share for the columns ``latencies`` if the goodput of ``problem`` is ranked, else None."""
         if problem.objectives[0] is not METRICS["goodput"]:
             return None
@@ -87,7 +88,7 @@ class ShareInTime:
             known = np.maximum.accumulate(log_latencies[:, columns], axis=1)
             below = np.clip((known < deadline).sum(axis=1) - 1, 0, len(columns) - 2)
             low, high = (np.take_along_axis(known, below[:, None] + i, axis=1)[:, 0] for i in (0, 1))
-            slope = (scores[below + 1] - scores[below]) / np.maximum(high - low, SMALLEST_DISTANCE)
+            slope = (scores[below + 1] - scores[below]) / np.maximum(high - low, MIN_DISTANCE)
             least = np.minimum(least, scores[below] + (deadline - low) * slope)
         return np.asarray(log_ndtr(least))
 
@@ -207,9 +208,8 @@ def _executions_by_size(executions: SimulationTrace) -> list[batch_stats.BatchSt
     sizes, durations_s = executions.samples[ended], (executions.end_s - executions.start_s)[ended]
     entries = []
     for size in np.unique(sizes):
-        own = durations_s[sizes == size]
-        total_ns = round(1e9 * float(own.sum()))
-        entries.append(batch_stats.BatchStatistic(int(size), len(own), total_ns))
+        seconds = durations_s[sizes == size]
+        entries.append(batch_stats.BatchStatistic(int(size), len(seconds), round(1e9 * float(seconds.sum()))))
     return entries
 
 

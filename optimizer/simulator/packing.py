@@ -34,7 +34,7 @@ QUEUE_POLICIES = (TIMEOUT_US, ALLOW_TIMEOUT_OVERRIDE, MAX_QUEUE_SIZE, PRIORITY_L
 
 
 class PackedScenarios:
-    """The arguments of ``event_loop.simulate_points``: one row of ``points`` for each scenario.
+    """The arguments of ``event_loop.simulate_scenarios``: one row of ``points`` for each scenario.
 
     Raises:
         ValueError: A candidate refuses the requests, or the service times do not cover its batches or instances.
@@ -45,7 +45,7 @@ class PackedScenarios:
         scenarios: Sequence[Scenario],
         jitter: FloatArray | None,
         gaps_s: FloatArray | None,
-        window: MeasurementInterval,
+        interval: MeasurementInterval,
     ) -> None:
         self._sizes = [(_unit(scenario), scenario.candidate.instances) for scenario in scenarios]
         self._preferred: list[int] = []
@@ -59,7 +59,7 @@ class PackedScenarios:
         self._arrivals_size = 0
         self._in_flight = 1
         self._most_measured = 1
-        points = np.array([self._row(scenario, window) for scenario in scenarios], np.int64)
+        points = np.array([self._row(scenario, interval) for scenario in scenarios], np.int64)
         factors, gaps = _check_ring("jitter", jitter, 1.0), _check_ring("gaps", gaps_s, 0.0)
         if not (factors > 0).all():
             raise ValueError("jitter: all factors must be positive")
@@ -109,10 +109,10 @@ class PackedScenarios:
         executions = np.zeros((log_rows, event_loop.EXECUTION_COLUMNS), np.int64)
         requests = np.full((log_rows, event_loop.REQUEST_COLUMNS), -1, np.int64)
         tables, most = event_loop.Tables(*self._tables), self._most_measured
-        event_loop.simulate_points(self._points, tables, self._in_flight, most, results, executions, requests)
+        event_loop.simulate_scenarios(self._points, tables, self._in_flight, most, results, executions, requests)
         return results, executions, requests
 
-    def _row(self, scenario: Scenario, window: MeasurementInterval) -> list[int]:
+    def _row(self, scenario: Scenario, interval: MeasurementInterval) -> list[int]:
         """Return the columns of ``points`` in the order that ``event_loop`` defines."""
         candidate, unit = scenario.candidate, _unit(scenario)
         biggest, limit = _most_units(scenario)
@@ -121,7 +121,7 @@ class PackedScenarios:
             raise ValueError("load: no requests")
         largest = min(limit, in_flight * biggest)
         busiest = min(candidate.instances, in_flight)
-        warm_up, requests = window.resolve(scenario.load)
+        warm_up, requests = interval.resolve(scenario.load)
         if warm_up < 0 or requests < 1 or (isinstance(scenario.load, OpenLoopLoad) and warm_up >= requests):
             raise ValueError(f"no request is left to measure: {requests} requests, {warm_up} of them to warm up")
         self._in_flight = max(self._in_flight, in_flight)

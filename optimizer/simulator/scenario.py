@@ -61,6 +61,9 @@ class ServiceTimes:
 class Overheads:
     """Latencies outside the computation, in seconds, in the order of the columns of ``event_loop``.
 
+    A search fits ``send_s``, ``receive_s``, ``wake_s`` and ``dispatch_s``. The others stay 0 in a run; they serve the
+    comparison of the simulator with Triton (``benchmarks/simulator_proof.py``).
+
     Attributes:
         send_s: From a client's send until the request is in the batcher's queue.
         receive_s: From the end of the computation until the client has the response.
@@ -212,8 +215,8 @@ class SimulationResult:
 
     Attributes:
         throughput_infer_per_sec: Samples per second of the requests that complete.
-        latency_p95_s: As all latencies, from a client's send to its response, of the requests that complete in the
-            measurement interval. Quantiles follow perf_analyzer's definition.
+        latency_p95_s: 95th percentile of the time from a client's send to its response. All latencies are of the
+            requests that complete in the measurement interval. Quantiles follow perf_analyzer's definition.
         queue_avg_s: Mean time from the arrival at the batcher to the start of the computation.
         mean_batch_size: Samples per execution.
         utilization: Mean share of busy instances.
@@ -244,13 +247,13 @@ class SimulationResult:
         A percentile other than those above is estimated from them. A simulation of some thousand requests would
         hardly determine one beyond p99.
         """
-        own = METRICS[metric]
-        if own.quantile is None or own.statistic in QUANTILES:
-            return float(getattr(self, f"latency_{own.statistic}_s"))
+        definition = METRICS[metric]
+        if definition.quantile is None or definition.statistic in QUANTILES:
+            return float(getattr(self, f"latency_{definition.statistic}_s"))
         known = {level: float(getattr(self, f"latency_{name}_s")) for name, level in QUANTILES.items()}
-        return quantile_at(known, own.quantile)
+        return quantile_at(known, definition.quantile)
 
-    def times(self, servers: float) -> SimulationResult:
+    def scaled_to_servers(self, servers: float) -> SimulationResult:
         """Return the result of ``servers`` equal servers, each with this load."""
         if servers == 1:
             return self

@@ -20,7 +20,7 @@ from objectives.arrays import FloatArray
 from optimizer.config.search_space import Problem
 from optimizer.simulator.calibration import Observation
 from optimizer.simulator.fitted_parameters import (
-    USUAL_CONTENTION,
+    PRIOR_CONTENTION,
     Contention,
     ExecutionSettings,
     GroupServiceTimes,
@@ -33,15 +33,18 @@ MEMBERS = 300  # samples of the prior; covariances are estimated from them
 # Prior of the time of a batch of b requests, relative to one request: fixed + (1 - fixed) * b ** power, and from a
 # random size on another slope. BEND is the standard deviation of its logarithm.
 FIXED_SHARE = 0.8  # both parameters of a beta distribution
-POWER, POWER_SPREAD = 1.0, 0.15
+POWER, POWER_STD = 1.0, 0.15
 BENT_SHARE, BEND = 0.5, 0.5
 # Prior probability of each roughness. It is the standard deviation of the departure of the log time from this shape
 # with each doubling of the size. The larger one permits steps.
 ROUGHNESS = {0.05: 0.8, 0.4: 0.2}
-LEVEL_SPREAD = 3.0  # of the logarithm of the time of one request
-CONTENTION_SPREAD, EXPONENT_SPREAD, GAIN_SPREAD, SPINNING_SPREAD = 1.0, 0.5, 0.45, 0.4
-MOST_GAIN = 1.25  # more than 1, because threads also have more cache
-GUESS_IS_RIGHT, MOST_SPARE = 0.5, 8.0  # probability that a guessed number of cores is right; otherwise a larger one
+LOG_TIME_STD = 3.0  # standard deviation of the logarithm of the time of one request
+CONTENTION_STD, EXPONENT_STD, GAIN_STD, SPINNING_STD = 1.0, 0.5, 0.45, 0.4
+MAX_THREAD_EXPONENT = 1.25  # more than 1, because threads also have more cache
+GUESS_IS_RIGHT, MAX_CORE_FACTOR = (
+    0.5,
+    8.0,
+)  # probability that a guessed number of cores is right; otherwise a larger one
 # Standard deviations of the logarithm of a measured mean: common to all batches of an execution setting, common to
 # all of one size in it, and of a single execution.
 SETTING_ERROR, SIZE_ERROR, EXECUTION_ERROR = 0.15, 0.04, 0.3
@@ -56,31 +59,31 @@ class _Ensemble:
     contention: FloatArray  # [samples, 6], as in _contention
 
     @classmethod
-    def of_prior(cls, largest: int, roughness: float, rng: np.random.Generator) -> _Ensemble:
+    def from_prior(cls, largest: int, roughness: float, rng: np.random.Generator) -> _Ensemble:
         sizes = np.arange(1, largest + 1, dtype=np.float64)
         columns = (MEMBERS, 1)
         fixed = rng.beta(FIXED_SHARE, FIXED_SHARE, columns)
-        power = np.clip(rng.normal(POWER, POWER_SPREAD, columns), 0.3, 1.5)
+        power = np.clip(rng.normal(POWER, POWER_STD, columns), 0.3, 1.5)
         bend_at = largest ** rng.uniform(0, 1, columns)
         bent = (rng.uniform(size=columns) < BENT_SHARE) * np.expm1(rng.normal(0, BEND, columns))
         growth = sizes**power + bent * np.maximum(sizes - bend_at, 0.0)
         times = fixed + (1 - fixed) * np.maximum.accumulate(np.maximum(growth, 1e-3), axis=1)
         doublings = np.diff(np.log2(sizes), prepend=-1.0)  # since the previous size; the first varies all sizes
         rough = np.cumsum(rng.normal(0, roughness * np.sqrt(doublings), (MEMBERS, largest)), axis=1)
-        level = rng.normal(0, LEVEL_SPREAD, columns)
-        usual = USUAL_CONTENTION
+        log_time = rng.normal(0, LOG_TIME_STD, columns)
+        prior = PRIOR_CONTENTION
         contention = np.stack(
             [
-                usual.slowdown * rng.normal(1, CONTENTION_SPREAD, MEMBERS),
-                rng.normal(usual.oversubscription, EXPONENT_SPREAD, MEMBERS),
-                rng.normal(usual.threads_gain, GAIN_SPREAD, MEMBERS),
-                usual.unknown * rng.normal(1, CONTENTION_SPREAD, MEMBERS),
-                rng.normal(usual.spinning, SPINNING_SPREAD, MEMBERS),
-                rng.uniform(0, math.log(MOST_SPARE), MEMBERS) * (rng.uniform(size=MEMBERS) > GUESS_IS_RIGHT),
+                prior.slowdown * rng.normal(1, CONTENTION_STD, MEMBERS),
+                rng.normal(prior.oversubscription, EXPONENT_STD, MEMBERS),
+                rng.normal(prior.thread_speedup_exponent, GAIN_STD, MEMBERS),
+                prior.slowdown_if_cores_unknown * rng.normal(1, CONTENTION_STD, MEMBERS),
+                rng.normal(prior.idle_spin_share, SPINNING_STD, MEMBERS),
+                rng.uniform(0, math.log(MAX_CORE_FACTOR), MEMBERS) * (rng.uniform(size=MEMBERS) > GUESS_IS_RIGHT),
             ],
             axis=1,
         )
-        return cls(level + np.log(times) + rough, contention)
+        return cls(log_time + np.log(times) + rough, contention)
 
     @property
     def state(self) -> FloatArray:
@@ -102,20 +105,20 @@ class _Ensemble:
         """
         slowest = self.log_seconds[:, -1] + np.log(_contention(self.contention).relative_duration(most))
         order = np.argsort(slowest, kind="stable")
-        places = ((np.arange(count) + 0.5) / count * len(order)).astype(int)
-        return [int(member) for member in order[places]]
+        ranks = ((np.arange(count) + 0.5) / count * len(order)).astype(int)
+        return [int(member) for member in order[ranks]]
 
 
 def _contention(values: FloatArray) -> Contention:
     """Return the contention of one sample [6], or of all [samples, 6]."""
-    slowdown, oversubscription, gain, unknown, spinning, spare = values.T
+    slowdown, oversubscription, speedup, unknown, spinning, cores = values.T
     return Contention(
         slowdown=np.maximum(slowdown, 0.0),
         oversubscription=np.maximum(oversubscription, 1.0),
-        threads_gain=np.clip(gain, 0.0, MOST_GAIN),
-        spinning=np.clip(spinning, 0.0, 1.0),
-        unknown=np.maximum(unknown, 0.0),
-        spare=np.exp(np.maximum(spare, 0.0)),
+        thread_speedup_exponent=np.clip(speedup, 0.0, MAX_THREAD_EXPONENT),
+        idle_spin_share=np.clip(spinning, 0.0, 1.0),
+        slowdown_if_cores_unknown=np.maximum(unknown, 0.0),
+        core_count_factor=np.exp(np.maximum(cores, 0.0)),
     )
 
 
@@ -142,7 +145,7 @@ class _MeasuredBatches:
     def predicted(self, ensemble: _Ensemble) -> FloatArray:
         """Return the log times [samples, batches] of ``ensemble``."""
         contention = _contention(ensemble.contention)
-        slower = [np.log(contention.relative_duration(place)) for place in self.occupancies]
+        slower = [np.log(contention.relative_duration(occupied)) for occupied in self.occupancies]
         return np.asarray(ensemble.log_times(self.sizes) + np.stack(slower, axis=1))
 
 
@@ -174,16 +177,20 @@ def _measured_batches(
 ) -> _MeasuredBatches:
     step = problem.space.request_batch_size
     rows = [
-        (batch.batch_size / step, batch.compute_ns / 1e9 / batch.executions, batch.executions, place, number)
+        (batch.batch_size / step, batch.compute_ns / 1e9 / batch.executions, batch.executions, occupied, number)
         for number, (settings, observed) in enumerate(groups.items())
         for seen in observed
         for batch in seen.batches
-        for place in [occupancy(settings, seen.busy, problem)]
+        for occupied in [occupancy(settings, seen.busy, problem)]
     ]
     sizes, seconds, executions, occupancies, settings = zip(*rows, strict=True)
-    numbers = (np.array(column, dtype=np.float64) for column in (sizes, np.log(seconds), executions, settings))
-    of_sizes, log_seconds, of_executions, of_settings = numbers
-    return _MeasuredBatches(np.maximum(of_sizes, 1.0), log_seconds, of_executions, list(occupancies), of_settings)
+    return _MeasuredBatches(
+        np.maximum(np.array(sizes, np.float64), 1.0),
+        np.log(np.array(seconds, np.float64)),
+        np.array(executions, np.float64),
+        list(occupancies),
+        np.array(settings, np.float64),
+    )
 
 
 def _posterior(measured: _MeasuredBatches, largest: int, seed: int) -> _Ensemble:
@@ -191,13 +198,13 @@ def _posterior(measured: _MeasuredBatches, largest: int, seed: int) -> _Ensemble
     states, log_weights = list[FloatArray](), list[float]()
     for roughness, probability in ROUGHNESS.items():
         rng = np.random.default_rng(seed)  # the same for each roughness, so that they differ in nothing else
-        prior = _Ensemble.of_prior(largest, roughness, rng)
+        prior = _Ensemble.from_prior(largest, roughness, rng)
         state, log_likelihood = _conditioned(prior, measured, rng)
         states.append(state)
         log_weights.append(math.log(probability) + log_likelihood)
     weights = np.cumsum(np.exp(np.array(log_weights) - max(log_weights)))
-    places = rng.permutation((np.arange(MEMBERS) + 0.5) / MEMBERS)
-    chosen = np.searchsorted(weights / weights[-1], places)
+    shares = rng.permutation((np.arange(MEMBERS) + 0.5) / MEMBERS)
+    chosen = np.searchsorted(weights / weights[-1], shares)
     return prior.with_state(np.array(states)[chosen, np.arange(MEMBERS)])
 
 

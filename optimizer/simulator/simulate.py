@@ -35,7 +35,7 @@ from optimizer.simulator.scenario import (
     SimulationTrace,
 )
 
-SCENARIOS_OF_THREAD = 25  # about 2 ms; a thread for fewer takes longer to start than it saves
+MIN_SCENARIOS_PER_THREAD = 25  # about 2 ms; a thread for fewer takes longer to start than it saves
 
 
 def lognormal_jitter(relative_std: float, seed: int = 0) -> FloatArray:
@@ -57,7 +57,7 @@ def _standard_normal(seed: int) -> FloatArray:
 
 @functools.lru_cache(maxsize=8)
 def _standard_exponential(seed: int) -> FloatArray:
-    """Return exponentially distributed numbers [RING_LENGTH] of mean 1, likewise."""
+    """Return exponentially distributed numbers [RING_LENGTH] of mean 1, the same ones for each simulation."""
     return np.random.default_rng(seed).standard_exponential(RING_LENGTH)
 
 
@@ -66,7 +66,7 @@ def simulate_many(
     *,
     jitter: FloatArray | None = None,
     gaps_s: FloatArray | None = None,
-    window: MeasurementInterval | None = None,
+    interval: MeasurementInterval | None = None,
     threads: int = 1,
 ) -> list[SimulationResult]:
     """Return the result of each scenario.
@@ -79,17 +79,20 @@ def simulate_many(
         scenarios: The inputs, in any order.
         jitter: Factors on the service times of successive executions.
         gaps_s: How much longer than ``Overheads.spacing_s`` successive arrivals are apart at least, in seconds.
-        window: Which requests are measured.
-        threads: The most threads to simulate with. Each gets at least ``SCENARIOS_OF_THREAD`` scenarios.
+        interval: Which requests are measured.
+        threads: The most threads to simulate with. Each gets at least MIN_SCENARIOS_PER_THREAD scenarios.
 
     Raises:
         ValueError: A candidate refuses the requests, or the service times do not cover its batches or instances.
     """
     if not scenarios:
         return []
-    window, threads = window or MeasurementInterval(), max(1, min(threads, len(scenarios) // SCENARIOS_OF_THREAD))
+    interval, threads = (
+        interval or MeasurementInterval(),
+        max(1, min(threads, len(scenarios) // MIN_SCENARIOS_PER_THREAD)),
+    )
     # neighbors cost about the same, so the scenarios are dealt out in turn
-    packed = [PackedScenarios(scenarios[i::threads], jitter, gaps_s, window) for i in range(threads)]
+    packed = [PackedScenarios(scenarios[i::threads], jitter, gaps_s, interval) for i in range(threads)]
     if len(packed) == 1:
         return packed[0].run()
     with ThreadPoolExecutor(len(packed)) as pool:
@@ -102,10 +105,10 @@ def trace(
     *,
     jitter: FloatArray | None = None,
     gaps_s: FloatArray | None = None,
-    window: MeasurementInterval | None = None,
+    interval: MeasurementInterval | None = None,
 ) -> SimulationTrace:
     """Return each execution and request of a scenario, from its first request to the end of the interval."""
-    return PackedScenarios([scenario], jitter, gaps_s, window or MeasurementInterval()).trace()
+    return PackedScenarios([scenario], jitter, gaps_s, interval or MeasurementInterval()).trace()
 
 
 def compile_simulator(say: Callable[[str], None]) -> None:
@@ -116,7 +119,7 @@ def compile_simulator(say: Callable[[str], None]) -> None:
 def _loop() -> CompiledOnce[..., None]:
     from optimizer.simulator import event_loop  # imports the compiler
 
-    return event_loop.simulate_points
+    return event_loop.simulate_scenarios
 
 
 def simulate_smallest() -> None:

@@ -1,4 +1,4 @@
-"""Correction of the search's measurements for the speed that the machine had, and for disturbances.
+"""SimulationErrorModel of the search's measurements for the speed that the machine had, and for disturbances.
 
 The speed of a machine changes during a search, and configurations are compared across minutes. The speed probe, taken
 while the server is idle, is a covariate (analysis of covariance, Fisher 1932): throughput and latency are corrected
@@ -23,9 +23,9 @@ from optimizer.machine.conditions import DISTURBANCE_LIMIT
 # Prior of the slope: by how much the log of latency rises with the log of the probe. The probe computes and copies on
 # all CPUs of the server, so 1 is expected of a server on CPUs, and 0 of one on GPUs. The deviation leaves both
 # possible: a model may wait for a timer or for memory.
-CPU_SLOPE, GPU_SLOPE, SLOPE_DEVIATION = 1.0, 0.0, 0.5
-HIGHEST_SLOPE = 1.5
-SMALLEST_SLOPE_DEVIATION = 0.25  # the reliability of the probe is only an estimate
+CPU_SLOPE, GPU_SLOPE, SLOPE_STD = 1.0, 0.0, 0.5
+MAX_SLOPE = 1.5
+MIN_SLOPE_STD = 0.25  # the reliability of the probe is only an estimate
 PROBE_NOISE = 0.03  # smallest standard deviation of the log of a probe at constant speed
 DEPLOYMENT_NOISE = 0.06  # standard deviation of the log throughput between deployments at constant speed
 DISTURBANCE_NOISE = 0.2  # standard deviation of the log throughput for each CPU that others take, of those there are
@@ -147,13 +147,13 @@ def fit_speed_correction(trials: Sequence[Trial], problem: Problem) -> SpeedCorr
         return SpeedCorrection()
     reference_ms = statistics.median(probes.values())
     reliability = probe_reliability([probes[number] for number in sorted(probes)])
-    precision = 1 / max(reliability * SLOPE_DEVIATION, SMALLEST_SLOPE_DEVIATION) ** 2
+    precision = 1 / max(reliability * SLOPE_STD, MIN_SLOPE_STD) ** 2
     weighted = precision * reliability * (GPU_SLOPE if problem.cpu_count is None else CPU_SLOPE)
     for group in _repeated(points, problem):
         probe, slowness = _deviations(group, reference_ms)
         precision += sum(x * x for x in probe) / DEPLOYMENT_NOISE**2
         weighted += sum(x * y for x, y in zip(probe, slowness, strict=True)) / DEPLOYMENT_NOISE**2
-    slope = min(max(weighted / precision, 0.0), HIGHEST_SLOPE)
+    slope = min(max(weighted / precision, 0.0), MAX_SLOPE)
     return SpeedCorrection(reference_ms, slope, 1 / math.sqrt(precision))
 
 

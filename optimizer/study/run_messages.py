@@ -35,7 +35,7 @@ from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
 from optimizer.results import formatting
 from optimizer.results.recommendation import Outcome
-from optimizer.search import SMALLEST_GAIN
+from optimizer.search import MIN_GAIN
 from optimizer.study.load_generators import choose_clients
 from optimizer.study.run_record import RunRecord
 from optimizer.study.study import StudyResult
@@ -112,7 +112,7 @@ def notes_on_end(result: StudyResult, record: RunRecord, confirm_seconds: float 
     """Return notes for the user on the end of a study, and on the rest of a confirmation that continues."""
     notes: list[Note | None] = [
         _refusals_note(result.trials, record),
-        SearchConverged(SMALLEST_GAIN) if record.search_ended == "converged" else None,
+        SearchConverged(MIN_GAIN) if record.search_ended == "converged" else None,
     ]
     if confirm_seconds is not None and (plan := record.confirmation_plan()) is not None:
         is_checked = choose_clients(record.environment.options, record.task).perf_analyzer_checks

@@ -23,7 +23,7 @@ from optimizer.options.run_options import RunOptions, is_distribution
 from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import candidate_document
 from optimizer.results.terminal_output import plain_table, print_indented, print_line, print_table
-from optimizer.search import SMALLEST_GAIN, make_searcher
+from optimizer.search import MIN_GAIN, make_searcher
 from optimizer.search.transfer import TransferredStudy
 from optimizer.simulator.performance_model import model_type
 from optimizer.store.run_folder import RunFolder
@@ -265,7 +265,7 @@ def _time(shown: RunPreview) -> str:
 def _search(shown: RunPreview) -> str:
     options = shown.options
     if options.search == "simulated":
-        gain = f"{SMALLEST_GAIN:.0%}".replace("%", " %")
+        gain = f"{MIN_GAIN:.0%}".replace("%", " %")
         problem = shown.task.problem
         model = (
             "" if problem.is_simulated else f" with a {model_type(problem).name} that is fitted to the measurements"

@@ -12,7 +12,7 @@ from optimizer.core.interfaces import Searcher
 from optimizer.machine.hardware import Fingerprint
 from optimizer.options.run_options import RunOptions
 from optimizer.results.comparison import request_conditions
-from optimizer.search import make_searcher, make_searcher_on
+from optimizer.search import make_searcher, make_searcher_for_study
 from optimizer.store.run_folder import HASH_DIGITS, MODEL_HASH, RunFolder
 from optimizer.study.scheduler import OtherWorkers
 from optimizer.study.task import Task
@@ -65,7 +65,7 @@ def open_searcher(
         retry = RetryPolicy(time.monotonic() + options.budget_seconds - spent_seconds, say, str(folder.trials))
         conditions = shared_conditions(options, task)
         with join(options, problem, folder, fingerprint, StudySharing(retry), conditions) as shared:
-            yield make_searcher_on(shared.tracker, options.search, problem, options.seed, transferred), shared
+            yield make_searcher_for_study(shared.tracker, options.search, problem, options.seed, transferred), shared
         return
     searcher = make_searcher(
         options.search,

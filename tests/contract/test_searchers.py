@@ -30,7 +30,7 @@ from optimizer.options.run_options import SEARCHERS
 from optimizer.search import make_searcher
 from optimizer.search.candidate_tracker import MAX_DEPLOYMENTS, CandidateTracker
 from optimizer.search.optuna_samplers import sampler_for
-from optimizer.search.simulated import SimulatedSearcher
+from optimizer.search.simulated import SimulationGuidedSearcher
 from optimizer.search.transfer import TransferredStudy
 from optimizer.store.optuna_study import open_study
 
@@ -295,7 +295,7 @@ class TestSimulated(SearcherContract):
     def make(self, method: str, problem: Problem, seed: int = 0, storage: Path | None = None) -> Searcher:
         """Return a searcher that continues although no improvement is expected."""
         study = open_study(str(storage) if storage else None, "tritune", problem, sampler_for("random", seed))
-        return SimulatedSearcher(problem, CandidateTracker(problem, study), smallest_gain=-1)
+        return SimulationGuidedSearcher(problem, CandidateTracker(problem, study), smallest_gain=-1)
 
     def test_a_forecast_is_that_of_the_last_suggestion(self) -> None:
         """It is made without the trials that ended since, and does not change the next suggestion."""
@@ -347,7 +347,7 @@ class TestSimulatedWithoutASimulator(SuggestionContract):
         """Return a searcher that continues although no improvement is expected."""
         study = open_study(str(storage) if storage else None, "tritune", problem, sampler_for("random", seed))
         tracker = CandidateTracker(problem, study)
-        return SimulatedSearcher(replace(problem, kind=ModelKind.STREAMING), tracker, smallest_gain=-1)
+        return SimulationGuidedSearcher(replace(problem, kind=ModelKind.STREAMING), tracker, smallest_gain=-1)
 
 
 class TestSimulatedContinuousBatching(SuggestionContract):

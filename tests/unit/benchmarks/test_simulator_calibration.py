@@ -64,7 +64,7 @@ def test_the_spread_of_service_times_is_seen_in_a_single_client_s_latencies() ->
         ClosedLoopLoad(1),
         linear_times(3 * MS, 0, 1),
         jitter=lognormal_jitter(0.2),
-        window=MeasurementInterval(0, 4000),
+        interval=MeasurementInterval(0, 4000),
     )
     measured = Measurement(
         latency_p50_ms=1e3 * result.latency_p50_s, latency_p95_ms=1e3 * result.latency_p95_s, compute_infer_ms=3.0

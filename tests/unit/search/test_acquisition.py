@@ -14,11 +14,11 @@ from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Trial
 from optimizer.search.acquisition import (
     Posterior,
     TrialCosts,
-    confirmed_value,
     expected_improvement,
+    expected_incumbent,
     probability_within_bounds,
 )
-from optimizer.simulator.metrics import ShareInTime, predicted_latencies
+from optimizer.simulator.metrics import ShareWithinBounds, predicted_latencies
 
 
 def posterior(*cells: tuple[float, float]) -> Posterior:
@@ -31,7 +31,7 @@ def posterior(*cells: tuple[float, float]) -> Posterior:
 
 
 def value(*cells: tuple[float, float]) -> float:
-    return math.exp(confirmed_value(posterior(*cells), bounds_s=np.array([0.02])))
+    return math.exp(expected_incumbent(posterior(*cells), bounds_s=np.array([0.02])))
 
 
 def test_a_certain_cell_counts_fully() -> None:
@@ -52,7 +52,7 @@ def test_slower_cells_count_nothing_if_the_first_is_certain() -> None:
 
 
 def test_hopeless_cells_have_a_finite_value() -> None:
-    assert math.isfinite(confirmed_value(posterior((500.0, 5.0)), bounds_s=np.array([0.02])))
+    assert math.isfinite(expected_incumbent(posterior((500.0, 5.0)), bounds_s=np.array([0.02])))
 
 
 def test_bounds_that_bind_in_different_configurations_are_met_together() -> None:
@@ -68,9 +68,7 @@ def test_bounds_that_bind_in_different_configurations_are_met_together() -> None
 
 def test_one_bound_has_the_same_probability_as_two_of_which_one_is_loose() -> None:
     cells = posterior((500.0, 0.02), (400.0, 0.019))
-    two = Posterior(
-        np.repeat(cells.mean, (1, 2), axis=1), np.repeat(cells.deviation, (1, 2), axis=1), cells.log_loads
-    )
+    two = Posterior(np.repeat(cells.mean, (1, 2), axis=1), np.repeat(cells.std, (1, 2), axis=1), cells.log_loads)
     alone = probability_within_bounds(cells, np.array([0.02]))
     assert probability_within_bounds(two, np.array([0.02, 9.0])) == pytest.approx(alone, abs=0.01)
     gains = [
@@ -88,7 +86,7 @@ GOODPUT = Problem(
 
 def in_time(*latencies_ms: tuple[float, float, float, float]) -> list[float]:
     """Return the predicted shares of requests within 20 ms for p50, p90, p95 and p99."""
-    share = ShareInTime.of(GOODPUT, QUANTILES)
+    share = ShareWithinBounds.from_problem(GOODPUT, QUANTILES)
     assert share is not None
     shares: list[float] = np.exp(share.logarithm(np.log(np.array(latencies_ms) / 1e3))).tolist()
     return shares
@@ -106,7 +104,7 @@ def test_the_share_in_time_is_that_of_the_worst_bounded_time() -> None:
     sla = Sla.from_bounds({"ttft-p95": 20.0, "p99": 100.0})
     streaming = Problem("m", SearchSpace((8,)), 1, 64, (METRICS["goodput"],), sla, kind=ModelKind.STREAMING)
     latencies = predicted_latencies(streaming, [])
-    share = ShareInTime.of(streaming, latencies)
+    share = ShareWithinBounds.from_problem(streaming, latencies)
     assert share is not None
     values = {"latency-p50": 50.0, "latency-p90": 60.0, "latency-p95": 70.0, "latency-p99": 90.0}
     values |= {"ttft-p50": 10.0, "ttft-p90": 20.0, "ttft-p95": 25.0, "ttft-p99": 40.0}
@@ -119,12 +117,12 @@ def test_a_load_whose_requests_are_late_improves_the_throughput_and_not_the_good
     throughputs, p50_s = np.array([1000.0, 1200.0]), np.array([0.01, 0.017])
     latencies_s = p50_s[:, None] * np.array([1.0, 1.5, 1.8, 2.5])
     mean = np.log(np.concatenate([throughputs[:, None], latencies_s * throughputs[:, None]], axis=1))
-    cells = Posterior(mean, np.full((2, 5), 0.02), np.zeros(2), ShareInTime.of(GOODPUT, QUANTILES))
+    cells = Posterior(mean, np.full((2, 5), 0.02), np.zeros(2), ShareWithinBounds.from_problem(GOODPUT, QUANTILES))
     bounds_s = np.array([0.02, *[math.inf] * 3])
     assert np.exp(cells.log_values) == pytest.approx([986, 835], rel=0.03)
     low, high = expected_improvement(cells, bounds_s, math.log(900.0))
     assert low > 0.05 > 0.01 > high
-    plain = Posterior(cells.mean, cells.deviation, cells.log_loads)
+    plain = Posterior(cells.mean, cells.std, cells.log_loads)
     assert np.argmax(expected_improvement(plain, bounds_s, math.log(900.0))) == 1
 
 

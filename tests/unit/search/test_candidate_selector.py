@@ -17,9 +17,9 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.search.candidate_selector import SHORTLIST, CandidateSelector, Decision, fit_surrogate
 from optimizer.search.candidate_tracker import CandidateTracker
-from optimizer.search.correction import SPEED_ERROR, Correction, Residuals, features, relative_noise
 from optimizer.search.optuna_encoding import finished_trials, trial_from_attributes
 from optimizer.search.simulated import minimum_gain_factor
+from optimizer.search.simulation_error import SPEED_ERROR, Residuals, SimulationErrorModel, features, relative_noise
 from optimizer.simulator.calibration import Observation, observe_point
 from optimizer.simulator.dynamic_batching_model import fit
 from optimizer.simulator.fitted_parameters import (
@@ -145,7 +145,7 @@ def test_the_effect_of_unmeasured_thread_counts_stays_unknown() -> None:
 
 def test_the_correction_is_the_measured_one_and_vanishes_far_away() -> None:
     inputs = np.array([[0.0] * 8, [0.0] * 7 + [0.1]])
-    correction = Correction(
+    correction = SimulationErrorModel(
         Residuals(inputs, np.array([[0.3, 0.1], [0.3, 0.1]]), [0, 0], np.ones(2), np.zeros(2)), ERRORS
     )
     ((mean, deviation),) = correction.predict(np.array([[0.0] * 8, [50.0] * 8]))
@@ -158,7 +158,7 @@ def test_the_correction_is_the_measured_one_and_vanishes_far_away() -> None:
 def test_repeating_a_measurement_in_the_same_deployment_teaches_less_than_in_another() -> None:
     inputs, residuals = np.zeros((4, 8)), np.zeros((4, 2))
     same, apart = (
-        Correction(Residuals(inputs, residuals, numbers, np.ones(4), np.zeros(4)), ERRORS)
+        SimulationErrorModel(Residuals(inputs, residuals, numbers, np.ones(4), np.zeros(4)), ERRORS)
         for numbers in ([0] * 4, [0, 1, 2, 3])
     )
     assert same.predict(inputs[:1])[0][1][0, 0] > 1.5 * apart.predict(inputs[:1])[0][1][0, 0]
@@ -185,7 +185,7 @@ def test_the_error_of_the_speed_correction_is_shared_by_points_of_the_same_speed
 
     def deviation(*speed_error: float) -> float:
         residuals = Residuals(inputs, values, [0, 1, 2], np.ones(3), np.array(speed_error))
-        return float(Correction(residuals, ERRORS).predict(inputs[:1])[0][1][0, 0])
+        return float(SimulationErrorModel(residuals, ERRORS).predict(inputs[:1])[0][1][0, 0])
 
     assert deviation(0.2, 0.2, 0.2) > 2 * deviation(0.0, 0.0, 0.0)
     assert deviation(0.2, -0.2, 0.0) < deviation(0.2, 0.2, 0.2) / 2, "opposite speeds cancel"

@@ -17,8 +17,14 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.search.acquisition import mixture_quantiles
 from optimizer.search.candidate_selector import CandidateSelector, fit_surrogate
-from optimizer.search.correction import MOMENT_NOISE, TAIL_NOISE, THROUGHPUT_NOISE, Correction, Residuals
 from optimizer.search.gaussian_process import NOISE_SCALES, FantasyProcess, ResidualProcess
+from optimizer.search.simulation_error import (
+    MOMENT_NOISE,
+    TAIL_NOISE,
+    THROUGHPUT_NOISE,
+    Residuals,
+    SimulationErrorModel,
+)
 from optimizer.search.surrogate import SAMPLES
 from optimizer.simulator.metrics import ModelErrors
 from optimizer.simulator.speed_correction import fit_speed_correction
@@ -81,7 +87,7 @@ def test_the_noise_of_a_new_deployment_and_measurement_widens_the_interval(monke
     """The interval without noise has the uncertainty of the mean. The noise of both processes adds to a latency."""
     surrogate, widths = fit_surrogate(PROBLEM, BEFORE), []
     for noise in ([0.0, 0.0], [0.3, 0.4]):
-        monkeypatch.setattr(Correction, "measurement_noise", lambda _, noise=noise: np.array([noise]))
+        monkeypatch.setattr(SimulationErrorModel, "measurement_noise", lambda _, noise=noise: np.array([noise]))
         quantiles = surrogate.measurement_quantiles([(BATCHED, 16)], LEVELS)
         widths.append([math.log(high / low) for _, low, high in (column[:, 0] for column in quantiles)])
     added = [math.sqrt(wide**2 - narrow**2) for narrow, wide in zip(*widths, strict=True)]
@@ -92,7 +98,7 @@ def test_the_noise_of_a_new_deployment_and_measurement_widens_the_interval(monke
 def test_the_noise_of_a_measurement_is_that_of_a_usual_one_at_the_estimated_scale() -> None:
     relative = np.array([1.5, 1.5, 4.0])
     values = np.array([[0.0, 0.0], [0.3, 0.5], [-0.3, -0.5]])  # at equal inputs, so all of it is noise
-    correction = Correction(Residuals(np.zeros((3, 8)), values, [0, 1, 2], relative, np.zeros(3)), ERRORS)
+    correction = SimulationErrorModel(Residuals(np.zeros((3, 8)), values, [0, 1, 2], relative, np.zeros(3)), ERRORS)
     ((throughput, tail),) = correction.measurement_noise()
     assert correction.noise_scale == max(NOISE_SCALES)
     assert throughput == pytest.approx(correction.noise_scale * math.hypot(MOMENT_NOISE, 1.5 * THROUGHPUT_NOISE))
@@ -107,7 +113,7 @@ def test_the_mean_and_the_deviation_of_samples_are_those_of_the_posterior() -> N
         (expected,) = posterior.posteriors(cells)
         assert samples.mean(axis=0)[:, 0] == pytest.approx(expected.mean[:, 0])
         assert samples.mean(axis=0)[:, 1:] == pytest.approx(expected.log_latencies)
-        assert samples[..., 0].std(axis=0) == pytest.approx(expected.deviation[:, 0], rel=0.1)
+        assert samples[..., 0].std(axis=0) == pytest.approx(expected.std[:, 0], rel=0.1)
         at_loads = np.corrcoef(samples[:, 0, 0], samples[:, 1, 0])[0, 1]
         assert at_loads > 0.5, "errors at two loads of one configuration are alike"
     assert surrogate.samples(cells, 2).shape == (2 * SAMPLES, len(cells), 2)

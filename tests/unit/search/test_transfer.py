@@ -32,8 +32,8 @@ from optimizer.replay.engine import recorded_problem, replay
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.results.recommendation import assess
 from optimizer.search import make_searcher
-from optimizer.search.correction import Correction, Residuals, SourceResiduals
 from optimizer.search.optuna_samplers import MAX_TRANSFERRED
+from optimizer.search.simulation_error import Residuals, SimulationErrorModel, SourceResiduals
 from optimizer.search.transfer import TransferredStudy
 from optimizer.simulator.metrics import ModelErrors
 from optimizer.store.recording import RecordedServer, baselines, read_recording, recorded_space
@@ -219,7 +219,7 @@ def residuals(at: Sequence[float], wrong: Sequence[float]) -> Residuals:
     return Residuals(inputs, values, list(range(len(at))), np.full(len(at), 0.3), np.zeros(len(at)))
 
 
-def error_posterior(correction: Correction, at: float, expected: float = 0.0) -> tuple[float, float]:
+def error_posterior(correction: SimulationErrorModel, at: float, expected: float = 0.0) -> tuple[float, float]:
     """Return mean and standard deviation of the throughput's error over all components of the posterior."""
     inputs = np.zeros((1, 9))
     inputs[0, 0] = at
@@ -236,18 +236,18 @@ def wrong_there(at: float) -> float:
 
 
 FEW, MANY = (0.0, 0.5, 1.0, 1.5), np.linspace(0, 3, 25).tolist()
-THERE_CORRECTION = Correction(residuals(MANY, [0.0] * len(MANY)), ERRORS)
+THERE_CORRECTION = SimulationErrorModel(residuals(MANY, [0.0] * len(MANY)), ERRORS)
 
 
-def correction_after(wrong: Sequence[float]) -> Correction:
+def correction_after(wrong: Sequence[float]) -> SimulationErrorModel:
     """Return the correction after these errors at FEW, where ``wrong_there`` are expected."""
     expected = np.array([[wrong_there(at), 0.0] for at in FEW])
-    return Correction(residuals(FEW, wrong), ERRORS, SourceResiduals(THERE_CORRECTION, expected))
+    return SimulationErrorModel(residuals(FEW, wrong), ERRORS, SourceResiduals(THERE_CORRECTION, expected))
 
 
 def test_a_transfer_between_similar_machines_leaves_few_trials() -> None:
     wrong = [wrong_there(at) for at in FEW]
-    alike, alone = correction_after(wrong), Correction(residuals(FEW, wrong), ERRORS)
+    alike, alone = correction_after(wrong), SimulationErrorModel(residuals(FEW, wrong), ERRORS)
     mean, deviation = error_posterior(alike, 2.7, wrong_there(2.7))
     assert mean == pytest.approx(wrong_there(2.7), abs=0.07)
     assert deviation < 0.5 * error_posterior(alone, 2.7)[1]
@@ -255,7 +255,7 @@ def test_a_transfer_between_similar_machines_leaves_few_trials() -> None:
 
 def test_a_transfer_between_different_machines_does_no_harm() -> None:
     wrong = [-wrong_there(at) for at in FEW]
-    unlike, alone = correction_after(wrong), Correction(residuals(FEW, wrong), ERRORS)
+    unlike, alone = correction_after(wrong), SimulationErrorModel(residuals(FEW, wrong), ERRORS)
     assert unlike.probabilities == [1.0]
     assert error_posterior(unlike, 2.0, wrong_there(2.0)) == error_posterior(alone, 2.0)
 

@@ -14,7 +14,7 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.simulator.black_box_fit import DEVIATIONS, THROUGHPUT_ERROR, sample_parameters
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit, sample_models
-from optimizer.simulator.fitted_parameters import THREADS, ExecutionSettings, FittedOverheads
+from optimizer.simulator.fitted_parameters import INTRA_OP_THREAD_COUNT, ExecutionSettings, FittedOverheads
 from optimizer.simulator.metrics import ConfigurationLoad
 from optimizer.simulator.scenario import ServiceTimes
 
@@ -92,8 +92,8 @@ def test_instances_never_measured_may_share_the_device() -> None:
 
 def test_threads_that_exceed_the_cores_slow_all_samples_down() -> None:
     """Only one thread was measured. Two instances of four threads have two cores."""
-    problem = replace(PROBLEM, space=replace(PROBLEM.space, fields={THREADS: ("1", "4")}), cpu_count=2)
-    one, four = (Candidate(16, True, instance_count=2, fields=((THREADS, count),)) for count in "14")
+    problem = replace(PROBLEM, space=replace(PROBLEM.space, fields={INTRA_OP_THREAD_COUNT: ("1", "4")}), cpu_count=2)
+    one, four = (Candidate(16, True, instance_count=2, fields=((INTRA_OP_THREAD_COUNT, count),)) for count in "14")
     measured = points(SERVER, [(one, 4), (one, 32)])
     models = sample_models(fit(measured, problem, LATENCY), measured, problem, LATENCY, COUNT)
     assert (throughputs(models, (four, 32)) < throughputs(models, (one, 32))).all()

@@ -134,7 +134,7 @@ def observed(truth: ServiceTimes, candidate: Candidate, concurrency: int, over: 
     log = trace(
         Scenario(candidate, ClosedLoopLoad(concurrency), truth, over),
         jitter=lognormal_jitter(0.05),
-        window=MeasurementInterval(0, 3000),
+        interval=MeasurementInterval(0, 3000),
     )
     done = ~np.isnan(log.end_s)
     lasted, sizes = (log.end_s - log.start_s)[done], log.requests[done]

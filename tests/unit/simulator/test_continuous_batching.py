@@ -52,7 +52,7 @@ PROBLEM = Problem(
 
 
 def lengths(prompt: str, output: str) -> RequestLengths:
-    return RequestLengths.of(tokens(prompt, output))
+    return RequestLengths.from_tokens(tokens(prompt, output))
 
 
 def simulate(scenario: ContinuousBatchingScenario, of: RequestLengths) -> ContinuousBatchingPerformance:
@@ -168,7 +168,7 @@ def model(place: Sequence[float] = ()) -> ContinuousBatchingModel:
     size = len(MEDIANS) + len(LATENCIES)
     own = np.array([*place, *[0.0] * (size - len(place))])
     return ContinuousBatchingModel(
-        PROBLEM, LATENCIES, RequestLengths.of(tokens("16..64", "16")), 4e-3, own, np.eye(size)
+        PROBLEM, LATENCIES, RequestLengths.from_tokens(tokens("16..64", "16")), 4e-3, own, np.eye(size)
     )
 
 
@@ -252,7 +252,7 @@ def test_other_fields_change_the_speed() -> None:
     place = np.zeros(size)
     place[len(MEDIANS)] = 1.0
     cells = [(candidate, 8) for candidate in problem.space.candidates()]
-    slow, fast = (result.throughput_infer_per_sec for result in replace(own, place=place).simulate(cells))
+    slow, fast = (result.throughput_infer_per_sec for result in replace(own, standardized=place).simulate(cells))
     assert fast > 1.2 * slow
 
 

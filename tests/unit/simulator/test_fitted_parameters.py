@@ -14,7 +14,7 @@ from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue, LoadPo
 from optimizer.simulator.calibration import observe_point
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.fitted_parameters import (
-    THREADS,
+    INTRA_OP_THREAD_COUNT,
     FittedOverheads,
     estimate_network_s,
     execution_settings,
@@ -30,7 +30,7 @@ from tests.simulation import linear_times, simulate
 SPACE = SearchSpace((8, 32), (0, 500), ("none",), (1, 2))
 PROBLEM = Problem("m", SPACE, 1, 32, sla=Sla.from_bounds({"p95": 20.0}))
 LOADS = (4, 8, 16, 32)
-WINDOW = MeasurementInterval(warm_up_requests=500, requests=8000)
+INTERVAL = MeasurementInterval(warm_up_requests=500, requests=8000)
 
 
 def served(candidate: Candidate, load: int, network_s: float, gap_s: float, wake_s: float, seed: int) -> Point:
@@ -38,7 +38,7 @@ def served(candidate: Candidate, load: int, network_s: float, gap_s: float, wake
     service = linear_times(1e-3, 5e-5, candidate.max_batch_size, candidate.instance_count, contention=0.5)
     overheads = Overheads(network_s / 2, network_s / 2, wake_s=wake_s, dispatch_s=wake_s)
     jitter, gaps = lognormal_jitter(0.1, seed), exponential_gaps(gap_s, seed)
-    s = simulate(candidate, ClosedLoopLoad(load), service, overheads, jitter=jitter, gaps_s=gaps, window=WINDOW)
+    s = simulate(candidate, ClosedLoopLoad(load), service, overheads, jitter=jitter, gaps_s=gaps, interval=INTERVAL)
     return Point(candidate.instance_count, candidate, LoadPoint(1, load), simulated_measurement(s, candidate))
 
 
@@ -120,5 +120,5 @@ def test_server_processes_slow_each_other_as_instances_do(cpu_count: int | None)
         for candidate in (with_processes(1), with_processes(2), with_processes(1, instances=2))
     )
     assert alone < processes == instances
-    threads = replace(PROBLEM, space=replace(SPACE, fields={THREADS: ("0", "1")}), cpu_count=4)
+    threads = replace(PROBLEM, space=replace(SPACE, fields={INTRA_OP_THREAD_COUNT: ("0", "1")}), cpu_count=4)
     assert occupancy(execution_settings(with_processes(2)), 1, threads).threads == 2, "the cores are divided"

@@ -69,7 +69,7 @@ def run(
         missed_share=missed_share,
         priorities=SizeDistribution(((1, 1, 1.0),)) if priorities else None,
     )
-    return trace(job, window=ALL)
+    return trace(job, interval=ALL)
 
 
 def schedule(log: SimulationTrace) -> list[tuple[float, list[int]]]:
@@ -95,9 +95,9 @@ def test_the_service_time_is_that_of_the_samples() -> None:
         linear_times(0, 1 * MS, 8),
         request_mix=parse_size_distribution("3"),
     )
-    log = trace(job, window=ALL)
+    log = trace(job, interval=ALL)
     assert log.end_s - log.start_s == pytest.approx([6 * MS])
-    (result,) = simulate_many([job], window=ALL)
+    (result,) = simulate_many([job], interval=ALL)
     assert result.mean_batch_size == 6
     assert result.throughput_infer_per_sec == pytest.approx(6 / (7 * MS))
 
@@ -151,7 +151,7 @@ def test_missed_notifications_lower_the_capacity_of_single_requests(missed_share
     """Load and share must not exceed 1: after each missed end the next execution waits for an arrival."""
     load = poisson_load(50, 1000)
     job = Scenario(leveled(batcher(1, 0)), load, constant(10 * MS), missed_share=missed_share)
-    (result,) = simulate_many([job], window=ALL)
+    (result,) = simulate_many([job], interval=ALL)
     assert result.overloaded == overloaded
 
 
@@ -175,7 +175,7 @@ def test_a_request_expires_while_the_batcher_waits_for_more() -> None:
 
 def test_a_batcher_without_an_idle_instance_answers_expired_requests_after_half_a_second() -> None:
     busy = Scenario(with_policy(batcher(1), timeout_us=5000), ClosedLoopLoad(2), constant(2.0), LATENCIES)
-    log = trace(busy, window=MeasurementInterval(0, 2))
+    log = trace(busy, interval=MeasurementInterval(0, 2))
     assert log.execution[1] == TIMED_OUT
     assert log.sent_s[2] == pytest.approx(0.5, abs=0.01)
 
@@ -221,7 +221,7 @@ def test_delayed_requests_of_a_high_level_come_before_a_low_level() -> None:
 def test_figures_are_of_the_requests_that_complete() -> None:
     load = OpenLoopLoad(np.array([0, 1, 7]) * MS)
     job = Scenario(with_policy(batcher(4), timeout_us=5000), load, constant(10 * MS))
-    (result,) = simulate_many([job], window=ALL)
+    (result,) = simulate_many([job], interval=ALL)
     assert (result.requests, result.rejected, result.timed_out) == (2, 0, 1)
     assert result.timed_out_share == pytest.approx(1 / 3)
     assert result.rejected_share == 0
@@ -245,7 +245,7 @@ def test_a_closed_loop_that_completes_nothing_ends() -> None:
 
 def test_clients_that_are_refused_at_once_do_not_stop_the_clock() -> None:
     crowded = with_policy(batcher(4), max_queue_size=2)
-    (result,) = simulate_many([Scenario(crowded, ClosedLoopLoad(20), TYPICAL)], window=MeasurementInterval(0, 200))
+    (result,) = simulate_many([Scenario(crowded, ClosedLoopLoad(20), TYPICAL)], interval=MeasurementInterval(0, 200))
     assert result.requests > 0
     assert result.rejected_share > 0.5
 
@@ -308,11 +308,11 @@ def draw_scenario(seed: int, load: SimulatedLoad | None = None, overheads: Overh
 def test_no_more_requests_wait_than_the_queue_holds(seed: int, most: int) -> None:
     """Check the queue at each arrival, and the counts. Without overheads a batch starts as it is formed."""
     drawn = draw_scenario(seed, overheads=Overheads())
-    (result,), log = simulate_many([drawn], window=ALL), trace(drawn, window=ALL)
+    (result,), log = simulate_many([drawn], interval=ALL), trace(drawn, interval=ALL)
     assert (log.execution == REJECTED).sum() == result.rejected
     assert (log.execution == TIMED_OUT).sum() == result.timed_out
     assert result.requests + result.rejected + result.timed_out == len(log.execution)
-    log = trace(replace(drawn, candidate=with_policy(drawn.candidate, max_queue_size=most)), window=ALL)
+    log = trace(replace(drawn, candidate=with_policy(drawn.candidate, max_queue_size=most)), interval=ALL)
     executed = log.execution >= 0
     arrived, start = log.arrived_s[executed], log.start_s[log.execution[executed]]
     for moment in arrived:
@@ -323,9 +323,9 @@ def test_no_more_requests_wait_than_the_queue_holds(seed: int, most: int) -> Non
 @given(st.integers(0, 10**6), st.integers(1, 40))
 def test_equal_input_gives_equal_output(seed: int, concurrency: int) -> None:
     jobs = [draw_scenario(seed), draw_scenario(seed, ClosedLoopLoad(concurrency)), draw_scenario(seed + 1)]
-    window = MeasurementInterval(0, 200)
-    results = [simulate_many([job], jitter=lognormal_jitter(0.1, 7), window=window)[0] for job in jobs]
-    assert repr(simulate_many(jobs, jitter=lognormal_jitter(0.1, 7), window=window)) == repr(results)
+    interval = MeasurementInterval(0, 200)
+    results = [simulate_many([job], jitter=lognormal_jitter(0.1, 7), interval=interval)[0] for job in jobs]
+    assert repr(simulate_many(jobs, jitter=lognormal_jitter(0.1, 7), interval=interval)) == repr(results)
 
 
 @settings(max_examples=60, deadline=None)

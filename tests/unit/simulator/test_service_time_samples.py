@@ -13,7 +13,7 @@ from objectives.arrays import FloatArray
 from objectives.batch_stats import BatchStatistic
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.simulator.calibration import Observation
-from optimizer.simulator.fitted_parameters import THREADS, ExecutionSettings, GroupServiceTimes
+from optimizer.simulator.fitted_parameters import INTRA_OP_THREAD_COUNT, ExecutionSettings, GroupServiceTimes
 from optimizer.simulator.service_time_samples import sample_service_times
 
 PROBLEM = Problem("m", SearchSpace((16,), (0,), ("none",), (1, 2, 4)), 1, 32, cpu_count=16)
@@ -108,9 +108,9 @@ def test_contention_between_two_instances_tells_about_four() -> None:
 
 
 def test_cores_that_are_only_guessed_may_suffice_for_more_threads() -> None:
-    space = replace(PROBLEM.space, fields={THREADS: ("1", "2")})
-    two_threads = (2, ((THREADS, "2"),))
-    groups: dict[ExecutionSettings, list[Observation]] = {(1, ((THREADS, "1"),)): [observed([1, 8])]}
+    space = replace(PROBLEM.space, fields={INTRA_OP_THREAD_COUNT: ("1", "2")})
+    two_threads = (2, ((INTRA_OP_THREAD_COUNT, "2"),))
+    groups: dict[ExecutionSettings, list[Observation]] = {(1, ((INTRA_OP_THREAD_COUNT, "1"),)): [observed([1, 8])]}
     guessed = seconds(samples(groups, replace(PROBLEM, space=space, cpu_count=None)), 8, two_threads)
     two_cores = seconds(samples(groups, replace(PROBLEM, space=space, cpu_count=2)), 8, two_threads)
     assert np.quantile(guessed, 0.2) < linear(8)
@@ -119,8 +119,8 @@ def test_cores_that_are_only_guessed_may_suffice_for_more_threads() -> None:
 
 def test_threads_that_are_not_set_are_one_for_each_core() -> None:
     """The baseline does not set ONNX Runtime's parameter, which the space offers."""
-    offered = replace(PROBLEM, space=replace(PROBLEM.space, fields={THREADS: ("1", "2")}), cpu_count=2)
-    one, two = ((1, ((THREADS, threads),)) for threads in ("1", "2"))
+    offered = replace(PROBLEM, space=replace(PROBLEM.space, fields={INTRA_OP_THREAD_COUNT: ("1", "2")}), cpu_count=2)
+    one, two = ((1, ((INTRA_OP_THREAD_COUNT, threads),)) for threads in ("1", "2"))
     from_default = samples({ALONE: [observed([1, 8])]}, offered)
     assert np.array_equal(seconds(from_default, 8, two), seconds(from_default, 8, ALONE))
     assert np.median(seconds(from_default, 8, one)) > np.median(seconds(from_default, 8, ALONE))

@@ -58,7 +58,7 @@ def executions(
 ) -> list[tuple[float, int]]:
     """Return (start in ms, requests) of each execution of an open loop without overheads."""
     load = OpenLoopLoad(np.array(arrivals_ms) * MS)
-    log = trace(Scenario(candidate, load, constant(service_ms * MS), **options), window=ALL)
+    log = trace(Scenario(candidate, load, constant(service_ms * MS), **options), interval=ALL)
     return list(zip((log.start_s / MS).round(6).tolist(), log.requests.tolist(), strict=True))
 
 
@@ -121,13 +121,13 @@ def test_batches_are_formed_ahead_up_to_two_for_each_instance() -> None:
     assert executions(batcher(2), arrivals) == [(0, 1), (10, 2), (20, 2), (30, 2), (40, 2)]
     slow = Overheads(wake_s=12 * MS)  # the batcher runs at 12 and 24 ms
     job = Scenario(batcher(4), OpenLoopLoad(np.array([0, *[13] * 4, 14, 15, 16]) * MS), constant(100 * MS), slow)
-    assert trace(job, window=ALL).requests.tolist() == [1, 4, 3]
+    assert trace(job, interval=ALL).requests.tolist() == [1, 4, 3]
 
 
 def test_two_instances_take_turns() -> None:
     assert executions(batcher(4, instances=2), [0, 1, 2, 3]) == [(0, 1), (1, 1), (10, 2)]
     log = trace(
-        Scenario(batcher(4, instances=2), OpenLoopLoad(np.array([0, 1, 2, 3]) * MS), constant(10 * MS)), window=ALL
+        Scenario(batcher(4, instances=2), OpenLoopLoad(np.array([0, 1, 2, 3]) * MS), constant(10 * MS)), interval=ALL
     )
     assert log.instance.tolist() == [0, 1, 0]
 
@@ -139,7 +139,7 @@ def test_without_dynamic_batching_requests_are_served_one_by_one() -> None:
 
 def test_the_remaining_work_goes_on_at_the_speed_of_the_instances_now_busy() -> None:
     halves = ServiceTimes(np.array([[10 * MS, 20 * MS]]))
-    log = trace(Scenario(Candidate(1, instance_count=2), OpenLoopLoad(np.array([0, 5]) * MS), halves), window=ALL)
+    log = trace(Scenario(Candidate(1, instance_count=2), OpenLoopLoad(np.array([0, 5]) * MS), halves), interval=ALL)
     # alone for 5 ms, at half speed to 15 ms, then the other alone again
     assert log.end_s == pytest.approx([15 * MS, 20 * MS])
 
@@ -148,7 +148,7 @@ def test_latencies_on_the_way() -> None:
     over = Overheads(
         send_s=1 * MS, receive_s=2 * MS, client_s=3 * MS, wake_s=4 * MS, dispatch_s=5 * MS, release_s=6 * MS
     )
-    log = trace(Scenario(batcher(1), ClosedLoopLoad(1), constant(10 * MS), over), window=MeasurementInterval(0, 2))
+    log = trace(Scenario(batcher(1), ClosedLoopLoad(1), constant(10 * MS), over), interval=MeasurementInterval(0, 2))
     # sent, 1 ms there, 4 ms to wake, 5 ms to dispatch, 10 ms computed, 2 ms back, 3 ms until the next
     assert log.sent_s == pytest.approx([0, 25 * MS])
     assert log.start_s == pytest.approx([10 * MS, 35 * MS])
@@ -163,7 +163,7 @@ def test_latencies_on_the_way() -> None:
 
 def test_arrivals_and_responses_keep_their_distance() -> None:
     spaced = Overheads(spacing_s=1 * MS)
-    log = trace(Scenario(Candidate(1), OpenLoopLoad(np.zeros(3)), constant(1 * MS), spaced), window=ALL)
+    log = trace(Scenario(Candidate(1), OpenLoopLoad(np.zeros(3)), constant(1 * MS), spaced), interval=ALL)
     assert log.arrived_s == pytest.approx([0, 1 * MS, 2 * MS])
     three = simulate(
         batcher(3, 9000), ClosedLoopLoad(3), constant(10 * MS), spaced
@@ -175,11 +175,11 @@ def test_arrivals_and_responses_keep_their_distance() -> None:
 def test_a_gap_delays_all_later_arrivals() -> None:
     job = Scenario(batcher(4), OpenLoopLoad(np.zeros(4)), constant(10 * MS), Overheads(spacing_s=1 * MS))
     slow = np.array([0, 5, 0, 0]) * MS
-    assert trace(job, gaps_s=slow, window=ALL).arrived_s == pytest.approx(np.array([0, 6, 7, 8]) * MS)
+    assert trace(job, gaps_s=slow, interval=ALL).arrived_s == pytest.approx(np.array([0, 6, 7, 8]) * MS)
 
 
 def test_a_trace_reaches_back_to_the_first_request() -> None:
-    log = trace(Scenario(batcher(8), ClosedLoopLoad(64), constant(1 * MS)), window=MeasurementInterval(5000, 10))
+    log = trace(Scenario(batcher(8), ClosedLoopLoad(64), constant(1 * MS)), interval=MeasurementInterval(5000, 10))
     assert log.execution[0] == 0
     assert len(log.arrived_s) >= sum(log.requests) >= 5010
     assert (np.diff(log.arrived_s) >= 0).all()
@@ -187,7 +187,7 @@ def test_a_trace_reaches_back_to_the_first_request() -> None:
 
 def test_quantiles_are_taken_as_by_perf_analyzer() -> None:
     """Latencies are 1, 2, ... 10 ms, as 10 requests are served one by one; quantile q is element int(q * 9 + 0.5)."""
-    result = simulate(Candidate(1), OpenLoopLoad(np.zeros(10)), constant(1 * MS), window=ALL)
+    result = simulate(Candidate(1), OpenLoopLoad(np.zeros(10)), constant(1 * MS), interval=ALL)
     assert result.latency_p50_s == pytest.approx(6 * MS)
     assert result.latency_p90_s == pytest.approx(9 * MS)
     assert result.latency_p95_s == pytest.approx(10 * MS)
@@ -605,7 +605,7 @@ REPEATABLE = settings().derandomize  # the examples are the same each time, unle
 
 
 def check_against_triton(setting: Setting) -> None:
-    log = trace(setting.job(), gaps_s=np.array(setting.gaps) / 1e9, window=MeasurementInterval(0, 60))
+    log = trace(setting.job(), gaps_s=np.array(setting.gaps) / 1e9, interval=MeasurementInterval(0, 60))
     starts = (log.start_s * 1e9).round().astype(int).tolist()
     batches = [np.flatnonzero(log.execution == e).tolist() for e in range(len(starts))]
     reference = Triton(setting)
@@ -669,7 +669,7 @@ def test_little_s_law_holds_in_a_closed_loop(seed: int, concurrency: int, fixed:
         LATENCIES,
         fixed_shapes=fixed,
         jitter=lognormal_jitter(0.1, seed),
-        window=MeasurementInterval(500, 6000),
+        interval=MeasurementInterval(500, 6000),
     )
     assert result.throughput_infer_per_sec * (result.latency_avg_s + 20 * US) == pytest.approx(concurrency, rel=0.02)
     assert 0 < result.utilization <= 1
@@ -682,7 +682,7 @@ def test_little_s_law_holds_in_a_closed_loop(seed: int, concurrency: int, fixed:
 def test_the_throughput_of_an_open_loop_below_capacity_is_its_rate(seed: int) -> None:
     candidate = random_candidate(seed)
     rate = 0.5 / TYPICAL.seconds[0, candidate.instance_count - 1] * candidate.instance_count
-    result = simulate(candidate, poisson_load(rate, 3000, seed), TYPICAL, LATENCIES, window=MeasurementInterval(0))
+    result = simulate(candidate, poisson_load(rate, 3000, seed), TYPICAL, LATENCIES, interval=MeasurementInterval(0))
     assert not result.overloaded
     assert result.requests == 3000
     assert result.throughput_infer_per_sec == pytest.approx(3000 / result.duration_s)
@@ -852,7 +852,7 @@ def test_bad_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="gaps"):
         simulate(batcher(1), ClosedLoopLoad(1), TYPICAL, gaps_s=np.array([-1.0]))
     with pytest.raises(ValueError, match="no request is left to measure"):
-        simulate(batcher(1), OpenLoopLoad(np.zeros(5)), TYPICAL, window=MeasurementInterval(5))
+        simulate(batcher(1), OpenLoopLoad(np.zeros(5)), TYPICAL, interval=MeasurementInterval(5))
 
 
 def test_service_times_need_cover_no_more_than_can_happen() -> None:

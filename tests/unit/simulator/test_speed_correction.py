@@ -12,7 +12,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.simulator.speed_correction import (
-    SLOPE_DEVIATION,
+    SLOPE_STD,
     SpeedCorrection,
     disturbance_noise,
     fit_speed_correction,
@@ -88,7 +88,7 @@ def test_without_repeated_measurements_the_prior_decides(cpu_count: int | None, 
     trials = at_different_loads(drifted(1.0, 16))
     correction = fit_speed_correction(trials, problem(cpu_count))
     assert correction.slope == pytest.approx(prior, abs=0.15)
-    assert correction.error == pytest.approx(SLOPE_DEVIATION, rel=0.15)
+    assert correction.error == pytest.approx(SLOPE_STD, rel=0.15)
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.5, 1.0])
@@ -96,7 +96,7 @@ def test_without_repeated_measurements_the_prior_decides(cpu_count: int | None, 
 def test_repeated_measurements_determine_the_slope(slope: float, cpu_count: int | None) -> None:
     one, many = (fit_speed_correction(drifted(slope, count), problem(cpu_count)) for count in (2, 8))
     assert many.slope == pytest.approx(slope, abs=0.08)
-    assert many.error < one.error < SLOPE_DEVIATION
+    assert many.error < one.error < SLOPE_STD
     assert slope / 2 <= one.slope <= slope, "one pair weighs more than the prior"
 
 

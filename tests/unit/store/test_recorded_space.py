@@ -14,7 +14,7 @@ from optimizer.options.run_options import SEARCHERS
 from optimizer.search import installed_methods, make_searcher
 from optimizer.search.candidate_tracker import MAX_DEPLOYMENTS, CandidateTracker
 from optimizer.search.optuna_samplers import sampler_for
-from optimizer.search.simulated import SimulatedSearcher
+from optimizer.search.simulated import SimulationGuidedSearcher
 from optimizer.store.optuna_study import open_study
 from optimizer.store.recording import RecordedSpace, baselines, recorded_space
 from tests.conftest import known_server, measurement
@@ -150,7 +150,7 @@ def test_every_method_proposes_each_recorded_candidate_and_no_other(method: str)
     searcher = make_searcher(method, problem, seed=1)
     if method == "simulated":  # never stops early
         study = open_study(None, "m", problem, sampler_for("random", 1))
-        searcher = SimulatedSearcher(problem, CandidateTracker(problem, study), -1, 1)
+        searcher = SimulationGuidedSearcher(problem, CandidateTracker(problem, study), -1, 1)
     candidates: list[Candidate] = []
     while (candidate := searcher.suggest()) is not None:
         searcher.observe(Trial(len(candidates), candidate, ((LoadPoint(1, 1), measurement(100, 5)),)))

@@ -1,4 +1,4 @@
-"""Correction of the simulation by Gaussian processes on log(measured / simulated) over the parameters.
+"""A model of the simulation's errors: Gaussian processes on log(measured / simulated) over the parameters.
 
 In a closed loop throughput times mean latency is the concurrency (Little's law). So there is one process for the
 throughput, and one for the tail ratio (the latency divided by the mean latency) of each predicted latency.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from objectives.arrays import FloatArray
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, Point
 from optimizer.search.gaussian_process import FantasyProcess, Prediction, ResidualProcess, SourceCorrelation
+from optimizer.simulator.compilation import SIMULATION_THREADS
 from optimizer.simulator.metrics import (
     ConfigurationLoad,
     ModelErrors,
@@ -29,15 +29,14 @@ from optimizer.simulator.metrics import (
 from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.speed_correction import SpeedCorrection, disturbance_noise
 
-THREADS = max(1, min(4, os.cpu_count() or 1))  # of simulations
 # Prior standard deviation of the simulation's relative error in the speed with several instances and other fields,
 # which the simulator cannot derive. The errors of the batching and of the tail ratios are those of the model.
 SPEED_ERROR = 0.25
 SPEED_LENGTH, BATCHING_LENGTH = 0.7, 0.6  # length scales, in units of a parameter's range
 # Deployments of one configuration differ in speed, which affects all measurements of a deployment alike
-# (MOMENT_NOISE). Each measurement of USUAL_REQUESTS has noise of its own.
+# (MOMENT_NOISE). Each measurement of REFERENCE_REQUESTS has noise of its own.
 MOMENT_NOISE, THROUGHPUT_NOISE, TAIL_NOISE = 0.05, 0.03, 0.08
-USUAL_REQUESTS = 500
+REFERENCE_REQUESTS = 500
 UNSTABLE = 3.0  # factor on the noise of an unstable measurement
 # Prior probabilities of the correlation between the residuals of two machines. A correlation of 0 ignores the source.
 CORRELATIONS = {0.0: 0.2, 0.8: 0.4, 0.95: 0.4}
@@ -55,7 +54,7 @@ class Residuals:
         inputs: [points, features].
         values: [points, 1 + latencies].
         deployments: [points], the number of the trial in which each point was measured.
-        noise: [points], the standard deviation of the noise relative to a usual measurement.
+        noise: [points], the standard deviation of the noise relative to a measurement of REFERENCE_REQUESTS.
         speed_error: [points], the error of the correction for the machine's speed, in log throughput. All points
             share its cause, so errors of equal sign are correlated.
     """
@@ -71,21 +70,23 @@ class Residuals:
 class SourceResiduals:
     """The residuals on another machine (the source of a transfer).
 
-    ``correction`` has learned the errors of the source's simulation. ``expected`` [points, 2] are the residuals that
+    ``error_model`` has learned the errors of the source's simulation. ``expected`` [points, 2] are the residuals that
     this machine would have if both were alike.
     """
 
-    correction: Correction
+    error_model: SimulationErrorModel
     expected: FloatArray
 
 
-class Correction:
+class SimulationErrorModel:
     """The posterior of the simulation's errors, given ``residuals``.
 
-    ``prior`` has the errors that the model of the server usually has. The similarity of the machine of ``source`` is
+    ``prior`` has the expected errors of the model of the server. The similarity of the machine of ``source`` is
     unknown, so the posterior is a mixture with one component for each of CORRELATIONS.
 
-    ``probabilities`` are those of the components.
+    Attributes:
+        probabilities: The probability of each component.
+        untransferred: The processes of throughput and tail ratios without the source.
     """
 
     def __init__(self, residuals: Residuals, prior: ModelErrors, source: SourceResiduals | None = None) -> None:
@@ -100,26 +101,26 @@ class Correction:
 
         def process(i: int, correlation: float) -> ResidualProcess:
             kernel, noise = (tail_covariance, noises[1]) if i else (throughput_covariance, noises[0])
-            own = kernel, residuals.inputs, noise, residuals.values[:, i]
+            arguments = kernel, residuals.inputs, noise, residuals.values[:, i]
             if source is None or not correlation:
-                return ResidualProcess(*own)
-            transfer = SourceCorrelation(correlation, source.correction.untransferred[i])
-            return ResidualProcess(*own, transfer, source.expected[:, i])
+                return ResidualProcess(*arguments)
+            transfer = SourceCorrelation(correlation, source.error_model.untransferred[i])
+            return ResidualProcess(*arguments, transfer, source.expected[:, i])
 
         priors = CORRELATIONS if source else {0.0: 1.0}
         groups = [tuple(process(i, correlation) for i in range(count)) for correlation in priors]
-        densities = np.array([sum(process.usual_density for process in group) for group in groups])
-        weights = np.array(list(priors.values())) * np.exp(densities - densities.max())
+        likelihoods = np.array([sum(process.unscaled_log_likelihood for process in group) for group in groups])
+        weights = np.array(list(priors.values())) * np.exp(likelihoods - likelihoods.max())
         # an improbable component must not decide by promising a large improvement
         weights[weights < NEGLIGIBLE * weights.sum()] = 0.0
         self.untransferred = groups[0]
-        self._usual_noise = float(np.median(residuals.noise))
+        self._median_noise = float(np.median(residuals.noise))
         self._processes = [group for group, weight in zip(groups, weights, strict=True) if weight]
         self._components: Sequence[tuple[ResidualProcess | FantasyProcess, ...]] = self._processes
         self.probabilities: list[float] = (weights[weights > 0] / weights.sum()).tolist()
 
-    def with_fantasies(self, inputs: FloatArray) -> Correction:
-        """Return the correction as if its predictions at ``inputs`` [cells, features] had been measured.
+    def with_fantasies(self, inputs: FloatArray) -> SimulationErrorModel:
+        """Return the error model as if its predictions at ``inputs`` [cells, features] had been measured.
 
         Each counts as a deployment of its own. The scales of errors and noise stay those of real measurements.
         """
@@ -133,18 +134,21 @@ class Correction:
 
     @property
     def noise_scale(self) -> float:
-        """The noise of the throughput relative to the usual one, estimated without transfer."""
+        """The noise of the throughput relative to the prior, estimated without transfer."""
         return self.untransferred[0].noise_scale
 
     @property
     def log_likelihood(self) -> float:
         """The log marginal likelihood of the residuals under the best scales, without transfer, up to a constant."""
-        return sum(process.density for process in self.untransferred)
+        return sum(process.log_likelihood for process in self.untransferred)
 
     def measurement_noise(self) -> FloatArray:
-        """Return the standard deviations [components, 1 + latencies] of a usual measurement of a new deployment."""
+        """Return the standard deviations [components, 1 + latencies] of a measurement of a new deployment.
+
+        The measurement has the median noise of those so far.
+        """
         one = np.zeros(1)
-        noise = _noise(Residuals(one, one, [0], np.array([self._usual_noise]), one))
+        noise = _noise(Residuals(one, one, [0], np.array([self._median_noise]), one))
         return np.array(
             [
                 [process.noise_scale * math.sqrt(noise[min(i, 1)][0, 0]) for i, process in enumerate(group)]
@@ -160,11 +164,11 @@ class Correction:
         predictions = []
         for group in self._components:
             columns = [None] * len(group) if expected is None else expected.T
-            means, spreads = zip(
+            means, deviations = zip(
                 *(process.predict(inputs, column) for process, column in zip(group, columns, strict=True)),
                 strict=True,
             )
-            predictions.append((np.stack(means, 1), np.stack(spreads, 1)))
+            predictions.append((np.stack(means, 1), np.stack(deviations, 1)))
         return predictions
 
     def samples(self, inputs: FloatArray, count: int, rng: np.random.Generator) -> FloatArray:
@@ -201,7 +205,7 @@ def features(space: SearchSpace, candidate: Candidate, concurrency: int, simulat
 
 
 def setting_features(space: SearchSpace, candidate: Candidate, concurrency: int) -> list[float]:
-    """Return the features that need no simulation."""
+    """Return the features that need no simulation: those of the settings and the load."""
     preferred = max(candidate.preferred_batch_sizes, default=candidate.max_batch_size)
     choices = space.parameters()
     values = dict(candidate.fields)
@@ -222,11 +226,14 @@ def setting_features(space: SearchSpace, candidate: Candidate, concurrency: int)
 
 
 def relative_noise(point: Point) -> float:
-    """Return the noise of a measurement relative to a usual one, from its requests, stability and disturbance."""
-    requests = point.measurement.requests or USUAL_REQUESTS
-    usual = max(0.7, math.sqrt(USUAL_REQUESTS / requests)) * (1.0 if point.measurement.stable else UNSTABLE)
+    """Return the noise of a measurement relative to one of REFERENCE_REQUESTS.
+
+    It grows with fewer requests, with an unstable throughput, and with a disturbance by other processes.
+    """
+    requests = point.measurement.requests or REFERENCE_REQUESTS
+    noise = max(0.7, math.sqrt(REFERENCE_REQUESTS / requests)) * (1.0 if point.measurement.stable else UNSTABLE)
     disturbance = disturbance_noise(point.measurement) / THROUGHPUT_NOISE
-    return math.hypot(usual, disturbance) if disturbance else usual
+    return math.hypot(noise, disturbance) if disturbance else noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,7 +266,7 @@ def compute_residuals(
     """
     space, batch = problem.space, problem.space.request_batch_size
     cells = [(space.canonical(point.candidate), point.load.concurrency) for point in points]
-    results = model.simulate(cells, THREADS)
+    results = model.simulate(cells, SIMULATION_THREADS)
     simulated = with_tails(np.array([log_simulated(result, *latencies) for result in results]), cells, batch)
     errors = with_tails(np.array([log_measured(point, *latencies) for point in points]), cells, batch) - simulated
     longer_tail = np.zeros(1 + len(latencies))
