@@ -34,7 +34,7 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.arrivals import parse_arrivals
 from optimizer.measure.load_client.generators import OpenLoopGenerator
-from optimizer.measure.load_search import LoadSearchRules, next_rate
+from optimizer.measure.load_search import LoadSearchRules, RateSearch
 from optimizer.options.run_options import RunOptions
 from optimizer.simulator.speed_correction import is_comparable
 from optimizer.study.scheduler import FIRST_RATE, MAX_COMPARED_RATES
@@ -68,7 +68,7 @@ def main() -> None:
             for name in names:
                 own = replace(generator, arrivals=parse_arrivals(name), seed=seed)
                 start = next((rate for rate, _ in reversed(highest[name]) if rate), FIRST_RATE)
-                rules = LoadSearchRules(1, 1, sla, start=start, open_loop=True, max_loads=MAX_COMPARED_RATES)
+                rules = LoadSearchRules(1, 1, sla, first_load=start, open_loop=True, max_loads=MAX_COMPARED_RATES)
                 with served(prepared, candidate, Path(scratch)) as endpoint:
                     highest[name].append(highest_rate(own, endpoint, rules, 3 * arguments.period))
                 say(f"round {seed + 1}, {name}: {highest[name][-1][0]:,.0f} req/s")
@@ -92,7 +92,7 @@ def highest_rate(
 ) -> tuple[float, float]:
     """Return the highest mean rate that met the bound and its p95 in ms; zeros if none did."""
     measured: list[tuple[LoadPoint, Measurement]] = []
-    while (load := next_rate(measured, rules)) is not None:
+    while (load := RateSearch(measured, rules).next_load()) is not None:
         try:
             result = generator.measure(endpoint, load, seconds)
         except MeasurementError as error:  # the client cannot keep up

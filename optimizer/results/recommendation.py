@@ -17,7 +17,7 @@ from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import ConfirmedLoad, compare_throughput, judge_confirmations, meets_sla
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points, latest_points
 from optimizer.machine.conditions import describe_disturbance, lost_cpu_time
-from optimizer.measure.load_search import LOWEST_RATE
+from optimizer.measure.load_search import MIN_RATE
 from optimizer.results import formatting
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
@@ -465,8 +465,8 @@ def _no_recommendation_reason(
     worst = max(problem.sla, key=lambda c: c.violation(closest.measurement))
     if METRICS[worst.metric].timing:
         reason = _latency_reason(trials, confirmed, worst, closest, problem.sla)
-        is_lowest = 0 < closest.load.request_rate <= LOWEST_RATE
-        lowest = f"a run tries no rate below {LOWEST_RATE:g} requests/s" if is_lowest else ""
+        is_lowest = 0 < closest.load.request_rate <= MIN_RATE
+        lowest = f"a run tries no rate below {MIN_RATE:g} requests/s" if is_lowest else ""
         return "; ".join(filter(None, (reason, lowest, describe_disturbance(closest.measurement))))
     metric = METRICS[worst.metric]
     value = metric.value(closest.measurement)

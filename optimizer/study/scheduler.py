@@ -230,7 +230,7 @@ class Scheduler:
             problem.request_batch_size,
             problem.max_concurrency,
             problem.sla.of_requests,
-            start=start,
+            first_load=start,
             open_loop=problem.open_loop,
             finds_lowest_load=not problem.maximizes_throughput,
             throughput_floor=problem.sla.throughput_floor,
@@ -238,7 +238,7 @@ class Scheduler:
             if best and searched
             else None,
             goal=goal,
-            loads=possible,
+            allowed_concurrencies=possible,
             max_loads=max_loads,
             only_concurrencies=only,
             speed=speed,

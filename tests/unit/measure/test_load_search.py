@@ -14,13 +14,13 @@ from objectives.metrics import METRICS, Measurement
 from objectives.sla import Sla
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_search import (
-    CLOSE,
+    CLOSE_TO_BOUND_SHARE,
     REPEATS,
+    ConcurrencySearch,
     LoadSearchRules,
+    RateSearch,
     doubling_loads,
     is_hopeless,
-    next_concurrency,
-    next_rate,
 )
 from optimizer.simulator.speed_correction import SpeedCorrection
 
@@ -39,7 +39,7 @@ def saturating(service_ms: float, floor_ms: float = 0.5) -> Callable[[int], Meas
 
 def sweep(server: Callable[[int], Measurement], rules: LoadSearchRules) -> list[tuple[LoadPoint, Measurement]]:
     measured: list[tuple[LoadPoint, Measurement]] = []
-    while (load := next_concurrency(measured, rules)) is not None:
+    while (load := ConcurrencySearch(measured, rules).next_load()) is not None:
         measured.append((load, server(load.concurrency)))
         assert len(measured) <= rules.max_loads
     return measured
@@ -48,20 +48,20 @@ def sweep(server: Callable[[int], Measurement], rules: LoadSearchRules) -> list[
 @pytest.mark.parametrize("start", [1, 4, 30, 200])
 @pytest.mark.parametrize("service_ms", [0.15, 0.4, 1.7, 6.0, 19.0])
 def test_finds_nearly_the_highest_load_that_meets_the_bound(service_ms: float, start: int) -> None:
-    measured = sweep(saturating(service_ms), LoadSearchRules(1, 256, P95_20MS, start=start))
+    measured = sweep(saturating(service_ms), LoadSearchRules(1, 256, P95_20MS, first_load=start))
     best = max((load.concurrency for load, m in measured if (m.latency_p95_ms or 99) <= 20), default=0)
     highest = min(256, math.floor(19.5 / service_ms))
     assert best >= 0.85 * highest - 1
 
 
 def test_a_hopeless_deployment_is_given_up_after_one_request_at_a_time_is_too_slow() -> None:
-    measured = sweep(saturating(50.0), LoadSearchRules(1, 256, P95_20MS, start=4))
+    measured = sweep(saturating(50.0), LoadSearchRules(1, 256, P95_20MS, first_load=4))
     assert measured[-1][0].concurrency == 1
     assert len(measured) <= 3
 
 
 def test_a_deployment_that_serves_less_even_at_too_high_a_load_is_given_up() -> None:
-    rules = LoadSearchRules(1, 256, P95_20MS, start=40, to_beat=3000)
+    rules = LoadSearchRules(1, 256, P95_20MS, first_load=40, to_beat=3000)
     assert len(sweep(saturating(2.0), rules)) == 1
     assert len(sweep(saturating(2.0), replace(rules, to_beat=None))) > 1
     assert len(sweep(saturating(0.25), rules)) > 1, "this one serves more"
@@ -77,8 +77,8 @@ def test_it_stops_when_more_load_adds_no_throughput() -> None:
 def test_an_unstable_load_is_repeated_if_no_stable_one_met_the_bound() -> None:
     def unstable_once(stable_from: int) -> list[int]:
         measured: list[tuple[LoadPoint, Measurement]] = []
-        rules = LoadSearchRules(1, 256, P95_20MS, start=10)
-        while (load := next_concurrency(measured, rules)) is not None:
+        rules = LoadSearchRules(1, 256, P95_20MS, first_load=10)
+        while (load := ConcurrencySearch(measured, rules).next_load()) is not None:
             stable = len(measured) >= stable_from
             measured.append((load, replace(saturating(1.9)(load.concurrency), stable=stable)))
         return [load.concurrency for load, _ in measured]
@@ -89,7 +89,7 @@ def test_an_unstable_load_is_repeated_if_no_stable_one_met_the_bound() -> None:
 
 
 def test_without_a_throughput_objective_the_lowest_sufficient_load_is_searched() -> None:
-    rules = LoadSearchRules(1, 256, P95_20MS, start=40, finds_lowest_load=True)
+    rules = LoadSearchRules(1, 256, P95_20MS, first_load=40, finds_lowest_load=True)
     assert [load.concurrency for load, _ in sweep(saturating(2.0), rules)] == [1]
 
     def growing(concurrency: int) -> Measurement:
@@ -109,7 +109,7 @@ def test_without_a_bound_it_climbs_to_saturation() -> None:
 
 def test_a_load_is_never_measured_twice_and_stays_in_range() -> None:
     for start in (1, 7, 64, 500):
-        measured = sweep(saturating(0.31), LoadSearchRules(8, 64, P95_20MS, start=start))
+        measured = sweep(saturating(0.31), LoadSearchRules(8, 64, P95_20MS, first_load=start))
         concurrencies = [load.concurrency for load, _ in measured]
         assert len(set(concurrencies)) == len(concurrencies)
         assert all(1 <= c <= 64 for c in concurrencies)
@@ -117,8 +117,8 @@ def test_a_load_is_never_measured_twice_and_stays_in_range() -> None:
 
 
 def test_a_load_without_a_latency_counts_as_missed() -> None:
-    rules = LoadSearchRules(1, 256, P95_20MS, start=16)
-    after_failure = next_concurrency([(LoadPoint(1, 16), Measurement())], rules)
+    rules = LoadSearchRules(1, 256, P95_20MS, first_load=16)
+    after_failure = ConcurrencySearch([(LoadPoint(1, 16), Measurement())], rules).next_load()
     assert after_failure == LoadPoint(1, 4)
 
 
@@ -126,7 +126,7 @@ def test_a_search_resumes_from_its_measurements() -> None:
     rules = LoadSearchRules(1, 256, P95_20MS)
     whole = sweep(saturating(0.4), rules)
     for length in range(len(whole)):
-        assert next_concurrency(whole[:length], rules) == whole[length][0]
+        assert ConcurrencySearch(whole[:length], rules).next_load() == whole[length][0]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_warm_up_rejects_only_hopeless_deployments(
 def test_a_deployment_that_its_warm_up_rejected_is_not_resumed() -> None:
     rules = LoadSearchRules(1, 256, P95_20MS, to_beat=3000)
     rejected = (LoadPoint(1, 16), Measurement(1000, latency_p95_ms=40.0, reason="given up"))
-    assert next_concurrency([rejected], rules) is None
+    assert ConcurrencySearch([rejected], rules).next_load() is None
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_every_load_is_measured_whatever_the_results() -> None:
     sla, loads = Sla.from_bounds({"p95": 1.0}), doubling_loads(20)
     rules = LoadSearchRules(2, 20, sla, max_loads=3, to_beat=1e9, only_concurrencies=loads)
     measured: tuple[tuple[LoadPoint, Measurement], ...] = ()
-    while (load := next_concurrency(measured, rules)) is not None:
+    while (load := ConcurrencySearch(measured, rules).next_load()) is not None:
         measured = (*measured, (load, Measurement(10.0, latency_p95_ms=500.0)))
     assert [load.concurrency for load, _ in measured] == [1, 2, 4, 8, 16, 20]
     assert doubling_loads(1) == (1,)
@@ -210,7 +210,7 @@ def slow_by(factor: float, server: Callable[[int], Measurement]) -> Callable[[in
 
 
 def test_a_slow_machine_changes_no_load_if_the_speed_is_known() -> None:
-    rules = LoadSearchRules(1, 256, P95_20MS, start=8, to_beat=900, speed=SpeedCorrection(80.0, 1.0))
+    rules = LoadSearchRules(1, 256, P95_20MS, first_load=8, to_beat=900, speed=SpeedCorrection(80.0, 1.0))
 
     def loads(server: Callable[[int], Measurement], rules: LoadSearchRules) -> list[int]:
         return [load.concurrency for load, _ in sweep(server, rules)]
@@ -222,7 +222,7 @@ def test_a_slow_machine_changes_no_load_if_the_speed_is_known() -> None:
 
 
 def test_a_slow_minute_does_not_make_a_deployment_hopeless() -> None:
-    rules = LoadSearchRules(1, 256, P95_20MS, start=8, to_beat=1000)
+    rules = LoadSearchRules(1, 256, P95_20MS, first_load=8, to_beat=1000)
     window = Measurement(560.0, latency_p95_ms=30.0, speed_probe_ms=136.0)
     assert is_hopeless(window, rules)
     assert not is_hopeless(window, replace(rules, speed=SpeedCorrection(80.0, 1.0)))
@@ -230,8 +230,8 @@ def test_a_slow_minute_does_not_make_a_deployment_hopeless() -> None:
 
 def test_an_unstable_load_is_not_repeated_on_a_disturbed_machine() -> None:
     measured: list[tuple[LoadPoint, Measurement]] = []
-    rules = LoadSearchRules(1, 256, P95_20MS, start=10)
-    while (load := next_concurrency(measured, rules)) is not None:
+    rules = LoadSearchRules(1, 256, P95_20MS, first_load=10)
+    while (load := ConcurrencySearch(measured, rules).next_load()) is not None:
         disturbed = replace(saturating(1.9)(load.concurrency), stable=False, other_cpu_share=0.46)
         measured.append((load, disturbed))
     assert [load.concurrency for load, _ in measured] == [10]
@@ -256,7 +256,7 @@ def peaking(best: int) -> Callable[[int], Measurement]:
 @pytest.mark.parametrize("best", [3, 11, 40, 150])
 def test_the_load_with_the_most_goodput_is_found(best: int, start: int) -> None:
     sla = Sla.from_bounds({"p50": 20.0})
-    rules = LoadSearchRules(1, 256, sla, start=start, max_loads=14, goal=METRICS["goodput"])
+    rules = LoadSearchRules(1, 256, sla, first_load=start, max_loads=14, goal=METRICS["goodput"])
     measured = sweep(peaking(best), rules)
     goodputs = [measurement.goodput_infer_per_sec or 0.0 for _, measurement in measured]
     assert max(goodputs) >= 0.85 * 1000
@@ -264,7 +264,7 @@ def test_the_load_with_the_most_goodput_is_found(best: int, start: int) -> None:
 
 def test_a_load_that_misses_the_bounds_limits_the_search_for_goodput() -> None:
     sla = Sla.from_bounds({"p50": 2.0})  # at most 20 in flight
-    rules = LoadSearchRules(1, 256, sla, start=64, max_loads=12, goal=METRICS["goodput"])
+    rules = LoadSearchRules(1, 256, sla, first_load=64, max_loads=12, goal=METRICS["goodput"])
     measured = sweep(peaking(40), rules)
     met = [load.concurrency for load, measurement in measured if sla.is_met(measurement)]
     assert 17 <= max(met) <= 20
@@ -285,7 +285,7 @@ def test_too_many_failed_requests_lower_the_load() -> None:
             stable=True,
         )
 
-    measured = sweep(failing, LoadSearchRules(1, 256, sla, start=60, max_loads=8))
+    measured = sweep(failing, LoadSearchRules(1, 256, sla, first_load=60, max_loads=8))
     met = [load.concurrency for load, measurement in measured if sla.is_met(measurement)]
     assert 20 <= max(met) <= 25
 
@@ -301,9 +301,9 @@ def test_a_rate_whose_bursts_exceed_the_capacity_shows_the_way_by_its_latency(
         p95_ms = idle_ms * (1 + 0.5 * share / (1 - share)) + queue_ms
         return Measurement(min(rate, capacity), latency_p95_ms=p95_ms, stable=True)
 
-    rules = LoadSearchRules(1, 1, P95_20MS, start=capacity / 30, open_loop=True, max_loads=8)
+    rules = LoadSearchRules(1, 1, P95_20MS, first_load=capacity / 30, open_loop=True, max_loads=8)
     measured: list[tuple[LoadPoint, Measurement]] = []
-    while (load := next_rate(measured, rules)) is not None:
+    while (load := RateSearch(measured, rules).next_load()) is not None:
         measured.append((load, bursts(load.request_rate or 0.0)))
     best = max(load.request_rate or 0.0 for load, m in measured if P95_20MS.is_met(m))
     assert not P95_20MS.is_met(bursts(1.07 * best))
@@ -317,7 +317,7 @@ LOADS = st.sets(st.integers(1, 300), min_size=1, max_size=12).map(lambda loads: 
 def measured_loads(server: Callable[[int], Measurement], rules: LoadSearchRules) -> list[int]:
     """Return the measured concurrencies."""
     measured: list[tuple[LoadPoint, Measurement]] = []
-    while (load := next_concurrency(measured, rules)) is not None:
+    while (load := ConcurrencySearch(measured, rules).next_load()) is not None:
         measured.append((load, server(load.concurrency)))
         assert len(measured) <= rules.max_loads + REPEATS
     return [load.concurrency for load, _ in measured]
@@ -356,7 +356,14 @@ def test_only_the_given_loads_are_measured(
         return Measurement(1000 * concurrency / latency, latency_p95_ms=latency, stable=stable)
 
     rules = LoadSearchRules(
-        1, 256, P95_20MS, start=start, finds_lowest_load=lowest, to_beat=to_beat, throughput_floor=500, loads=loads
+        1,
+        256,
+        P95_20MS,
+        first_load=start,
+        finds_lowest_load=lowest,
+        to_beat=to_beat,
+        throughput_floor=500,
+        allowed_concurrencies=loads,
     )
     measured = measured_loads(server, rules)
     assert set(measured) <= set(loads)
@@ -367,7 +374,7 @@ def test_only_the_given_loads_are_measured(
 
 
 # a latency that close to the bound ends the search, although that of an idle server would stay the same at more load
-IDLE_MS = st.floats(0.1, CLOSE * 20) | st.floats(20, 25, exclude_min=True)
+IDLE_MS = st.floats(0.1, CLOSE_TO_BOUND_SHARE * 20) | st.floats(20, 25, exclude_min=True)
 
 
 @given(loads=LOADS, service_ms=st.floats(0.05, 30), floor_ms=IDLE_MS, start=st.integers(1, 256))
@@ -375,7 +382,9 @@ def test_finds_nearly_the_best_of_the_given_loads(
     loads: tuple[int, ...], service_ms: float, floor_ms: float, start: int
 ) -> None:
     server = flat_until_busy(service_ms, floor_ms)
-    measured = measured_loads(server, LoadSearchRules(1, 300, P95_20MS, start=start, max_loads=12, loads=loads))
+    measured = measured_loads(
+        server, LoadSearchRules(1, 300, P95_20MS, first_load=start, max_loads=12, allowed_concurrencies=loads)
+    )
 
     def best(concurrencies: object) -> float:
         result = [server(c) for c in concurrencies]  # type: ignore[attr-defined]
@@ -399,6 +408,9 @@ def test_the_nearest_load_on_the_wanted_side_is_taken(
     start: int, loads: tuple[int, ...], measured: list[int]
 ) -> None:
     assert (
-        measured_loads(flat_until_busy(0.5, 1.0), LoadSearchRules(1, 256, P95_20MS, start=start, loads=loads))
+        measured_loads(
+            flat_until_busy(0.5, 1.0),
+            LoadSearchRules(1, 256, P95_20MS, first_load=start, allowed_concurrencies=loads),
+        )
         == measured
     )

@@ -18,13 +18,13 @@ from objectives.verdict import SequentialTest, judge_sla
 from optimizer.core.measurement_windows import MAX_WINDOW_MS
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_search import (
-    FEWEST_REQUESTS,
-    LOWEST_RATE,
+    MIN_RATE,
+    MIN_REQUESTS,
     RATE_MARGIN_FACTOR,
     RATE_RESOLUTION,
     REPEATS,
     LoadSearchRules,
-    next_rate,
+    RateSearch,
 )
 
 BOUND_MS = 20.0
@@ -44,7 +44,7 @@ def highest(capacity: float, service_ms: float = 2.0) -> float:
 def sweep(capacity: float, **more: float) -> list[tuple[LoadPoint, Measurement]]:
     rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": BOUND_MS}), **({"max_loads": 12} | more))  # type: ignore[arg-type]
     measured: list[tuple[LoadPoint, Measurement]] = []
-    while (load := next_rate(measured, rules)) is not None:
+    while (load := RateSearch(measured, rules).next_load()) is not None:
         assert load.concurrency == 0
         assert load not in dict(measured), "no rate twice"
         measured.append((load, served(load.request_rate, capacity)))
@@ -58,51 +58,51 @@ def best(measured: list[tuple[LoadPoint, Measurement]]) -> float:
 
 @given(st.floats(20, 50_000), st.floats(10, 50_000))
 def test_it_ends_close_to_the_highest_rate_that_meets_the_bound(capacity: float, start: float) -> None:
-    result = best(sweep(capacity, start=start, max_loads=60))
+    result = best(sweep(capacity, first_load=start, max_loads=60))
     assert (1 - 2 * RATE_RESOLUTION) * highest(capacity) - 1 <= result <= highest(capacity) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("start", [50, 700, 5000])
 def test_few_loads_suffice(start: int) -> None:
-    measured = sweep(1000, start=start)
+    measured = sweep(1000, first_load=start)
     assert len(measured) <= 10
     assert best(measured) >= 0.9 * highest(1000)
 
 
 def test_it_measures_no_more_loads_than_allowed() -> None:
-    assert len(sweep(1e6, start=1, max_loads=4)) == 4
+    assert len(sweep(1e6, first_load=1, max_loads=4)) == 4
 
 
 def test_an_overload_shows_the_capacity() -> None:
-    first, second, *_ = (load.request_rate for load, _ in sweep(1000, start=8000))
+    first, second, *_ = (load.request_rate for load, _ in sweep(1000, first_load=8000))
     assert (first, second) == (8000, 900)
 
 
 def test_a_deployment_that_cannot_beat_the_best_is_given_up() -> None:
-    assert len(sweep(1000, start=900, to_beat=900.0)) == 1
-    assert len(sweep(1000, start=900, to_beat=500.0)) > 1
+    assert len(sweep(1000, first_load=900, to_beat=900.0)) == 1
+    assert len(sweep(1000, first_load=900, to_beat=500.0)) > 1
 
 
-FLOOR = LoadSearchRules(4, 64, Sla(), start=100, open_loop=True, finds_lowest_load=True, throughput_floor=2000.0)
+FLOOR = LoadSearchRules(4, 64, Sla(), first_load=100, open_loop=True, finds_lowest_load=True, throughput_floor=2000.0)
 
 
 def test_with_a_latency_objective_a_rate_above_the_throughput_floor_is_measured() -> None:
-    load = next_rate((), FLOOR)
+    load = RateSearch((), FLOOR).next_load()
     assert load == LoadPoint(4, request_rate=RATE_MARGIN_FACTOR * 500.0)
-    assert next_rate(((load, Measurement(2100.0, stable=True)),), FLOOR) is None
-    five_digits = next_rate((), replace(FLOOR, request_batch_size=1, throughput_floor=12345.0))
+    assert RateSearch(((load, Measurement(2100.0, stable=True)),), FLOOR).next_load() is None
+    five_digits = RateSearch((), replace(FLOOR, request_batch_size=1, throughput_floor=12345.0)).next_load()
     assert five_digits == LoadPoint(1, request_rate=13600.0)
-    assert next_rate((), replace(FLOOR, throughput_floor=0.0)) == LoadPoint(4, request_rate=100.0)
+    assert RateSearch((), replace(FLOOR, throughput_floor=0.0)).next_load() == LoadPoint(4, request_rate=100.0)
 
 
 def test_a_higher_rate_follows_if_too_few_requests_arrived_for_the_throughput_floor() -> None:
-    load = next_rate((), FLOOR)
+    load = RateSearch((), FLOOR).next_load()
     assert load is not None
     few = (load, Measurement(1600.0, stable=True))
-    assert next_rate([few], FLOOR) == LoadPoint(4, request_rate=688.0)  # 550 * 2000 / 1600
+    assert RateSearch([few], FLOOR).next_load() == LoadPoint(4, request_rate=688.0)  # 550 * 2000 / 1600
     overloaded = (load, Measurement(1600.0, stable=False, overloaded=True, reason="overloaded"))
-    assert next_rate([overloaded], FLOOR) is None
-    assert next_rate([few], replace(FLOOR, max_loads=1)) is None
+    assert RateSearch([overloaded], FLOOR).next_load() is None
+    assert RateSearch([few], replace(FLOOR, max_loads=1)).next_load() is None
 
 
 @pytest.mark.parametrize(
@@ -113,19 +113,19 @@ def test_a_higher_rate_follows_if_too_few_requests_arrived_for_the_throughput_fl
     ],
 )
 def test_an_unstable_measurement_of_the_only_rate_is_repeated(lost: Measurement) -> None:
-    load = next_rate((), FLOOR)
+    load = RateSearch((), FLOOR).next_load()
     assert load is not None
-    assert next_rate([(load, lost)], FLOOR) == load
-    assert next_rate([(load, lost), (load, Measurement(2100.0, stable=True))], FLOOR) is None
-    assert next_rate([(load, lost)] * (1 + REPEATS), FLOOR) is None
+    assert RateSearch([(load, lost)], FLOOR).next_load() == load
+    assert RateSearch([(load, lost), (load, Measurement(2100.0, stable=True))], FLOOR).next_load() is None
+    assert RateSearch([(load, lost)] * (1 + REPEATS), FLOOR).next_load() is None
     disturbed = replace(lost, throughput_infer_per_sec=2100.0, other_cpu_share=0.5)
-    assert next_rate([(load, disturbed)], FLOOR) is None, "another one would be disturbed too"
+    assert RateSearch([(load, disturbed)], FLOOR).next_load() is None, "another one would be disturbed too"
 
 
 @pytest.mark.parametrize(("floor", "servers"), [(12345.0, 4), (50.0, 13)])
 def test_the_rate_of_the_throughput_floor_passes_if_all_requests_are_served(floor: float, servers: int) -> None:
     """The windows differ by the number of requests that arrive in them."""
-    load = next_rate((), replace(FLOOR, request_batch_size=1, throughput_floor=floor))
+    load = RateSearch((), replace(FLOOR, request_batch_size=1, throughput_floor=floor)).next_load()
     assert load is not None
     random, seconds = np.random.default_rng(0), max(0.5, 40 / load.request_rate)
     arrived = random.poisson(seconds * load.request_rate, (servers, 8)) / seconds
@@ -138,29 +138,29 @@ def test_the_rate_of_the_throughput_floor_passes_if_all_requests_are_served(floo
 @pytest.mark.parametrize("capacity", [0.3, 0.5, 2.0])
 def test_a_model_that_takes_seconds_is_measured_at_low_rates(capacity: float) -> None:
     """A request takes 1 / ``capacity`` seconds; the bound is ten times that."""
-    rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": 1e4 / capacity}), start=100, open_loop=True)
+    rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": 1e4 / capacity}), first_load=100, open_loop=True)
     measured: list[tuple[LoadPoint, Measurement]] = []
-    while (load := next_rate(measured, rules)) is not None:
+    while (load := RateSearch(measured, rules).next_load()) is not None:
         measured.append((load, served(load.request_rate, capacity, 1e3 / capacity)))
     met = [load.request_rate for load, own in measured if own.stable and rules.sla.is_met(own)]
     assert 0.5 * capacity < max(met) < capacity
 
 
 def test_the_lowest_rate_has_requests_in_each_window() -> None:
-    assert LOWEST_RATE * MAX_WINDOW_MS / 1000 == FEWEST_REQUESTS
-    rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": 20.0}), start=1.3 * LOWEST_RATE, open_loop=True)
-    first = next_rate((), rules)
+    assert MIN_RATE * MAX_WINDOW_MS / 1000 == MIN_REQUESTS
+    rules = LoadSearchRules(1, 256, Sla.from_bounds({"p95": 20.0}), first_load=1.3 * MIN_RATE, open_loop=True)
+    first = RateSearch((), rules).next_load()
     assert first is not None
     late = (first, Measurement(first.request_rate, latency_p95_ms=90.0, stable=True))
-    lowest = LoadPoint(1, request_rate=LOWEST_RATE)
-    assert next_rate([late], rules) == lowest
-    assert next_rate([late, (lowest, late[1])], rules) is None
+    lowest = LoadPoint(1, request_rate=MIN_RATE)
+    assert RateSearch([late], rules).next_load() == lowest
+    assert RateSearch([late, (lowest, late[1])], rules).next_load() is None
 
 
 def test_it_ends_if_no_rate_meets_the_bound() -> None:
-    slow = LoadSearchRules(1, 256, Sla.from_bounds({"p95": 1.0}), start=100, max_loads=50)
+    slow = LoadSearchRules(1, 256, Sla.from_bounds({"p95": 1.0}), first_load=100, max_loads=50)
     measured: list[tuple[LoadPoint, Measurement]] = []
-    while (load := next_rate(measured, slow)) is not None:
+    while (load := RateSearch(measured, slow).next_load()) is not None:
         measured.append((load, served(load.request_rate, 1000)))
     assert min(load.request_rate for load, _ in measured) < 2
 
@@ -168,14 +168,14 @@ def test_it_ends_if_no_rate_meets_the_bound() -> None:
 def test_the_rate_with_the_most_goodput_is_found() -> None:
     """Requests are late with the probability of an M/M/1 queue, and the goodput is highest below the capacity."""
     rules = LoadSearchRules(
-        1, 256, Sla.from_bounds({"p50": 50.0}), start=100, max_loads=14, goal=METRICS["goodput"], open_loop=True
+        1, 256, Sla.from_bounds({"p50": 50.0}), first_load=100, max_loads=14, goal=METRICS["goodput"], open_loop=True
     )
 
     def goodput(rate: float) -> float:
         return rate * (1 - math.exp(-0.02 * (1000 - rate))) if rate < 1000 else 0.0
 
     measured: list[tuple[LoadPoint, Measurement]] = []
-    while (load := next_rate(measured, rules)) is not None:
+    while (load := RateSearch(measured, rules).next_load()) is not None:
         rate = load.request_rate
         own = replace(served(rate, 1000), goodput_infer_per_sec=goodput(rate), latency_p50_ms=1.0)
         measured.append((load, own))

@@ -14,7 +14,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.confirmation.verdicts import judge_confirmations, meets_sla
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial, latest_points
-from optimizer.measure.load_search import LOWEST_RATE
+from optimizer.measure.load_search import MIN_RATE
 from optimizer.results import outcome_values
 from optimizer.results.recommendation import FRONT_METRICS, assess
 
@@ -170,11 +170,11 @@ def test_a_missed_throughput_is_given_without_an_exponent() -> None:
 
 
 def test_a_bound_that_the_lowest_rate_misses_says_that_no_lower_one_was_tried() -> None:
-    rates = [(1.0, 9000.0), (LOWEST_RATE, 3000.0)]
+    rates = [(1.0, 9000.0), (MIN_RATE, 3000.0)]
     trial = Trial(0, BASELINE, tuple((LoadPoint(1, request_rate=r), window(r, ms, 40)) for r, ms in rates))
     problem = replace(PROBLEM, open_loop=True)
     outcome = assess([trial], problem, BASELINE, PLAIN)
-    assert outcome.no_recommendation_reason.endswith(f"; a run tries no rate below {LOWEST_RATE:g} requests/s")
+    assert outcome.no_recommendation_reason.endswith(f"; a run tries no rate below {MIN_RATE:g} requests/s")
     higher = replace(trial, measurements=trial.measurements[:1])
     assert "no rate below" not in assess([higher], problem, BASELINE, PLAIN).no_recommendation_reason
 

@@ -11,7 +11,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
-from optimizer.measure.load_search import LoadSearchRules, next_rate
+from optimizer.measure.load_search import LoadSearchRules, RateSearch
 from optimizer.search.candidate_selector import CandidateSelector
 from optimizer.simulator.metrics import as_closed_loop
 from optimizer.simulator.scenario import Overheads
@@ -40,8 +40,8 @@ def meets(measurement: Measurement) -> bool:
 def swept(number: int, candidate: Candidate, start: float) -> Trial:
     """Return a trial with a load sweep like the tuner's."""
     measured: tuple[tuple[LoadPoint, Measurement], ...] = ()
-    rules = LoadSearchRules(1, 64, SLA, start=start, max_loads=5)
-    while (load := next_rate(measured, rules)) is not None:
+    rules = LoadSearchRules(1, 64, SLA, first_load=start, max_loads=5)
+    while (load := RateSearch(measured, rules).next_load()) is not None:
         measured = (*measured, (load, served(candidate, load.request_rate)))
     return Trial(number, candidate, measured)
 

@@ -136,7 +136,7 @@ def test_the_scheduler_names_a_repeat_and_measures_it_at_the_expected_load() -> 
     role, repeat = scheduled
     assert (role, repeat.number, repeat.candidate) == ("repeat", 2, FAST)
     rules = scheduler.rules(repeat.candidate)
-    assert 12 <= rules.start <= 16
+    assert 12 <= rules.first_load <= 16
     assert rules.only_concurrencies == ()
 
 
