@@ -121,9 +121,7 @@ def check_queue_fields(config: ModelConfig, fields: Mapping[str, Collection[Fiel
     A setting that is no field has the value of ``config``.
     """
     paths = [path for path in fields if is_queue_field(path)]
-    if not paths:
-        return
-    if config.max_batch_size == 0:
+    if paths and config.max_batch_size == 0:
         raise ParameterError(paths[0], "needs dynamic batching, which a model of max_batch_size 0 cannot have")
     for path in paths:
         for value in fields[path]:
@@ -135,7 +133,9 @@ def check_queue_fields(config: ModelConfig, fields: Mapping[str, Collection[Fiel
             raise ParameterError(
                 path, "has no effect without a timeout; add default_timeout_microseconds above 0, or leave it out"
             )
-    _check_levels(config, fields, paths)
+    _check_order(config, fields, paths)
+    if paths:
+        _check_levels(config, fields, paths)
 
 
 def _choices(config: ModelConfig, fields: Mapping[str, Collection[FieldValue]], path: str) -> Collection[FieldValue]:
@@ -144,6 +144,23 @@ def _choices(config: ModelConfig, fields: Mapping[str, Collection[FieldValue]], 
         return fields[path]
     value = field_path.get_value(config, path)
     return () if value is None else (value,)
+
+
+def _check_order(config: ModelConfig, fields: Mapping[str, Collection[FieldValue]], paths: Iterable[str]) -> None:
+    """Raise ParameterError if late requests are delayed although the order is preserved, which Triton refuses."""
+    if not _preserves_order(config, fields):
+        return
+    levels = (f"{PRIORITY_POLICY}.{level}" for level in config.dynamic_batching.priority_queue_policy)
+    for policy in sorted({DEFAULT_POLICY, *levels, *(path.rpartition(".")[0] for path in paths)} - {BATCHER}):
+        action, timeout = f"{policy}.timeout_action", f"{policy}.default_timeout_microseconds"
+        delays = "DELAY" in _choices(config, fields, action) and any(map(int, _choices(config, fields, timeout)))
+        if delays and fields.keys() & {PRESERVE_ORDERING, action, timeout}:
+            raise ParameterError(action, "DELAY excludes preserve_ordering; write REJECT, or leave that field out")
+
+
+def _preserves_order(config: ModelConfig, fields: Mapping[str, Collection[FieldValue]]) -> bool:
+    """Return whether a configuration may send the responses in the order of the requests."""
+    return any(str(value).lower() in ("true", "1") for value in _choices(config, fields, PRESERVE_ORDERING))
 
 
 def _check_levels(config: ModelConfig, fields: Mapping[str, Collection[FieldValue]], paths: Iterable[str]) -> None:
@@ -173,10 +190,7 @@ def _check_levels(config: ModelConfig, fields: Mapping[str, Collection[FieldValu
             level = path.removeprefix(f"{PRIORITY_POLICY}.").partition(".")[0]
             if not 1 <= int(level) <= least:
                 raise ParameterError(path, f"{level} is not a level from 1 to priority_levels {least}")
-    if (
-        any(str(value).lower() in ("true", "1") for value in _choices(config, fields, PRESERVE_ORDERING))
-        and max(with_levels) > 1
-    ):
+    if _preserves_order(config, fields) and max(with_levels) > 1:
         raise ParameterError(
             PRIORITY_LEVELS, f"{max(with_levels)} excludes preserve_ordering, which Triton permits for one level only"
         )

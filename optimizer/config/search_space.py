@@ -332,7 +332,7 @@ def _delay(value: object) -> int:
 def refuse_own_setting(path: str) -> None:
     """Raise ParameterError if ``path`` in ModelConfig is a setting with a key of its own, also without an index."""
     name = re.sub(r"\.\d+(?=\.|$)", "", path)
-    is_count = name in ("instance_group", "instance_group_count") or re.fullmatch(r"instance_group\b.*\.count", name)
+    is_count = name in ("instance_group", "instance_group_count", "instance_group.count")
     if own := _COUNT if is_count else _OWN.get(name):
         raise ParameterError(path, f"write space.{own[0]} in a profile, or {own[1]} of `tune sweep`, in place of it")
 

@@ -1,4 +1,4 @@
-"""The CPU topology and quota of this machine, and the division of CPUs between load generator and servers."""
+"""The CPU topology, the limits of the control groups, and the division of CPUs between load generator and servers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,18 @@ CLIENT_SHARE, MAX_CLIENT_CPUS = 1 / 4, 4  # share and largest number of the load
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Return the CPU quota of this process's control groups, in CPUs; None if there is none."""
-    limits = [_limit(group) for group in _control_groups(root)]
+    limits = [_cpu_limit(group) for group in _control_groups(root, "cpu")]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int | None:
+    """Return the memory limit of this process's control groups; None if there is none.
+
+    Version 1 has a number near 2^63 for no limit, so the result can be above the memory of the machine.
+    """
+    groups = _control_groups(root, "memory")
+    texts = (read_kernel_file(group / name) for group in groups for name in ("memory.max", "memory.limit_in_bytes"))
+    return min((int(text) for text in texts if text.isdecimal()), default=None)
 
 
 # -- topology ---------------------------------------------------------------------------------------------------
@@ -145,17 +155,17 @@ def _listed(path: Path) -> frozenset[int]:
         return frozenset()
 
 
-def _control_groups(root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's CPU control group and of all its ancestors, for cgroup versions 1 and 2."""
+def _control_groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's control group and of all its ancestors, for cgroup versions 1 and 2."""
     for line in read_kernel_file(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if not controllers or "cpu" in controllers.split(","):
+        if not controllers or controller in controllers.split(","):
             group = PurePosixPath(path)
             for folder in (group, *group.parents):
-                yield root / "sys/fs/cgroup" / ("cpu" if controllers else "") / folder.relative_to("/")
+                yield root / "sys/fs/cgroup" / (controller if controllers else "") / folder.relative_to("/")
 
 
-def _limit(group: Path) -> float | None:
+def _cpu_limit(group: Path) -> float | None:
     version_1 = (read_kernel_file(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     text = read_kernel_file(group / "cpu.max") or " ".join(version_1)
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimizer.core.safe_text import one_line
-from optimizer.machine.cpus import read_kernel_file
+from optimizer.machine.cpus import memory_limit_bytes, read_kernel_file
 from optimizer.machine.nvml import filter_visible, survey
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Hardware:
         gpus: Names of the GPUs.
         cpu: Name of the CPU.
         cpu_count: Number of CPUs that this process may use.
-        memory_bytes: Size of the memory.
+        memory_bytes: Size of the memory that this process may use.
     """
 
     gpus: tuple[str, ...]
@@ -48,7 +48,15 @@ def detect() -> Hardware:
     import psutil
 
     cpu_count = len(psutil.Process().cpu_affinity() or []) or psutil.cpu_count() or 1
-    return Hardware(gpu_names(), _cpu_name(), cpu_count, psutil.virtual_memory().total)
+    return Hardware(gpu_names(), _cpu_name(), cpu_count, memory_bytes())
+
+
+def memory_bytes() -> int:
+    """Return the memory of this machine, or the limit of this process's control groups if that is smaller."""
+    import psutil
+
+    total: int = psutil.virtual_memory().total
+    return min(total, memory_limit_bytes() or total)
 
 
 def gpu_names() -> tuple[str, ...]:

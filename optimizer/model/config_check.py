@@ -11,6 +11,7 @@ from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import format_value, one_line
+from optimizer.machine.hardware import memory_bytes
 from optimizer.options.run_options import RunOptions
 
 NO_SCALARS = (
@@ -109,8 +110,6 @@ def too_many_instances(counts: Iterable[int], source: ModelSource, options: RunO
     The limit is ``--max-instance-count``. On the CPU of this machine the processes also have to fit into its memory,
     with the weights of a single model unless the user has set the limit.
     """
-    import psutil
-
     largest = max(counts, default=0)
     limit = options.max_instance_count or MAX_INSTANCES
     if largest > limit:
@@ -122,10 +121,10 @@ def too_many_instances(counts: Iterable[int], source: ModelSource, options: RunO
         return ""
     copied = backend_of(source.tuned_config) in BACKENDS_THAT_COPY and not source.composing
     weights = int(source.facts.get("model_bytes", 0)) if copied and options.max_instance_count is None else 0
-    needed, memory = largest * (PROCESS_BYTES + weights), psutil.virtual_memory().total
+    needed, memory = largest * (PROCESS_BYTES + weights), memory_bytes()
     if needed <= memory:
         return ""
     return (
-        f"{largest:,} instances need about {needed / GIB:.1f} GiB of memory, and this machine has "
+        f"{largest:,} instances need about {needed / GIB:.1f} GiB of memory, and tune may use "
         f"{memory / GIB:.1f} GiB; write fewer{', or set --max-instance-count' if weights else ''}"
     )

@@ -333,6 +333,11 @@ def _check_space(profile: Profile) -> None:
     if combinations > _MAX_COMBINATIONS:
         problem = f"the choices have {combinations:,} combinations; give at most {_MAX_COMBINATIONS:,}"
         raise profile.fault("space", problem=problem)
+    with_keys = space.model_copy(update={"config": {}}).fields()
+    for path in space.config:
+        if path in with_keys:
+            key = ".".join(keys_of_parameter(path))
+            raise profile.fault("space", "config", path, problem=f"space.{key} sets this field too; keep one of them")
     try:
         for config in (space.config, *(section.config for section in space.models.values())):
             for path, values in config.items():

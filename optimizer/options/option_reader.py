@@ -53,7 +53,7 @@ def check_options(options: RunOptions, explicit: Collection[str]) -> None:
     """Raise OptionError if options contradict each other."""
     _check_load(options, explicit)
     check_target(options, explicit)
-    _check_remote(options, explicit)
+    _check_remote(options)
     _check_shared_memory(options)
     _check_search(options)
     _check_cluster(options)
@@ -118,11 +118,14 @@ def _check_load(options: RunOptions, explicit: Collection[str]) -> None:
         raise OptionError("load", problem)
 
 
-def _check_remote(options: RunOptions, explicit: Collection[str]) -> None:
+def _check_remote(options: RunOptions) -> None:
     if options.target != "remote":
         return
-    if "protocol" in explicit and options.protocol == "http" and server_address(options.url).protocol != "http":
-        raise OptionError("protocol", "--protocol http: --url is a gRPC address; give http://host:port")
+    if options.protocol != server_address(options.url).protocol:
+        advice = "a gRPC address; give http://host:port"
+        if options.protocol == "grpc":
+            advice = "an HTTP address; give the host:port of its gRPC"
+        raise OptionError("protocol", f"--protocol {options.protocol}: --url is {advice}")
     if options.server_cpus is not None:
         problem = f"--server-cpus {options.server_cpus}: the CPUs of a remote server cannot be set; leave it out"
         raise OptionError("server-cpus", problem)
@@ -198,8 +201,8 @@ def parsed_options(model: str, parsed: Mapping[str, Any]) -> RunOptions:
     options = RunOptions(model=model, **_fields(parsed))
     if "search" not in parsed:
         options = replace(options, search=default_search(options.objectives))
-    if options.target == "remote" and server_address(options.url).protocol == "http":
-        options = replace(options, protocol="http")
+    if options.target == "remote" and "protocol" not in parsed:
+        options = replace(options, protocol=server_address(options.url).protocol)
     check_options(options, parsed.keys())
     return options
 
@@ -251,13 +254,18 @@ def latency_bounds_ms(values: Mapping[str, object]) -> dict[str, float]:
 
 
 def retarget(options: RunOptions, values: Mapping[str, object]) -> RunOptions:
-    """Return ``options`` with the target options in ``values``; if they name another target, with no others.
+    """Return ``options`` with the target options in ``values``; if they name another server, with no others of it.
 
-    Raises OptionError.
+    The addresses, headers and certificates of a remote server are not those of one at another address. Raises
+    OptionError.
     """
     parsed = parse_values(values)
+    former: list[Option] = []
     if parsed.get("target", options.target) != options.target:
-        options = replace(options, **{option.field: getattr(DEFAULTS, option.field) for option in TARGET_OPTIONS})
+        former = [*TARGET_OPTIONS]
+    elif "url" in parsed and server_address(parsed["url"]).host_port != server_address(options.url).host_port:
+        former = [option for option in TARGET_OPTIONS if option.targets == ("remote",)]
+    options = replace(options, **{option.field: getattr(DEFAULTS, option.field) for option in former})
     options = replace(options, **_fields(parsed))
     check_target(options, parsed.keys())
     return options
@@ -265,9 +273,11 @@ def retarget(options: RunOptions, values: Mapping[str, object]) -> RunOptions:
 
 def resume_options(options: RunOptions, values: Mapping[str, object]) -> RunOptions:
     """Return the options of a resumed run with the values that are given with ``--resume``. Raises OptionError."""
-    fields = _fields(parse_values(values))
+    parsed = parse_values(values)
+    fields = _fields(parsed)
     fields.pop("out", None)  # where the run is looked for
     resumed = replace(options, **fields)
+    check_target(resumed, parsed.keys())
     _check_cluster(resumed)  # no other option of a resumed run contradicts those of the run
     return resumed
 
@@ -331,7 +341,8 @@ def changed_options(options: RunOptions, values: Mapping[str, object]) -> list[s
     given = [name for name in set_names if "resume" not in OPTIONS_BY_NAME[name].taken_by]
     if others := [name for name in given if name not in EXTERNAL]:
         return others
-    before, after = external_values(options), external_values(resume_options(options, values))
+    changed = replace(options, **_fields(parse_values(values)))
+    before, after = external_values(options), external_values(changed)
     return [name for name in given if before.get(name) != after.get(name)]
 
 

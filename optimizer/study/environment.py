@@ -131,9 +131,8 @@ class Environment:
             raise EnvironmentFault(f"{fault}; to continue without GPUs: {VISIBLE_DEVICES}= tune …")
         if fault:
             say(f"GPUs are not measured: {fault}")
-        quota = (
-            None if options.target == "docker" else cpus.cpu_quota()
-        )  # a container runs outside this control group
+        # a container runs outside this control group
+        quota = None if options.target == "docker" else cpus.cpu_quota()
         return cls(options, hardware, gpus, stopwatch, say, cpu_quota=quota)
 
     def server_hardware(self) -> Hardware:
@@ -281,9 +280,8 @@ class Environment:
         lists = [self.options.server_cpus] if self.options.server_cpus else [str(choice) for choice in choices]
         server = frozenset[int]().union(*map(parse_cpus, lists)) or None
         client = parse_cpus(self.options.client_cpus) if self.options.client_cpus else None
-        return cpus.place_server_and_client(
-            cpus.read_topology(usable_cpus()), cpus.cpu_quota(), server=server, client=client
-        )
+        topology = cpus.read_topology(usable_cpus())
+        return cpus.place_server_and_client(topology, self.cpu_quota, server=server, client=client)
 
     def server_resources(self, task: Task) -> ServerResources:
         """Return the CPUs and GPUs that the server of ``task`` has."""

@@ -85,6 +85,8 @@ def _read_request(
         for name in REQUEST_TIME_OPTIONS:  # the file's is overridden
             if name not in values:
                 merged.pop(name, None)
+    if values.get("shared-memory") == "none" and "output-shared-memory-size" not in values:
+        merged.pop("output-shared-memory-size", None)  # the file's has no effect
     options = run_options(mapped.model, merged)
     return RunRequest(with_found_run(options, options.warm_start), mapped=mapped)
 

@@ -57,6 +57,8 @@ def config(text: str = "", max_batch_size: int = 8) -> ModelConfig:
         ({**LEVELS, f"{PRIORITY_POLICY}.1.max_queue_size": (4,)}, ""),
         ({f"{PRIORITY_POLICY}.2.max_queue_size": (4,)}, TWO_LEVELS),
         ({PRESERVE_ORDERING: (True, False)}, ""),
+        ({TIMEOUT_US: (0, 9), TIMEOUT_ACTION: ("DELAY",), PRESERVE_ORDERING: (False,)}, ""),
+        ({TIMEOUT_US: (9,), TIMEOUT_ACTION: ("REJECT",), PRESERVE_ORDERING: (True,)}, ""),
         ({ALLOW_TIMEOUT_OVERRIDE: ("true", "false")}, ""),  # the words of a sweep
     ],
 )
@@ -77,6 +79,17 @@ def test_combinations_that_triton_accepts(fields: Fields, text: str) -> None:
         ({**LEVELS, f"{PRIORITY_POLICY}.1.timeout_action": ("DELAY",)}, "without a timeout"),
         ({**LEVELS, PRESERVE_ORDERING: (True,)}, "excludes preserve_ordering"),
         ({**LEVELS, PRESERVE_ORDERING: ("true",)}, "excludes preserve_ordering"),
+        ({TIMEOUT_US: (0, 9), TIMEOUT_ACTION: ("REJECT", "DELAY"), PRESERVE_ORDERING: (True,)}, "DELAY excludes"),
+        (
+            {
+                PRIORITY_LEVELS: (1,),
+                DEFAULT_PRIORITY_LEVEL: (1,),
+                PRESERVE_ORDERING: (True, False),
+                f"{PRIORITY_POLICY}.1.default_timeout_microseconds": (9,),
+                f"{PRIORITY_POLICY}.1.timeout_action": ("DELAY",),
+            },
+            r"priority_queue_policy\.1\.timeout_action: DELAY excludes preserve_ordering",
+        ),
         ({ALLOW_TIMEOUT_OVERRIDE: ("yes",)}, "'yes' does not fit; it takes true or false"),
         ({MAX_QUEUE_SIZE: (True,)}, "True does not fit"),
         ({MAX_QUEUE_SIZE: (-1,)}, "-1 does not fit"),
@@ -85,6 +98,12 @@ def test_combinations_that_triton_accepts(fields: Fields, text: str) -> None:
 def test_other_combinations_are_refused(fields: Fields, problem: str) -> None:
     with pytest.raises(ParameterError, match=problem):
         check_queue_fields(config(), fields)
+
+
+def test_the_order_of_a_model_that_delays_is_not_preserved() -> None:
+    text = "dynamic_batching { default_queue_policy { default_timeout_microseconds: 9 timeout_action: DELAY } }"
+    with pytest.raises(ParameterError, match="DELAY excludes preserve_ordering"):
+        check_queue_fields(config(text), {PRESERVE_ORDERING: (True,)})
 
 
 def test_a_model_without_batch_dimension_has_no_queue() -> None:

@@ -23,6 +23,11 @@ def spell(space: SearchSpace, **values: FieldValue) -> Candidate | None:
     return space.candidate(first | values)
 
 
+def test_a_resource_of_the_rate_limiter_may_have_choices() -> None:
+    path = "instance_group.0.rate_limiter.resources.0.count"
+    assert SearchSpace((1,), fields={path: (1, 2)}).fields == {path: (1, 2)}
+
+
 def test_parameters_are_the_choices_by_name() -> None:
     space = SearchSpace((4, 8, 4), ("off", 0), ([4],), (2,), {THREADS: (1, 2)})
     assert space.parameters() == {

@@ -17,6 +17,7 @@ from optimizer.machine.cpus import (
     CpuTopology,
     cpu_quota,
     divide_among_servers,
+    memory_limit_bytes,
     place_server_and_client,
     read_topology,
     split_server_and_client,
@@ -161,6 +162,34 @@ def test_a_kernel_that_tells_nothing(tmp_path: Path) -> None:
 )
 def test_quota(tmp_path: Path, files: dict[str, str], expected: float | None) -> None:
     assert cpu_quota(write(tmp_path, files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "max"}, None),
+        (
+            {
+                "proc/self/cgroup": "0::/pod/box",
+                "sys/fs/cgroup/pod/memory.max": "4294967296",
+                "sys/fs/cgroup/pod/box/memory.max": "8589934592",
+            },
+            4 << 30,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:memory:/docker/1\n2:cpu:/",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096),
+                "sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes": "1073741824",
+            },
+            1 << 30,
+        ),
+    ],
+    ids=["no control groups", "no limit", "version 2", "version 1"],
+)
+def test_the_memory_limit_is_the_tightest_one(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
+    assert memory_limit_bytes(write(tmp_path, files)) == expected
 
 
 # -- server and client ------------------------------------------------------------------------------------------

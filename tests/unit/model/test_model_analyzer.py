@@ -570,6 +570,15 @@ def test_choices_that_a_space_cannot_express(parameters: str, words: str) -> Non
 # -- the command line -------------------------------------------------------------------------------------------
 
 
+def test_shared_memory_of_the_file_can_be_switched_off() -> None:
+    flags = "{shared-memory: system, output-shared-memory-size: 9}"
+    read(f"{HEAD}profile_models: {{m: {{perf_analyzer_flags: {flags}}}}}")
+    words = ["--from-model-analyzer", "ma.yaml"]
+    assert read_run_arguments(words).options.output_shared_memory_bytes == 9
+    options = read_run_arguments(["--shared-memory", "none", *words]).options
+    assert (options.shared_memory, options.output_shared_memory_bytes) == ("none", None)
+
+
 def test_command_line_flags_override_the_file() -> None:
     read(f"""{HEAD}
 latency_budget: 50

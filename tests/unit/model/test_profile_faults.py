@@ -352,6 +352,17 @@ FAULTS = [
         )
     ),
     (
+        MODEL + "space: {max_queue_size: [4], config: {dynamic_batching.default_queue_policy.max_queue_size: [8]}}",
+        "p.yaml:2: space.config.dynamic_batching.default_queue_policy.max_queue_size: space.max_queue_size sets this "
+        "field too; keep one of them",
+    ),
+    (
+        MODEL + "space: {onnxruntime: {intra_op_thread_count: [1]}, config: "
+        "{parameters.intra_op_thread_count.string_value: ['8']}}",
+        "p.yaml:2: space.config.parameters.intra_op_thread_count.string_value: space.onnxruntime."
+        "intra_op_thread_count sets this field too; keep one of them",
+    ),
+    (
         MODEL + "space: {server: {ratelimit: [off]}}",
         "p.yaml:2: space.server.ratelimit: 'ratelimit': tritonserver has no option --ratelimit; did you mean "
         "rate-limit?",

@@ -90,6 +90,7 @@ def test_an_option_belongs_to_its_targets_only(option: Option, target: str) -> N
             "--ssl-grpc-private-key-file: --url https://h:1 does not begin with grpcs://",
         ),
         ("--target remote --protocol http m", "--protocol http: --url is a gRPC address"),
+        ("--target remote --protocol grpc --url http://h:1 m", "--protocol grpc: --url is an HTTP address"),
         ("--target remote --url http://h:1 --load rate m", "--load rate sends requests by gRPC only"),
         ("--target remote --server-cpus 0 m", "--server-cpus 0: the CPUs of a remote server cannot be set"),
         ("--target local --server-arg=http-port=1 m", "--server-arg http-port=1: write an option with its value"),
@@ -202,6 +203,9 @@ def test_a_resumed_run_keeps_its_target_and_takes_a_new_header(tmp_path: Path) -
     assert expand_headers(read_run_arguments([*words, "--header", "a:b"]).options.headers) == {"a": "b"}
     with pytest.raises(BadInputError, match="leave --target out"):
         read_run_arguments([*words, "--target", "local"])
+    embedded = run(tmp_path / "embedded", RunOptions("m"))
+    with pytest.raises(BadInputError, match=r"--header a:\*\*\*: works only with --target remote"):
+        read_run_arguments(["--resume", str(embedded.path), "--header", "a:b"])
 
 
 def test_a_run_from_someone_else_needs_its_addresses_and_its_model_again(
@@ -314,6 +318,22 @@ def test_verify_takes_the_target_of_the_run_or_another(tmp_path: Path) -> None:
         read_verify_arguments(["--fresh", "--target", "remote", "--url", "http://h:1", folder])
     with pytest.raises(BadInputError, match="--url h:1: works only with --target remote"):
         read_verify_arguments(["--fresh", "--url", "h:1", folder])
+
+
+def test_a_server_at_another_address_gets_nothing_of_the_former_one(tmp_path: Path) -> None:
+    before = RunOptions(
+        "m",
+        target="remote",
+        url="grpcs://staging:8001",
+        metrics_url="staging:9002",
+        headers=("Authorization:$TOKEN",),
+        tls_ca="ca.pem",
+        perf_analyzer_image="sdk",
+    )
+    folder = str(run(tmp_path / "r", before).path)
+    options = read_verify_arguments(["--fresh", "--url", "prod:8001", folder]).options
+    assert options == RunOptions("m", target="remote", url="prod:8001", perf_analyzer_image="sdk")
+    assert read_verify_arguments(["--fresh", "--url", "grpcs://staging:8001", folder]).options == before
 
 
 @pytest.mark.parametrize("words", [["--target", "remote", "--url", "h:1"], ["--tritonserver", "/u"]])

@@ -40,8 +40,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Environment:
     """An environment on a host of 16 CPUs without a quota."""
     monkeypatch.setattr(environment_module, "usable_cpus", lambda: frozenset(range(16)))
     cores = tuple(frozenset({cpu}) for cpu in range(16))
-    monkeypatch.setattr(cpus, "topology", lambda _: CpuTopology(cores, (frozenset(range(16)),)))
-    monkeypatch.setattr(cpus, "quota", lambda: None)
+    monkeypatch.setattr(cpus, "read_topology", lambda _: CpuTopology(cores, (frozenset(range(16)),)))
     return Environment(RunOptions("m"), HOST, VisibleGpus(), Stopwatch(), print)
 
 
@@ -72,8 +71,7 @@ def test_an_error_of_closing_does_not_hide_the_error_before(
     assert cast("Target", target).closed == 1
 
 
-def test_a_quota_is_what_the_server_had(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpus, "quota", lambda: 1.5)
+def test_a_quota_is_what_the_server_had(environment: Environment) -> None:
     server = replace(environment, cpu_quota=1.5).server_resources(task_with())
     assert (server.server_cpus, server.cpu_quota, server.client_shares_cpus) == (1.5, 1.5, True)
 
@@ -137,7 +135,6 @@ def test_the_search_has_only_the_cpus_of_a_quota(
     quota: float | None,
     expected: int,
 ) -> None:
-    monkeypatch.setattr(cpus, "quota", lambda: quota)
     write_sleeper(tmp_path, 1.0)
     options = RunOptions("sleeper", model_repository=str(tmp_path))
     limited = replace(environment, options=options, cpu_quota=quota)
