@@ -82,7 +82,12 @@ def build_parser() -> Parser:
         epilog=EPILOG,
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="The model of a run from someone else, once more")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="Model of the run. Needed only if another user or another machine wrote the run folder.",
+    )
     for name, (title, default) in PORTS.items():
         text = f"Port of {title} (default: {default} if it is free, otherwise a free one)"
         parser.add_argument(f"--{name}-port", metavar="PORT", help=text)

@@ -79,7 +79,12 @@ def build_parser() -> Parser:
         epilog=EPILOG,
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="The model of a run from someone else, once more")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="Model of the run. Needed only if another user or another machine wrote the run folder.",
+    )
     parser.add_argument(
         "--fresh", action="store_true", help="Make a separate test, also on another server or machine"
     )
@@ -121,7 +126,7 @@ def _continued_options(run: RunFolder, model: str | None, values: dict[str, obje
 
 def _fresh_options(run: RunFolder, model: str | None, values: dict[str, object]) -> RunOptions:
     run.refuse_links()
-    stored, about = read_stored_options(run), f"verify {one_line(str(run.path))}"
+    stored, about = read_stored_options(run, other_machine=True), f"verify {one_line(str(run.path))}"
     if changed := changed_options(stored, {name: value for name, value in values.items() if name not in _TARGET}):
         raise BadInputError(f"{about}: the run has its own model and data; leave --{changed[0]} out")
     options = retarget(stored, values)
@@ -135,23 +140,36 @@ def _fresh_options(run: RunFolder, model: str | None, values: dict[str, object])
     return options
 
 
+def absent_cpus(run: RunFolder, options: RunOptions) -> list[str]:
+    """Return the lists of CPUs of the run that ``options`` lack because this machine does not have these CPUs."""
+    stored = run.read_options()
+    names = ["client_cpus"] if options.target == "remote" else ["client_cpus", "server_cpus"]
+    return [
+        f"--{name.replace('_', '-')} {getattr(stored, name)}"
+        for name in names
+        if getattr(stored, name) != getattr(options, name)
+    ]
+
+
 def main(words: list[str]) -> int:
     """Run ``tune verify`` and return its exit code. Raises TuneError."""
     arguments = read_verify_arguments(words)
-    progress = progress_on_terminal()
+    say, open_observer = progress_on_terminal()
     if not arguments.is_fresh:
         from optimizer.cli.run import exit_code, show_result
         from optimizer.results.summary import VERIFY_BUDGET
         from optimizer.study.tuning_run import continue_confirmation
 
         seconds = arguments.budget_seconds or parse_budget_seconds(VERIFY_BUDGET)
-        with continue_confirmation(arguments.run, arguments.options, seconds, *progress) as continued:
+        with continue_confirmation(arguments.run, arguments.options, seconds, say, open_observer) as continued:
             show_result(continued, as_json=arguments.as_json, verbose=arguments.verbose)
         return exit_code(continued.status, continued.outcome.verdict)
     from optimizer.results.verification import document, print_verification
     from optimizer.study.fresh_verification import verify_fresh
 
-    result = verify_fresh(arguments.run, arguments.options, arguments.budget_seconds, *progress)
+    for option in absent_cpus(arguments.run, arguments.options):
+        say(f"{option} of the run is left out: this machine does not have these CPUs")
+    result = verify_fresh(arguments.run, arguments.options, arguments.budget_seconds, say, open_observer)
     folder = str(result.folder.path)
     if arguments.as_json:
         import json

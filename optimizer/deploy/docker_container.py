@@ -138,11 +138,8 @@ def read_mount(text: str, taken: Iterable[str] = ()) -> Bind:
     return bind
 
 
-def parse_mount(text: str, folder: Path = Path()) -> Bind:
-    """Return the mount of ``SOURCE:TARGET`` or ``SOURCE:TARGET:ro``; a relative source is one of ``folder``.
-
-    Raises BadInputError.
-    """
+def parse_mount(text: str) -> Bind:
+    """Return the mount of ``SOURCE:TARGET`` or ``SOURCE:TARGET:ro``. Raises BadInputError."""
     source, _, rest = text.partition(":")
     at, _, mode = rest.partition(":")
     target = PurePosixPath(at)
@@ -150,7 +147,7 @@ def parse_mount(text: str, folder: Path = Path()) -> Bind:
         raise _refused("mount", text, "write FOLDER:FOLDER_IN_THE_CONTAINER, then :ro where it may only be read")
     if not target.is_absolute() or ".." in target.parts or len(target.parts) < 2:
         raise _refused("mount", text, "the folder in the container is an absolute path, such as /data")
-    path = (folder / Path(source).expanduser()).absolute()
+    path = Path(source).expanduser().absolute()
     return Bind(path, str(target), read_only=mode == "ro")
 
 

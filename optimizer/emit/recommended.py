@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from objectives.confidence import Verdict
@@ -175,16 +174,11 @@ def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendatio
             levels=run.problem.sla.latency_levels,
             unread=execution.unread_settings(configs.values()) if options.target == "embedded" else (),
             is_embedded=options.target == "embedded",
-            mounts=_mounts(run),
+            mounts=tuple(map(parse_mount, options.docker_mounts)),
             ulimits=options.docker_ulimits,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise run.folder.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
-
-
-def _mounts(run: FinishedRun) -> tuple[Bind, ...]:
-    folder = Path(str(run.info.get("started_in", "")))
-    return tuple(parse_mount(text, folder) for text in run.options.docker_mounts)
 
 
 def _sending(problem: Problem, point: Point) -> str:

@@ -353,12 +353,17 @@ def move_options(folder: Path, options: RunOptions) -> RunOptions:
     """
     if not is_folder(folder) or folder.samefile(Path.cwd()):
         return options
-    moved = {"model": move_model(folder, options.model, options)}
+    moved: dict[str, Any] = {"model": move_model(folder, options.model, options)}
     for option in OPTIONS:
         move = option.type.move if option.type is not None and option.field else None
-        if move is not None and (value := getattr(options, option.field)) is not None:
-            moved[option.field] = move(folder, value, options)
-    return replace(options, **moved)  # type: ignore[arg-type]  # fields of text
+        if move is None or (value := getattr(options, option.field)) is None:
+            continue
+        moved[option.field] = (
+            tuple(move(folder, element, options) for element in value)
+            if option.repeatable
+            else move(folder, value, options)
+        )
+    return replace(options, **moved)
 
 
 def _letters(flag: str) -> str:

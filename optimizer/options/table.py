@@ -194,7 +194,7 @@ _TARGET_DECLARATIONS: Final = (
     ),
     Option(
         "docker-mount",
-        _text("SRC:DST"),
+        ValueType("SRC:DST", values.parse_text, move=values.move_mount),
         "another folder to mount in the container; repeatable",
         stored_as="docker_mounts",
         repeatable=True,

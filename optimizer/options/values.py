@@ -62,6 +62,12 @@ def move_program(folder: Path, path: str, _: RunOptions) -> str:
     return str(folder / path) if "/" in path or (folder / path).exists() else path
 
 
+def move_mount(folder: Path, mount: str, _: RunOptions) -> str:
+    """Return a mount ``SOURCE:TARGET``, whose source may be a relative path."""
+    source, colon, target = mount.partition(":")
+    return f"{folder / source}{colon}{target}" if source and not source.startswith("~") else mount
+
+
 def move_run(folder: Path, run: str, options: RunOptions) -> str:
     """Return a run: a path, or a name in the folder of results."""
     return str(folder / (run if (folder / run).exists() else Path(options.out) / run))

@@ -27,7 +27,7 @@ from optimizer.options.option_reader import (
 )
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import REQUEST_TIME_OPTIONS
-from optimizer.options.values import quote, storage_file
+from optimizer.options.values import parse_cpus, quote, storage_file, usable_cpus
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import find_run, newest_run
 
@@ -110,17 +110,31 @@ def with_found_run(options: RunOptions, name: str | None, folder: Path = Path())
     return options if found is None else replace(options, warm_start=str(found.path))
 
 
-def read_stored_options(folder: RunFolder) -> RunOptions:
+def read_stored_options(folder: RunFolder, *, other_machine: bool = False) -> RunOptions:
     """Return the options in ``run.json``, which may come from anywhere: they get the same checks as given ones.
 
-    Raises BadInputError.
+    With ``other_machine``, lists of CPUs that this machine does not have are left out. Raises BadInputError.
     """
     options = folder.read_options()
+    if other_machine:
+        options = _without_absent_cpus(options)
     try:
         run_options(options.model, written_values(options))
     except BadInputError as error:
         raise BadInputError(f"{one_line(str(folder.info))}: {error}") from None
     return options
+
+
+def _without_absent_cpus(options: RunOptions) -> RunOptions:
+    return replace(options, server_cpus=_if_usable(options.server_cpus), client_cpus=_if_usable(options.client_cpus))
+
+
+def _if_usable(cpus: str | None) -> str | None:
+    """Return a list of CPUs, or None if this process cannot use them all. Text that is no list stays as it is."""
+    try:
+        return cpus if cpus is None or parse_cpus(cpus) <= usable_cpus() else None
+    except ValueError:
+        return cpus
 
 
 def _resumed(model: str | None, resume: str, out: str, values: Mapping[str, object], resuming: str) -> RunRequest:

@@ -390,6 +390,21 @@ def test_folders_and_limits_of_the_measured_container_are_kept(tmp_path: Path) -
         assert "limits: the measured container had nofile=100000, stack=1:2;" in shown
 
 
+def test_a_relative_folder_of_the_container_starts_from_where_the_run_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = tmp_path / "began"
+    began.mkdir()
+    monkeypatch.chdir(began)
+    options = RunOptions("doubler", target="docker", docker_image=IMAGE, docker_mounts=("./weights:/weights",))
+    run = write_run(began / "results", options=options)
+    for working_folder in (began, tmp_path):
+        monkeypatch.chdir(working_folder)
+        out = tmp_path / f"from-{working_folder.name}"
+        (script,) = emitted(run, out, *in_production("s3://b/m", "docker")).values()
+        assert f"--volume={began}/weights:/weights " in script
+
+
 @pytest.mark.parametrize("format_name", ["docker", "compose"])
 def test_the_file_that_is_mounted_over_must_exist(format_name: str, tmp_path: Path) -> None:
     run, models = write_run(tmp_path / "a"), tmp_path / "models"

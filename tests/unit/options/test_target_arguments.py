@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from optimizer.cli.run import read_run_arguments
 from optimizer.cli.sweep import read_sweep_arguments
-from optimizer.cli.verify import read_verify_arguments
+from optimizer.cli.verify import absent_cpus, read_verify_arguments
 from optimizer.core.errors import BadInputError
 from optimizer.core.signature import sign
 from optimizer.options.addresses import (
@@ -26,6 +27,7 @@ from optimizer.options.option import Option
 from optimizer.options.option_reader import external_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import TARGET_OPTIONS
+from optimizer.options.values import LARGEST_COUNT, usable_cpus
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.run_request import read_stored_options
 
@@ -334,6 +336,22 @@ def test_a_server_at_another_address_gets_nothing_of_the_former_one(tmp_path: Pa
     options = read_verify_arguments(["--fresh", "--url", "prod:8001", folder]).options
     assert options == RunOptions("m", target="remote", url="prod:8001", perf_analyzer_image="sdk")
     assert read_verify_arguments(["--fresh", "--url", "grpcs://staging:8001", folder]).options == before
+
+
+def test_a_separate_test_leaves_out_cpus_that_this_machine_lacks(tmp_path: Path) -> None:
+    usable = str(min(usable_cpus()))
+    before = RunOptions("m", server_cpus=f"{usable},{LARGEST_COUNT - 1}", client_cpus=f"{LARGEST_COUNT - 1}")
+    folder = run(tmp_path / "r", before)
+    options = read_verify_arguments(["--fresh", str(folder.path)]).options
+    assert options == replace(before, server_cpus=None, client_cpus=None)
+    left_out = [f"--client-cpus {before.client_cpus}", f"--server-cpus {before.server_cpus}"]
+    assert absent_cpus(folder, options) == left_out
+    remote = read_verify_arguments(["--fresh", "--target", "remote", "--url", "h:1", str(folder.path)]).options
+    assert absent_cpus(folder, remote) == left_out[:1], "the server has CPUs of its own"
+    with pytest.raises(BadInputError, match="cannot be used here"):
+        read_verify_arguments([str(folder.path)])
+    kept = run(tmp_path / "kept", replace(before, server_cpus=usable, client_cpus=None))
+    assert read_verify_arguments(["--fresh", str(kept.path)]).options.server_cpus == usable
 
 
 @pytest.mark.parametrize("words", [["--target", "remote", "--url", "h:1"], ["--tritonserver", "/u"]])

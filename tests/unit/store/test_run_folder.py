@@ -13,7 +13,7 @@ import pytest
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.files import write_atomically
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.options.option_reader import move_options
+from optimizer.options.option_reader import external_values, move_options
 from optimizer.options.run_options import RunOptions
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import find_run
@@ -201,6 +201,17 @@ def test_the_inputs_of_a_run_are_found_from_another_folder(tmp_path: Path, monke
     for name, path in (("other", "began/other"), ("m/1", "began/results/m/1")):
         assert move_options(Path("began"), RunOptions("m", warm_start=name)).warm_start == path
     assert move_options(Path("began"), RunOptions("m")).warm_start is None
+
+
+def test_folders_for_the_container_are_found_from_another_folder(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = ("./weights:/weights:ro", "/data:/data", "~/plugins:/plugins")
+    folder = started(project, replace(GIVEN, docker_mounts=mounts))
+    monkeypatch.chdir(tmp_path)
+    options = folder.read_options()
+    assert options.docker_mounts == (f"{project}/weights:/weights:ro", *mounts[1:])
+    assert external_values(options)["docker-mount"][0] == f"{project}/weights:/weights:ro"
 
 
 def test_a_run_that_is_not_there_is_named_on_one_short_line(project: Path) -> None:

@@ -65,6 +65,12 @@ def test_paths_start_from_the_suite(tmp_path: Path) -> None:
     ]
 
 
+def test_folders_for_the_container_start_from_the_suite(tmp_path: Path) -> None:
+    target = "{target: docker, docker-image: i, docker-mount: './weights:/weights'}"
+    (entry,) = read_suite(write(tmp_path, f"entries: [{{model: m, target: {target}}}]")).entries
+    assert entry.options.docker_mounts == (f"{tmp_path}/weights:/weights",)
+
+
 def test_a_warm_start_may_be_the_name_of_a_run(tmp_path: Path) -> None:
     for number in (1, 2):
         run = tmp_path / "results" / "dlrm" / f"2026112{number}-072139"
