@@ -11,7 +11,7 @@ from objectives.sla import Sla
 from optimizer.deploy import runtime
 from optimizer.machine import hardware
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
-from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.options.run_options import RunOptions
 from optimizer.study.task import Task, prepare_task
 
@@ -26,7 +26,7 @@ def make_perf_analyzer(prepared: Task, folder: Path) -> PerfAnalyzer:
     installed = runtime.ensure(say)
     return PerfAnalyzer(
         installed.perf_analyzer,
-        installed.perf_analyzer_libraries,
+        LocalRunner(installed.perf_analyzer_libraries),
         folder / "perf_analyzer.log",
         input_data=prepared.input_data,
         shapes=prepared.shapes,

@@ -22,7 +22,7 @@ from optimizer.deploy.managed_target import server_options
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import startup_failure
 from optimizer.deploy.target_settings import free_port
-from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.options.values import parse_cpus
 from optimizer.study.task import Task
 
@@ -83,7 +83,7 @@ def perf_analyzer_for(
     """Return perf_analyzer with the requests of ``task``, on ``cpus``; ``log`` gets its output."""
     return PerfAnalyzer(
         installed.perf_analyzer,
-        installed.perf_analyzer_libraries,
+        LocalRunner(installed.perf_analyzer_libraries),
         log,
         input_data=task.input_data,
         shapes=task.shapes,

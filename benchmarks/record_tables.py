@@ -41,7 +41,7 @@ from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.options.run_options import RunOptions
 from optimizer.store.trials_table import TrialsTable, read_run_table
 from optimizer.study.task import Task
@@ -209,7 +209,7 @@ def bench(task: Task, plan: RecordingPlan) -> Iterator[Bench]:
         logs = Path(scratch)
         load_generator = PerfAnalyzer(
             installed.perf_analyzer,
-            installed.perf_analyzer_libraries,
+            LocalRunner(installed.perf_analyzer_libraries),
             logs / "perf_analyzer.log",
             input_data=task.input_data,
             window_ms=plan.window_ms,

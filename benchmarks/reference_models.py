@@ -32,7 +32,7 @@ from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import CpuUsage, server_pids
-from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.model.builders import build
 from optimizer.model.profile import Profile, load_profile
 from optimizer.model.profile_lookup import find_profile, list_profiles
@@ -130,7 +130,7 @@ def _served(profile: Profile, cache: Path) -> str:
     load = LoadPoint(int(profile.request.batch_size), 1)
     load_generator = PerfAnalyzer(
         installed.perf_analyzer,
-        installed.perf_analyzer_libraries,
+        LocalRunner(installed.perf_analyzer_libraries),
         cache / "perf_analyzer.log",
         input_data=str(source.input_data or "random"),
     )

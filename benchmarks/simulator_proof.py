@@ -46,7 +46,7 @@ from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine import hardware
-from optimizer.measure.perf_analyzer import MAX_THREADS, PerfAnalyzer
+from optimizer.measure.perf_analyzer import MAX_THREADS, LocalRunner, PerfAnalyzer
 from optimizer.model.repository import read_repository_model
 from optimizer.simulator.calibration import Observation, service_times
 from optimizer.simulator.scenario import (
@@ -248,7 +248,7 @@ def bench(config: str = CONFIG) -> Iterator[tuple[EmbeddedTarget, RateLoadGenera
         source = read_repository_model(folder / "models", MODEL, gpu=False)
         load_generator = RateLoadGenerator(
             installed.perf_analyzer,
-            installed.perf_analyzer_libraries,
+            LocalRunner(installed.perf_analyzer_libraries),
             folder / "perf_analyzer.log",
             input_data="zero",
             window_ms=WINDOW_MS,

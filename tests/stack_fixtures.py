@@ -21,7 +21,7 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.client_files import SendRecord
 from optimizer.measure.load_client.generators import OpenLoopGenerator
-from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.server_calls import infer
 from optimizer.model.builders import build
 
@@ -49,7 +49,7 @@ def perf_analyzer(mlp: ModelSource, tmp_path: Path) -> PerfAnalyzer:
     installed = runtime.ensure(print)
     return PerfAnalyzer(
         installed.perf_analyzer,
-        installed.perf_analyzer_libraries,
+        LocalRunner(installed.perf_analyzer_libraries),
         tmp_path / "perf_analyzer.log",
         input_data=str(mlp.input_data),
     )

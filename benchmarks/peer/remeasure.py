@@ -24,7 +24,7 @@ from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.study.task import Task
 from peer.search import StatedResult
 
@@ -111,7 +111,7 @@ def _measure(
         log = Path(scratch, "perf_analyzer.log")
         load_generator = PerfAnalyzer(
             installed.perf_analyzer,
-            installed.perf_analyzer_libraries,
+            LocalRunner(installed.perf_analyzer_libraries),
             log,
             input_data=task.input_data,
             shapes=task.shapes,

@@ -24,7 +24,7 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings, free_port
-from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.model.builders import build
 
 TOKENS = (16, 128)
@@ -85,7 +85,7 @@ def _by_perf_analyzer(source: ModelSource, endpoint: Endpoint, tokens: int, log:
     installed = runtime.ensure(print)
     analyzer = PerfAnalyzer(
         installed.perf_analyzer,
-        installed.perf_analyzer_libraries,
+        LocalRunner(installed.perf_analyzer_libraries),
         log,
         input_data=str(source.input_data),
         shapes=tuple(f"{tensor.name}:{tokens}" for tensor in source.config.input),

@@ -281,7 +281,7 @@ SDK_COMMAND = "perf_analyzer"  # on the PATH of NVIDIA's SDK image
 
 @dataclass(frozen=True)
 class ContainerRunner:
-    """A launcher that runs perf_analyzer in a container of ``image``, in the network of this machine.
+    """Runs perf_analyzer in a container of ``image``, in the network of this machine.
 
     ``base_url`` is as for DockerTarget. Raises EnvironmentFault if Docker does not run it.
     """
@@ -289,22 +289,22 @@ class ContainerRunner:
     image: str
     base_url: str | None = None
 
-    def __call__(self, launch: PerfAnalyzerCommand) -> FinishedProcess:
-        program, *rest = launch.command
+    def __call__(self, command: PerfAnalyzerCommand) -> FinishedProcess:
+        program, *rest = command.arguments
         with contextlib.closing(connect(self.base_url)) as client, temporary_folder() as scratch:
             with translated_errors():
                 rootless = any("rootless" in option for option in client.info().get("SecurityOptions") or ())
             settings = ContainerSettings(
-                binds=(Bind(scratch, RESULTS, read_only=False), *(Bind(path, str(path)) for path in launch.reads)),
-                cpus=launch.cpus,
+                binds=(Bind(scratch, RESULTS, read_only=False), *(Bind(path, str(path)) for path in command.reads)),
+                cpus=command.cpus,
                 host_network=True,
                 user="" if rootless else f"{os.getuid()}:{os.getgid()}",  # in rootless Docker, root is this user
                 folder=RESULTS,
                 entrypoint=program,
             )
-            launch.log.unlink(missing_ok=True)
-            container = Container(client, self.image, rest, settings, log=launch.log)
-            done = wait_and_stop(container, launch.timeout_seconds, launch.check)
+            command.log.unlink(missing_ok=True)
+            container = Container(client, self.image, rest, settings, log=command.log)
+            done = wait_and_stop(container, command.timeout_seconds, command.check)
             for file in scratch.iterdir():
-                shutil.move(file, launch.log.parent / file.name)
+                shutil.move(file, command.log.parent / file.name)
             return done

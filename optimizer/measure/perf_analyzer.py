@@ -57,11 +57,11 @@ REFUSED = "parameter keys starting with 'triton_' are reserved"
 class PerfAnalyzerCommand:
     """One run of perf_analyzer; the fields are arguments of ``process.run_command``.
 
-    The command runs in the folder of ``log`` and writes its files there. ``reads`` are the files that it reads,
-    ``shm_patterns`` the patterns of the names of its shared memory.
+    The command runs in the folder of ``log`` and writes its files there. ``arguments`` begin with the program.
+    ``reads`` are the files that it reads, ``shm_patterns`` the patterns of the names of its shared memory.
     """
 
-    command: Sequence[str]
+    arguments: Sequence[str]
     timeout_seconds: float
     log: Path
     reads: Sequence[Path] = ()
@@ -84,7 +84,7 @@ class LocalRunner:
     libraries: Path
     variables: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self, run: PerfAnalyzerCommand) -> FinishedProcess:
+    def __call__(self, command: PerfAnalyzerCommand) -> FinishedProcess:
         environment = {
             **self.variables,
             **{name: value for name, value in os.environ.items() if name.startswith("CUDA_")},
@@ -93,14 +93,14 @@ class LocalRunner:
             "HOME": os.environ.get("HOME", ""),
         }
         return run_command(
-            run.command,
-            timeout_seconds=run.timeout_seconds,
-            log=run.log,
+            command.arguments,
+            timeout_seconds=command.timeout_seconds,
+            log=command.log,
             env=environment,
-            cwd=run.log.parent,
-            cpus=run.cpus,
-            check=run.check,
-            shm_patterns=run.shm_patterns,
+            cwd=command.log.parent,
+            cpus=command.cpus,
+            check=command.check,
+            shm_patterns=command.shm_patterns,
         )
 
 
@@ -116,14 +116,14 @@ class FallbackRunner:
     variables: Mapping[str, str] = field(default_factory=dict)
     _older_binary: Path | None = field(default=None, init=False)
 
-    def __call__(self, run: PerfAnalyzerCommand) -> FinishedProcess:
+    def __call__(self, command: PerfAnalyzerCommand) -> FinishedProcess:
         runner = LocalRunner(self.libraries, self.variables)
         if self._older_binary is None:
-            done = runner(run)
+            done = runner(command)
             if REFUSED not in done.output:
                 return done
             self._older_binary = self.older()
-        return runner(replace(run, command=[str(self._older_binary), *run.command[1:]]))
+        return runner(replace(command, arguments=[str(self._older_binary), *command.arguments[1:]]))
 
 
 def connection_arguments(connection: Connection) -> list[str]:
@@ -149,12 +149,12 @@ def _tls_files(tls: Tls) -> dict[str, Path]:
 
 NEVER_UNSTABLE = 10**9  # percent: a slow model's first window may have a twentieth of the throughput of the others
 WARM_UP_WINDOW_MS = 100
-WARM_UP_DRAIN_SECONDS = 10.0  # a killed warm-up changes no figure
+WARM_UP_DRAIN_SECONDS = 10.0  # a killed warm-up changes no measurement
 # reading a data file and registering its entries in shared memory; usually twice as fast
-SLOWEST_BYTES_PER_SECOND, SLOWEST_ENTRIES_PER_SECOND = 10e6, 1000
+MIN_BYTES_PER_SECOND, MIN_ENTRIES_PER_SECOND = 10e6, 1000
 OVERDUE_SECONDS = 3.0  # after the last window; then check whether the server is alive
 # with many requests in flight, the last of them may be answered minutes after the last window
-LONGEST_DRAIN_SECONDS, DRAIN_BOUNDS = 600.0, 2
+MAX_DRAIN_SECONDS, DRAIN_BOUNDS = 600.0, 2
 MAX_CSV_BYTES = 2**16
 MAX_THREADS = 2  # few, because on a CPU they share the cores with the server
 
@@ -165,7 +165,7 @@ class PerfAnalyzer:
 
     Args:
         binary: perf_analyzer; the name of its command if ``runner`` runs it somewhere else.
-        libraries: Folder of shared libraries that perf_analyzer needs.
+        runner: Runs the command.
         log: File for the output of each run; other files are written to its folder.
         input_data: ``random``, ``zero`` or a JSON data file.
         shapes: ``name:d1,d2``.
@@ -173,13 +173,12 @@ class PerfAnalyzer:
         drain_seconds: How long the server may complete no request after the last window before the run is killed.
         latency_bound_ms: The largest bound on the latency, which extends the longest window and ``drain_seconds``.
         cpus: CPUs that it runs on; None for all.
-        runner: Runs the command; None for LocalRunner.
         sequence_length: Requests in each sequence to a stateful model; None for other models.
         shared_memory: Shared memory for inputs and outputs; None sends them in the messages.
     """
 
     binary: Path
-    libraries: Path
+    runner: PerfAnalyzerRunner
     log: Path
     protocol: Literal["grpc", "http"] = "grpc"
     input_data: str = "random"
@@ -190,7 +189,6 @@ class PerfAnalyzer:
     drain_seconds: float = 30.0
     latency_bound_ms: float = 0.0
     cpus: frozenset[int] | None = None
-    runner: PerfAnalyzerRunner | None = None
     sequence_length: int | None = None
     shared_memory: SharedMemory | None = None
 
@@ -201,7 +199,7 @@ class PerfAnalyzer:
         caller takes several such measurements and judges their differences.
 
         Raises:
-            MeasurementError: perf_analyzer gave no figures twice in a row.
+            MeasurementError: perf_analyzer gave no results twice in a row.
             ServerCrashed: The server or its model died or hangs.
         """
         first_ms = self.window_ms
@@ -209,7 +207,12 @@ class PerfAnalyzer:
             first_ms = max(MIN_WINDOW_MS, round(1000 * seconds / MIN_WINDOWS / WINDOW_STRETCH))
         window_ms, longest_ms = first_ms, round(longest_window_ms(self.latency_bound_ms))
         while True:
-            measurement, windows = self._launch(endpoint, load, window_ms)
+            try:
+                measurement, windows = self._attempt(endpoint, load, window_ms)
+            except ServerCrashed:
+                raise
+            except MeasurementError:  # perf_analyzer itself may have been killed
+                measurement, windows = self._attempt(endpoint, load, window_ms)
             if measurement is None:  # no request was answered within one of the windows
                 if window_ms >= longest_ms:
                     raise ServerCrashed(  # it hangs, or has more work than it can ever finish
@@ -260,23 +263,14 @@ class PerfAnalyzer:
         command += ["--percentile", "95", "--measurement-interval", str(window_ms), "--max-trials", str(windows)]
         return [*command, "--stability-percentage", str(NEVER_UNSTABLE), "-v", "-f", "perf.csv"]
 
-    def _launch(
-        self, endpoint: Endpoint, load: LoadPoint, window_ms: int
-    ) -> tuple[Measurement | None, list[MeasurementWindow]]:
-        try:
-            return self._attempt(endpoint, load, window_ms)
-        except ServerCrashed:
-            raise
-        except MeasurementError:
-            return self._attempt(endpoint, load, window_ms)  # perf_analyzer itself may have been killed
-
     def _attempt(
         self, endpoint: Endpoint, load: LoadPoint, window_ms: int
     ) -> tuple[Measurement | None, list[MeasurementWindow]]:
+        """Return the measurement of one run and its windows; None if no request was answered in one of them."""
         csv_path = self.log.with_name("perf.csv")
         csv_path.unlink(missing_ok=True)
         before = self._statistics(endpoint)
-        done = self._run(endpoint, load, window_ms, max(self.drain_seconds, LONGEST_DRAIN_SECONDS))
+        done = self._run(endpoint, load, window_ms, max(self.drain_seconds, MAX_DRAIN_SECONDS))
         none_valid = done.exit_code == 3 or "No valid requests recorded" in done.output
         unanswered = none_valid and done.exit_code is not None and "had error" not in done.output
         text = _head(csv_path) if done.exit_code == 0 else ""
@@ -327,7 +321,7 @@ class PerfAnalyzer:
         tls = endpoint.connection_for_load(self.protocol).tls
         is_system = self.shared_memory is not None and self.shared_memory.kind == "system"
         regions = _regions(endpoint) if is_system else ()
-        run = PerfAnalyzerCommand(
+        command = PerfAnalyzerCommand(
             self.command(endpoint, load, window_ms, windows),
             timeout_seconds=start_seconds + limit_seconds + windows * 4 * window_ms / 1000,
             log=self.log,
@@ -340,7 +334,7 @@ class PerfAnalyzer:
             shm_patterns=regions,
         )
         with claimed(regions), self.stopwatch.count("load_generator"):
-            return (self.runner or LocalRunner(self.libraries))(run)
+            return self.runner(command)
 
     def _start_seconds(self) -> float:
         """Return how long perf_analyzer may read the data file and register its entries in shared memory."""
@@ -348,7 +342,7 @@ class PerfAnalyzer:
             return 0.0
         file = Path(self.input_data)
         entries = 0 if self.shared_memory is None else count_entries(file)
-        return file.stat().st_size / SLOWEST_BYTES_PER_SECOND + entries / SLOWEST_ENTRIES_PER_SECOND
+        return file.stat().st_size / MIN_BYTES_PER_SECOND + entries / MIN_ENTRIES_PER_SECOND
 
     def _failure(self, endpoint: Endpoint, done: FinishedProcess) -> MeasurementError:
         """Return the error for a run without results: ServerCrashed if the server caused it."""

@@ -54,7 +54,7 @@ def read_average_ms(output: str) -> float | None:
 def read_csv(text: str) -> Measurement:
     """Return the measurement in perf_analyzer's CSV of one load.
 
-    Raises MeasurementError if the text is no such CSV or a figure is negative or not finite.
+    Raises MeasurementError if the text is no such CSV or a value is negative or not finite.
     """
     try:
         (row,) = csv.DictReader(io.StringIO(text))
@@ -68,7 +68,7 @@ def failure_text(done: FinishedProcess) -> str:
     """Return why a run of perf_analyzer has no results."""
     if done.exit_code is None:
         return f"perf_analyzer did not end in time and was killed after {done.seconds:.0f} s"
-    how = "wrote no figures" if done.exit_code == 0 else f"ended with {describe_exit_code(done.exit_code)}"
+    how = "wrote no results" if done.exit_code == 0 else f"ended with {describe_exit_code(done.exit_code)}"
     return f"perf_analyzer {how}: {_last_error(done.output)}"
 
 

@@ -30,7 +30,7 @@ from optimizer.measure.load_wrappers import (
     ServerProcessesLoadGenerator,
     SharedMemoryLoadGenerator,
 )
-from optimizer.measure.perf_analyzer import FallbackRunner, PerfAnalyzer
+from optimizer.measure.perf_analyzer import FallbackRunner, PerfAnalyzer, PerfAnalyzerRunner
 from optimizer.model.input_data import GENERATED_DATA, MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
@@ -203,9 +203,15 @@ def _make_perf_analyzer(
 ) -> PerfAnalyzer:
     """Return perf_analyzer with the settings that the project's own client, ``own``, has too."""
     installed, image = runtime.ensure(say), options.perf_analyzer_image
+    runner: PerfAnalyzerRunner
+    if image is None:
+        variables = {} if options.target == "remote" else BUS_ORDER  # that of the servers that tune starts
+        runner = FallbackRunner(installed.perf_analyzer_libraries, partial(ensure_older, say), variables)
+    else:
+        runner = ContainerRunner(image)
     return PerfAnalyzer(
         installed.perf_analyzer if image is None else Path(SDK_COMMAND),
-        installed.perf_analyzer_libraries,
+        runner,
         folder.perf_analyzer_log,
         protocol=options.protocol,
         input_data=own.input_data,
@@ -214,13 +220,6 @@ def _make_perf_analyzer(
         window_ms=own.window_ms,
         latency_bound_ms=own.latency_bound_ms,
         cpus=own.cpus,
-        runner=FallbackRunner(
-            installed.perf_analyzer_libraries,
-            partial(ensure_older, say),
-            {} if options.target == "remote" else BUS_ORDER,  # that of the servers that tune starts
-        )
-        if image is None
-        else ContainerRunner(image),
         shared_memory=own.shared_memory,
     )
 

@@ -78,12 +78,11 @@ def test_one_that_dies_while_measuring_is_told_and_replaced_and_one_measured(
     target = make()
     tool = PerfAnalyzer(
         Path("perf_analyzer"),
-        tmp_path,
+        ContainerRunner(engine.image, engine.base_url),
         tmp_path / "perf_analyzer.log",
         input_data=str(mlp.input_data),
         window_ms=200,
         repeat=False,
-        runner=ContainerRunner(engine.image, engine.base_url),
     )
     with target.deploy(BATCHING) as endpoint, ContainerTelemetry(ProcessTelemetry()).record(endpoint) as samples:
         measured = tool.measure(endpoint, LoadPoint(1, 4))

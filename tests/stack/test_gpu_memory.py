@@ -20,7 +20,7 @@ from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.model.repository import read_source
 from tests.repositories import ENSEMBLE_CONFIG, SLEEPER_CONFIG, stored, write_python_model, write_sleeper
 
@@ -83,7 +83,8 @@ def test_after_too_many_instances_the_next_candidate_has_the_whole_memory(target
 def test_a_model_that_dies_for_lack_of_memory_lacks_gpu_memory(tmp_path: Path) -> None:
     write_python_model(tmp_path / "models", "m", DYING_MODEL)
     source, installed = stored(tmp_path / "models")("m"), runtime.ensure(print)
-    perf_analyzer = PerfAnalyzer(installed.perf_analyzer, installed.perf_analyzer_libraries, tmp_path / "load")
+    runner = LocalRunner(installed.perf_analyzer_libraries)
+    perf_analyzer = PerfAnalyzer(installed.perf_analyzer, runner, tmp_path / "load")
     with contextlib.closing(EmbeddedTarget(source, TargetSettings(tmp_path / "log"))) as target:
         with pytest.raises(ServerCrashed, match="CUDA out of memory") as caught, target.deploy(ONE) as endpoint:
             perf_analyzer.measure(endpoint, LoadPoint(1, 1))

@@ -20,6 +20,7 @@ from objectives.metrics import Measurement
 from optimizer.config.model_source import ModelSource
 from optimizer.core.process import SupervisedProcess, run_command
 from optimizer.core.trial import SERVER_CPUS, Candidate, LoadPoint
+from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import DISTURBANCE_LIMIT, ProcessTelemetry, describe_disturbance, process_tree
@@ -82,7 +83,8 @@ def test_every_thread_of_a_pinned_load_generator_stays(
 ) -> None:
     with embedded.deploy(CANDIDATE) as endpoint:
         command = perf_analyzer.command(endpoint, LOAD, 5000)
-        environment = {**os.environ, "LD_LIBRARY_PATH": str(perf_analyzer.libraries)}
+        libraries = str(runtime.ensure(print).perf_analyzer_libraries)
+        environment = {**os.environ, "LD_LIBRARY_PATH": libraries}
         with SupervisedProcess(command, log=tmp_path / "log", cwd=tmp_path, env=environment, cpus=ONE) as process:
             deadline = time.monotonic() + 60
             while len(masks := affinities(process.pid)) < 5:  # supervisor, perf_analyzer and its threads

@@ -25,7 +25,7 @@ from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.measure import perf_analyzer
 from optimizer.measure.measurer import Measurer
-from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.perf_output import read_csv
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
@@ -122,7 +122,7 @@ def generator(folder: Path, program: str, drain_seconds: float = 60) -> PerfAnal
     binary.write_text(f'#!/bin/sh\necho "$@" >> launches\n{program}\n')
     binary.chmod(0o755)
     log = folder / "perf_analyzer.log"
-    return PerfAnalyzer(binary, folder, log, window_ms=50, repeat=False, drain_seconds=drain_seconds)
+    return PerfAnalyzer(binary, LocalRunner(folder), log, window_ms=50, repeat=False, drain_seconds=drain_seconds)
 
 
 def launches(folder: Path) -> list[str]:
@@ -163,7 +163,7 @@ def test_a_valid_run_is_read(folder: Path, living: Endpoint) -> None:
             "echo 'Thread [0] had error: it broke\n\nAt:\n  model.py(1)\nThread [1] had error: too'; exit 99",
             "perf_analyzer ended with exit code 99: it broke",
         ),
-        ("cat output; : > perf.csv", "perf_analyzer wrote no figures: Avg gRPC time: 1600 usec (marshal 3 usec)"),
+        ("cat output; : > perf.csv", "perf_analyzer wrote no results: Avg gRPC time: 1600 usec (marshal 3 usec)"),
     ],
 )
 def test_a_failing_run_is_repeated_once_and_then_reported(
@@ -282,7 +282,7 @@ def test_garbage_in_the_output_leaves_the_windows_unknown(folder: Path, living: 
 
 def test_figures_of_an_earlier_run_are_not_used(folder: Path, living: Endpoint) -> None:
     generator(folder, SUCCEED).measure(living, LOAD)
-    assert "wrote no figures" in str(failure(folder, "cat output", living))
+    assert "wrote no results" in str(failure(folder, "cat output", living))
 
 
 def test_endless_output_is_cut(folder: Path, living: Endpoint) -> None:

@@ -21,7 +21,7 @@ from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.output_check import BaselineOutputCheck
-from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.server_calls import read_statistics
 from optimizer.model.repository import read_source
 from tests.repositories import doubler, onnx_model, stored, write_bls, write_model, write_python_model
@@ -110,7 +110,7 @@ def test_batches_are_counted_for_the_tuned_model(chain: EmbeddedTarget, tmp_path
     installed = runtime.ensure(print)
     load = PerfAnalyzer(
         installed.perf_analyzer,
-        installed.perf_analyzer_libraries,
+        LocalRunner(installed.perf_analyzer_libraries),
         tmp_path / "log",
         window_ms=400,  # perf_analyzer is started again if no request is answered within a window
         repeat=False,

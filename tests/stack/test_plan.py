@@ -21,7 +21,7 @@ from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.arrivals import PoissonArrivals
 from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.load_client.open_loop import LateError
-from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.plan import traffic
 from optimizer.plan.evidence import collect
 from optimizer.plan.fleet import Fleet
@@ -52,7 +52,7 @@ def test_latency_and_capacity_of_a_replica(tmp_path: Path) -> None:
     write_sleeper(tmp_path / "models", SLEEP_MS)
     installed = runtime.ensure(print)
     perf_analyzer = PerfAnalyzer(
-        installed.perf_analyzer, installed.perf_analyzer_libraries, tmp_path / "perf_analyzer.log"
+        installed.perf_analyzer, LocalRunner(installed.perf_analyzer_libraries), tmp_path / "perf_analyzer.log"
     )
     open_loop = OpenLoopGenerator(log=tmp_path / "client.log", sla=SLA)
     target = EmbeddedTarget(stored(tmp_path / "models")("sleeper"), TargetSettings(tmp_path / "tritonserver.log"))

@@ -19,7 +19,7 @@ from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.measure.load_client.arrivals import ConstantArrivals
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.output_check import BaselineOutputCheck
-from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.server_calls import all_servers_respond, read_statistics
 from tests.certificates import Certificates, tls_proxy
 from tests.production import SECRET, Production, secured
@@ -50,7 +50,7 @@ def generators(production: Production, tmp_path: Path) -> tuple[PerfAnalyzer, Op
     return (
         PerfAnalyzer(
             installed.perf_analyzer,
-            installed.perf_analyzer_libraries,
+            LocalRunner(installed.perf_analyzer_libraries),
             logs / "perf_analyzer.log",
             input_data=data,
             window_ms=100,

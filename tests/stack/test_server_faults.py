@@ -32,7 +32,7 @@ from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings, free_port
 from optimizer.measure import perf_analyzer, server_calls
-from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import Playground, assert_search_ended, eventually, run_tune
 from tests.repositories import FAULT, FAULTY_BATCH, SLEEPER_CONFIG, doubler, write_faulty, write_model, write_sleeper
@@ -98,7 +98,7 @@ def load_generator(tmp_path: Path) -> PerfAnalyzer:
     installed = runtime.ensure(print)
     return PerfAnalyzer(
         installed.perf_analyzer,
-        installed.perf_analyzer_libraries,
+        LocalRunner(installed.perf_analyzer_libraries),
         tmp_path / "perf_analyzer.log",
         window_ms=100,
         repeat=False,

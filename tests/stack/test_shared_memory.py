@@ -30,7 +30,7 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.load_wrappers import SharedMemoryLoadGenerator
-from optimizer.measure.perf_analyzer import PerfAnalyzer
+from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.server_calls import open_client
 from optimizer.measure.shared_memory import check_is_shared, region
 from optimizer.model.repository import read_repository_model
@@ -63,7 +63,10 @@ def endpoint(wide: EmbeddedTarget) -> Iterator[Endpoint]:
 def generator(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     installed = runtime.ensure(print)
     perf_analyzer = PerfAnalyzer(
-        installed.perf_analyzer, installed.perf_analyzer_libraries, tmp_path / "client.log", shared_memory=SHARED
+        installed.perf_analyzer,
+        LocalRunner(installed.perf_analyzer_libraries),
+        tmp_path / "client.log",
+        shared_memory=SHARED,
     )
     sla = Sla.from_bounds({"p95": 5000.0})
     own: dict[str, Any] = {"log": tmp_path / "client.log", "sla": sla, "shared_memory": SHARED}
@@ -214,7 +217,10 @@ def test_too_small_outputs_are_bad_input(generator: Any, varied: EmbeddedTarget)
 def test_perf_analyzer_does_not_overwrite_memory_of_others(endpoint: Endpoint, tmp_path: Path) -> None:
     installed = runtime.ensure(print)
     perf_analyzer = PerfAnalyzer(
-        installed.perf_analyzer, installed.perf_analyzer_libraries, tmp_path / "client.log", shared_memory=SHARED
+        installed.perf_analyzer,
+        LocalRunner(installed.perf_analyzer_libraries),
+        tmp_path / "client.log",
+        shared_memory=SHARED,
     )
     theirs = FOLDER / "y"
     theirs.write_text("theirs")

@@ -81,7 +81,7 @@ def test_windows_are_read_from_the_output() -> None:
 
 
 def test_the_measurement_interval_is_the_window(tmp_path: Path) -> None:
-    tool = PerfAnalyzer(tmp_path / "perf_analyzer", tmp_path, tmp_path / "log", window_ms=5000)
+    tool = PerfAnalyzer(tmp_path / "perf_analyzer", LocalRunner(tmp_path), tmp_path / "log", window_ms=5000)
     command = tool.command(Endpoint("m", Candidate(1), "127.0.0.1:1"), LoadPoint(4, 7), tool.window_ms)
     pairs = dict(pairwise(command))
     assert pairs["--measurement-interval"] == "5000"
@@ -101,11 +101,11 @@ def test_the_longest_window_is_tried_before_a_slow_model_is_given_up(
 ) -> None:
     tried = []
 
-    def find_nothing(run: PerfAnalyzerCommand) -> FinishedProcess:
-        tried.append(dict(pairwise(run.command))["--measurement-interval"])
+    def find_nothing(command: PerfAnalyzerCommand) -> FinishedProcess:
+        tried.append(dict(pairwise(command.arguments))["--measurement-interval"])
         return FinishedProcess(3, "No valid requests recorded within time interval.", 1.0)
 
-    tool = PerfAnalyzer(Path("perf_analyzer"), tmp_path, tmp_path / "log", window_ms=first_ms, runner=find_nothing)
+    tool = PerfAnalyzer(Path("perf_analyzer"), find_nothing, tmp_path / "log", window_ms=first_ms)
     expected_text = "no request was answered within 15 s at concurrency 1,"
     with AnsweringServer(dict).serving() as endpoint, pytest.raises(ServerCrashed, match=expected_text):
         tool.measure(endpoint, LoadPoint(1, 1), seconds)
@@ -145,7 +145,7 @@ def test_the_time_limit_includes_reading_the_data(tmp_path: Path) -> None:
 
     data = tmp_path / "data.json"
     data.write_text(json.dumps({"data": [{"x": [1]}] * 3000}) + " " * 50_000_000)
-    tool = PerfAnalyzer(tmp_path / "perf_analyzer", tmp_path, tmp_path / "log", runner=note)
+    tool = PerfAnalyzer(tmp_path / "perf_analyzer", note, tmp_path / "log")
     with_data = replace(tool, input_data=str(data))
     for each in (tool, with_data, replace(with_data, shared_memory=SharedMemory("cuda", 100))):
         each.warm_up(Endpoint("m", Candidate(1), "127.0.0.1:1"), LoadPoint(1, 7))
