@@ -125,6 +125,8 @@ def main(words: list[str]) -> int:
     run = read_run(arguments.run, arguments.results)
     recommended = read_recommendation(run, "serve")
     check_decided(recommended, "serves", force=arguments.force)
+    if arguments.latency_quantiles and recommended.no_quantiles_reason:
+        raise BadInputError(f"--latency-quantiles: {recommended.no_quantiles_reason}; leave it out")
     check_target(run.folder, run.options, recommended.server_processes)
     options = _read_options(run.folder, arguments)
     choose = partial(choose_ports, recommended.server_processes, given)

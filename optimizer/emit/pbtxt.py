@@ -7,6 +7,7 @@ With ``--model-config-name=h100`` Triton reads ``<model>/configs/h100.pbtxt`` if
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -27,15 +28,16 @@ def emit_pbtxt(recommended: Recommendation) -> dict[str, str]:
 
     A model.json that the run changed is added, in its version folder.
     """
+    used_by = [_used_by(recommended)] if recommended.arguments else []
     if len(recommended.configs) == 1:
         files = {path.partition("/")[2]: text for path, text in recommended.files.items()}
-        return {"config.pbtxt": text_of(recommended, recommended.model), **files}
-    return repository_files(recommended)
+        return {"config.pbtxt": text_of(recommended, recommended.model, *used_by), **files}
+    return repository_files(recommended, *used_by)
 
 
-def repository_files(recommended: Recommendation) -> dict[str, str]:
+def repository_files(recommended: Recommendation, *more: str) -> dict[str, str]:
     """Return the config.pbtxt of each model and each changed model.json, by path below the model repository."""
-    configs = {f"{model}/config.pbtxt": text_of(recommended, model) for model in recommended.configs}
+    configs = {f"{model}/config.pbtxt": text_of(recommended, model, *more) for model in recommended.configs}
     return {**configs, **recommended.files}
 
 
@@ -53,7 +55,6 @@ def emit_per_device(recommended_runs: Sequence[Recommendation], devices: Sequenc
                 f"{recommended.run}: it changes {', '.join(recommended.files)}, which tritonserver does not choose "
                 "by device; use --format pbtxt"
             )
-        started = " ".join([f"tritonserver --model-config-name={device}", *recommended.arguments])
         for model in recommended.configs:
             path = f"{model}/configs/{device}.pbtxt"
             if path in files:
@@ -61,7 +62,7 @@ def emit_per_device(recommended_runs: Sequence[Recommendation], devices: Sequenc
                     f"{runs[path]} and {recommended.run}: both would write {path}; give one run per device, or "
                     "--device NAME once per run"
                 )
-            files[path] = text_of(recommended, model, f"used by: {started}")
+            files[path] = text_of(recommended, model, _used_by(recommended, f"--model-config-name={device}"))
             runs[path] = recommended.run
     return files
 
@@ -69,6 +70,11 @@ def emit_per_device(recommended_runs: Sequence[Recommendation], devices: Sequenc
 def text_of(recommended: Recommendation, model: str, *more: str) -> str:
     """Return the config.pbtxt of ``model`` below its header, which is a comment in protobuf's text format."""
     return commented(header(recommended, *more)) + "\n" + model_config.to_text(recommended.configs[model])
+
+
+def _used_by(recommended: Recommendation, *options: str) -> str:
+    """Return a header line with the command line of the server that the file is for."""
+    return f"used by: {shlex.join(['tritonserver', *options, *recommended.arguments])}"
 
 
 def device_name(recommended: Recommendation) -> str:
@@ -87,15 +93,18 @@ def device_name(recommended: Recommendation) -> str:
 def with_warm_up(recommended: Recommendation) -> Recommendation:
     """Add warm-up requests: each model except ensembles runs the batches of its batcher before it is ready.
 
-    Warm-up requests that the run used are kept. Raises BadInputError for an input whose size is not known, and for
-    models that do not load with such requests.
+    The shapes of the run are those of the model that clients send requests to, and its warm-up requests are kept.
+    Raises BadInputError for an input whose size is not known, and for models that do not load with such requests.
     """
     try:
         shapes = [parse_input_shape(text) for text in recommended.shapes]
     except ValueError as error:
         raise BadInputError(f"{recommended.run}: its shapes cannot be read: {error}") from None
     dims = {name.strip(): shape.largest for shape in shapes for name in shape.names.split(",")}
-    configs = {name: _warmed_up(config, dims) for name, config in recommended.configs.items()}
+    configs = {
+        name: _warmed_up(config, dims if name == recommended.model else {})
+        for name, config in recommended.configs.items()
+    }
     return replace(recommended, configs=configs, warms_up=True)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from shlex import quote as quote_word
 from typing import Any, Literal, TypeAlias
 
 import yaml
@@ -208,7 +208,7 @@ def header(recommended: Recommendation, *more: str) -> list[str]:
             "measure there before you rely on limits and replicas: `tune verify --fresh --target docker` (or local, "
             "remote)"
         )
-        served = f"`tune serve {quote_word(recommended.folder)}`"
+        served = f"`tune serve {shlex.quote(recommended.folder)}`"
         lines.append(f"without Docker: {served} starts the measured server on the machine of the run")
     if recommended.unread:
         lines.append(f"NOTE: {SettingsUnread(recommended.unread)}")
@@ -237,11 +237,17 @@ def deployment_header(
             "exist there (it may be empty)"
         )
     else:
-        command = f"tune emit {quote_word(recommended.run)}{' --model-warmup' if recommended.warms_up else ''}"
-        before = f"copy the {files} of {names} from `{command} --format pbtxt` into {where}"
+        words = ["tune", "emit", recommended.folder, "--format", "pbtxt"]
+        words += ["--model-warmup"] * recommended.warms_up + ["--force"] * bool(recommended.undecided)
+        folder = where if len(recommended.configs) > 1 else f"{where.rstrip('/')}/{recommended.model}"
+        before = f"copy the {files} of {names} from `{shlex.join(words)}` into {folder}"
+    is_strict = "--disable-auto-complete-config" in recommended.arguments
+    incomplete = ", such as one whose config.pbtxt is not complete" if is_strict else ""
     image = "" if settings.image else "that of KServe's runtime, unless `tune emit --image` names another; it "
     lines = [
         f"before: {before}",
+        f"models: the server loads all models of the repository and ends if one cannot be loaded{incomplete}; give "
+        f"it a repository with only {names}",
         f"image: {image}needs the measured Triton {recommended.triton} or newer, and the backends of the models",
     ]
     if recommended.memory_bytes is None:

@@ -112,18 +112,23 @@ class Recommendation:
         return rate / self.server_processes
 
     @property
-    def quantiles(self) -> tuple[str, ...]:
-        """The options with which Triton exports the bounded quantiles, for `tune watch`.
-
-        Empty if there are none: without such a bound, for a model that streams, of which Triton does not time the
-        whole request, and if the user chose the configuration of the metrics.
-        """
+    def no_quantiles_reason(self) -> str:
+        """Why Triton cannot export quantiles that `tune watch` compares with the bounds; empty if it can."""
+        if not self.levels:
+            return "the SLA bounds no percentile of the latency"
+        if self.is_streaming:
+            return "Triton does not time the whole request of a model that streams"
         is_chosen = any(argument.startswith(server_options.METRICS_CONFIG) for argument in self.arguments)
-        return () if self.is_streaming or is_chosen else server_options.latency_quantiles(self.levels)
+        return f"the run has its own {server_options.METRICS_CONFIG}" if is_chosen else ""
+
+    @property
+    def quantiles(self) -> tuple[str, ...]:
+        """The options with which Triton exports the bounded quantiles, for `tune watch`; empty if it cannot."""
+        return () if self.no_quantiles_reason else server_options.latency_quantiles(self.levels)
 
     @property
     def affordable_quantiles(self) -> tuple[str, ...]:
-        """The same; empty also if they take a noticeable share of a CPU at the measured rate."""
+        """``quantiles``, or nothing if exporting them takes a noticeable share of a CPU at the measured rate."""
         rate = self.served_rate * len(self.configs)
         return self.quantiles if rate <= MOST_SUMMARIES_PER_SECOND else ()
 
@@ -159,7 +164,7 @@ def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendatio
             goal=formatting.bounds(run.problem.sla),
             verdict="; ".join(filter(None, (summary.verdict(outcome), passed))),
             undecided="" if passed else _undecided(run, outcome),
-            hardware="another machine" if remote else _hardware_line(hardware),
+            hardware="another machine" if remote else _hardware_line(hardware, with_gpus=gpus > 0),
             device=None if remote else str(hardware["gpus"][0] if gpus else hardware["cpu"]),
             gpus=gpus,
             cpus=_cpu_count(run, point),
@@ -271,9 +276,9 @@ def _auto_complete_option(configs: Mapping[str, ModelConfig]) -> list[str]:
     return ["--disable-auto-complete-config"] if complete else []
 
 
-def _hardware_line(hardware: Mapping[str, Any]) -> str:
-    cpu = f"{hardware['cpu']}, {hardware['cpu_count']} CPUs"
-    return " · ".join([*map(str, hardware["gpus"]), cpu])
+def _hardware_line(hardware: Mapping[str, Any], *, with_gpus: bool) -> str:
+    gpus = map(str, hardware["gpus"]) if with_gpus else ()
+    return " · ".join([*gpus, f"{hardware['cpu']}, {hardware['cpu_count']} CPUs"])
 
 
 def _gpu_count(run: FinishedRun, configs: Mapping[str, ModelConfig]) -> int:

@@ -76,6 +76,13 @@ def test_wrong_options_are_refused(
     assert_says(called_tune("serve", *arguments.split()), words)
 
 
+def test_quantiles_that_the_run_cannot_export_are_refused(called_tune: Tune, playground: Playground) -> None:
+    options = RunOptions("", target="local", server_args=("--metrics-config=summary_latencies=false",))
+    write_run(playground.working_folder, options=options)
+    words = ("--latency-quantiles: the run has its own --metrics-config", "leave it out")
+    assert_says(called_tune("serve", "--latency-quantiles", "run"), words)
+
+
 def test_a_program_that_a_foreign_run_names_is_not_started(called_tune: Tune, playground: Playground) -> None:
     options = RunOptions("", target="local", tritonserver="./evil", model_repository="models")
     run = write_run(playground.working_folder, options=options)

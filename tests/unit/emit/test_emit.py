@@ -298,6 +298,14 @@ def test_the_quantiles_of_a_model_that_streams_are_not_exported(tmp_path: Path) 
     assert recommendation_of(run).quantiles == ()
 
 
+@pytest.mark.parametrize(("uses_gpus", "shown"), [(True, "NVIDIA H100 80GB HBM3 · "), (False, "")])
+def test_the_hardware_is_that_of_the_server(uses_gpus: bool, shown: str, tmp_path: Path) -> None:
+    configs = {"doubler": config_text("doubler", "KIND_AUTO")}
+    hardware = GPUS | {"gpus": ["NVIDIA H100 80GB HBM3"]}
+    run = write_run(tmp_path, configs=configs, hardware=hardware, server_uses_gpus=uses_gpus)
+    assert recommendation_of(run).hardware == f"{shown}{GPUS['cpu']}, {GPUS['cpu_count']} CPUs"
+
+
 @pytest.mark.parametrize(("target", "is_noted"), [("embedded", True), ("local", False)])
 def test_settings_that_production_does_not_read_are_noted(target: Any, is_noted: bool, tmp_path: Path) -> None:
     own = 'parameters { key: "session.intra_op.allow_spinning" value { string_value: "0" } }\n'
@@ -348,6 +356,16 @@ def test_warm_up_runs_the_batches_of_the_batcher(tmp_path: Path) -> None:
     assert list(read_config(files["config.pbtxt"]).model_warmup[0].inputs["x"].dims) == [128]
     with pytest.raises(BadInputError, match="the size of input x of doubler"):
         emit.main([str(write_run(tmp_path / "c", configs=open_dims)), "--model-warmup"])
+
+
+def test_the_shapes_of_the_run_are_not_those_of_other_models(tmp_path: Path) -> None:
+    configs = {"doubler": config_text("doubler", dims="-1"), "step": config_text("step", dims="3")}
+    run = write_run(tmp_path / "a", configs=configs, options=RunOptions("doubler", shapes=("x:16",)))
+    files = emitted(run, tmp_path / "out", "--model-warmup")
+    dims = {
+        name: list(read_config(files[f"{name}/config.pbtxt"]).model_warmup[0].inputs["x"].dims) for name in configs
+    }
+    assert dims == {"doubler": [16], "step": [3]}
 
 
 @pytest.mark.parametrize(
@@ -423,11 +441,29 @@ def test_the_file_that_is_mounted_over_must_exist(format_name: str, tmp_path: Pa
 def test_a_bucket_gets_the_files_of_the_command_in_the_header(warm_up: list[str], tmp_path: Path) -> None:
     run = write_run(tmp_path / "results")
     (text,) = emitted(run, tmp_path / "out", *in_production("s3://b/m", "kubernetes"), *warm_up).values()
-    (command,) = re.findall(r"^# before: copy the config.pbtxt of doubler from `tune emit (.*)` into ", text, re.M)
-    name, *words = command.split()
-    assert name == "results/run"
-    (config,) = emitted(run, tmp_path / "copied", *words).values()
+    copied = r"^# before: copy the config.pbtxt of doubler from `tune emit (.*)` into s3://b/m/doubler$"
+    (command,) = re.findall(copied, text, re.M)
+    folder, *words = shlex.split(command)
+    (config,) = emitted(Path(folder), tmp_path / "copied", *words).values()
     assert bool(read_config(config).model_warmup) is bool(warm_up)
+
+
+def test_a_bucket_gets_the_files_of_an_undecided_run_by_force(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "results", is_confirmed=False)
+    (text,) = emitted(run, tmp_path / "out", *in_production("s3://b/m", "kubernetes"), "--force").values()
+    (command,) = re.findall(r"^# before: copy .* from `tune emit (.*)` into ", text, re.M)
+    folder, *words = shlex.split(command)
+    assert list(emitted(Path(folder), tmp_path / "copied", *words)) == ["config.pbtxt"]
+
+
+@pytest.mark.parametrize("form", [[], ["--format", "per-device", "--device", "h100"]])
+def test_a_configuration_names_the_options_of_its_server(form: list[str], tmp_path: Path) -> None:
+    (text,) = emitted(RUNS["server options"](tmp_path / "a"), tmp_path / "out", *form).values()
+    (command,) = re.findall(r"^# used by: (.*)$", text, re.M)
+    device = ["--model-config-name=h100"] if form else []
+    recommended = recommendation_of(tmp_path / "a" / "run")
+    assert shlex.split(command) == ["tritonserver", *device, *recommended.arguments]
+    assert "--rate-limit=execution_count" in command
 
 
 @pytest.mark.parametrize(
