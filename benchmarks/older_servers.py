@@ -100,7 +100,8 @@ def _unpacked(version: str) -> Runtime:
     root = cache_folder() / f"older-{version}"
     if not root.is_dir():
         members = ("pytriton/tritonserver/", "nvidia_pytriton.libs/")
-        install((Wheel(f"nvidia-pytriton=={version}", WHEELS[version], members),), root, _make_executable)
+        wheel = Wheel(f"nvidia-pytriton=={version}", WHEELS[version], members)
+        install((wheel,), root, _make_executable, what=f"nvidia-pytriton {version}")
     return Runtime(root)
 
 
