@@ -29,7 +29,7 @@ from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, Point
 from optimizer.replay.engine import recorded_problem
 from optimizer.simulator import closed_network, continuous_batching_model
-from optimizer.simulator.metrics import ConfigurationLoad, Performance, log_measured, log_simulated
+from optimizer.simulator.predicted_metrics import ConfigurationLoad, Performance, log_measurements, log_predictions
 from optimizer.store.recording import Recording, read_recording
 
 TABLE = Path(__file__).with_name("tables") / "streaming" / "tinygpt.csv"
@@ -133,8 +133,8 @@ def forecasts(name: str, problem: Problem, points: tuple[list[Point], list[Point
     fitted = time.perf_counter()
     results = model.simulate([(point.candidate, point.load.concurrency) for point in others])
     ended = time.perf_counter()
-    predicted = np.array([log_simulated(result, *latencies) for result in results])
-    actual = np.array([log_measured(point, *latencies) for point in others])
+    predicted = log_predictions(results, latencies)
+    actual = log_measurements(others, latencies)
     return Forecasts(np.expm1(predicted - actual), fitted - began, (ended - fitted) / len(others))
 
 

@@ -19,7 +19,7 @@ from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import EXECUTION_PATHS, Candidate, FieldValue, LoadPoint, Trial
-from optimizer.simulator.metrics import simulated_measurement
+from optimizer.simulator.dynamic_batching_model import simulated_measurement
 from optimizer.simulator.scenario import ClosedLoopLoad, MeasurementInterval, Overheads, Scenario, ServiceTimes
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
 from optimizer.store.trials_table import TrialsTable

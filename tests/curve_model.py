@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors
+from optimizer.simulator.predicted_metrics import ConfigurationLoad, ModelErrors
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial
 from optimizer.measure.candidate_measurer import CandidateMeasurer
 from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
-from optimizer.simulator.metrics import is_complete, predicted_latencies
 from optimizer.simulator.performance_model import PerformanceModel, fit_model
+from optimizer.simulator.predicted_metrics import is_complete, predicted_latencies
 from optimizer.simulator.speed_correction import fit_speed_correction
 
 MAX_ATTEMPTS = 2  # at a measurement on one server whose load generator fails

@@ -15,8 +15,8 @@ from optimizer.config.search_space import Problem
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
 from optimizer.confirmation.verdicts import ConfirmedLoad, meets_sla
 from optimizer.core.trial import Candidate, LoadPoint, Point
-from optimizer.simulator.metrics import Performance
 from optimizer.simulator.performance_model import PerformanceModel
+from optimizer.simulator.predicted_metrics import Performance
 
 LOAD_STEP, RATE_STEP = 1.06, 1.03  # between neighboring loads; latency rises steeply with a request rate
 LOWEST_LOAD, HIGHEST_LOAD = 0.3, 1.4  # tested loads, relative to the best one that the search measured

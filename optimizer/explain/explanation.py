@@ -53,7 +53,7 @@ from optimizer.results.forecast_accuracy import (
 from optimizer.results.recommendation import Outcome
 from optimizer.results.report.content import stored_configs
 from optimizer.results.shared_memory_effect import SharedMemoryEffect, effect_of_trial
-from optimizer.simulator.metrics import as_closed_loop, is_complete, predicted_latencies
+from optimizer.simulator.predicted_metrics import as_closed_loop, is_complete, predicted_latencies
 
 HALF_PRECISIONS = ("fp16", "bf16")
 UNKNOWN = ConfidenceInterval(-math.inf, math.inf)

@@ -17,7 +17,7 @@ from optimizer.core.trial import Candidate, Trial
 from optimizer.explain.forecaster import Forecast, Remedy, gain, median_errors
 from optimizer.results.report.parameter_effects import label
 from optimizer.search.candidate_selector import fit_surrogate
-from optimizer.simulator.metrics import log_measured
+from optimizer.simulator.predicted_metrics import log_measurements
 
 T = TypeVar("T")
 LOADS = 12  # concurrencies at which each candidate is predicted
@@ -40,7 +40,7 @@ class SurrogateForecaster:
         self.latencies = surrogate.latencies
         self.model_name = surrogate.model_name
         self.points = len(measured)
-        figures = np.array([log_measured(point, *self.latencies) for point in surrogate.measured])
+        figures = log_measurements(surrogate.measured, self.latencies)
         self.errors = median_errors(surrogate.simulated(measured), figures)
         most = FURTHER * max(load for _, load in measured)
         loads = list(dict.fromkeys(round(load) for load in np.geomspace(1, most, LOADS).tolist()))

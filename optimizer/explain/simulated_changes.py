@@ -18,15 +18,15 @@ from optimizer.explain.forecaster import Forecast, Remedy, gain, is_beyond_failu
 from optimizer.results import configuration_text
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.fitted_parameters import MIN_TIME_S, ExecutionSettings
-from optimizer.simulator.metrics import (
+from optimizer.simulator.predicted_metrics import (
     ConfigurationLoad,
     as_closed_loop,
+    as_tail_ratios,
     binding_latency,
     is_complete,
     log_loads,
-    log_measured,
-    log_simulated,
-    with_tails,
+    log_measurements,
+    log_predictions,
 )
 from optimizer.simulator.scenario import ServiceTimes
 
@@ -60,7 +60,7 @@ class SimulatedForecaster:
         cells = [(point.candidate, point.load.concurrency) for point in known]
         simulated = self._simulated(self._model, cells)
         simulated[:, 1] += log_loads(cells, self._batch) - simulated[:, 0]
-        self.errors = median_errors(simulated, np.array([log_measured(point, self.latency) for point in known]))
+        self.errors = median_errors(simulated, log_measurements(known, [self.latency]))
         self.points = len(known)
 
     @property
@@ -115,13 +115,13 @@ class SimulatedForecaster:
     def _simulated(self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return log throughput and log tail, the ratio of the latency to its mean, of shape [cells, 2]."""
         results = model.simulate(cells, threads=max(1, min(4, os.cpu_count() or 1)))
-        figures = np.array([log_simulated(result, self.latency) for result in results]).reshape(-1, 2)
-        return with_tails(figures, cells, self._batch)
+        figures = log_predictions(results, [self.latency])
+        return as_tail_ratios(figures, cells, self._batch)
 
     def _residuals(self, points: Sequence[Point]) -> FloatArray:
         cells = [(point.candidate, point.load.concurrency) for point in points]
-        figures = np.array([log_measured(point, self.latency) for point in points]).reshape(-1, 2)
-        return with_tails(figures, cells, self._batch) - self._simulated(self._model, cells)
+        figures = log_measurements(points, [self.latency])
+        return as_tail_ratios(figures, cells, self._batch) - self._simulated(self._model, cells)
 
     def _corrections(self, points: Sequence[Point]) -> dict[Candidate, FloatArray]:
         by_candidate: dict[Candidate, list[FloatArray]] = {}

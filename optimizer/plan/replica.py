@@ -41,7 +41,7 @@ from optimizer.simulator.fitted_parameters import (
     execution_settings,
     fit_overheads,
 )
-from optimizer.simulator.metrics import as_closed_loop
+from optimizer.simulator.predicted_metrics import as_closed_loop
 from optimizer.simulator.scenario import (
     ClosedLoopLoad,
     MeasurementInterval,
@@ -50,7 +50,7 @@ from optimizer.simulator.scenario import (
     ServiceTimes,
     SimulatedLoad,
     SimulationResult,
-    load_of_process,
+    concurrency_of_process,
 )
 from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter, simulate_many
 
@@ -387,7 +387,7 @@ def _simulated(
 def _of_process(candidate: Candidate, load: SimulatedLoad, each: float) -> tuple[SimulatedLoad, float]:
     """Return the simulated load of one of the server processes, and how many times as much they serve together."""
     if isinstance(load, ClosedLoopLoad):
-        own = load_of_process(candidate, load.concurrency)
+        own = concurrency_of_process(candidate, load.concurrency)
         return ClosedLoopLoad(own), load.concurrency / own
     arrivals_s = load.arrivals_s[:: candidate.server_processes]  # whole requests, in turn
     return OpenLoopLoad(as_samples(arrivals_s, each)), len(load.arrivals_s) / len(arrivals_s)

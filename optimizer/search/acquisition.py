@@ -11,7 +11,7 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from optimizer.core.trial import Candidate, Trial
-from optimizer.simulator.metrics import ShareWithinBounds
+from optimizer.simulator.predicted_metrics import ShareWithinBounds
 
 MIN_THROUGHPUT = 1e-9  # replaces a throughput of 0, which has no logarithm
 BISECTIONS = 50  # they halve the distance of the components' quantiles to below the precision of a double
@@ -23,7 +23,7 @@ TAIL_NODES, TAIL_WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 class Posterior:
     """The posterior of log throughput and of the log tail ratio of each latency.
 
-    ``mean`` and ``std`` are [cells, 1 + latencies]; ``log_loads`` [cells] are the logarithms of the samples in
+    ``mean`` and ``std`` are [loads, 1 + latencies]; ``log_loads`` [loads] are the logarithms of the samples in
     flight. All errors are independent. A latency is the tail ratio times the load divided by the throughput, so a
     slower server has less throughput and all of its latencies are longer, also those that Little's law does not
     relate to the throughput.
@@ -38,16 +38,16 @@ class Posterior:
 
     @property
     def log_latencies(self) -> FloatArray:
-        """The expected log latencies [cells, latencies] in seconds."""
+        """The expected log latencies [loads, latencies] in seconds."""
         return self.mean[:, 1:] - self.mean[:, :1] + self.log_loads[:, None]
 
     @property
     def log_values(self) -> FloatArray:
-        """The expected log of the maximized metric [cells]: of the throughput, or of the goodput."""
+        """The expected log of the maximized metric [loads]: of the throughput, or of the goodput."""
         return self.log_values_with(np.zeros(len(self.mean)), 0.0)
 
     def log_values_with(self, error: FloatArray, tail_error: float) -> FloatArray:
-        """Return the log of the maximized metric [cells], given an error [cells] of log throughput.
+        """Return the log of the maximized metric [loads], given an error [loads] of log throughput.
 
         ``tail_error`` is the one that all tail ratios share, in their standard deviations.
         """
@@ -59,7 +59,7 @@ class Posterior:
 
 
 def probability_within_bounds(posterior: Posterior, bounds_s: FloatArray) -> FloatArray:
-    """Return the probability [cells] that all latencies are within their bounds [latencies]."""
+    """Return the probability [loads] that all latencies are within their bounds [latencies]."""
     slack = np.log(bounds_s) - posterior.log_latencies
     if len(bounds_s) == 1:
         return _normal_cdf(slack[:, 0] / np.hypot(*posterior.std.T))
@@ -67,7 +67,7 @@ def probability_within_bounds(posterior: Posterior, bounds_s: FloatArray) -> Flo
 
 
 def expected_improvement(posterior: Posterior, bounds_s: FloatArray, best: float) -> FloatArray:
-    """Return E[max(0, log value - best); all latencies within their bounds], [cells].
+    """Return E[max(0, log value - best); all latencies within their bounds], [loads].
 
     The value is the throughput, or the goodput.
 
@@ -91,7 +91,7 @@ def expected_improvement(posterior: Posterior, bounds_s: FloatArray, best: float
 
 
 def _expectation(posterior: Posterior, value: Callable[[FloatArray], FloatArray]) -> FloatArray:
-    """Return the expectation [cells] of a function of the error of log throughput (Gauss-Hermite quadrature)."""
+    """Return the expectation [loads] of a function of the error of log throughput (Gauss-Hermite quadrature)."""
     total = np.zeros(len(posterior.mean))
     for node, weight in zip(NODES, WEIGHTS / WEIGHTS.sum(), strict=True):
         total += weight * value(node * posterior.std[:, 0])
@@ -99,18 +99,18 @@ def _expectation(posterior: Posterior, value: Callable[[FloatArray], FloatArray]
 
 
 def _conditional_probability(posterior: Posterior, slack: FloatArray, error: FloatArray) -> FloatArray:
-    """Return the probability [cells] that all latencies are within their bounds, given the error of log throughput.
+    """Return the probability [loads] that all latencies are within their bounds, given the error of log throughput.
 
-    Given the throughput, the latencies are independent. ``slack`` [cells, latencies] is that without an error.
+    Given the throughput, the latencies are independent. ``slack`` [loads, latencies] is that without an error.
     """
     std = np.maximum(posterior.std[:, 1:], 1e-9)
     return np.asarray(_normal_cdf((slack + error[:, None]) / std).prod(axis=1))
 
 
 def expected_incumbent(posterior: Posterior, bounds_s: FloatArray) -> float:
-    """Return the log of the expected throughput or goodput with which a confirmation of the cells ends.
+    """Return the log of the expected throughput or goodput with which a confirmation of the loads ends.
 
-    It tries the cells in descending order of this objective value. Each meets the bounds with its own probability.
+    It tries the loads in descending order of this objective value. Each meets the bounds with its own probability.
     """
     value, none_passed = 0.0, 1.0
     probabilities, log_values = probability_within_bounds(posterior, bounds_s), posterior.log_values
@@ -123,16 +123,16 @@ def expected_incumbent(posterior: Posterior, bounds_s: FloatArray) -> float:
 def mixture_quantiles(
     probabilities: FloatArray, means: FloatArray, stds: FloatArray, levels: Sequence[float]
 ) -> FloatArray:
-    """Return the quantiles [levels, cells] of mixtures of normal distributions.
+    """Return the quantiles [levels, loads] of mixtures of normal distributions.
 
     ``probabilities`` [components] are those of the components, whose ``means`` and ``stds`` are
-    [components, cells]. A quantile lies between the smallest and the largest one of the components; it is found
+    [components, loads]. A quantile lies between the smallest and the largest one of the components; it is found
     there by bisection.
     """
     from scipy.special import ndtri
 
     wanted = np.array(levels)[:, None]
-    component_quantiles = means[:, None, :] + stds[:, None, :] * ndtri(wanted)  # [components, levels, cells]
+    component_quantiles = means[:, None, :] + stds[:, None, :] * ndtri(wanted)  # [components, levels, loads]
     low, high = component_quantiles.min(axis=0), component_quantiles.max(axis=0)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2

@@ -20,7 +20,7 @@ from optimizer.search.simulation_error import setting_features
 from optimizer.search.surrogate import Surrogate
 from optimizer.search.transfer import SourceMachine, TransferredStudy
 from optimizer.simulator.fitted_parameters import execution_settings
-from optimizer.simulator.metrics import (
+from optimizer.simulator.predicted_metrics import (
     ConfigurationLoad,
     ShareWithinBounds,
     as_closed_loop,
@@ -73,7 +73,7 @@ class CandidateSelector:
         self._candidates = problem.space.candidates()
         self._shortlist: list[Candidate] = []
         self._surrogate: Surrogate | None = None
-        self._followed_cells: list[ConfigurationLoad] | None = None  # screened with this surrogate
+        self._followed_loads: list[ConfigurationLoad] | None = None  # screened with this surrogate
         self._sources: dict[str, SourceMachine | None] = {}  # keys are the binding latency metrics
 
     @single_threaded
@@ -90,7 +90,7 @@ class CandidateSelector:
         may show that a candidate does meet the bound at a measured load. Loads below the measured ones are not
         considered for it, because the load search of its trial did not find them worth a measurement.
 
-        Cells of ``running`` are being measured and count as measured with their predictions. Before the first
+        The loads of ``running`` are being measured and count as measured with their predictions. Before the first
         measurement the best candidate of a transferred study is selected, or else the first one of the space, or the
         one that differs most from those running.
         """
@@ -104,31 +104,31 @@ class CandidateSelector:
             known = self._transferred.best(self._problem) if self._transferred else []
             default = self._most_different(running, left) if running else left[0]
             first = next((candidate for candidate in known if candidate not in tried), default)
-            return Decision(first, self._loads(first)[0], math.inf)
+            return Decision(first, self._concurrencies(first)[0], math.inf)
         fitted = self._fit(inputs, measured, len(running))
-        surrogate = fitted.with_running([*running, *fitted.missing_cells(measured)])
-        cells = self._cells(self._followed(fitted, left))
-        if len(cells) > POOL * LOADS:
-            cells = self._cells(list(_best_loads(*self._screened(fitted, surrogate, left)))[:POOL])
-        lowest = self._lowest_loads(measured)
-        cells = [(candidate, load) for candidate, load in cells if load >= lowest.get(candidate, 1)]
-        if not cells:
+        surrogate = fitted.with_running([*running, *fitted.missing_loads(measured)])
+        loads = self._at_loads(self._followed(fitted, left))
+        if len(loads) > POOL * LOADS:
+            loads = self._at_loads(list(_best_concurrencies(*self._screened(fitted, surrogate, left)))[:POOL])
+        lowest = self._lowest_concurrencies(measured)
+        loads = [(candidate, n) for candidate, n in loads if n >= lowest.get(candidate, 1)]
+        if not loads:
             return None
-        gains = surrogate.improvements(cells)
+        gains = surrogate.improvements(loads)
         finer = [
             (candidate, near)
-            for candidate, load in list(_best_loads(cells, gains).items())[:FINALISTS]
-            for near in self._loads_around(candidate, load)
+            for candidate, concurrency in list(_best_concurrencies(loads, gains).items())[:FINALISTS]
+            for near in self._concurrencies_around(candidate, concurrency)
             if near >= lowest.get(candidate, 1)
         ]
-        gains, cells = np.concatenate([gains, surrogate.improvements(finer)]), cells + finer
+        gains, loads = np.concatenate([gains, surrogate.improvements(finer)]), loads + finer
         costs = TrialCosts(trials)
-        gains /= np.array([costs.relative(candidate) for candidate, _ in cells])
+        gains /= np.array([costs.relative(candidate) for candidate, _ in loads])
         chosen = int(np.argmax(gains))
         if surrogate.has_feasible:
-            return Decision(*cells[chosen], float(gains[chosen]), surrogate.noise_scale)
-        is_likely = surrogate.probability_within_bounds(cells).max() > UNLIKELY
-        return Decision(*cells[chosen], math.inf if is_likely else 0.0)
+            return Decision(*loads[chosen], float(gains[chosen]), surrogate.noise_scale)
+        is_likely = surrogate.probability_within_bounds(loads).max() > UNLIKELY
+        return Decision(*loads[chosen], math.inf if is_likely else 0.0)
 
     @property
     def is_fitted(self) -> bool:
@@ -150,8 +150,8 @@ class CandidateSelector:
         """
         if self._surrogate is None:
             return None
-        cell = self._problem.space.canonical(candidate), concurrency
-        throughputs, latencies_s = self._surrogate.measurement_quantiles([cell], FORECAST_LEVELS, speed_probe_ms)
+        load = self._problem.space.canonical(candidate), concurrency
+        throughputs, latencies_s = self._surrogate.measurement_quantiles([load], FORECAST_LEVELS, speed_probe_ms)
         throughput, throughput_low, throughput_high = map(six_digits, throughputs[:, 0].tolist())
         latency_ms, low_ms, high_ms = map(six_digits, (1e3 * latencies_s[:, 0]).tolist())
         if not high_ms <= MOST_MS:
@@ -169,32 +169,32 @@ class CandidateSelector:
     def _fit(self, inputs: SurrogateInputs, measured: Sequence[Point], running: int) -> Surrogate:
         """Return the surrogate, fitted again if many trials have ended since."""
         if self._surrogate is None or self._surrogate.missing_trials(inputs) > (running - 1) * STALE_SHARE:
-            self._surrogate, self._followed_cells = Surrogate(inputs, measured), None
+            self._surrogate, self._followed_loads = Surrogate(inputs, measured), None
         return self._surrogate
 
     def _screened(
         self, fitted: Surrogate, surrogate: Surrogate, left: Sequence[Candidate]
     ) -> tuple[list[ConfigurationLoad], FloatArray]:
-        """Return cells of all candidates that may be selected, and their improvements with few samples and loads.
+        """Return all candidates that may be selected at some loads, and their improvements with few samples.
 
-        While others run, the same list of cells is evaluated again and again, because its predictions are cached.
+        While others run, the same list is evaluated again and again, because its predictions are cached.
         """
         followed, remaining = self._followed(fitted, left), set(left)
         if surrogate is fitted:
-            cells = self._cells(followed, every=2)
-            return cells, fitted.improvements(cells, SCREENING_SAMPLES)
-        if self._followed_cells is None:
-            self._followed_cells = self._cells(followed, every=2)
-        gains = surrogate.improvements(self._followed_cells, SCREENING_SAMPLES)
-        indices = [i for i, (candidate, _) in enumerate(self._followed_cells) if candidate in remaining]
+            loads = self._at_loads(followed, every=2)
+            return loads, fitted.improvements(loads, SCREENING_SAMPLES)
+        if self._followed_loads is None:
+            self._followed_loads = self._at_loads(followed, every=2)
+        gains = surrogate.improvements(self._followed_loads, SCREENING_SAMPLES)
+        indices = [i for i, (candidate, _) in enumerate(self._followed_loads) if candidate in remaining]
         if not indices:  # all of them are being tried
-            self._followed_cells = None
+            self._followed_loads = None
             return self._screened(fitted, surrogate, left)
-        return [self._followed_cells[i] for i in indices], gains[indices]
+        return [self._followed_loads[i] for i in indices], gains[indices]
 
-    def _cells(self, candidates: Sequence[Candidate], every: int = 1) -> list[ConfigurationLoad]:
+    def _at_loads(self, candidates: Sequence[Candidate], every: int = 1) -> list[ConfigurationLoad]:
         """Return the candidates at their loads, or at ``every`` second, third, ... of them."""
-        return [(candidate, load) for candidate in candidates for load in self._loads(candidate)[::every]]
+        return [(candidate, n) for candidate in candidates for n in self._concurrencies(candidate)[::every]]
 
     def _most_different(self, running: Sequence[ConfigurationLoad], left: Sequence[Candidate]) -> Candidate:
         """Return the candidate of ``left`` with the largest distance from all ``running`` ones.
@@ -204,8 +204,8 @@ class CandidateSelector:
         from scipy.spatial.distance import cdist
 
         space = self._problem.space
-        occupied = [setting_features(space, *cell) for cell in running]
-        possible = [setting_features(space, candidate, self._loads(candidate)[0]) for candidate in left]
+        occupied = [setting_features(space, *load) for load in running]
+        possible = [setting_features(space, candidate, self._concurrencies(candidate)[0]) for candidate in left]
         return left[int(np.argmax(cdist(possible, occupied).min(axis=1)))]
 
     def _source(self, latencies: tuple[str, ...]) -> SourceMachine | None:
@@ -231,14 +231,14 @@ class CandidateSelector:
         candidates = self._candidates
         if len(candidates) <= SHORTLIST:
             return list(candidates)
-        cells = [(candidate, load) for candidate in candidates for load in self._loads(candidate)]
-        simulated = surrogate.simulated(cells)
+        loads = self._at_loads(candidates)
+        simulated = surrogate.simulated(loads)
         values = simulated[:, 0]
         if share_within_bounds := ShareWithinBounds.from_problem(self._problem, surrogate.latencies):
             values = values + share_within_bounds.logarithm(simulated[:, 1:])
         shares = np.exp((np.log(surrogate.bounds_s) - simulated[:, 1:]).min(axis=1))
         scores: dict[Candidate, float] = {}
-        for (candidate, _), value, share in zip(cells, np.exp(values).tolist(), shares.tolist(), strict=True):
+        for (candidate, _), value, share in zip(loads, np.exp(values).tolist(), shares.tolist(), strict=True):
             score = value * min(1.0, share) ** 3
             scores[candidate] = max(score, scores.get(candidate, 0.0))
         ranks: Counter[object] = Counter()
@@ -251,7 +251,7 @@ class CandidateSelector:
         known = self._transferred.best(self._problem)[:MAX_TRANSFERRED] if self._transferred else []
         return list(dict.fromkeys([*known, *(candidate for *_, candidate in order)]))[:SHORTLIST]
 
-    def _loads(self, candidate: Candidate) -> tuple[int, ...]:
+    def _concurrencies(self, candidate: Candidate) -> tuple[int, ...]:
         """Return the concurrencies at which ``candidate`` is predicted."""
         possible = self._problem.space.allowed_concurrencies(candidate)
         if possible is not None:
@@ -259,7 +259,7 @@ class CandidateSelector:
         steps = np.geomspace(1, self._problem.max_concurrency, LOADS)
         return tuple(dict.fromkeys(round(step) for step in steps.tolist()))
 
-    def _lowest_loads(self, measured: Sequence[Point]) -> dict[Candidate, int]:
+    def _lowest_concurrencies(self, measured: Sequence[Point]) -> dict[Candidate, int]:
         """Return the lowest measured concurrency of each candidate."""
         lowest: dict[Candidate, int] = {}
         for point in measured:
@@ -267,22 +267,22 @@ class CandidateSelector:
             lowest[candidate] = min(concurrency, lowest.get(candidate, concurrency))
         return lowest
 
-    def _loads_around(self, candidate: Candidate, load: int) -> list[int]:
-        """Return concurrencies around ``load`` on a finer grid, or none if only some can be measured."""
+    def _concurrencies_around(self, candidate: Candidate, concurrency: int) -> list[int]:
+        """Return others around ``concurrency`` on a finer grid, or none if only some can be measured."""
         if self._problem.space.allowed_concurrencies(candidate) is not None:
             return []
-        grid = self._loads(candidate)
-        index = grid.index(load)
+        grid = self._concurrencies(candidate)
+        index = grid.index(concurrency)
         low, high = grid[max(index - 1, 0)], grid[min(index + 1, len(grid) - 1)]
-        return sorted({round(fine) for fine in np.linspace(low, high, FINE_LOADS).tolist()} - {load})
+        return sorted({round(fine) for fine in np.linspace(low, high, FINE_LOADS).tolist()} - {concurrency})
 
 
-def _best_loads(cells: Sequence[ConfigurationLoad], gains: FloatArray) -> dict[Candidate, int]:
-    """Return the load with the largest gain of each candidate, the most promising candidate first."""
-    loads: dict[Candidate, int] = {}
+def _best_concurrencies(loads: Sequence[ConfigurationLoad], gains: FloatArray) -> dict[Candidate, int]:
+    """Return the concurrency with the largest gain of each candidate, the most promising candidate first."""
+    best: dict[Candidate, int] = {}
     for index in np.argsort(-gains):
-        loads.setdefault(*cells[index])
-    return loads
+        best.setdefault(*loads[index])
+    return best
 
 
 @single_threaded

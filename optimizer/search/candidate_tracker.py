@@ -171,12 +171,12 @@ class CandidateTracker:
 
     def running(self) -> list[tuple[Candidate, int]]:
         """Return the candidates that living workers are trying, with the concurrency of ``start``."""
-        cells = []
+        loads = []
         for trial in self._running():
             candidate = self._tried_by(trial)
             if candidate is not None and trial.params and EXPECTED in trial.user_attrs:
-                cells.append((candidate, int(trial.user_attrs[EXPECTED])))
-        return cells
+                loads.append((candidate, int(trial.user_attrs[EXPECTED])))
+        return loads
 
     def others_run(self) -> bool:
         """Return whether another living worker is trying a candidate."""

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from objectives.arrays import FloatArray
 
 CovarianceFunction: TypeAlias = Callable[[FloatArray, FloatArray], FloatArray]
-Prediction: TypeAlias = tuple[FloatArray, FloatArray]  # mean and standard deviation, each [cells]
+Prediction: TypeAlias = tuple[FloatArray, FloatArray]  # mean and standard deviation, each [inputs]
 
 # candidates for the scales of errors and noise on this server, relative to the prior
 ERROR_SCALES, NOISE_SCALES = (0.6, 1.0, 2.0), (0.1, 0.3, 1.0, 2.0)
@@ -104,9 +104,9 @@ class ResidualProcess:
         return self._fit.log_likelihood
 
     def condition(self, inputs: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return (whitened covariances [points, cells], mean [cells]) for a process that transfers from this one.
+        """Return (whitened covariances [points, inputs], mean [inputs]) for a process that transfers from this one.
 
-        The product of two columns of the first is the covariance of two cells that the points explain.
+        The product of two columns of the first is the covariance of two inputs that the points explain.
         """
         from scipy.linalg import solve_triangular
 
@@ -118,12 +118,12 @@ class ResidualProcess:
         """Return the posterior covariance [inputs, others]."""
         prior = self._kernel(inputs, others)
         if self._transfer is not None:
-            whitened = [self._transfer.source.condition(cells)[0] for cells in (inputs, others)]
+            whitened = [self._transfer.source.condition(points)[0] for points in (inputs, others)]
             prior = prior - self._transfer.correlation**2 * whitened[0].T @ whitened[1]
         return self._fit.scale * prior - self._whiten(inputs).T @ self._whiten(others)
 
     def _whiten(self, inputs: FloatArray) -> FloatArray:
-        """Return the whitened covariances [points, cells] as in ``condition``, after transfer (cached per array)."""
+        """Return the whitened covariances [points, inputs] as in ``condition``, after transfer (cached per array)."""
         from scipy.linalg import solve_triangular
 
         if id(inputs) not in self._whitened:
@@ -136,13 +136,13 @@ class ResidualProcess:
         return self._whitened[id(inputs)][1]
 
     def predict(self, inputs: FloatArray, expected: FloatArray | None = None) -> Prediction:
-        """Return (mean, standard deviation), each of shape [cells], without noise. Cached per array."""
+        """Return (mean, standard deviation), each of shape [inputs], without noise. Cached per array."""
         if id(inputs) not in self._predictions:
             self._predictions[id(inputs)] = inputs, self._predict(inputs, expected)
         return self._predictions[id(inputs)][1]
 
     def samples(self, inputs: FloatArray, count: int, rng: np.random.Generator) -> FloatArray:
-        """Return ``count`` joint samples [count, cells], without noise and transfer.
+        """Return ``count`` joint samples [count, inputs], without noise and transfer.
 
         ``count`` is even: the second half has the opposite errors of the first, so the mean is that of ``predict``.
         """
@@ -191,8 +191,8 @@ def _fits(errors: FloatArray, noise: FloatArray, residuals: FloatArray) -> Itera
 class FantasyProcess:
     """A kriging believer (Ginsbourger, Le Riche and Carraro 2010, section 4.2).
 
-    The cells at ``inputs`` [cells, features], which are being measured, count as measured with the prediction of
-    ``process``. So the means stay the same, and the deviations shrink near those cells. ``noise`` [cells, cells] is
+    The ``inputs`` [inputs, features], which are being measured, count as measured with the prediction of ``process``.
+    So the means stay the same, and the standard deviations shrink near those inputs. ``noise`` [inputs, inputs] is
     the covariance of their noise.
     """
 
@@ -205,6 +205,6 @@ class FantasyProcess:
         """Return (mean, standard deviation) as ``ResidualProcess.predict`` does."""
         from scipy.linalg import solve_triangular
 
-        mean, deviation = self._process.predict(inputs, expected)
+        mean, std = self._process.predict(inputs, expected)
         whitened = solve_triangular(self._factor, self._process.covariance(self._inputs, inputs), lower=True)
-        return mean, np.sqrt(np.maximum(deviation**2 - np.einsum("ij,ij->j", whitened, whitened), 1e-12))
+        return mean, np.sqrt(np.maximum(std**2 - np.einsum("ij,ij->j", whitened, whitened), 1e-12))

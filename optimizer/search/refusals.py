@@ -14,8 +14,8 @@ from optimizer.config.search_space import Problem
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.trial import Candidate, Point
 from optimizer.simulator.dynamic_batching_model import MISSED_SHARE, DynamicBatchingModel
-from optimizer.simulator.metrics import ConfigurationLoad
 from optimizer.simulator.performance_model import PerformanceModel
+from optimizer.simulator.predicted_metrics import ConfigurationLoad, configuration_loads
 
 MIN_COMPARED = 4  # measurements before the simulation may be judged wrong
 TRUSTED_SHARE = 2 / 3  # share of the measurements on whose side of the bound the simulation has to be
@@ -79,49 +79,49 @@ class RefusalForecast:
         """Return the expected shares of refused requests for the simulated ``shares``; 0 where none are simulated."""
         return np.clip(shares * math.exp(self._bias), 0.0, 1.0)
 
-    def probabilities(self, cells: Sequence[ConfigurationLoad], throughputs: Callable[[], FloatArray]) -> FloatArray:
-        """Return the probability [cells] that the share of failed requests is within the bounds.
+    def probabilities(self, loads: Sequence[ConfigurationLoad], throughputs: Callable[[], FloatArray]) -> FloatArray:
+        """Return the probability [loads] that the share of failed requests is within the bounds.
 
-        ``throughputs`` returns the expected throughputs [cells] in infer/s.
+        ``throughputs`` returns the expected throughputs [loads] in infer/s.
         """
-        indices = [i for i, (candidate, _) in enumerate(cells) if self.applies_to(candidate)]
-        result = np.ones(len(cells))
+        indices = [i for i, (candidate, _) in enumerate(loads) if self.applies_to(candidate)]
+        result = np.ones(len(loads))
         if not indices:
             return result
         rates = throughputs()[indices] / self._problem.request_batch_size
-        shares = self._simulated([cells[i] for i in indices], rates, self.missed_share)
+        shares = self._simulated([loads[i] for i in indices], rates, self.missed_share)
         slack = self._log(np.array([self.permitted])) - self._log(shares) - self._bias
         scaled = slack / (math.sqrt(2) * self._deviation)
         result[indices] = [0.5 * math.erfc(-value) for value in scaled.tolist()]
         return result
 
     def _learn(self, points: Sequence[Point]) -> None:
-        cells = [(self._problem.space.canonical(point.candidate), point.load.concurrency) for point in points]
-        if not cells:
+        loads = configuration_loads(points, self._problem.space)
+        if not loads:
             return
         shares = np.array([_failed_share(point) for point in points])
         served = np.array([point.throughput_infer_per_sec for point in points]) / self._problem.request_batch_size
         rates = served / np.maximum(1 - shares, 1e-3)
         fits: list[tuple[float, float, FloatArray]] = []
         for missed in MISSED_SHARES:
-            simulated = self._simulated(cells, rates, missed)
+            simulated = self._simulated(loads, rates, missed)
             squares = float(((self._log(shares) - self._log(simulated)) ** 2).sum())
             fits.append((squares + ((missed - MISSED_SHARE) / MISSED_DEVIATION) ** 2, missed, simulated))
         _, self.missed_share, simulated = min(fits, key=lambda fit: fit[0])
         errors = self._log(shares) - self._log(simulated)
-        count = len(cells) + 1  # with the prior one, whose error is 0
+        count = len(loads) + 1  # with the prior one, whose error is 0
         self._bias = float(errors.sum()) / count
         squares = float(((errors - self._bias) ** 2).sum()) + self._bias**2
         variance = (PRIOR_VARIANCE + squares) / count
         self._deviation = math.sqrt(variance * (1 + 1 / count))
-        self.compared = len(cells)
+        self.compared = len(loads)
         self.agreed = int(np.count_nonzero((shares <= self.permitted) == (simulated <= self.permitted)))
 
-    def _simulated(self, cells: Sequence[ConfigurationLoad], rates: FloatArray, missed_share: float) -> FloatArray:
-        """Return the simulated shares [cells] of refused requests; ``rates`` are those of an open loop."""
+    def _simulated(self, loads: Sequence[ConfigurationLoad], rates: FloatArray, missed_share: float) -> FloatArray:
+        """Return the simulated shares [loads] of refused requests; ``rates`` are those of an open loop."""
         assert self._model is not None, "the forecast applies"
         open_loop_rates = rates.tolist() if self._problem.open_loop else None
-        return self._model.refused_shares(cells, open_loop_rates, self._problem.priorities, missed_share)
+        return self._model.refused_shares(loads, open_loop_rates, self._problem.priorities, missed_share)
 
     def _log(self, shares: FloatArray) -> FloatArray:
         return np.asarray(np.log(shares + SOFTENING * self.permitted))

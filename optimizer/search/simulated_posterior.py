@@ -21,16 +21,16 @@ from optimizer.search.acquisition import (
 from optimizer.search.simulation_error import SimulationErrorModel, SourceResiduals, compute_residuals, features
 from optimizer.search.transfer import SourceMachine
 from optimizer.simulator.compilation import SIMULATION_THREADS
-from optimizer.simulator.metrics import (
+from optimizer.simulator.performance_model import PerformanceModel
+from optimizer.simulator.predicted_metrics import (
     ConfigurationLoad,
     Performance,
     ShareWithinBounds,
+    as_tail_ratios,
     latency_bounds_s,
     log_loads,
-    log_simulated,
-    with_tails,
+    log_predictions,
 )
-from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.speed_correction import SpeedCorrection, is_comparable
 
 
@@ -67,23 +67,23 @@ class Incumbent:
 
     @classmethod
     def from_measured(
-        cls, cells: Sequence[ConfigurationLoad], posterior: Posterior, bounds_s: FloatArray
+        cls, loads: Sequence[ConfigurationLoad], posterior: Posterior, bounds_s: FloatArray
     ) -> Incumbent:
-        """Return the incumbent among the measured ``cells``, which met the bounds."""
+        """Return the incumbent among the measured ``loads``, which met the bounds."""
         values: dict[Candidate, float] = {}
-        for (candidate, _), value in zip(cells, posterior.log_values.tolist(), strict=True):
+        for (candidate, _), value in zip(loads, posterior.log_values.tolist(), strict=True):
             values[candidate] = max(value, values.get(candidate, -math.inf))
         return cls(expected_incumbent(posterior, bounds_s), values)
 
     def improvements(
-        self, cells: Sequence[ConfigurationLoad], posterior: Posterior, bounds_s: FloatArray
+        self, loads: Sequence[ConfigurationLoad], posterior: Posterior, bounds_s: FloatArray
     ) -> FloatArray:
-        """Return the expected gain in log throughput, or log goodput, [cells] of a measurement.
+        """Return the expected gain in log throughput, or log goodput, [loads] of a measurement.
 
         The confirmation tests a candidate that met the bounds anyway. So it is of use to measure it again only at a
         load with a higher objective value, and the errors of the prediction are the same at both loads.
         """
-        known = np.array([self.log_values.get(candidate, -math.inf) for candidate, _ in cells])
+        known = np.array([self.log_values.get(candidate, -math.inf) for candidate, _ in loads])
         higher = np.maximum(0.0, posterior.log_values - np.maximum(known, self.value))
         again = probability_within_bounds(posterior, bounds_s) * higher
         return np.where(np.isinf(known), expected_improvement(posterior, bounds_s, self.value), again)
@@ -108,21 +108,21 @@ class SimulatedPosterior:
         self._transfer_prior = inputs.source.prior(measured) if inputs.source else None
         source = None
         if inputs.source and self._transfer_prior:
-            expected = self._transfer_prior(errors.cells)
+            expected = self._transfer_prior(errors.loads)
             source = SourceResiduals(inputs.source.error_model, expected)
         self.error_model = SimulationErrorModel(errors.residuals, model.errors, source)
         feasible = [i for i, point in enumerate(measured) if is_feasible(point, self._problem)]
-        indices = list({errors.cells[i]: i for i in feasible}.values())
-        cells, loads = [errors.cells[i] for i in indices], self._log_loads(errors.cells)
+        indices = list({errors.loads[i]: i for i in feasible}.values())
+        loads, in_flight = [errors.loads[i] for i in indices], self._log_loads(errors.loads)
         simulated = errors.simulated + self._longer_tail
         self._incumbents = [
             Incumbent.from_measured(
-                cells,
-                Posterior((mean + simulated)[indices], std[indices], loads[indices], self._share),
+                loads,
+                Posterior((mean + simulated)[indices], std[indices], in_flight[indices], self._share),
                 self._bounds_s,
             )
             for mean, std in self.error_model.predict(errors.residuals.inputs, source.expected if source else None)
-            if cells
+            if loads
         ]
 
     def with_running(self, running: Sequence[ConfigurationLoad]) -> SimulatedPosterior:
@@ -139,16 +139,16 @@ class SimulatedPosterior:
             ]
         return other
 
-    def simulated(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
-        """Return predicted log throughput and log latencies [cells, 1 + latencies], without correction or cache."""
-        return self._log_metrics(self._model.simulate(cells, SIMULATION_THREADS))
+    def simulated(self, loads: Sequence[ConfigurationLoad]) -> FloatArray:
+        """Return predicted log throughput and log latencies [loads, 1 + latencies], without correction or cache."""
+        return log_predictions(self._model.simulate(loads, SIMULATION_THREADS), self._latencies)
 
-    def improvements(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
-        """Return the acquisition function [cells] without the probability of other failures; see ``Surrogate``."""
-        posteriors = self.posteriors(cells)
+    def improvements(self, loads: Sequence[ConfigurationLoad]) -> FloatArray:
+        """Return the acquisition function [loads] without the probability of other failures; see ``Surrogate``."""
+        posteriors = self.posteriors(loads)
         if self._incumbents:
             return self._average(
-                incumbent.improvements(cells, posterior, self._bounds_s)
+                incumbent.improvements(loads, posterior, self._bounds_s)
                 for posterior, incumbent in zip(posteriors, self._incumbents, strict=True)
             )
         return self._average(
@@ -156,10 +156,10 @@ class SimulatedPosterior:
             for posterior in posteriors
         )
 
-    def probability_within_bounds(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
-        """Return the probability [cells] that all latency bounds are met."""
+    def probability_within_bounds(self, loads: Sequence[ConfigurationLoad]) -> FloatArray:
+        """Return the probability [loads] that all latency bounds are met."""
         return self._average(
-            probability_within_bounds(posterior, self._bounds_s) for posterior in self.posteriors(cells)
+            probability_within_bounds(posterior, self._bounds_s) for posterior in self.posteriors(loads)
         )
 
     @property
@@ -172,49 +172,45 @@ class SimulatedPosterior:
         """The index of the most probable component."""
         return int(np.argmax(self.error_model.probabilities))
 
-    def posteriors(self, cells: Sequence[ConfigurationLoad]) -> list[Posterior]:
+    def posteriors(self, loads: Sequence[ConfigurationLoad]) -> list[Posterior]:
         """Return one posterior for each component of the error model."""
-        simulated, rows = self._simulate(cells)
-        loads = self._log_loads(cells)
-        expected = self._transfer_prior(cells) if self._transfer_prior else None
+        simulated, rows = self._simulate(loads)
+        in_flight = self._log_loads(loads)
+        expected = self._transfer_prior(loads) if self._transfer_prior else None
         return [
-            Posterior(mean + simulated, std, loads, self._share)
+            Posterior(mean + simulated, std, in_flight, self._share)
             for mean, std in self.error_model.predict(rows, expected)
         ]
 
-    def samples(self, cells: Sequence[ConfigurationLoad], count: int, rng: np.random.Generator) -> FloatArray:
-        """Return ``count`` joint samples [count, cells, 1 + latencies] of log throughput and log latencies."""
-        simulated, rows = self._simulate(cells)
+    def samples(self, loads: Sequence[ConfigurationLoad], count: int, rng: np.random.Generator) -> FloatArray:
+        """Return ``count`` joint samples [count, loads, 1 + latencies] of log throughput and log latencies."""
+        simulated, rows = self._simulate(loads)
         sampled = simulated + self.error_model.samples(rows, count, rng)
-        sampled[..., 1:] += self._log_loads(cells)[:, None] - sampled[..., :1]
+        sampled[..., 1:] += self._log_loads(loads)[:, None] - sampled[..., :1]
         return sampled
 
     def _average(self, values: Iterable[FloatArray]) -> FloatArray:
         """Return the mean over the components of the posterior."""
         return np.asarray(sum(p * value for p, value in zip(self.error_model.probabilities, values, strict=True)))
 
-    def _log_loads(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
-        return log_loads(cells, self._problem.space.request_batch_size)
+    def _log_loads(self, loads: Sequence[ConfigurationLoad]) -> FloatArray:
+        return log_loads(loads, self._problem.space.request_batch_size)
 
-    def _simulate(self, cells: Sequence[ConfigurationLoad]) -> tuple[FloatArray, FloatArray]:
-        """Return log throughput and log tail ratios [cells, 1 + latencies] by the model, and the features.
+    def _simulate(self, loads: Sequence[ConfigurationLoad]) -> tuple[FloatArray, FloatArray]:
+        """Return log throughput and log tail ratios [loads, 1 + latencies] by the model, and the features.
 
-        Each cell is simulated once, and the same list of cells gives the same array, which predictions are cached by.
+        Each load is simulated once. The same list gives the same array, by which predictions are cached.
         """
-        new = [cell for cell in dict.fromkeys(cells) if cell not in self._cache]
-        for cell, result in zip(new, self._model.simulate(new, SIMULATION_THREADS), strict=True):
-            self._cache[cell] = result, features(self._problem.space, *cell, result)
-        cached = [self._cache[cell] for cell in cells]
-        rows = next((array for known, array in self._features if known is cells), None)
+        new = [load for load in dict.fromkeys(loads) if load not in self._cache]
+        for load, result in zip(new, self._model.simulate(new, SIMULATION_THREADS), strict=True):
+            self._cache[load] = result, features(self._problem.space, *load, result)
+        cached = [self._cache[load] for load in loads]
+        rows = next((array for known, array in self._features if known is loads), None)
         if rows is None:
             rows = np.array([features for _, features in cached])
-            self._features.append((cells, rows))
-        metrics = self._log_metrics([result for result, _ in cached])
-        return with_tails(metrics, cells, self._problem.space.request_batch_size) + self._longer_tail, rows
-
-    def _log_metrics(self, results: Sequence[Performance]) -> FloatArray:
-        logs = [log_simulated(result, *self._latencies) for result in results]
-        return np.array(logs).reshape(-1, 1 + len(self._latencies))
+            self._features.append((loads, rows))
+        metrics = log_predictions([result for result, _ in cached], self._latencies)
+        return as_tail_ratios(metrics, loads, self._problem.space.request_batch_size) + self._longer_tail, rows
 
 
 def is_feasible(point: Point, problem: Problem) -> bool:

@@ -18,15 +18,16 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, Point
 from optimizer.search.gaussian_process import FantasyProcess, Prediction, ResidualProcess, SourceCorrelation
 from optimizer.simulator.compilation import SIMULATION_THREADS
-from optimizer.simulator.metrics import (
+from optimizer.simulator.performance_model import PerformanceModel
+from optimizer.simulator.predicted_metrics import (
     ConfigurationLoad,
     ModelErrors,
     Performance,
-    log_measured,
-    log_simulated,
-    with_tails,
+    as_tail_ratios,
+    configuration_loads,
+    log_measurements,
+    log_predictions,
 )
-from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.speed_correction import SpeedCorrection, disturbance_noise
 
 # Prior standard deviation of the simulation's relative error in the speed with several instances and other fields,
@@ -120,7 +121,7 @@ class SimulationErrorModel:
         self.probabilities: list[float] = (weights[weights > 0] / weights.sum()).tolist()
 
     def with_fantasies(self, inputs: FloatArray) -> SimulationErrorModel:
-        """Return the error model as if its predictions at ``inputs`` [cells, features] had been measured.
+        """Return the error model as if its predictions at ``inputs`` [inputs, features] had been measured.
 
         Each counts as a deployment of its own. The scales of errors and noise stay those of real measurements.
         """
@@ -157,9 +158,9 @@ class SimulationErrorModel:
         )
 
     def predict(self, inputs: FloatArray, expected: FloatArray | None = None) -> list[Prediction]:
-        """Return (mean, standard deviation), each [cells, 1 + latencies], of the residuals for each component.
+        """Return (mean, standard deviation), each [inputs, 1 + latencies], of the residuals for each component.
 
-        ``expected`` [cells, 1 + latencies] is as in ``SourceResiduals``.
+        ``expected`` [inputs, 1 + latencies] is as in ``SourceResiduals``.
         """
         predictions = []
         for group in self._components:
@@ -172,7 +173,7 @@ class SimulationErrorModel:
         return predictions
 
     def samples(self, inputs: FloatArray, count: int, rng: np.random.Generator) -> FloatArray:
-        """Return ``count`` joint samples [count, cells, 1 + latencies] of the residuals; see ``ResidualProcess``."""
+        """Return ``count`` joint samples [count, inputs, 1 + latencies] of the residuals; see ``ResidualProcess``."""
         return np.stack([process.samples(inputs, count, rng) for process in self.untransferred], axis=2)
 
 
@@ -241,13 +242,13 @@ class SimulationResiduals:
     """The residuals of a simulation, and the simulation itself.
 
     Attributes:
-        cells: [points].
+        loads: [points].
         simulated: [points, 1 + latencies], log throughput and log tail ratios.
         residuals: Without ``longer_tail``.
         longer_tail: [1 + latencies], the part of the residuals that all points share.
     """
 
-    cells: list[ConfigurationLoad]
+    loads: list[ConfigurationLoad]
     simulated: FloatArray
     residuals: Residuals
     longer_tail: FloatArray
@@ -265,18 +266,18 @@ def compute_residuals(
     The points are complete for the metrics ``latencies`` and were corrected by ``speed``.
     """
     space, batch = problem.space, problem.space.request_batch_size
-    cells = [(space.canonical(point.candidate), point.load.concurrency) for point in points]
-    results = model.simulate(cells, SIMULATION_THREADS)
-    simulated = with_tails(np.array([log_simulated(result, *latencies) for result in results]), cells, batch)
-    errors = with_tails(np.array([log_measured(point, *latencies) for point in points]), cells, batch) - simulated
+    loads = configuration_loads(points, space)
+    results = model.simulate(loads, SIMULATION_THREADS)
+    simulated = as_tail_ratios(log_predictions(results, latencies), loads, batch)
+    errors = as_tail_ratios(log_measurements(points, latencies), loads, batch) - simulated
     longer_tail = np.zeros(1 + len(latencies))
     if problem.open_loop:  # random arrivals have a longer tail than the simulated closed loop, for any candidate
         longer_tail[1:] = np.median(errors[:, 1:], axis=0)
     residuals = Residuals(
-        np.array([features(space, *cell, result) for cell, result in zip(cells, results, strict=True)]),
+        np.array([features(space, *load, result) for load, result in zip(loads, results, strict=True)]),
         errors - longer_tail,
         [point.trial for point in points],
         np.array([relative_noise(point) for point in points]),
         np.array([speed.error_of(point.measurement) for point in points]),
     )
-    return SimulationResiduals(cells, simulated, residuals, longer_tail)
+    return SimulationResiduals(loads, simulated, residuals, longer_tail)

@@ -17,8 +17,8 @@ from optimizer.search.acquisition import mixture_quantiles
 from optimizer.search.feasibility import Feasibility
 from optimizer.search.refusals import RefusalForecast
 from optimizer.search.simulated_posterior import SimulatedPosterior, SurrogateInputs, is_feasible
-from optimizer.simulator.metrics import ConfigurationLoad, latency_bounds_s
 from optimizer.simulator.performance_model import fit_model, sample_models
+from optimizer.simulator.predicted_metrics import ConfigurationLoad, configuration_loads, latency_bounds_s
 
 # Samples of the server model that are drawn, and the most probable ones of them, which forecasts are made with.
 DRAWN, SAMPLES = 24, 8
@@ -50,11 +50,11 @@ class Surrogate:
         is_earlier = inputs.latencies == self._inputs.latencies and fitted <= wanted
         return len(wanted) - len(fitted) if is_earlier else math.inf
 
-    def missing_cells(self, measured: Sequence[Point]) -> list[ConfigurationLoad]:
-        """Return the cells of ``measured`` that this surrogate was not fitted to."""
+    def missing_loads(self, measured: Sequence[Point]) -> list[ConfigurationLoad]:
+        """Return the candidates and loads of ``measured`` that this surrogate was not fitted to."""
         fitted, space = {(point.trial, point.candidate) for point in self._measured}, self._inputs.problem.space
         missing = [point for point in measured if (point.trial, point.candidate) not in fitted]
-        return [(space.canonical(point.candidate), point.load.concurrency) for point in missing]
+        return configuration_loads(missing, space)
 
     def with_running(self, running: Sequence[ConfigurationLoad]) -> Surrogate:
         """Return the surrogate as if ``running`` had been measured with their predictions.
@@ -97,44 +97,44 @@ class Surrogate:
         first = sorted({point.trial for point in self._measured})[:deployments]
         return Surrogate(self._inputs, [point for point in self._measured if point.trial in first])
 
-    def simulated(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
-        """Return predicted log throughput and log latencies [cells, 1 + latencies], without correction or cache."""
-        return self._best_fit.simulated(cells)
+    def simulated(self, loads: Sequence[ConfigurationLoad]) -> FloatArray:
+        """Return predicted log throughput and log latencies [loads, 1 + latencies], without correction or cache."""
+        return self._best_fit.simulated(loads)
 
-    def improvements(self, cells: Sequence[ConfigurationLoad], samples: int | None = None) -> FloatArray:
-        """Return the acquisition function [cells], the mean over the first ``samples`` samples (None: over all).
+    def improvements(self, loads: Sequence[ConfigurationLoad], samples: int | None = None) -> FloatArray:
+        """Return the acquisition function [loads], the mean over the first ``samples`` samples (None: over all).
 
         It is the expected gain in log throughput over what the feasible measurements achieve. While nothing is
         feasible, it is the expected throughput within the bounds, on a scale of its own.
         """
-        if not cells:
+        if not loads:
             return np.zeros(0)
         weights, posteriors = zip(*self._posteriors[:samples], strict=True)
-        improvements = [posterior.improvements(cells) for posterior in posteriors]
-        return np.asarray(self._success(cells) * np.average(improvements, axis=0, weights=weights))
+        improvements = [posterior.improvements(loads) for posterior in posteriors]
+        return np.asarray(self._success(loads) * np.average(improvements, axis=0, weights=weights))
 
-    def forecast(self, cells: Sequence[ConfigurationLoad]) -> tuple[FloatArray, FloatArray]:
-        """Return throughput (infer/s) and binding latency (s), each [cells], of the most probable component."""
-        posterior = self._best_fit.posteriors(cells)[self._best_fit.likeliest]
+    def forecast(self, loads: Sequence[ConfigurationLoad]) -> tuple[FloatArray, FloatArray]:
+        """Return throughput (infer/s) and binding latency (s), each [loads], of the most probable component."""
+        posterior = self._best_fit.posteriors(loads)[self._best_fit.likeliest]
         return np.exp(posterior.mean[:, 0]), np.exp(posterior.log_latencies[:, 0])
 
     def measurement_quantiles(
-        self, cells: Sequence[ConfigurationLoad], levels: Sequence[float], speed_probe_ms: float | None = None
+        self, loads: Sequence[ConfigurationLoad], levels: Sequence[float], speed_probe_ms: float | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        """Return quantiles of measurements of throughput (infer/s) and binding latency (s), each [levels, cells].
+        """Return quantiles of measurements of throughput (infer/s) and binding latency (s), each [levels, loads].
 
         They include the noise of a deployment and of a measurement. ``speed_probe_ms`` is the speed probe of that
         deployment; None for the median speed of the run.
         """
         sources = [source for _, source in self._posteriors]
-        posteriors = [posterior for source in sources for posterior in source.posteriors(cells)]
+        posteriors = [posterior for source in sources for posterior in source.posteriors(loads)]
         noise = np.concatenate([source.error_model.measurement_noise() for source in sources])
         weights = np.concatenate(
             [weight * np.array(source.error_model.probabilities) for weight, source in self._posteriors]
         )
         speed = self._inputs.speed
         slowness = speed.log_slowness(Measurement(speed_probe_ms=speed_probe_ms))
-        means = np.array([posterior.mean[:, :2] for posterior in posteriors])  # [components, cells, 2]
+        means = np.array([posterior.mean[:, :2] for posterior in posteriors])  # [components, loads, 2]
         throughput = means[:, :, 0] - speed.slope * slowness
         std, tail_std = np.moveaxis(np.array([posterior.std[:, :2] for posterior in posteriors]), 2, 0)
         std = np.sqrt(std**2 + noise[:, :1] ** 2 + (speed.error * slowness) ** 2)
@@ -145,8 +145,8 @@ class Surrogate:
             np.exp(mixture_quantiles(weights, latency, latency_std, levels)),
         )
 
-    def samples(self, cells: Sequence[ConfigurationLoad], for_each: int) -> FloatArray:
-        """Return SAMPLES * ``for_each`` joint samples [samples, cells, 1 + latencies] of the posterior.
+    def samples(self, loads: Sequence[ConfigurationLoad], for_each: int) -> FloatArray:
+        """Return SAMPLES * ``for_each`` joint samples [samples, loads, 1 + latencies] of the posterior.
 
         They are log throughput and log latencies without the noise of measurements, and their mean is that of the
         posterior. ``for_each`` is even.
@@ -154,15 +154,15 @@ class Surrogate:
         rng = np.random.default_rng(self._inputs.seed)
         return np.concatenate(
             [
-                posterior.samples(cells, for_each * round(weight * SAMPLES), rng)
+                posterior.samples(loads, for_each * round(weight * SAMPLES), rng)
                 for weight, posterior in self._posteriors
             ]
         )
 
-    def probability_within_bounds(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
-        """Return the probability [cells] that all latency bounds are met."""
+    def probability_within_bounds(self, loads: Sequence[ConfigurationLoad]) -> FloatArray:
+        """Return the probability [loads] that all latency bounds are met."""
         return np.asarray(
-            sum(weight * posterior.probability_within_bounds(cells) for weight, posterior in self._posteriors)
+            sum(weight * posterior.probability_within_bounds(loads) for weight, posterior in self._posteriors)
         )
 
     @functools.cached_property
@@ -185,7 +185,7 @@ class Surrogate:
         indices = np.searchsorted(weights / weights[-1], (np.arange(SAMPLES) + 0.5) / SAMPLES)
         return [(count / SAMPLES, posteriors[index]) for index, count in Counter(indices.tolist()).most_common()]
 
-    def _success(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
-        """Return the probability [cells] that the deployment succeeds and meets the bounds that are not simulated."""
-        succeeds = self._feasibility.probabilities([candidate for candidate, _ in cells])
-        return succeeds * self.refusals.probabilities(cells, lambda: self.forecast(cells)[0])
+    def _success(self, loads: Sequence[ConfigurationLoad]) -> FloatArray:
+        """Return the probability [loads] that the deployment succeeds and meets the bounds that are not simulated."""
+        succeeds = self._feasibility.probabilities([candidate for candidate, _ in loads])
+        return succeeds * self.refusals.probabilities(loads, lambda: self.forecast(loads)[0])

@@ -17,10 +17,17 @@ from optimizer.search.optuna_encoding import TrialScore, score_trial
 from optimizer.search.simulation_error import SimulationErrorModel, compute_residuals
 from optimizer.simulator.compilation import SIMULATION_THREADS
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
-from optimizer.simulator.metrics import ConfigurationLoad, as_closed_loop, is_complete, log_simulated, with_tails
+from optimizer.simulator.predicted_metrics import (
+    ConfigurationLoad,
+    as_closed_loop,
+    as_tail_ratios,
+    configuration_loads,
+    is_complete,
+    log_predictions,
+)
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
-# Returns the residuals [cells, 1 + latencies] to expect on this machine if both machines are alike.
+# Returns the residuals [loads, 1 + latencies] to expect on this machine if both machines are alike.
 TransferPrior: TypeAlias = Callable[[Sequence[ConfigurationLoad]], FloatArray]
 MAX_POINTS = 160  # limit for the source's points: the time of a decision grows with their square
 
@@ -75,28 +82,25 @@ class SourceMachine:
 
         It is the error of a second model of the source, fitted to simulated measurements at the same points only.
         """
-        cells = [(self._problem.space.canonical(point.candidate), point.load.concurrency) for point in measured]
-        measurements = self._model.measure(cells)
-        points = [replace(point, measurement=own) for point, own in zip(measured, measurements, strict=True)]
+        measurements = self._model.measure(configuration_loads(measured, self._problem.space))
+        points = [
+            replace(point, measurement=simulated) for point, simulated in zip(measured, measurements, strict=True)
+        ]
         if not any(point.measurement.compute_infer_ms for point in measured):
             points = [replace(point, measurement=_without_server_statistics(point.measurement)) for point in points]
         reduced = fit(points, self._problem, self._latencies[0], self._seed)
-        return lambda cells: self._simulate(cells) - self._simulate_with(reduced, cells)
+        return lambda loads: self._simulate(loads) - self._simulate_with(reduced, loads)
 
-    def _simulate(self, cells: Sequence[ConfigurationLoad]) -> FloatArray:
-        """Return log throughput and log tail ratios [cells, 1 + latencies]. Cached per cell."""
-        missing = [cell for cell in dict.fromkeys(cells) if cell not in self._cache]
+    def _simulate(self, loads: Sequence[ConfigurationLoad]) -> FloatArray:
+        """Return log throughput and log tail ratios [loads, 1 + latencies]. Cached per load."""
+        missing = [load for load in dict.fromkeys(loads) if load not in self._cache]
         self._cache.update(zip(missing, self._simulate_with(self._model, missing), strict=True))
-        return np.array([self._cache[cell] for cell in cells]).reshape(-1, 1 + len(self._latencies))
+        return np.array([self._cache[load] for load in loads]).reshape(-1, 1 + len(self._latencies))
 
-    def _simulate_with(self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad]) -> FloatArray:
-        """Return log throughput and log tail ratios [cells, 1 + latencies] according to ``model``."""
-        metrics = np.array(
-            [log_simulated(result, *self._latencies) for result in model.simulate(cells, SIMULATION_THREADS)]
-        )
-        return with_tails(
-            metrics.reshape(-1, 1 + len(self._latencies)), cells, self._problem.space.request_batch_size
-        )
+    def _simulate_with(self, model: DynamicBatchingModel, loads: Sequence[ConfigurationLoad]) -> FloatArray:
+        """Return log throughput and log tail ratios [loads, 1 + latencies] according to ``model``."""
+        metrics = log_predictions(model.simulate(loads, SIMULATION_THREADS), self._latencies)
+        return as_tail_ratios(metrics, loads, self._problem.space.request_batch_size)
 
 
 def _without_server_statistics(measurement: Measurement) -> Measurement:

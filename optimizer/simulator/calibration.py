@@ -17,7 +17,7 @@ from objectives import batch_stats
 from objectives.arrays import FloatArray
 from objectives.batch_stats import BatchStatistic
 from optimizer.core.trial import Point
-from optimizer.simulator.scenario import ServiceTimes, load_of_process
+from optimizer.simulator.scenario import ServiceTimes, concurrency_of_process
 
 Curve: TypeAlias = Callable[[FloatArray], FloatArray]  # batch sizes in samples to seconds
 
@@ -211,7 +211,7 @@ def observe_point(point: Point) -> Observation | None:
         return None
     wall_s = sum(batch.executions * batch.batch_size for batch in counted) / throughput
     candidate, batch = point.candidate, round(point.load.request_batch_size)
-    concurrency = load_of_process(candidate, point.load.concurrency)
+    concurrency = concurrency_of_process(candidate, point.load.concurrency)
     return Observation(candidate.instances, concurrency, candidate.server_processes * wall_s, batches, batch)
 
 

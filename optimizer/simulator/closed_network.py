@@ -28,8 +28,14 @@ from objectives.metrics import ITL, METRICS, QUANTILES, TTFT, Metric
 from objectives.quantiles import quantile_at
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Point
-from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, log_measured, with_tails
 from optimizer.simulator.normal_prior import fit_vector, point_weights, sample_vectors
+from optimizer.simulator.predicted_metrics import (
+    ConfigurationLoad,
+    ModelErrors,
+    as_tail_ratios,
+    configuration_loads,
+    log_measurements,
+)
 
 # Expected errors of the model, twice those of a simulation without the server's statistics.
 ERRORS = ModelErrors(throughput=0.3, tail=0.2)
@@ -83,11 +89,11 @@ class ClosedNetwork:
     covariance_root: FloatArray
     seed: int = 0
 
-    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[NetworkPerformance]:
+    def simulate(self, loads: Sequence[ConfigurationLoad], threads: int = 1) -> list[NetworkPerformance]:
         """Return the performance of each (candidate, concurrency)."""
-        if not cells:
+        if not loads:
             return []
-        logs, together, used = self._predict(_Settings.from_loads(cells, self.request_batch_size), self.standardized)
+        logs, together, used = self._predict(_Settings.from_loads(loads, self.request_batch_size), self.standardized)
         rows = zip(np.exp(logs).tolist(), together.tolist(), used.tolist(), strict=True)
         return [
             NetworkPerformance(
@@ -101,15 +107,15 @@ class ClosedNetwork:
 
     def fitted(self, points: Sequence[Point]) -> ClosedNetwork:
         """Return the network that is closest to ``points`` and the prior, by a robust loss."""
-        cells = [(point.candidate, point.load.concurrency) for point in points]
-        settings, batch = _Settings.from_loads(cells, self.request_batch_size), self.request_batch_size
-        measured = with_tails(np.array([log_measured(point, *self.latencies) for point in points]), cells, batch)
-        weights = point_weights(cells)
+        loads = configuration_loads(points)
+        settings, batch = _Settings.from_loads(loads, self.request_batch_size), self.request_batch_size
+        measured = as_tail_ratios(log_measurements(points, self.latencies), loads, batch)
+        weights = point_weights(loads)
 
         def residuals(vector: FloatArray) -> FloatArray:
             logs = self._predict(settings, vector)[0]
             logs[:, 0] += math.log(batch)
-            return np.concatenate([((with_tails(logs, cells, batch) - measured) * weights).ravel(), vector])
+            return np.concatenate([((as_tail_ratios(logs, loads, batch) - measured) * weights).ravel(), vector])
 
         standardized, covariance_root = fit_vector(residuals, len(self.standardized))
         return replace(self, standardized=standardized, covariance_root=covariance_root)
@@ -122,7 +128,7 @@ class ClosedNetwork:
         ]
 
     def _predict(self, settings: _Settings, vector: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return log requests/s and log latencies [cells, 1 + latencies], requests together, and the used share."""
+        """Return log requests/s and log latencies [loads, 1 + latencies], requests together, and the used share."""
         alone, odds, contention, own_slots, elasticity = MEDIANS + DEVIATIONS * vector[: len(MEDIANS)]
         further = vector[len(MEDIANS) :]
         request_s, fixed = self.request_s * math.exp(alone), _share(odds)
@@ -151,7 +157,7 @@ class ClosedNetwork:
 
 @dataclass(frozen=True, eq=False)
 class _Settings:
-    """The requests in flight, the instances and the maximum requests of a batch [cells]; NaN without batching.
+    """The requests in flight, the instances and the maximum requests of a batch [loads]; NaN without batching.
 
     The instances are those of all server processes.
     """
@@ -161,17 +167,17 @@ class _Settings:
     limits: FloatArray
 
     @classmethod
-    def from_loads(cls, cells: Sequence[ConfigurationLoad], request_batch_size: int) -> _Settings:
+    def from_loads(cls, loads: Sequence[ConfigurationLoad], request_batch_size: int) -> _Settings:
         """Return the settings of each configuration and load."""
         return cls(
-            np.array([load for _, load in cells], np.float64),
-            np.array([candidate.total_instances for candidate, _ in cells], np.float64),
+            np.array([concurrency for _, concurrency in loads], np.float64),
+            np.array([candidate.total_instances for candidate, _ in loads], np.float64),
             np.array(
                 [
                     max(1.0, candidate.max_batch_size / request_batch_size)
                     if candidate.dynamic_batching or candidate.is_stateful
                     else math.nan
-                    for candidate, _ in cells
+                    for candidate, _ in loads
                 ]
             ),
         )

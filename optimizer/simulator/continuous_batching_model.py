@@ -36,9 +36,15 @@ from optimizer.simulator.fitted_parameters import (
     execution_settings,
     relative_duration,
 )
-from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, log_measured, with_tails
 from optimizer.simulator.normal_prior import fit_vector, point_weights, sample_vectors
-from optimizer.simulator.scenario import load_of_process
+from optimizer.simulator.predicted_metrics import (
+    ConfigurationLoad,
+    ModelErrors,
+    as_tail_ratios,
+    configuration_loads,
+    log_measurements,
+)
+from optimizer.simulator.scenario import concurrency_of_process
 
 ERRORS = ModelErrors(throughput=0.15, tail=0.2)  # of forecasts of tinygpt, without the largest ones
 # Medians and standard deviations of the prior: the log of the time of a pass of one sequence, relative to a guess;
@@ -83,12 +89,12 @@ class ContinuousBatchingModel:
     covariance_root: FloatArray
     seed: int = 0
 
-    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[ContinuousBatchingPerformance]:
+    def simulate(self, loads: Sequence[ConfigurationLoad], threads: int = 1) -> list[ContinuousBatchingPerformance]:
         """Return the performance of each (candidate, concurrency).
 
         Of several server processes one is simulated, with its share of the load.
         """
-        results = simulate_continuous_batching(self._scenarios(cells, self.standardized), self.lengths, threads)
+        results = simulate_continuous_batching(self._scenarios(loads, self.standardized), self.lengths, threads)
         tails = dict(zip(self.latencies, np.exp(self._log_tails(self.standardized)).tolist(), strict=True))
         return [
             replace(
@@ -97,18 +103,18 @@ class ContinuousBatchingModel:
                 tokens_per_s=servers * result.tokens_per_s,
                 factors=tails,
             )
-            for result, servers in zip(results, _busy_processes(cells), strict=True)
+            for result, servers in zip(results, _busy_processes(loads), strict=True)
         ]
 
     def fitted(self, points: Sequence[Point]) -> ContinuousBatchingModel:
         """Return the model that is closest to ``points`` and the prior, by a robust loss."""
-        cells = [(point.candidate, point.load.concurrency) for point in points]
-        measured = with_tails(np.array([log_measured(point, *self.latencies) for point in points]), cells, 1)
-        weights = point_weights(cells)
+        loads = configuration_loads(points)
+        measured = as_tail_ratios(log_measurements(points, self.latencies), loads, 1)
+        weights = point_weights(loads)
 
         def residuals(vectors: FloatArray) -> FloatArray:
             """Return the residuals [vectors, residuals]."""
-            errors = [(with_tails(logs, cells, 1) - measured) * weights for logs in self._logs(cells, vectors)]
+            errors = [(as_tail_ratios(logs, loads, 1) - measured) * weights for logs in self._logs(loads, vectors)]
             return np.concatenate([np.reshape(errors, (len(vectors), -1)), vectors], axis=1)
 
         def jacobian(vector: FloatArray) -> FloatArray:
@@ -132,17 +138,17 @@ class ContinuousBatchingModel:
         vectors = sample_vectors(self.standardized, self.covariance_root, count, self.seed)
         return [replace(self, standardized=np.clip(vector, -MAX_DISTANCE, MAX_DISTANCE)) for vector in vectors]
 
-    def _logs(self, cells: Sequence[ConfigurationLoad], vectors: FloatArray) -> FloatArray:
-        """Return log requests/s and log latencies [vectors, cells, 1 + latencies]."""
-        scenarios = [scenario for vector in vectors for scenario in self._scenarios(cells, vector)]
+    def _logs(self, loads: Sequence[ConfigurationLoad], vectors: FloatArray) -> FloatArray:
+        """Return log requests/s and log latencies [vectors, loads, 1 + latencies]."""
+        scenarios = [scenario for vector in vectors for scenario in self._scenarios(loads, vector)]
         rows = simulated_rows(scenarios, self.lengths, SIMULATION_THREADS)
         latencies = [
             [estimated_latency(row, metric) for metric in self.latencies] for row in rows[:, LATENCY_COLUMNS]
         ]
         logs = np.log(np.column_stack([rows[:, TOKENS_PER_S], latencies]))
         logs[:, 0] -= math.log(self.lengths.outputs.mean())
-        logs = logs.reshape(len(vectors), len(cells), -1)
-        logs[:, :, 0] += np.log(_busy_processes(cells))
+        logs = logs.reshape(len(vectors), len(loads), -1)
+        logs[:, :, 0] += np.log(_busy_processes(loads))
         logs[:, :, 1:] += np.array([self._log_tails(vector) for vector in vectors])[:, None]
         return np.asarray(logs)
 
@@ -152,7 +158,7 @@ class ContinuousBatchingModel:
         medians = np.array([TAILS[definition.statistic] for definition in reported])
         return np.asarray(medians + TAIL_DEVIATION * vector[len(vector) - len(self.latencies) :])
 
-    def _scenarios(self, cells: Sequence[ConfigurationLoad], vector: FloatArray) -> list[ContinuousBatchingScenario]:
+    def _scenarios(self, loads: Sequence[ConfigurationLoad], vector: FloatArray) -> list[ContinuousBatchingScenario]:
         values = MEDIANS + DEVIATIONS * vector[: len(MEDIANS)]
         scale, odds, power, prompt, outside, slowdown, oversubscription, speedup = values.tolist()
         pass_s, fixed = self.pass_s * math.exp(scale), 1 / (1 + math.exp(-odds))
@@ -181,19 +187,19 @@ class ContinuousBatchingModel:
         return [
             ContinuousBatchingScenario(
                 slots(candidate),
-                load_of_process(candidate, concurrency),
+                concurrency_of_process(candidate, concurrency),
                 times,
                 factors(candidate),
                 candidate.max_queue_delay_us / 1e6,
                 min(candidate.preferred_batch_sizes, default=max(1, candidate.max_batch_size)),
             )
-            for candidate, concurrency in cells
+            for candidate, concurrency in loads
         ]
 
 
-def _busy_processes(cells: Sequence[ConfigurationLoad]) -> list[float]:
-    """Return how many processes with the load of the fullest one serve the load of each of ``cells``."""
-    return [load / load_of_process(candidate, load) for candidate, load in cells]
+def _busy_processes(loads: Sequence[ConfigurationLoad]) -> list[float]:
+    """Return how many processes with the load of the fullest one serve each of ``loads``."""
+    return [n / concurrency_of_process(candidate, n) for candidate, n in loads]
 
 
 def applies(problem: Problem) -> bool:

@@ -7,12 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from objectives import batch_stats
 from objectives.arrays import FloatArray
-from objectives.metrics import Measurement
+from objectives.metrics import STATISTICS, Measurement
 from optimizer.config.queue_policy import Fields, with_queue
 from optimizer.config.search_space import Problem
 from optimizer.core.request_sizes import SizeDistribution
@@ -35,12 +36,13 @@ from optimizer.simulator.fitted_parameters import (
     fit_service_times,
     longest_gap_s,
 )
-from optimizer.simulator.metrics import (
+from optimizer.simulator.predicted_metrics import (
     ConfigurationLoad,
     ModelErrors,
-    log_measured,
-    log_simulated,
-    simulated_measurement,
+    configuration_loads,
+    log_measurements,
+    log_predictions,
+    six_digits,
 )
 from optimizer.simulator.scenario import (
     ClosedLoopLoad,
@@ -50,7 +52,8 @@ from optimizer.simulator.scenario import (
     ServiceTimes,
     SimulatedLoad,
     SimulationResult,
-    load_of_process,
+    SimulationTrace,
+    concurrency_of_process,
 )
 from optimizer.simulator.service_time_samples import sample_service_times
 from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter, simulate_many, trace
@@ -86,64 +89,64 @@ class DynamicBatchingModel:
     queue: Fields = ()
     name: ClassVar[str] = "simulator of the dynamic batcher"
 
-    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> list[SimulationResult]:
+    def simulate(self, loads: Sequence[ConfigurationLoad], threads: int = 1) -> list[SimulationResult]:
         """Return the simulated performance of each (candidate, concurrency).
 
-        Of several server processes one is simulated, with its share of the load. A cell that occurs several times,
+        Of several server processes one is simulated, with its share of the load. A load that occurs several times,
         for example because a candidate was deployed again, is simulated once.
         """
-        distinct = list(dict.fromkeys(cells))
-        if len(distinct) < len(cells):
+        distinct = list(dict.fromkeys(loads))
+        if len(distinct) < len(loads):
             performance = dict(zip(distinct, self.simulate(distinct, threads), strict=True))
-            return [performance[cell] for cell in cells]
-        own_loads = [load_of_process(candidate, load) for candidate, load in cells]
-        scenarios = self._scenarios(cells)
+            return [performance[load] for load in loads]
+        of_process = [concurrency_of_process(candidate, n) for candidate, n in loads]
+        scenarios = self._scenarios(loads)
         jitter, gaps_s = self._random_rings()
         results: dict[int, SimulationResult] = {}
         above = 0.0
         for up_to, interval in INTERVALS:
-            chosen = [i for i, load in enumerate(own_loads) if above < load <= up_to]
+            chosen = [i for i, n in enumerate(of_process) if above < n <= up_to]
             simulated = simulate_many(
                 [scenarios[i] for i in chosen], jitter=jitter, gaps_s=gaps_s, interval=interval, threads=threads
             )
             results.update(zip(chosen, simulated, strict=True))
             above = up_to
-        return [results[i].scaled_to_servers(load / own_loads[i]) for i, (_, load) in enumerate(cells)]
+        return [results[i].scaled_to_servers(n / of_process[i]) for i, (_, n) in enumerate(loads)]
 
     def refused_shares(
         self,
-        cells: Sequence[ConfigurationLoad],
+        loads: Sequence[ConfigurationLoad],
         rates: Sequence[float] | None = None,
         priorities: SizeDistribution | None = None,
         missed_share: float = MISSED_SHARE,
     ) -> FloatArray:
-        """Return the share [cells] of requests that the candidate's queue rejects or lets expire.
+        """Return the share [loads] of requests that the candidate's queue rejects or lets expire.
 
-        ``rates`` are the requests per second of a Poisson process; None keeps the concurrency of each cell in flight.
+        ``rates`` are the requests per second of a Poisson process; None keeps the concurrency of each load in flight.
         ``priorities`` are the shares of the priorities of the requests; for ``missed_share`` see ``Scenario``.
         Of several server processes one is simulated, with its share of the load.
         """
-        loads: list[SimulatedLoad] | None = None
+        open_loops: list[SimulatedLoad] | None = None
         if rates is not None:
             arrivals = np.cumsum(np.random.default_rng(self.seed).exponential(1.0, REFUSED_REQUESTS))
-            own_rates = [rate / candidate.server_processes for (candidate, _), rate in zip(cells, rates, strict=True)]
-            loads = [OpenLoopLoad((arrivals - arrivals[0]) / rate) for rate in own_rates]
+            shares = [rate / candidate.server_processes for (candidate, _), rate in zip(loads, rates, strict=True)]
+            open_loops = [OpenLoopLoad((arrivals - arrivals[0]) / share) for share in shares]
         scenarios = [
             replace(scenario, refuses=True, missed_share=missed_share, priorities=priorities)
-            for scenario in self._scenarios(cells, loads)
+            for scenario in self._scenarios(loads, open_loops)
         ]
         jitter, gaps_s = self._random_rings()
         results = simulate_many(scenarios, jitter=jitter, gaps_s=gaps_s)
         shares = [result.rejected_share + result.timed_out_share for result in results]
         return np.asarray(np.nan_to_num(np.array(shares)))
 
-    def measure(self, cells: Sequence[ConfigurationLoad]) -> list[Measurement]:
+    def measure(self, loads: Sequence[ConfigurationLoad]) -> list[Measurement]:
         """Return the simulated report of a load generator and of the server for each (candidate, concurrency)."""
         jitter, gaps_s = self._random_rings()
-        traces = [trace(scenario, jitter=jitter, gaps_s=gaps_s) for scenario in self._scenarios(cells)]
+        traces = [trace(scenario, jitter=jitter, gaps_s=gaps_s) for scenario in self._scenarios(loads)]
         return [
             simulated_measurement(result, executions, self.overheads.network_s)
-            for result, executions in zip(self.simulate(cells), traces, strict=True)
+            for result, executions in zip(self.simulate(loads), traces, strict=True)
         ]
 
     def _random_rings(self) -> tuple[FloatArray, FloatArray]:
@@ -153,17 +156,17 @@ class DynamicBatchingModel:
         )
 
     def _scenarios(
-        self, cells: Sequence[ConfigurationLoad], loads: Sequence[SimulatedLoad] | None = None
+        self, loads: Sequence[ConfigurationLoad], simulated: Sequence[SimulatedLoad] | None = None
     ) -> list[Scenario]:
-        """Return the scenarios of ``cells``, under ``loads`` instead of closed loops if these are given.
+        """Return the scenarios of ``loads``: closed loops, or under the ``simulated`` loads if these are given.
 
-        The service times are extended to the largest batch that can occur: a cell may be outside the space, or an
-        open loop may have more requests in flight than the closed loops that the model was fitted to.
+        The service times are extended to the largest batch that can occur: a candidate may be outside the space, or
+        an open loop may have more requests in flight than the closed loops that the model was fitted to.
         """
-        loads = loads or [ClosedLoopLoad(load_of_process(candidate, load)) for candidate, load in cells]
-        settings = [execution_settings(candidate) for candidate, _ in cells]
+        simulated = simulated or [ClosedLoopLoad(concurrency_of_process(candidate, n)) for candidate, n in loads]
+        settings = [execution_settings(candidate) for candidate, _ in loads]
         largest = Counter[ExecutionSettings]()
-        for (candidate, _), group, load in zip(cells, settings, loads, strict=True):
+        for (candidate, _), group, load in zip(loads, settings, simulated, strict=True):
             batched = candidate.max_batch_size if candidate.dynamic_batching else 1
             largest[group] = max(largest[group], min(batched, load.most_in_flight * self.request_batch_size))
         times = {group: self.times(group).up_to(samples) for group, samples in largest.items()}
@@ -178,7 +181,7 @@ class DynamicBatchingModel:
                 self.fixed_shapes,
                 refuses=False,
             )
-            for (candidate, _), group, load in zip(cells, settings, loads, strict=True)
+            for (candidate, _), group, load in zip(loads, settings, simulated, strict=True)
         ]
 
 
@@ -212,7 +215,7 @@ def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) 
         queue=problem.queue,
     )
     overheads = fit_overheads(
-        lambda trial, cells: replace(model, overheads=trial).simulate(cells), model.overheads, points, latency
+        lambda trial, loads: replace(model, overheads=trial).simulate(loads), model.overheads, points, latency
     )
     return replace(model, overheads=overheads)
 
@@ -284,13 +287,47 @@ class _BlackBox:
         return list(self.points)[-FITTED_POINTS:]
 
     def _measured(self) -> FloatArray:
-        return np.array([log_measured(point, self.latency) for point in self._used])
+        return log_measurements(self._used, [self.latency])
 
     def _simulate(self, vector: FloatArray) -> FloatArray:
-        cells = [(point.candidate, point.load.concurrency) for point in self._used]
-        return np.array([log_simulated(result, self.latency) for result in self.model(vector).simulate(cells)])
+        return log_predictions(self.model(vector).simulate(configuration_loads(self._used)), [self.latency])
 
     def _medians(self) -> FloatArray:
         """Return the medians of the prior, for the shortest latency of a request."""
         latencies_s = np.exp(self._measured()[:, 1])
         return prior_medians(float((latencies_s / [point.load.concurrency for point in self._used]).min()))
+
+
+def simulated_measurement(result: SimulationResult, executions: SimulationTrace, network_s: float) -> Measurement:
+    """Return the measurement that a load generator and the server's statistics would report for a simulation.
+
+    ``executions`` is a trace of the same scenario; each request spends ``network_s`` outside queue and computation.
+    """
+    compute_s = result.latency_avg_s - result.queue_avg_s - network_s
+    metrics = {
+        "throughput_infer_per_sec": result.throughput_infer_per_sec,
+        **{f"latency_{name}_ms": 1e3 * getattr(result, f"latency_{name}_s") for name in STATISTICS},
+        "network_ms": 1e3 * network_s,
+        "queue_ms": 1e3 * result.queue_avg_s,
+        "compute_infer_ms": 1e3 * max(compute_s, 0.0),
+        "mean_batch_size": result.mean_batch_size,
+    }
+    rounded: dict[str, Any] = {name: six_digits(value) for name, value in metrics.items()}
+    return Measurement(
+        **rounded,
+        compute_input_ms=0.0,
+        compute_output_ms=0.0,
+        batch_stats=batch_stats.to_text(_executions_by_size(executions)),
+        requests=result.requests,
+        stable=True,
+    )
+
+
+def _executions_by_size(executions: SimulationTrace) -> list[batch_stats.BatchStatistic]:
+    ended = np.isfinite(executions.end_s)
+    sizes, durations_s = executions.samples[ended], (executions.end_s - executions.start_s)[ended]
+    entries = []
+    for size in np.unique(sizes):
+        seconds = durations_s[sizes == size]
+        entries.append(batch_stats.BatchStatistic(int(size), len(seconds), round(1e9 * float(seconds.sum()))))
+    return entries

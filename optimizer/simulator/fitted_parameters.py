@@ -18,7 +18,14 @@ from optimizer.config.search_space import Problem
 from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, Candidate, FieldValue, Point, server_processes
 from optimizer.options.values import parse_cpus
 from optimizer.simulator.calibration import Observation, service_times
-from optimizer.simulator.metrics import ConfigurationLoad, log_measured, log_simulated, with_tails
+from optimizer.simulator.predicted_metrics import (
+    ConfigurationLoad,
+    as_tail_ratios,
+    configuration_loads,
+    log_loads,
+    log_measurements,
+    log_predictions,
+)
 from optimizer.simulator.scenario import Overheads, ServiceTimes, SimulationResult
 
 ExecutionSettings = tuple[int, Fields]  # instance count, and the fields that are not the batcher's
@@ -294,16 +301,16 @@ def fit_overheads(
     first over the jitter, then over network time, gap and wake time, then over the jitter again.
     """
     used = list(points)[-FITTED_POINTS:]
-    cells = [(point.candidate, point.load.concurrency) for point in used]
+    loads = configuration_loads(used)
     batch = used[0].load.request_batch_size
-    measured = with_tails(np.array([log_measured(point, latency) for point in used]), cells, batch)
+    measured = as_tail_ratios(log_measurements(used, [latency]), loads, batch)
     sizes = np.array([point.measurement.mean_batch_size or math.nan for point in used])
     queues = np.array([point.measurement.queue_ms for point in used], np.float64)  # NaN for None
-    means_ms = 1e3 * np.exp(np.log([load * batch for _, load in cells]) - measured[:, 0])  # Little's law
+    means_ms = 1e3 * np.exp(log_loads(loads, batch) - measured[:, 0])  # Little's law
 
     def misfit(overheads: FittedOverheads) -> float:
-        results = simulate(overheads, cells)
-        simulated = with_tails(np.array([log_simulated(result, latency) for result in results]), cells, batch)
+        results = simulate(overheads, loads)
+        simulated = as_tail_ratios(log_predictions(results, [latency]), loads, batch)
         errors = np.stack(
             [
                 simulated[:, 0] - measured[:, 0],

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from objectives.arrays import FloatArray
-from optimizer.simulator.metrics import ConfigurationLoad
+from optimizer.simulator.predicted_metrics import ConfigurationLoad
 
 POINT_ERROR = 0.15  # standard deviation of the log of a measurement around the model
 MAX_INDEPENDENT = 2  # points of one candidate share the model's error, so more of them count as this many
 ROBUST = 2.0  # standard deviations beyond which an error counts linearly
 
 
-def point_weights(cells: Sequence[ConfigurationLoad]) -> FloatArray:
-    """Return the weight [cells, 1] of each measured point, by which its errors are multiplied."""
-    counts = Counter(candidate for candidate, _ in cells)
-    shares = np.array([min(1.0, MAX_INDEPENDENT / counts[candidate]) for candidate, _ in cells])
+def point_weights(loads: Sequence[ConfigurationLoad]) -> FloatArray:
+    """Return the weight [loads, 1] of each measured point, by which its errors are multiplied."""
+    counts = Counter(candidate for candidate, _ in loads)
+    shares = np.array([min(1.0, MAX_INDEPENDENT / counts[candidate]) for candidate, _ in loads])
     return np.asarray(shares[:, None] ** 0.5 / POINT_ERROR)
 
 

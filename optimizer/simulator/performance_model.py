@@ -12,7 +12,7 @@ from optimizer.simulator.closed_network import ClosedNetwork
 from optimizer.simulator.continuous_batching import compile_continuous_batching
 from optimizer.simulator.continuous_batching_model import ContinuousBatchingModel
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
-from optimizer.simulator.metrics import ConfigurationLoad, ModelErrors, Performance
+from optimizer.simulator.predicted_metrics import ConfigurationLoad, ModelErrors, Performance
 from optimizer.simulator.simulate import compile_simulator
 
 
@@ -27,7 +27,7 @@ class PerformanceModel(Protocol):
     def errors(self) -> ModelErrors:
         """The expected errors, which a Gaussian process learns."""
 
-    def simulate(self, cells: Sequence[ConfigurationLoad], threads: int = 1) -> Sequence[Performance]:
+    def simulate(self, loads: Sequence[ConfigurationLoad], threads: int = 1) -> Sequence[Performance]:
         """Return the performance of each (candidate, concurrency)."""
 
 

@@ -104,7 +104,7 @@ class ClosedLoopLoad:
         return self.concurrency
 
 
-def load_of_process(candidate: Candidate, concurrency: int) -> int:
+def concurrency_of_process(candidate: Candidate, concurrency: int) -> int:
     """Return the requests in flight on the fullest of the server processes of ``candidate``, which share the load."""
     return -(-concurrency // candidate.server_processes)
 

@@ -18,7 +18,7 @@ from optimizer.search.acquisition import (
     expected_incumbent,
     probability_within_bounds,
 )
-from optimizer.simulator.metrics import ShareWithinBounds, predicted_latencies
+from optimizer.simulator.predicted_metrics import ShareWithinBounds, predicted_latencies
 
 
 def posterior(*cells: tuple[float, float]) -> Posterior:

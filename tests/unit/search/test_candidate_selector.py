@@ -28,7 +28,7 @@ from optimizer.simulator.fitted_parameters import (
     fit_service_times,
     relative_duration,
 )
-from optimizer.simulator.metrics import ModelErrors, binding_latency
+from optimizer.simulator.predicted_metrics import ModelErrors, binding_latency
 from optimizer.simulator.scenario import ClosedLoopLoad, Overheads
 from optimizer.simulator.simulate import lognormal_jitter
 from tests import played_server

@@ -26,7 +26,7 @@ from optimizer.search.simulation_error import (
     SimulationErrorModel,
 )
 from optimizer.search.surrogate import SAMPLES
-from optimizer.simulator.metrics import ModelErrors
+from optimizer.simulator.predicted_metrics import ModelErrors
 from optimizer.simulator.speed_correction import fit_speed_correction
 from tests.conftest import known_server, measurement
 

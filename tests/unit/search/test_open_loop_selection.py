@@ -13,7 +13,7 @@ from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.measure.load_search import LoadSearchRules, RateSearch
 from optimizer.search.candidate_selector import CandidateSelector
-from optimizer.simulator.metrics import as_closed_loop
+from optimizer.simulator.predicted_metrics import as_closed_loop
 from optimizer.simulator.scenario import Overheads
 from optimizer.simulator.simulate import lognormal_jitter
 from tests.played_server import simulated_measurement

@@ -35,7 +35,7 @@ from optimizer.search import make_searcher
 from optimizer.search.optuna_samplers import MAX_TRANSFERRED
 from optimizer.search.simulation_error import Residuals, SimulationErrorModel, SourceResiduals
 from optimizer.search.transfer import TransferredStudy
-from optimizer.simulator.metrics import ModelErrors
+from optimizer.simulator.predicted_metrics import ModelErrors
 from optimizer.store.recording import RecordedServer, baselines, read_recording, recorded_space
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable

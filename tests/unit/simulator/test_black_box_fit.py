@@ -15,7 +15,7 @@ from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.simulator.black_box_fit import DEVIATIONS, THROUGHPUT_ERROR, sample_parameters
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit, sample_models
 from optimizer.simulator.fitted_parameters import INTRA_OP_THREAD_COUNT, ExecutionSettings, FittedOverheads
-from optimizer.simulator.metrics import ConfigurationLoad
+from optimizer.simulator.predicted_metrics import ConfigurationLoad
 from optimizer.simulator.scenario import ServiceTimes
 
 LATENCY = "latency-p95"

@@ -16,8 +16,8 @@ from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.simulator.closed_network import MEDIANS, ClosedNetwork, fit
-from optimizer.simulator.metrics import binding_latency, is_complete, latency_bounds_s, predicted_latencies
 from optimizer.simulator.performance_model import fit_model, sample_models
+from optimizer.simulator.predicted_metrics import binding_latency, is_complete, latency_bounds_s, predicted_latencies
 
 LATENCIES = ("ttft-p95", "itl-p95", "latency-p95")
 SIZE = len(MEDIANS) + 1 + len(LATENCIES)

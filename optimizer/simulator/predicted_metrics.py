@@ -1,4 +1,4 @@
-"""Throughput and latency as logarithms, measured and simulated, because errors of a simulation are relative."""
+"""The metrics that a model of a server predicts, as logarithms, because the errors of a model are relative."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from objectives import batch_stats
 from objectives.arrays import FloatArray
-from objectives.metrics import METRICS, QUANTILES, STATISTICS, TIMINGS, Measurement
-from optimizer.config.search_space import Problem
+from objectives.metrics import METRICS, QUANTILES, TIMINGS
+from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, LoadPoint, Point
-from optimizer.simulator.scenario import SimulationResult, SimulationTrace
 
-ConfigurationLoad = tuple[Candidate, int]  # a candidate at a concurrency; arrays call it a cell
+ConfigurationLoad: TypeAlias = tuple[Candidate, int]  # a candidate and the concurrency of its load
 
 MIN_DISTANCE = 1e-3  # relative distance of two quantiles of a latency
+
+
+def configuration_loads(points: Sequence[Point], space: SearchSpace | None = None) -> list[ConfigurationLoad]:
+    """Return the candidate and the concurrency of each point, the candidate as it is canonical in ``space``."""
+    return [
+        (space.canonical(point.candidate) if space else point.candidate, point.load.concurrency) for point in points
+    ]
 
 
 def binding_latency(problem: Problem, measured: Sequence[Point]) -> str:
@@ -80,7 +85,7 @@ class ShareWithinBounds:
         return cls(deadlines)
 
     def logarithm(self, log_latencies: FloatArray) -> FloatArray:
-        """Return the log of the share [cells] for log latencies [cells, latencies] in seconds."""
+        """Return the log of the share [loads] for log latencies [loads, latencies] in seconds."""
         from scipy.special import log_ndtr
 
         least = np.full(len(log_latencies), np.inf)
@@ -104,13 +109,17 @@ def is_complete(point: Point, *latencies: str) -> bool:
     return bool(point.measurement.throughput_infer_per_sec) and all(values)
 
 
-def log_measured(point: Point, *latencies: str) -> tuple[float, ...]:
-    """Return the log of infer/s, and the log of the seconds of each latency, of a complete measured point."""
-    throughput = point.measurement.throughput_infer_per_sec
-    milliseconds = [METRICS[latency].value(point.measurement) or 0.0 for latency in latencies]
-    assert throughput, "complete points only"
-    assert all(milliseconds), "complete points only"
-    return math.log(throughput), *(math.log(value / 1e3) for value in milliseconds)
+def log_measurements(points: Sequence[Point], latencies: Sequence[str]) -> FloatArray:
+    """Return the log of infer/s and of the seconds of each latency [points, 1 + latencies] of complete points."""
+    assert all(is_complete(point, *latencies) for point in points), "complete points only"
+    rows = [
+        [
+            point.throughput_infer_per_sec,
+            *((METRICS[name].value(point.measurement) or 0.0) / 1e3 for name in latencies),
+        ]
+        for point in points
+    ]
+    return np.asarray(np.log(np.array(rows, np.float64).reshape(-1, 1 + len(latencies))))
 
 
 class Performance(Protocol):
@@ -140,24 +149,25 @@ class ModelErrors:
     tail: float
 
 
-def log_simulated(result: Performance, *latencies: str) -> tuple[float, ...]:
-    """Return the log of infer/s, and the log of the seconds of each latency, of a prediction."""
-    return math.log(result.throughput_infer_per_sec), *(math.log(result.latency_s(latency)) for latency in latencies)
+def log_predictions(results: Sequence[Performance], latencies: Sequence[str]) -> FloatArray:
+    """Return the log of infer/s and of the seconds of each latency [results, 1 + latencies]."""
+    rows = [[result.throughput_infer_per_sec, *map(result.latency_s, latencies)] for result in results]
+    return np.asarray(np.log(np.array(rows, np.float64).reshape(-1, 1 + len(latencies))))
 
 
-def with_tails(metrics: FloatArray, cells: Sequence[ConfigurationLoad], request_batch_size: float) -> FloatArray:
-    """Return ``metrics`` [cells, 1 + latencies] with each log latency replaced by the log tail ratio.
+def as_tail_ratios(metrics: FloatArray, loads: Sequence[ConfigurationLoad], request_batch_size: float) -> FloatArray:
+    """Return ``metrics`` [loads, 1 + latencies] with each log latency replaced by the log tail ratio.
 
     The tail ratio is the latency divided by the mean latency, which in a closed loop is the samples in flight
     divided by the throughput (Little's law).
     """
-    mean = log_loads(cells, request_batch_size) - metrics[:, 0]
+    mean = log_loads(loads, request_batch_size) - metrics[:, 0]
     return np.concatenate([metrics[:, :1], metrics[:, 1:] - mean[:, None]], axis=1)
 
 
-def log_loads(cells: Sequence[ConfigurationLoad], request_batch_size: float) -> FloatArray:
-    """Return the logarithms [cells] of the samples in flight."""
-    return np.log([load * request_batch_size for _, load in cells])
+def log_loads(loads: Sequence[ConfigurationLoad], request_batch_size: float) -> FloatArray:
+    """Return the logarithms [loads] of the samples in flight."""
+    return np.log([concurrency * request_batch_size for _, concurrency in loads])
 
 
 def as_closed_loop(points: Sequence[Point], problem: Problem) -> list[Point]:
@@ -176,41 +186,6 @@ def as_closed_loop(points: Sequence[Point], problem: Problem) -> list[Point]:
             concurrency = max(1, min(round(mean), problem.max_concurrency))
             converted.append(replace(point, load=LoadPoint(batch, concurrency)))
     return converted
-
-
-def simulated_measurement(result: SimulationResult, executions: SimulationTrace, network_s: float) -> Measurement:
-    """Return the measurement that a load generator and the server's statistics would report for a simulation.
-
-    ``executions`` is a trace of the same scenario; each request spends ``network_s`` outside queue and computation.
-    """
-    compute_s = result.latency_avg_s - result.queue_avg_s - network_s
-    metrics = {
-        "throughput_infer_per_sec": result.throughput_infer_per_sec,
-        **{f"latency_{name}_ms": 1e3 * getattr(result, f"latency_{name}_s") for name in STATISTICS},
-        "network_ms": 1e3 * network_s,
-        "queue_ms": 1e3 * result.queue_avg_s,
-        "compute_infer_ms": 1e3 * max(compute_s, 0.0),
-        "mean_batch_size": result.mean_batch_size,
-    }
-    rounded: dict[str, Any] = {name: six_digits(value) for name, value in metrics.items()}
-    return Measurement(
-        **rounded,
-        compute_input_ms=0.0,
-        compute_output_ms=0.0,
-        batch_stats=batch_stats.to_text(_executions_by_size(executions)),
-        requests=result.requests,
-        stable=True,
-    )
-
-
-def _executions_by_size(executions: SimulationTrace) -> list[batch_stats.BatchStatistic]:
-    ended = np.isfinite(executions.end_s)
-    sizes, durations_s = executions.samples[ended], (executions.end_s - executions.start_s)[ended]
-    entries = []
-    for size in np.unique(sizes):
-        seconds = durations_s[sizes == size]
-        entries.append(batch_stats.BatchStatistic(int(size), len(seconds), round(1e9 * float(seconds.sum()))))
-    return entries
 
 
 def six_digits(value: float) -> float:
