@@ -35,7 +35,7 @@ from objectives.metrics import Measurement
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.several_servers_target import ServerProcesses
+from optimizer.deploy.several_servers import ServerProcesses
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.options.run_options import RunOptions

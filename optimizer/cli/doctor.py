@@ -15,7 +15,7 @@ from typing import Literal
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import cache_folder, shipped_folder
 from optimizer.deploy import perf_analyzer_release, runtime
-from optimizer.deploy.embedded_target import MORE_ADDRESS_SPACE, address_space_problem, stub_search_path
+from optimizer.deploy.embedded_target import UNLIMITED_ADDRESS_SPACE, address_space_problem, stub_search_path
 from optimizer.deploy.installed_server import INSTALL_STUB_SHELL, NO_STUB_SHELL, STUB_SHELL
 from optimizer.machine import hardware, nvml
 from optimizer.machine.nvml import VISIBLE_DEVICES, filter_visible
@@ -107,7 +107,7 @@ def check_shell() -> Finding:
 def check_address_space() -> Finding:
     """Check the limit on the address space, which the server and its models inherit."""
     if problem := address_space_problem():
-        return Finding("address space", "fail", problem, MORE_ADDRESS_SPACE)
+        return Finding("address space", "fail", problem, UNLIMITED_ADDRESS_SPACE)
     return Finding("address space", "ok", "large enough for the server")
 
 

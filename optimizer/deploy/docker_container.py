@@ -20,6 +20,7 @@ from optimizer.core.process import FinishedProcess, log_command, this_process, w
 from optimizer.core.safe_text import one_line
 from optimizer.deploy.docker_engine import OWNER, connect, remove, sdk_errors, translated_errors
 from optimizer.deploy.server_process import temporary_folder
+from optimizer.deploy.target_settings import LOOPBACK
 from optimizer.machine.nvml import BUS_ORDER
 from optimizer.measure.perf_analyzer import PerfAnalyzerCommand
 from optimizer.options.values import format_cpus
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 
-LOOPBACK = "127.0.0.1"
 NO_GPUS, ALL_GPUS = "none", "all"
 # recommended by NVIDIA for its images
 SHM_SIZE = "1g"

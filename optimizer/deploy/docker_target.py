@@ -124,7 +124,7 @@ class DockerTarget(ManagedTarget):
             flags = [*server_options(source), *options.server_args]
             if container.host_ipc:  # the memory of Python models is on this machine then
                 flags.append(f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix(folder.path)}")
-            settings = replace(settings, arguments=tuple(flags), gpus=bool(container.gpus))
+            settings = replace(settings, arguments=tuple(flags), sees_gpus=bool(container.gpus))
             server = ContainerServer(
                 client,
                 str(options.docker_image),
@@ -241,7 +241,7 @@ class ContainerServer(Server):
             f"--grpc-port={GRPC_PORT}",
             *self._metrics_options(),
             *self._arguments,
-            *self._chosen,
+            *self._server_options,
         ]
         settings = replace(self._container, cpus=self._cpus)
         container = Container(self._engine, self._image, command, settings, log=self.log, name=self._name)

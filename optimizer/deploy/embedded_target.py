@@ -25,8 +25,8 @@ from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.nvml import cuda_folders
 from optimizer.options.run_options import RunOptions
 
-LEAST_ADDRESS_SPACE = 4 << 30  # bytes: tritonserver reserves more than it uses
-MORE_ADDRESS_SPACE = "ulimit -v unlimited"
+MIN_ADDRESS_SPACE = 4 << 30  # bytes: tritonserver reserves more than it uses
+UNLIMITED_ADDRESS_SPACE = "ulimit -v unlimited"
 
 
 def embedded_installation(installed: Runtime) -> Installation:
@@ -46,7 +46,7 @@ def server_environment(installed: Runtime) -> dict[str, str]:
     if shutil.which(STUB_SHELL, path=search_path) is None:
         raise EnvironmentFault(f"{NO_STUB_SHELL}; {INSTALL_STUB_SHELL}")
     if problem := address_space_problem():
-        raise EnvironmentFault(f"{problem}; {MORE_ADDRESS_SPACE}")
+        raise EnvironmentFault(f"{problem}; {UNLIMITED_ADDRESS_SPACE}")
     packages = [path for path in sys.path if path.endswith("site-packages")]
     # a libpython needs the standard library of its own build: distributions build different modules into theirs
     own_python = {"PYTHONHOME": str(installed.stub_python)} if libpython.parent == installed.stub_python else {}
@@ -69,9 +69,9 @@ def _user_python_path() -> list[str]:
 def address_space_problem() -> str:
     """Return why the limit on the address space, which the server inherits, is too low; empty if it is not."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft == resource.RLIM_INFINITY or soft >= LEAST_ADDRESS_SPACE:
+    if soft == resource.RLIM_INFINITY or soft >= MIN_ADDRESS_SPACE:
         return ""
-    needed = LEAST_ADDRESS_SPACE >> 30
+    needed = MIN_ADDRESS_SPACE >> 30
     return f"the address space is limited to {soft / 2**30:.1f} GiB, and the server needs {needed} GiB"
 
 

@@ -106,7 +106,7 @@ class TritonServer(Server):
         self._folder = folder
         self._installation = installation
         self._environment = {**BUS_ORDER, **installation.environment}
-        if not settings.gpus:
+        if not settings.sees_gpus:
             self._environment[VISIBLE_DEVICES] = ""
         self._settings = settings
 
@@ -145,7 +145,7 @@ class TritonServer(Server):
             f"--backend-config=python,shm-region-prefix-name={self._folder.shared_memory_prefix}",
             *filter(self._installation.knows, self._settings.arguments),
             *self._installation.arguments,
-            *self._chosen,
+            *self._server_options,
         ]
         return SupervisedProcess(
             command,

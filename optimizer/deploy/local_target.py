@@ -28,7 +28,7 @@ from optimizer.deploy.server_process import temporary_folder, too_old_for_http
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.options.run_options import RunOptions
 
-USUAL_BACKENDS = Path("/opt/tritonserver/backends")  # where NVIDIA's images and builds have them
+DEFAULT_BACKENDS = Path("/opt/tritonserver/backends")  # where NVIDIA's images and builds have them
 HELP_SECONDS = 30.0
 X86_64 = 62  # e_machine of ELF
 MACHINES = {3: "32-bit x86", 40: "32-bit ARM", 183: "ARM (aarch64)", 21: "POWER", 243: "RISC-V"}
@@ -152,7 +152,7 @@ def _backends(program: Path, name: str | None) -> Path:
             )
         return folder
     relative = program.parent.parent / "backends"  # an installation that was moved has them here
-    return relative if relative.is_dir() else USUAL_BACKENDS
+    return relative if relative.is_dir() else DEFAULT_BACKENDS
 
 
 def _check_backends(source: ModelSource, installation: Installation) -> None:

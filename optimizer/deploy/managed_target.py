@@ -127,15 +127,15 @@ class ModelLoader:
         self._folder = folder
         self._log = settings.log
         self._timeout_seconds = settings.model_load_timeout_seconds
-        self._gpus = settings.gpus
+        self._sees_gpus = settings.sees_gpus
         self._loaded: dict[str, tuple[str, Mapping[str, bytes]]] = {}  # model -> config.pbtxt, model.json files
         self._loaded_by: RunningProcess | None = None
 
-    def load(self, wanted: ServedModels, *, as_written: bool) -> dict[str, ModelConfig]:
+    def load(self, wanted: ServedModels, *, from_files: bool) -> dict[str, ModelConfig]:
         """Load the models of ``wanted`` that are not loaded with this configuration yet, and unload all others.
 
         Return the configurations that the server reports, in which it has chosen the kind of each instance. With
-        ``as_written`` the server reads config.pbtxt from disk instead of an override in the request. If the server
+        ``from_files`` the server reads config.pbtxt from disk instead of an override in the request. If the server
         dies, it may be due to the models that it unloads, so ``wanted`` is loaded once more by a new one. Raises
         ModelRefused if the server refuses the configuration, DeploymentError if it does not load, ServerCrashed or
         ServerFault if the server fails.
@@ -145,13 +145,13 @@ class ModelLoader:
             self._loaded, self._loaded_by = {}, self._server.running
         replaces_models = bool(self._loaded)
         try:
-            return self._load_all(wanted, client, as_written=as_written)
+            return self._load_all(wanted, client, from_files=from_files)
         except ServerCrashed as error:
             if not (replaces_models and error.has_ended):
                 raise
-        return self.load(wanted, as_written=as_written)
+        return self.load(wanted, from_files=from_files)
 
-    def _load_all(self, wanted: ServedModels, client: ServerClient, *, as_written: bool) -> dict[str, ModelConfig]:
+    def _load_all(self, wanted: ServedModels, client: ServerClient, *, from_files: bool) -> dict[str, ModelConfig]:
         self._server.mark_log()
         for name in [name for name in self._loaded if name not in wanted.configs]:
             self._unload(name, client)
@@ -161,16 +161,16 @@ class ModelLoader:
         changed = [name for name in contents if self._loaded.get(name) != contents[name]]
         for name in changed:
             self._folder.write_files(name, files[name])
-            if as_written:
+            if from_files:
                 self._folder.write_config(name, configs[name])
-        if as_written:
+        if from_files:
             changed = self._unload_ensembles(changed, configs, client)
         for name in changed:
             if name in self._loaded and (files[name] or self._fills_gpu(configs[name])):
                 self._unload(name, client)
             if name in self._loaded:
                 self._loaded[name] = ("", {})  # a refused reload leaves the old configuration loaded
-            config = None if as_written else model_config.to_override_json(configs[name])
+            config = None if from_files else model_config.to_override_json(configs[name])
             self._load(client, name, config)
             self._loaded[name] = contents[name]  # also if the next model is refused
         self._loaded = contents
@@ -204,7 +204,7 @@ class ModelLoader:
         would have to hold both, and the memory of the old one would count as that of the new one. New processes also
         have no errors of CUDA that make all further calls fail.
         """
-        return has_llm_engine(config) or (self._gpus and gpu_placement.used_gpus([config]) != ())
+        return has_llm_engine(config) or (self._sees_gpus and gpu_placement.used_gpus([config]) != ())
 
     def _load(self, client: ServerClient, name: str, config: str | None) -> None:
         try:
@@ -315,7 +315,7 @@ class ManagedTarget:
 
     def __init__(self, source: ModelSource, server: Server, folder: RepositoryCopy, settings: TargetSettings) -> None:
         self.source = source
-        self._gpus = settings.gpus
+        self._sees_gpus = settings.sees_gpus
         self.log = server.log
         self._server = server
         self._folder = folder
@@ -325,14 +325,14 @@ class ManagedTarget:
     @contextlib.contextmanager
     def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
         """Serve ``candidate`` and yield where it is reached. Raises DeploymentError, ServerCrashed or ServerFault."""
-        with self._serving(candidate, as_written=len(self.source.models) > 1) as endpoint:
+        with self._serving(candidate) as endpoint:
             yield endpoint
 
     @contextlib.contextmanager
     def deploy_fresh(self, candidate: Candidate) -> Iterator[Endpoint]:
         """Serve ``candidate`` on a fresh server from config.pbtxt on disk, which proves that the file loads."""
         self.stop()
-        with self._serving(candidate, as_written=True) as endpoint:
+        with self._serving(candidate, from_files=True) as endpoint:
             yield endpoint
 
     def close(self) -> None:
@@ -374,16 +374,16 @@ class ManagedTarget:
         """The version that the server reports; empty before the first deployment."""
         return self._server.version
 
-    def serve(self, candidate: Candidate, *, as_written: bool) -> Endpoint:
+    def serve(self, candidate: Candidate, *, from_files: bool = False) -> Endpoint:
         """Serve ``candidate`` until the next call and return where it is reached; see ``deploy`` for the errors.
 
-        With ``as_written`` the server reads config.pbtxt from disk.
+        With ``from_files``, or with several models, the server reads config.pbtxt from disk.
         """
         wanted, server = served_models(self.source, candidate), self._server
         with self._stopwatch.count("server"):
             server.run_for(candidate)
-            served = self._loader.load(wanted, as_written=as_written)
-        gpus = gpu_placement.used_gpus(served.values()) if self._gpus else ()
+            served = self._loader.load(wanted, from_files=from_files or len(self.source.models) > 1)
+        gpus = gpu_placement.used_gpus(served.values()) if self._sees_gpus else ()
         at = (server.grpc, server.http, server.running.pid if server.running else None)
         return Endpoint(
             wanted.model,
@@ -394,7 +394,9 @@ class ManagedTarget:
             concurrent_models=tuple(Endpoint(name, wanted.settings[name], *at) for name in self.source.concurrent),
             memory_bytes=server.memory_bytes,
             gpus=gpus,
-            fell_back_to_cpu=self._gpus and gpus == () and gpu_placement.used_gpus(wanted.configs.values()) is None,
+            fell_back_to_cpu=self._sees_gpus
+            and gpus == ()
+            and gpu_placement.used_gpus(wanted.configs.values()) is None,
             metrics=server.metrics,
         )
 
@@ -403,8 +405,8 @@ class ManagedTarget:
         return self._server.stop_after_crash(error.doing, str(error) if self._server.responds() else "")
 
     @contextlib.contextmanager
-    def _serving(self, candidate: Candidate, *, as_written: bool) -> Iterator[Endpoint]:
-        endpoint = self.serve(candidate, as_written=as_written)
+    def _serving(self, candidate: Candidate, *, from_files: bool = False) -> Iterator[Endpoint]:
+        endpoint = self.serve(candidate, from_files=from_files)
         try:
             yield endpoint
         except ServerCrashed as error:

@@ -31,8 +31,8 @@ class RemoteTarget:
 
     ``source`` gives only the names of the models and how they are composed. A candidate is loaded with the
     configuration that the server had, changed by the candidate's settings. If a candidate changes model.json, the
-    load request sends all files of the version folder as ``source`` has them, with the changed one. ``keep`` is the
-    folder of saved states; ``say`` gets a line if a killed process left one for this server, and if other clients use
+    load request sends all files of the version folder as ``source`` has them, with the changed one. ``state_folder``
+    has the saved states; ``say`` gets a line if a killed process left one for this server, and if other clients use
     the server. ``metrics`` is the address of the server's metrics, empty if it has none.
 
     Raises EnvironmentFault if the server does not answer, denies a request, lacks a model or cannot load it, manages
@@ -44,7 +44,7 @@ class RemoteTarget:
         connection: Connection,
         source: ModelSource,
         *,
-        keep: Path,
+        state_folder: Path,
         metrics: str = "",
         say: Callable[[str], None] = lambda _: None,
         stopwatch: Stopwatch | None = None,
@@ -52,7 +52,7 @@ class RemoteTarget:
         self.connection, self.source = connection, source
         self._metrics, self._say, self._has_compared = metrics, say, False
         self._stopwatch = stopwatch or Stopwatch()
-        self._state_file = ServerStateFile(keep, connection.address)
+        self._state_file = ServerStateFile(state_folder, connection.address)
         self._bases: dict[str, ModelConfig] = {}
         self._before: ServerState | None = None  # the state to restore, once something is changed
         with contextlib.ExitStack() as undo:
@@ -256,7 +256,7 @@ def make_target(source: ModelSource, options: RunOptions, settings: TargetSettin
     return RemoteTarget(
         _connection(options),
         source,
-        keep=cache_folder() / FOLDER,
+        state_folder=cache_folder() / FOLDER,
         metrics=settings.metrics,
         say=settings.say,
         stopwatch=settings.stopwatch,

@@ -101,7 +101,7 @@ def remove_environment_folders() -> None:
             folder.rmdir()
 
 
-OLDEST = (2, 30)  # the first version with the protocol, statistics and options that tune uses
+MIN_VERSION = (2, 30)  # the first version with the protocol, statistics and options that tune uses
 START_LIMIT_SECONDS = 60.0
 START_ATTEMPTS = 3  # a port may be taken between the probe and the bind
 ENDING_SECONDS = 1.0  # the longest wait for the exit code of a server that died
@@ -125,8 +125,8 @@ class Server(ABC):
         self.log = settings.log
         self.grpc = self.http = self.metrics = self.version = ""
         self._name, self._program, self._flag = name, program, flag
-        self._chosen: tuple[str, ...] = ()
-        self._usual_cpus = self._cpus = settings.cpus
+        self._server_options: tuple[str, ...] = ()
+        self._default_cpus = self._cpus = settings.cpus
         self.position, self._processes = 0, 1
         self._log_start = 0
         self.running: RunningProcess | None = None
@@ -159,13 +159,13 @@ class Server(ABC):
         Several servers divide the CPUs. A server that runs with other settings is stopped.
         """
         chosen, processes = candidate.server_cpus, candidate.server_processes
-        cpus = self._usual_cpus if chosen is None else parse_cpus(chosen)
+        cpus = self._default_cpus if chosen is None else parse_cpus(chosen)
         if cpus is not None and processes > 1:
             cpus = divide_among_servers(read_topology(cpus), processes)[self.position]
         options = server_options.to_arguments(candidate.fields)
-        if (cpus, options, processes) != (self._cpus, self._chosen, self._processes):
+        if (cpus, options, processes) != (self._cpus, self._server_options, self._processes):
             self.stop()
-            self._cpus, self._chosen, self._processes = cpus, options, processes
+            self._cpus, self._server_options, self._processes = cpus, options, processes
 
     def client(self) -> ServerClient:
         """Return a client of a live server, which is started or restarted if needed.
@@ -188,7 +188,7 @@ class Server(ABC):
             if time.monotonic() > deadline:
                 break
         failure = startup_failure(self.log, self._log_start)
-        settings = f" with {' '.join(self._chosen)}" if self._chosen else ""
+        settings = f" with {' '.join(self._server_options)}" if self._server_options else ""
         if self._processes > 1:
             settings += f" as one of {self._processes} server processes"
         error = DeploymentError if settings else ServerFault  # the server may start with other settings
@@ -261,11 +261,12 @@ class Server(ABC):
         return False
 
     def _check_version(self) -> None:
-        if is_older(self.version, OLDEST):
+        if is_older(self.version, MIN_VERSION):
             self.stop()
+            needed = ".".join(map(str, MIN_VERSION))
             raise EnvironmentFault(
-                f"{self._program}: this is Triton {self.version}, and tune needs {'.'.join(map(str, OLDEST))} or "
-                f"newer; name another with {self._flag}"
+                f"{self._program}: this is Triton {self.version}, and tune needs {needed} or newer; name another "
+                f"with {self._flag}"
             )
 
 

@@ -21,7 +21,7 @@ from optimizer.deploy.embedded_target import embedded_installation
 from optimizer.deploy.installed_server import Installation
 from optimizer.deploy.managed_target import ManagedTarget
 from optimizer.deploy.remote_server import is_loopback, is_tunnel
-from optimizer.deploy.several_servers_target import ServerProcesses
+from optimizer.deploy.several_servers import ServerProcesses
 from optimizer.deploy.target_settings import METRICS_PORT, TargetSettings
 from optimizer.machine import gpu_telemetry, nvml
 from optimizer.machine.nvml import VISIBLE_DEVICES, Gpu, filter_visible

@@ -85,7 +85,7 @@ class TargetSettings:
     Attributes:
         log: The file that gets the server's output.
         cpus: The CPUs of the server; None for all.
-        gpus: Whether a server on this machine sees the GPUs that this process sees. Without, it sees none, and a
+        sees_gpus: Whether a server on this machine sees the GPUs that this process sees. Without, it sees none, and a
             model without a fixed device is served on the CPU.
         metrics: The address of the metrics of a server on another machine; empty if it has none.
         stopwatch: It counts the time that the server takes.
@@ -100,7 +100,7 @@ class TargetSettings:
 
     log: Path
     cpus: frozenset[int] | None = None
-    gpus: bool = True
+    sees_gpus: bool = True
     metrics: str = ""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     say: Callable[[str], None] = print

@@ -192,7 +192,7 @@ class Environment:
         settings = TargetSettings(
             log=folder.server_log,
             cpus=self.placement(task).server,
-            gpus=self.server_sees_gpus(task),
+            sees_gpus=self.server_sees_gpus(task),
             metrics=self._metrics_address(task),
             stopwatch=self.stopwatch,
             say=self.say,

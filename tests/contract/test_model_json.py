@@ -122,7 +122,7 @@ class TestRemote(ModelJsonContract):
 
     @pytest.fixture
     def target(self, production: Production, connection: Connection, tmp_path: Path) -> Iterator[Target]:
-        with contextlib.closing(RemoteTarget(connection, production.source, keep=tmp_path)) as target:
+        with contextlib.closing(RemoteTarget(connection, production.source, state_folder=tmp_path)) as target:
             yield target
 
     def address(self, endpoint: Endpoint) -> str:
@@ -130,18 +130,18 @@ class TestRemote(ModelJsonContract):
 
     def test_the_file_of_the_server_is_restored(self, connection: Connection, tmp_path: Path) -> None:
         """The configuration alone does not show that the model has other files."""
-        attached = RemoteTarget(connection, self.production.source, keep=tmp_path)
+        attached = RemoteTarget(connection, self.production.source, state_folder=tmp_path)
         with contextlib.closing(attached) as target, target.deploy(with_limit(128)):
             assert served_limit(self.production.grpc.address) == 128
         assert served_limit(self.production.grpc.address) == 64
 
     def test_the_file_is_restored_after_a_kill(self, connection: Connection, tmp_path: Path) -> None:
-        killed = RemoteTarget(connection, self.production.source, keep=tmp_path)
+        killed = RemoteTarget(connection, self.production.source, state_folder=tmp_path)
         with killed.deploy(with_limit(128)):
             pass
         killed._open.close()  # the lock of a killed process is free; its state file stays
         assert served_limit(self.production.grpc.address) == 128
-        RemoteTarget(connection, self.production.source, keep=tmp_path).close()
+        RemoteTarget(connection, self.production.source, state_folder=tmp_path).close()
         assert served_limit(self.production.grpc.address) == 64
 
 

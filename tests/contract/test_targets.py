@@ -30,7 +30,7 @@ from optimizer.deploy.docker_target import DockerTarget
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.remote_target import RemoteTarget
-from optimizer.deploy.several_servers_target import ServerProcesses
+from optimizer.deploy.several_servers import ServerProcesses
 from optimizer.deploy.target_factory import TargetModule
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.server_calls import open_client
@@ -246,7 +246,7 @@ class TestRemoteTarget(TargetContract):
     @pytest.fixture
     def closable_target(self, embedded: EmbeddedTarget, tmp_path: Path) -> Target:
         with embedded.deploy(Candidate(max_batch_size=32)) as endpoint:
-            return RemoteTarget(endpoint.connection, embedded.source, keep=tmp_path)
+            return RemoteTarget(endpoint.connection, embedded.source, state_folder=tmp_path)
 
     def remaining(self) -> set[str]:
         """The server keeps running, and keeps its shared memory."""
@@ -265,7 +265,7 @@ class TestRemoteTargetOnAnotherVersion(TestRemoteTarget):
     @pytest.fixture
     def closable_target(self, local: LocalTarget, tmp_path: Path) -> Target:
         with local.deploy(Candidate(max_batch_size=32)) as endpoint:
-            return RemoteTarget(endpoint.connection, local.source, keep=tmp_path)
+            return RemoteTarget(endpoint.connection, local.source, state_folder=tmp_path)
 
     def serving(self, target: Target, endpoint: Endpoint) -> Candidate | None:
         assert isinstance(target, RemoteTarget)

@@ -73,7 +73,7 @@ def test_the_memory_holds_no_other_copy_during_a_reload(target: EmbeddedTarget) 
 def test_after_too_many_instances_the_next_candidate_has_the_whole_memory(target: EmbeddedTarget) -> None:
     for candidate in (ONE, Candidate(4)):
         with pytest.raises(ModelRefused, match="CUDA out of memory") as caught:
-            target.serve(replace(candidate, instance_count=2), as_written=False)
+            target.serve(replace(candidate, instance_count=2))
         assert "\n" not in str(caught.value)
         assert caught.value.lacks_gpu_memory
         with target.deploy(candidate):

@@ -133,7 +133,7 @@ def test_an_argument_that_the_engine_refuses(target: LocalTarget) -> None:
 def test_a_remote_server_gets_the_file_and_keeps_its_own(target: LocalTarget, task: Task, tmp_path: Path) -> None:
     with target.deploy(sequences(1)) as endpoint:
         connection = Connection(endpoint.grpc)
-        remote = RemoteTarget(connection, task.source, keep=tmp_path, metrics=endpoint.metrics)
+        remote = RemoteTarget(connection, task.source, state_folder=tmp_path, metrics=endpoint.metrics)
         with contextlib.closing(remote), remote.deploy(sequences(8)) as reached:
             wide, usage = measure(reached, task, tmp_path)
         restored, _ = measure(endpoint, task, tmp_path)

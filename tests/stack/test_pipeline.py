@@ -189,7 +189,7 @@ def test_a_variant_whose_reload_was_refused_is_unloaded_for_the_next_one(tmp_pat
         write_model(tmp_path / "models", name, 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n', doubler())
     source = read_source(stored(tmp_path / "models"), "plain", variants=["same"])
     undeployable = Candidate(8, True, 0, (16,), fields=((VARIANT, "plain"),))
-    settings = TargetSettings(tmp_path / "log", gpus=False)
+    settings = TargetSettings(tmp_path / "log", sees_gpus=False)
     with contextlib.closing(EmbeddedTarget(source, settings)) as target:
         with target.deploy(configured_candidate(source, [VARIANT])) as endpoint:
             assert endpoint.model == "plain"

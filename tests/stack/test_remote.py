@@ -47,7 +47,7 @@ def production(mlp: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def attached(production: Production, keep: Path) -> RemoteTarget:
-    return RemoteTarget(production.grpc, production.source, keep=keep)
+    return RemoteTarget(production.grpc, production.source, state_folder=keep)
 
 
 def saved_states(folder: Path) -> list[str]:
@@ -101,7 +101,7 @@ def test_the_next_target_restores_after_a_killed_process(
     messages: list[str] = []
     other = replace(production.source, name="other")
     with pytest.raises(EnvironmentFault, match="has no model 'other'"):  # the next target is for another model
-        RemoteTarget(production.grpc, other, keep=tmp_path, say=messages.append)
+        RemoteTarget(production.grpc, other, state_folder=tmp_path, say=messages.append)
     assert messages == [f"restoring what an earlier run has changed on the server at {production.server.grpc}"]
     assert production.serving() == before
     assert saved_states(tmp_path) == []
@@ -120,7 +120,7 @@ from tests.repositories import stored
 interrupts.install()
 source = stored(Path(sys.argv[1]))("sleeper")
 try:
-    with contextlib.closing(RemoteTarget(Connection(sys.argv[2]), source, keep=Path(sys.argv[3]))) as target:
+    with contextlib.closing(RemoteTarget(Connection(sys.argv[2]), source, state_folder=Path(sys.argv[3]))) as target:
         with target.deploy(Candidate(4)):
             print("deployed", flush=True)
             while True:  # pause() would miss a signal that comes just before it
@@ -220,11 +220,11 @@ def test_requests_of_other_clients_are_reported_before_the_first_change(
     production.load(production.model)
     messages: list[str] = []
     with other_client(production):
-        RemoteTarget(production.grpc, production.source, keep=tmp_path, say=messages.append).close()
+        RemoteTarget(production.grpc, production.source, state_folder=tmp_path, say=messages.append).close()
     (message,) = messages
     assert re.match(rf"WARNING: the server at {production.server.grpc} gets [\d,]+ requests/s of other", message)
     messages.clear()
-    RemoteTarget(production.grpc, production.source, keep=tmp_path, say=messages.append).close()
+    RemoteTarget(production.grpc, production.source, state_folder=tmp_path, say=messages.append).close()
     assert messages == []
 
 
@@ -240,7 +240,7 @@ def test_a_baseline_that_the_server_did_not_have_is_reported_once(
         production.load(production.model, model_config.apply(served, config))
     messages: list[str] = []
     baseline = model_config.candidate_of(production.source.config)
-    target = RemoteTarget(production.grpc, production.source, keep=tmp_path, say=messages.append)
+    target = RemoteTarget(production.grpc, production.source, state_folder=tmp_path, say=messages.append)
     with contextlib.closing(target):
         for candidate in (TUNED, baseline, baseline):
             with target.deploy(candidate):
@@ -269,7 +269,7 @@ def test_an_unreadable_saved_state_is_reported_with_its_path(production: Product
 
 def test_a_model_that_the_server_lacks_is_reported(production: Production, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match=r"has no model 'other' in its repository \(mlp\)"):
-        RemoteTarget(production.grpc, replace(production.source, name="other"), keep=tmp_path)
+        RemoteTarget(production.grpc, replace(production.source, name="other"), state_folder=tmp_path)
     assert saved_states(tmp_path) == []
 
 
@@ -278,7 +278,7 @@ def test_an_address_without_a_server_is_reported(mlp: ModelSource, tmp_path: Pat
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ServerFault, match=rf"no tritonserver responds at {address} \(.*refused\); start it"):
-            RemoteTarget(Connection(address), mlp, keep=tmp_path)
+            RemoteTarget(Connection(address), mlp, state_folder=tmp_path)
     assert saved_states(tmp_path) == []
 
 
@@ -375,7 +375,7 @@ def tunnel(production: Production) -> Iterator[str]:
 def test_the_process_of_a_tunnel_is_not_measured(production: Production, tunnel: str, tmp_path: Path) -> None:
     """Otherwise its memory would be the limit that is emitted for the server."""
     production.load(production.model)
-    target = RemoteTarget(Connection(tunnel), production.source, keep=tmp_path)
+    target = RemoteTarget(Connection(tunnel), production.source, state_folder=tmp_path)
     with contextlib.closing(target), target.deploy(TUNED) as endpoint, ProcessTelemetry().record(endpoint) as usage:
         now = production.serving()
         assert now is not None
@@ -400,7 +400,7 @@ from tests.repositories import stored
 from tests.stack.test_remote import SMALL
 
 source = read_source(stored(Path(sys.argv[1])), "chain", batcher="second")
-with RemoteTarget(Connection(sys.argv[2]), source, keep=Path(sys.argv[3])).deploy(SMALL):
+with RemoteTarget(Connection(sys.argv[2]), source, state_folder=Path(sys.argv[3])).deploy(SMALL):
     os.kill(os.getpid(), 9)
 """
 
@@ -492,6 +492,6 @@ def test_an_ensemble_of_other_steps_is_refused_unchanged(chained: Production, tm
     with pytest.raises(
         EnvironmentFault, match=r"chain on .* consists of first, second, but here of first; tune the model"
     ):
-        RemoteTarget(chained.grpc, source, keep=tmp_path)
+        RemoteTarget(chained.grpc, source, state_folder=tmp_path)
     assert [chained.serving(name) for name in chained.source.models] == [None] * 3
     assert saved_states(tmp_path) == []

@@ -115,7 +115,9 @@ def test_everything_that_asks_a_server_gets_through(
             open_loop.measure(endpoint(https), LoadPoint(1, request_rate=100), seconds=0.5)
         served = production.serving()
         for connection in (production.grpc, https):
-            with contextlib.closing(RemoteTarget(connection, production.source, keep=tmp_path / "keep")) as target:
+            with contextlib.closing(
+                RemoteTarget(connection, production.source, state_folder=tmp_path / "keep")
+            ) as target:
                 with target.deploy(TUNED) as changed:
                     guard.check(changed)
                 assert production.serving() != served
@@ -150,7 +152,7 @@ def test_what_keeps_out_is_told_in_one_line_and_nothing_is_changed(
             (replace(https, address=other_host), "is for another host"),
         ):
             with pytest.raises(EnvironmentFault, match=message) as caught:
-                RemoteTarget(connection, production.source, keep=tmp_path / "keep")
+                RemoteTarget(connection, production.source, state_folder=tmp_path / "keep")
             assert "\n" not in str(caught.value)
             assert SECRET not in str(caught.value)
             assert "guessed-9a7b" not in str(caught.value)

@@ -24,7 +24,7 @@ from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.notes import ServedOnCpu
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
-from optimizer.deploy.several_servers_target import ServerProcesses
+from optimizer.deploy.several_servers import ServerProcesses
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.machine.gpu_telemetry import GpuTelemetry

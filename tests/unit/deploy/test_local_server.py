@@ -19,7 +19,7 @@ from optimizer.deploy.docker_target import ContainerServer
 from optimizer.deploy.installed_server import Installation, TritonServer
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.runtime import Runtime
-from optimizer.deploy.server_process import OLDEST, is_older, last_output, startup_failure
+from optimizer.deploy.server_process import MIN_VERSION, is_older, last_output, startup_failure
 from optimizer.deploy.target_settings import TargetSettings, model_load_timeout_within
 from optimizer.measure.failure_causes import missing_module
 
@@ -153,7 +153,7 @@ def test_a_load_takes_no_longer_than_the_budget(budget: float, limit: float) -> 
     ("version", "old"), [("2.29.0", True), ("1.15.0", True), ("2.30.0", False), ("2.51.0", False), ("", False)]
 )
 def test_versions(version: str, old: bool) -> None:
-    assert is_older(version, OLDEST) is old
+    assert is_older(version, MIN_VERSION) is old
 
 
 @pytest.mark.parametrize(

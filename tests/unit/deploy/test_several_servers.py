@@ -14,7 +14,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, ServerCrashed, TuneError
 from optimizer.core.trial import SERVER_PROCESSES, Candidate
 from optimizer.deploy.managed_target import ManagedTarget
-from optimizer.deploy.several_servers_target import ServerProcesses
+from optimizer.deploy.several_servers import ServerProcesses
 
 
 @dataclass
@@ -31,7 +31,7 @@ class PlayedTarget(ManagedTarget):
     def launch(self, candidate: Candidate, position: int = 0) -> None:
         self.runs = True
 
-    def serve(self, candidate: Candidate, *, as_written: bool) -> Endpoint:
+    def serve(self, candidate: Candidate, *, from_files: bool = False) -> Endpoint:
         if self.refuses:
             raise DeploymentError("no memory", log=self.log, lacks_gpu_memory=True)
         return Endpoint("sums", candidate)

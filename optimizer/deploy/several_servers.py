@@ -38,7 +38,7 @@ class ServerProcesses:
     @contextlib.contextmanager
     def deploy(self, candidate: Candidate) -> Iterator[Endpoint]:
         """Serve ``candidate``. Raises the errors of ``ManagedTarget.deploy``."""
-        with self._serving(candidate, as_written=len(self._targets[0].source.models) > 1) as endpoint:
+        with self._serving(candidate) as endpoint:
             yield endpoint
 
     @contextlib.contextmanager
@@ -46,7 +46,7 @@ class ServerProcesses:
         """Serve ``candidate`` on fresh servers from config.pbtxt on disk."""
         for target in self._targets:
             target.stop()
-        with self._serving(candidate, as_written=True) as endpoint:
+        with self._serving(candidate, from_files=True) as endpoint:
             yield endpoint
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class ServerProcesses:
                 closing.callback(target.close)
 
     @contextlib.contextmanager
-    def _serving(self, candidate: Candidate, *, as_written: bool) -> Iterator[Endpoint]:
+    def _serving(self, candidate: Candidate, *, from_files: bool = False) -> Iterator[Endpoint]:
         count = candidate.server_processes
         used = self._targets[:count]
         for target in self._targets[count:]:
@@ -66,7 +66,7 @@ class ServerProcesses:
         endpoints = []
         for number, target in enumerate(used, 1):
             try:
-                endpoints.append(target.serve(candidate, as_written=as_written))
+                endpoints.append(target.serve(candidate, from_files=from_files))
             except TuneError as error:
                 if count == 1:  # it needs no number
                     raise
