@@ -39,7 +39,7 @@ from optimizer.core.trial import LoadPoint
 from optimizer.deploy import perf_analyzer_release, runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.measure.server_calls import read_statistics
+from optimizer.measure.model_statistics import read_statistics
 from optimizer.options.run_options import RunOptions
 
 MODELS = ("mlp:16", "dlrm:26", "text_recognition-small:4")  # name:concurrency

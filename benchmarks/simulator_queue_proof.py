@@ -59,7 +59,7 @@ from optimizer.measure.load_client import client
 from optimizer.measure.load_client.arrivals import ConstantArrivals, PoissonArrivals
 from optimizer.measure.load_client.client_files import NEVER, SendPlan, SendRecord
 from optimizer.measure.load_client.http2 import Http2Connection
-from optimizer.measure.server_calls import read_statistics, with_statistics
+from optimizer.measure.model_statistics import read_statistics, with_statistics
 from optimizer.model.inference_requests import to_message
 from optimizer.simulator.scenario import (
     ClosedLoopLoad,

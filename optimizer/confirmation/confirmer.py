@@ -30,8 +30,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import ServerCrashed
 from optimizer.core.interfaces import Target
 from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial, latest_points
-from optimizer.measure.candidate_measurer import CandidateMeasurer
-from optimizer.measure.measurer import Measurer
+from optimizer.measure.measurer import CandidateMeasurer, Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.simulator.performance_model import PerformanceModel, fit_model
 from optimizer.simulator.predicted_metrics import is_complete, predicted_latencies

@@ -1,4 +1,4 @@
-"""The interfaces that searchers, targets, load generators, output checks and telemetry implement."""
+"""The interfaces of searchers, targets, load generators, output checks, telemetry, trial stores and observers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 from objectives.metrics import Forecast, Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.notes import Note
-from optimizer.core.trial import Candidate, LoadPoint, Trial
+from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial, TrialRole
 
 
 class Searcher(Protocol):
@@ -171,3 +171,25 @@ class Telemetry(Protocol):
 
         Called for each measurement. It raises no error: values that cannot be read stay None.
         """
+
+
+class ProgressObserver(Protocol):
+    """Receives the events of a run as they happen, for example to print them."""
+
+    def trial_started(self, number: int, candidate: Candidate, role: TrialRole) -> None: ...
+
+    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
+
+    def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
+
+
+class TrialStore(Protocol):
+    """Stores measurements, each before the next one begins; see ``optimizer.store.trials_table``."""
+
+    def append(
+        self, trial: Trial, load: LoadPoint, measurement: Measurement, fresh: FreshServer | None = None
+    ) -> None: ...
+
+    def append_failure(self, trial: Trial) -> None: ...
+
+    def read(self) -> list[Trial]: ...

@@ -1,17 +1,17 @@
-"""Measure a deployed candidate under load and store each measurement before the next one begins."""
+"""Deploy candidates, measure them under load, and store each measurement before the next one begins."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Protocol
 
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import MeasurementError, ServerCrashed
+from optimizer.core.errors import DeploymentError, MeasurementError, ServerCrashed
 from optimizer.core.files import check_disk_space
-from optimizer.core.interfaces import LoadGenerator, OutputCheck, Telemetry
+from optimizer.core.interfaces import LoadGenerator, OutputCheck, ProgressObserver, Target, Telemetry, TrialStore
 from optimizer.core.notes import Note, ServedOnCpu, present
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import (
@@ -20,35 +20,14 @@ from optimizer.core.trial import (
     Crash,
     FreshServer,
     LoadPoint,
-    Point,
     Trial,
-    TrialRole,
 )
 from optimizer.machine.conditions import DISTURBANCE_LIMIT, SpeedLog, describe_disturbance, lost_cpu_time
 from optimizer.measure.output_check import NoOutputCheck
 from optimizer.measure.score import Scorer
 
-
-class ProgressObserver(Protocol):
-    """Receives the events of a run as they happen, for example to print them."""
-
-    def trial_started(self, number: int, candidate: Candidate, role: TrialRole) -> None: ...
-
-    def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None: ...
-
-    def trial_finished(self, trial: Trial, best: Point | None) -> None: ...
-
-
-class TrialStore(Protocol):
-    """Stores measurements, each before the next one begins; see ``TrialsTable``."""
-
-    def append(
-        self, trial: Trial, load: LoadPoint, measurement: Measurement, fresh: FreshServer | None = None
-    ) -> None: ...
-
-    def append_failure(self, trial: Trial) -> None: ...
-
-    def read(self) -> list[Trial]: ...
+MAX_CRASHES = 3  # crashes of a configuration before it counts as infeasible
+GIVEN_UP = "given up after a first short window"  # reason in the trials table
 
 
 @dataclass
@@ -250,3 +229,98 @@ class Measurer:
             return [Measurement(reason=str(error))]
         known = {name: value for name, value in asdict(usage).items() if value is not None}
         return [replace(measurement, **known) for measurement in measurements]
+
+
+@dataclass
+class CrashRetry:
+    """Count the crashes of one candidate and decide whether it gets another attempt.
+
+    A crash is a dead server or, on a cluster, a lost worker. ``max_crashes`` None sets no limit.
+    """
+
+    max_crashes: int | None = MAX_CRASHES
+    crashes: int = 0
+
+    def count_crash(self) -> bool:
+        """Count one crash. Return whether another attempt is allowed."""
+        self.crashes += 1
+        return self.max_crashes is None or self.crashes < self.max_crashes
+
+
+@dataclass(frozen=True)
+class CandidateMeasurer:
+    """Deploys a candidate on ``target`` and measures it with ``measurer``.
+
+    Attributes:
+        target: Deploys the candidate.
+        measurer: Measures it and stores the rows.
+        measure: Returns the trial with one more measurement.
+        prepare: Called on each deployment before its first load; by default ``measurer.check_deployment``.
+        is_hopeless: Whether the short warm-up window already rules the candidate out.
+        is_worth_retrying: Whether to deploy again after a crash.
+        max_crashes: Crashes before the candidate counts as infeasible; None sets no limit.
+        always_deploy: Deploy even if there is no load to measure. A recorded deployment that failed has none.
+        fresh: The fresh server on which the candidate is deployed from the written config.pbtxt, as production does;
+            None to deploy it on the server of the search.
+    """
+
+    target: Target
+    measurer: Measurer
+    measure: Callable[[Trial, Endpoint, LoadPoint], Trial]
+    prepare: Callable[[Endpoint], None] | None = None
+    is_hopeless: Callable[[Measurement], bool] = lambda _: False
+    is_worth_retrying: Callable[[], bool] = lambda: True
+    max_crashes: int | None = MAX_CRASHES
+    always_deploy: bool = False
+    fresh: FreshServer | None = None
+
+    def run(
+        self, trial: Trial, next_load: Callable[[Trial], LoadPoint | None]
+    ) -> tuple[Trial, DeploymentError | None]:
+        """Deploy the candidate of ``trial`` and measure it as long as ``next_load`` names a load.
+
+        ``next_load`` is also called before each deployment.
+
+        Returns:
+            The trial with its new measurements, and the error that ended it, if any. The error is a ServerCrashed if
+            another attempt was allowed but not worth it.
+        """
+        retry = CrashRetry(self.max_crashes)
+        prepare = self.prepare or self.measurer.check_deployment
+        load: LoadPoint | None = None
+
+        def attempt() -> None:
+            nonlocal trial, load  # measurements before a crash count
+            started, is_warm, load = time.monotonic(), False, None
+            deploy = self.target.deploy_fresh if self.fresh else self.target.deploy
+            with deploy(trial.candidate) as endpoint:
+                if not self.fresh:
+                    seconds = endpoint.deploy_seconds
+                    seconds = round(time.monotonic() - started, 3) if seconds is None else seconds
+                    trial = replace(trial, deploy_seconds=seconds)
+                prepare(endpoint)
+                while (load := next_load(trial)) is not None:
+                    if not is_warm:
+                        window = self.measurer.warm_up(endpoint, load, is_fresh=self.fresh is not None)
+                        if window is not None and self.is_hopeless(window):
+                            trial = self.measurer.record(trial, load, replace(window, reason=GIVEN_UP))
+                            return
+                        is_warm = True
+                    trial = self.measure(trial, endpoint, load)
+
+        while self.always_deploy or next_load(trial) is not None:
+            try:
+                attempt()
+            except ServerCrashed as error:
+                crash = Crash(str(error), load, self.fresh.error_probability if self.fresh else 0.0)
+                trial = replace(trial, crashes=(*trial.crashes, crash))
+                if not retry.count_crash():
+                    reason = f"crashed {retry.crashes} times: {error}"
+                    return trial, DeploymentError(reason, log=error.log, lacks_gpu_memory=error.lacks_gpu_memory)
+                if not self.is_worth_retrying():
+                    return trial, error
+            except DeploymentError as error:
+                return trial, error
+            else:
+                break
+        return trial, None

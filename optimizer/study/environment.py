@@ -14,7 +14,7 @@ from optimizer.config.execution import uses_openvino
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.errors import EnvironmentFault, TuneError
-from optimizer.core.interfaces import OutputCheck, ServerTarget, Telemetry
+from optimizer.core.interfaces import OutputCheck, ProgressObserver, ServerTarget, Telemetry, TrialStore
 from optimizer.core.notes import (
     BatcherTuned,
     ContinuousBatchingSimulated,
@@ -44,7 +44,7 @@ from optimizer.machine.engine_telemetry import EngineTelemetry
 from optimizer.machine.gpu_telemetry import GpuTelemetry
 from optimizer.machine.hardware import Fingerprint, Hardware, make_fingerprint
 from optimizer.machine.nvml import VISIBLE_DEVICES
-from optimizer.measure.measurer import Measurer, ProgressObserver, TrialStore
+from optimizer.measure.measurer import Measurer
 from optimizer.measure.output_check import (
     BaselineOutputCheck,
     CombinedOutputCheck,

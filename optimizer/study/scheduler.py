@@ -12,11 +12,10 @@ from objectives.metrics import METRICS, Measurement
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.errors import ServerFault
-from optimizer.core.interfaces import Searcher
+from optimizer.core.interfaces import Searcher, TrialStore
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole, latest_points
 from optimizer.measure.load_search import LoadSearchRules, doubling_loads
-from optimizer.measure.measurer import TrialStore
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
 

@@ -11,10 +11,10 @@ from typing import Protocol
 from optimizer.confirmation.confirmer import Confirmer, model_fitter
 from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.budget import Budget, RunMode
-from optimizer.core.interfaces import Searcher, Target
+from optimizer.core.interfaces import ProgressObserver, Searcher, Target
 from optimizer.core.notes import Note
 from optimizer.core.trial import Trial
-from optimizer.measure.measurer import Measurer, ProgressObserver
+from optimizer.measure.measurer import Measurer
 from optimizer.options.run_options import RunOptions
 from optimizer.simulator.performance_model import compile_model
 from optimizer.store.trials_table import TrialsTable

@@ -18,14 +18,13 @@ from optimizer.core import interrupts
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.files import cache_folder
-from optimizer.core.interfaces import Target
+from optimizer.core.interfaces import ProgressObserver, Target
 from optimizer.core.notes import CombinationsLeftOut, ServedOnCpu, present
 from optimizer.core.signature import sign
 from optimizer.core.stopwatch import Stopwatch, with_earlier_times
 from optimizer.core.trial import VARIANT, Candidate, FieldValue, FreshServer, LoadPoint, Trial
 from optimizer.machine.conditions import machine_conditions
-from optimizer.measure.candidate_measurer import CandidateMeasurer
-from optimizer.measure.measurer import Measurer, ProgressObserver
+from optimizer.measure.measurer import CandidateMeasurer, Measurer
 from optimizer.model.config_check import too_many_instances
 from optimizer.model.default_space import check_sequence_fields, without_batch_dimension
 from optimizer.model.profile_schema import SpaceSection

@@ -12,10 +12,9 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, ModelRefused, ServerCrashed
 from optimizer.core.interfaces import Target
 from optimizer.core.trial import Candidate, LoadPoint, Trial, TrialRole
-from optimizer.measure.candidate_measurer import CandidateMeasurer
 from optimizer.measure.failure_causes import is_refused_by_queue
 from optimizer.measure.load_search import LoadSearchRules, is_hopeless, next_load
-from optimizer.measure.measurer import Measurer
+from optimizer.measure.measurer import CandidateMeasurer, Measurer
 from optimizer.study.scheduler import Scheduler
 
 

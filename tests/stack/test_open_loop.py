@@ -31,7 +31,8 @@ from optimizer.measure.load_client.client_files import NEVER, SendRecord
 from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.load_client.measured_requests import LEAD_IN_SECONDS
 from optimizer.measure.load_client.open_loop import LateError
-from optimizer.measure.server_calls import read_statistics, unresponsive_server
+from optimizer.measure.model_statistics import read_statistics
+from optimizer.measure.server_calls import unresponsive_server
 from optimizer.model.repository import read_repository_model
 from tests.command_fixtures import eventually
 from tests.repositories import write_sleeper

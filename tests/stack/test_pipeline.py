@@ -20,9 +20,9 @@ from optimizer.core.trial import VARIANT, Candidate, LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
+from optimizer.measure.model_statistics import read_statistics
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
-from optimizer.measure.server_calls import read_statistics
 from optimizer.model.repository import read_source
 from tests.repositories import doubler, onnx_model, stored, write_bls, write_model, write_python_model
 

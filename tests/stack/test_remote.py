@@ -31,7 +31,8 @@ from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.remote_server import listener_pid
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.machine.conditions import ProcessTelemetry
-from optimizer.measure.server_calls import open_client, read_statistics
+from optimizer.measure.model_statistics import read_statistics
+from optimizer.measure.server_calls import open_client
 from optimizer.model.repository import read_source
 from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Playground, eventually
 from tests.production import Production

@@ -18,9 +18,10 @@ from optimizer.deploy import runtime
 from optimizer.deploy.remote_target import RemoteTarget
 from optimizer.measure.load_client.arrivals import ConstantArrivals
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
+from optimizer.measure.model_statistics import read_statistics
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
-from optimizer.measure.server_calls import all_servers_respond, read_statistics
+from optimizer.measure.server_calls import all_servers_respond
 from tests.certificates import Certificates, tls_proxy
 from tests.production import SECRET, Production, secured
 

@@ -36,8 +36,8 @@ from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLo
 from optimizer.measure.load_client.responses import StreamedRequests
 from optimizer.measure.load_wrappers import ServerProcessesLoadGenerator
 from optimizer.measure.measurer import Measurer
+from optimizer.measure.model_statistics import read_statistics
 from optimizer.measure.perf_analyzer import PerfAnalyzer
-from optimizer.measure.server_calls import read_statistics
 from optimizer.model.repository import read_repository_model
 from optimizer.options.values import usable_cpus
 from optimizer.results.finished_run import read_run

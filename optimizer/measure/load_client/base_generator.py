@@ -41,7 +41,8 @@ from optimizer.measure.load_client.client_files import (
 )
 from optimizer.measure.load_client.measured_requests import ALIKE, MIN_STREAMED_REQUESTS, PlannedLoad
 from optimizer.measure.load_client.open_loop import LateError
-from optimizer.measure.server_calls import all_servers_respond, read_statistics, unresponsive_server, with_statistics
+from optimizer.measure.model_statistics import read_statistics, with_statistics
+from optimizer.measure.server_calls import all_servers_respond, unresponsive_server
 from optimizer.measure.shared_memory import OutgoingRequests, in_shared_memory, output_bytes
 from optimizer.model.inference_requests import stream_requests, to_message
 from optimizer.model.input_data import GENERATED_DATA, MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries

@@ -12,10 +12,10 @@ from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.core.budget import Budget
 from optimizer.core.errors import DeploymentError
 from optimizer.core.files import write_atomically
+from optimizer.core.interfaces import ProgressObserver, TrialStore
 from optimizer.core.notes import ConfirmationIncomplete, Note, present
 from optimizer.core.trial import FreshServer, Trial, TrialRole
-from optimizer.measure.candidate_measurer import CrashRetry
-from optimizer.measure.measurer import ProgressObserver, TrialStore
+from optimizer.measure.measurer import CrashRetry
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.distributed.messages import (
     ConfirmationEnded,

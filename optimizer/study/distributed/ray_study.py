@@ -14,6 +14,7 @@ from typing import Any
 
 from optimizer.config.model_config_proto import ModelInstanceGroup
 from optimizer.core.errors import EnvironmentFault
+from optimizer.core.interfaces import ProgressObserver
 from optimizer.core.interrupts import SIGNALS
 from optimizer.core.notes import ShareOfNode
 from optimizer.core.safe_text import one_line
@@ -22,7 +23,6 @@ from optimizer.deploy.target_factory import VisibleGpus
 from optimizer.machine.cpus import CpuPlacement
 from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.load_client.arrivals import parse_arrivals
-from optimizer.measure.measurer import ProgressObserver
 from optimizer.options.addresses import LOCAL_CLUSTER, RAY_SCHEME
 from optimizer.options.run_options import RunOptions
 from optimizer.study.distributed.driver import ClusterExecutor, EventRecorder

@@ -21,9 +21,9 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError, TuneError
+from optimizer.core.interfaces import TrialStore
 from optimizer.core.trial import Candidate, Trial
 from optimizer.machine.hardware import Fingerprint
-from optimizer.measure.measurer import TrialStore
 from optimizer.options.run_options import RunOptions
 from optimizer.search.candidate_tracker import WORKER, CandidateTracker, StudyWorkers
 from optimizer.search.optuna_encoding import finished_trials

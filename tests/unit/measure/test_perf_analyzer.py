@@ -17,9 +17,9 @@ from optimizer.core.measurement_windows import MeasurementWindow
 from optimizer.core.process import FinishedProcess
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.machine.nvml import BUS_ORDER
+from optimizer.measure.model_statistics import add_statistics, executions_by_size, mean_batch_size, with_statistics
 from optimizer.measure.perf_analyzer import REFUSED, FallbackRunner, LocalRunner, PerfAnalyzer, PerfAnalyzerCommand
 from optimizer.measure.perf_output import read_windows
-from optimizer.measure.server_calls import add_statistics, executions_by_size, mean_batch_size, with_statistics
 from optimizer.store.trials_table import TrialsTable
 from tests.answering_server import AnsweringServer
 

@@ -20,9 +20,9 @@ from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import write_json
+from optimizer.core.interfaces import ProgressObserver
 from optimizer.core.notes import ConfirmationComplete, OutputsNotCompared
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point, Trial
-from optimizer.measure.measurer import ProgressObserver
 from optimizer.options.run_options import RunOptions
 from optimizer.results import outcome_values, result_document, summary
 from optimizer.results.finished_run import FinishedRun

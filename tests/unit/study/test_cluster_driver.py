@@ -15,7 +15,7 @@ from optimizer.core.budget import Budget
 from optimizer.core.notes import Note, ServedOnCpu
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.measure.candidate_measurer import MAX_CRASHES
+from optimizer.measure.measurer import MAX_CRASHES
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
 from optimizer.store.run_folder import RunFolder

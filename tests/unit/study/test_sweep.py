@@ -19,9 +19,10 @@ from optimizer.cli.sweep import SweepArguments, read_sweep_arguments
 from optimizer.config.queue_policy import ALLOW_TIMEOUT_OVERRIDE, TIMEOUT_ACTION, TIMEOUT_US
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, ServerCrashed
+from optimizer.core.interfaces import ProgressObserver
 from optimizer.core.notes import ServedOnCpu
 from optimizer.core.trial import INSTANCE_GPUS, Candidate, FieldValue, LoadPoint, Trial
-from optimizer.measure.measurer import Measurer, ProgressObserver
+from optimizer.measure.measurer import Measurer
 from optimizer.options.values import parse_rates, parse_whole_numbers
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.recording import RecordedServer, read_recording
