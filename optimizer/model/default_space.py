@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -116,6 +117,7 @@ def explain_cpu_serving(config: ModelConfig) -> ServedOnCpu:
 
 
 MAX_THREADS = 16
+MAX_DERIVED_CONFIGURATIONS = 5_000  # with derived choices of other models: the search compares all of them
 
 
 def build_space(
@@ -131,6 +133,16 @@ def build_space(
     Choices missing from ``section`` are derived from the model's configuration and the hardware. ``embedded`` is
     whether the embedded server serves, with tune's own backends. Raises ValueError if no configuration is valid.
     """
+    space = _tuned_space(section, source, batch, hardware, embedded=embedded)
+    derived = {p: choices for p, choices in _other_models(source, hardware).items() if p not in space.fields}
+    limited = limit_choices(derived, MAX_DERIVED_CONFIGURATIONS // len(space)) if derived else {}
+    return replace(space, fields={**space.fields, **limited})
+
+
+def _tuned_space(
+    section: SpaceSection, source: ModelSource, batch: SizeDistribution, hardware: Hardware, *, embedded: bool
+) -> SearchSpace:
+    """Return the search space without the derived choices of models other than the tuned one."""
     fields = _fields(section, source, hardware, embedded=embedded)
     least = batch.largest  # a smaller max_batch_size would refuse requests
     largest = source.tuned_config.max_batch_size
@@ -165,12 +177,13 @@ def build_space(
 def _fields(
     section: SpaceSection, source: ModelSource, hardware: Hardware, *, embedded: bool
 ) -> dict[str, tuple[FieldValue, ...]]:
-    """Return the choices of all settings but those of the batcher and the instances of the tuned model.
+    """Return the choices of all settings but the batcher and the instances of the tuned model.
 
-    Raises ParameterError if ``section`` does not fit the model.
+    Those of other models are in it only if ``section`` has them. Raises ParameterError if ``section`` does not fit
+    the model.
     """
     config, backend = source.tuned_config, backend_of(source.tuned_config)
-    fields = {**_other_models(source, hardware), **section.fields()}
+    fields = dict(section.fields())
     _check_backend(section, backend)
     if section == SpaceSection() and not hardware.gpus and backend == ONNXRUNTIME:
         fields |= _execution_fields(source, hardware, embedded=embedded)
@@ -249,18 +262,37 @@ def without_batch_dimension(model: str) -> str:
 
 
 def _other_models(source: ModelSource, hardware: Hardware) -> dict[str, tuple[FieldValue, ...]]:
-    """Return default choices for the models other than the tuned one."""
-    fields: dict[str, tuple[FieldValue, ...]] = {}
+    """Return default choices for the models other than the tuned one, by preference: the present value first."""
+    counts: dict[str, tuple[FieldValue, ...]] = {}
+    delays: dict[str, tuple[FieldValue, ...]] = {}
     for name, config in {**source.composing, source.name: source.config}.items():
         if name == source.tuned_model or is_ensemble(config):
             continue
         own = model_config.candidate_of(config, keep_counts=True)
-        if own.instance_count and not has_llm_engine(config):
-            fields[f"{name}/{INSTANCE_COUNT}"] = tuple(sorted({own.instance_count, *_counts(hardware)}))
+        if (count := own.instance_count) and not has_llm_engine(config):
+            others = sorted(_counts(hardware), key=lambda other: other != 2 * count)
+            counts[f"{name}/{INSTANCE_COUNT}"] = tuple(dict.fromkeys((count, *others)))
         if own.max_batch_size > 1:
             delay = own.max_queue_delay_us if own.dynamic_batching else OFF
-            fields[f"{name}/{MAX_QUEUE_DELAY}"] = tuple(dict.fromkeys((OFF, 0, delay)))
-    return fields
+            delays[f"{name}/{MAX_QUEUE_DELAY}"] = tuple(dict.fromkeys((delay, OFF, 0)))
+    return counts | delays
+
+
+def limit_choices(choices: Mapping[str, Sequence[FieldValue]], limit: int) -> dict[str, tuple[FieldValue, ...]]:
+    """Return choices with at most ``limit`` combinations, ascending after ``OFF``.
+
+    The last choices of the settings with most choices are left out. A setting with only its first choice is not
+    varied.
+    """
+    kept = {path: tuple(values) for path, values in choices.items()}
+    while math.prod(map(len, kept.values())) > max(1, limit):
+        path = max(reversed(kept), key=lambda path: len(kept[path]))  # of several, the last
+        kept[path] = kept[path][:-1]
+    return {
+        path: tuple(sorted(values, key=lambda value: -1.0 if value == OFF else float(value)))
+        for path, values in kept.items()
+        if len(values) > 1
+    }
 
 
 def _powers_of_two(least: int, most: int) -> tuple[int, ...]:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, configured_candidate, served_models
 from optimizer.core.errors import BadInputError, DeploymentError
 from optimizer.core.request_sizes import parse_size_distribution
-from optimizer.core.trial import VARIANT, Candidate
+from optimizer.core.trial import VARIANT, Candidate, FieldValue
 from optimizer.machine.hardware import Hardware
-from optimizer.model.default_space import build_space
+from optimizer.model.default_space import MAX_DERIVED_CONFIGURATIONS, build_space, limit_choices
 from optimizer.model.profile import load_profile
 from optimizer.model.profile_schema import SpaceSection
 from optimizer.model.repository import read_source
@@ -128,6 +129,38 @@ def test_different_counts_of_a_step_that_is_not_tuned_are_kept(tmp_path: Path) -
     assert [group.count for group in both.configs["first"].instance_group] == [2, 2]
     with pytest.raises(BadInputError, match="first: the instance groups have different counts"):
         configured_candidate(source, [count])
+
+
+def test_the_derived_space_of_many_steps_is_limited() -> None:
+    """The search compares all configurations, and their number is exponential in the number of steps."""
+    steps = {
+        name: ModelConfig(name=name, backend="python", max_batch_size=64) for name in ("net", "a", "b", "c", "d")
+    }
+    for config in steps.values():
+        config.instance_group.add(count=1)
+    ensemble = ModelConfig(name="chain", platform="ensemble", max_batch_size=64)
+    for name in steps:
+        ensemble.ensemble_scheduling.step.add(model_name=name, model_version=-1)
+    source = ModelSource(Path(), "chain", ensemble, composing=steps, batcher="net")
+    gpu = Hardware(("A10",), "a CPU", 16, 64 << 30)
+    space = build_space(SpaceSection(), source, parse_size_distribution("1"), gpu)
+    assert MAX_DERIVED_CONFIGURATIONS / 4 < len(space) <= MAX_DERIVED_CONFIGURATIONS
+    others = {path: choices for path, choices in space.fields.items() if "/" in path}
+    assert others == {f"{name}/instance_group_count": (1, 2) for name in "abcd"}, "delays are left out first"
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (100, {"a": (1, 2, 3, 4), "b": ("off", 0, 700)}),
+        (8, {"a": (1, 2, 3), "b": ("off", 700)}),
+        (4, {"a": (1, 2), "b": ("off", 700)}),
+        (2, {"a": (1, 2)}),
+        (0, {}),
+    ],
+)
+def test_the_preferred_choices_are_kept(limit: int, expected: dict[str, tuple[FieldValue, ...]]) -> None:
+    assert limit_choices({"a": (1, 2, 3, 4), "b": (700, "off", 0)}, limit) == expected
 
 
 def test_preferred_sizes_of_another_model(chain: ModelSource) -> None:
