@@ -6,7 +6,7 @@
  *     - devices 2
  *     0 name NVIDIA A100
  *     0 process 4242 1073741824
- * `energy` is the value at its first reading, and more by `counted` at each later one.
+ * `energy` is the value at its first reading, and more by `counted` at each later one than at the one before.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,11 +113,10 @@ int nvmlDeviceGetFieldValues(Device *device, int count, Field *fields) {
     return SUCCESS;
 }
 int nvmlDeviceGetTotalEnergyConsumption(Device *device, unsigned long long *millijoules) {
-    static int was_read[16];
+    static int readings[16];
     unsigned long long counted = 0;
     int error = number(device, "energy", millijoules);
-    if (!error && was_read[device->index % 16] && !number(device, "counted", &counted)) *millijoules += counted;
-    was_read[device->index % 16] = 1;
+    if (!error && !number(device, "counted", &counted)) *millijoules += counted * readings[device->index % 16]++;
     return error;
 }
 int nvmlDeviceGetClockInfo(Device *device, int kind, unsigned *mhz) {

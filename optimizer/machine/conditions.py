@@ -132,31 +132,36 @@ def describe_disturbance(measurement: Measurement, limit: float = DISTURBANCE_LI
 class ProcessTelemetry:
     """Records the memory of the process trees of the servers and the share of CPU time that others took.
 
-    ``cpus`` are the CPUs of server and load generator; None for those of this process. Both values are unknown if the
-    process of a server is.
+    Both values are unknown if the process of a server is.
+
+    Args:
+        cpus: CPUs of server and load generator; None for those of this process.
+        load_in_container: Whether the load generator runs in a container, whose processes are no descendants of this
+            one. The share is then unknown, because it would include the load.
     """
 
-    def __init__(self, cpus: frozenset[int] | None = None) -> None:
+    def __init__(self, cpus: frozenset[int] | None = None, *, load_in_container: bool = False) -> None:
         self._cpus = cpus
+        self._load_in_container = load_in_container
 
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
         """Record within the context; the values are filled in when it ends."""
-        samples, pids = ResourceUsage(), server_pids(endpoint)
+        usage, pids = ResourceUsage(), server_pids(endpoint)
         if not pids:
-            yield samples
+            yield usage
             return
         before = CpuUsage.now(self._cpus, *pids)
-        yield samples
+        yield usage
         share = CpuUsage.now(self._cpus, *pids).others_since(before)
-        samples.other_cpu_share = None if math.isnan(share) else round(share, 4)
-        samples.server_memory_bytes = total_of([tree_memory_bytes(pid) for pid in pids])
+        usage.other_cpu_share = None if self._load_in_container or math.isnan(share) else round(share, 4)
+        usage.server_memory_bytes = total_of([tree_memory_bytes(pid) for pid in pids])
 
 
 def server_pids(endpoint: Endpoint) -> list[int]:
     """Return the server's processes on this machine: one, or that of each server that shares the load.
 
-    The list is empty if one is unknown: figures of some of the servers would pass as those of all.
+    The list is empty if one is unknown: values of some of the servers would pass as those of all.
     """
     known = [server.server_pid for server in endpoint.servers if server.server_pid is not None]
     return known if len(known) == len(endpoint.servers) else []

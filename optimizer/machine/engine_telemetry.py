@@ -12,7 +12,7 @@ from typing import Final
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage, Telemetry
 from optimizer.machine.conditions import total_of
-from optimizer.machine.gpu_telemetry import read_metrics_page, sampled
+from optimizer.machine.gpu_telemetry import counter_rate, read_metrics_page, sampled
 
 INTERVAL_SECONDS = 0.25
 
@@ -126,24 +126,15 @@ def parse_engine_metrics(text: str, at_seconds: float) -> EngineReading:
 
 
 def summarize(readings: Sequence[EngineReading]) -> ResourceUsage:
-    """Return the engine's values in ``readings``, which are ordered by time.
-
-    The token rate is that between the first and the last reading at which the counter had changed: before and after
-    them, the load generator starts and ends.
-    """
+    """Return the engine's values in ``readings``, which are ordered by time."""
     shares = [reading.kv_cache_share for reading in readings if reading.kv_cache_share is not None]
     tokens = [
         (reading.at_seconds, reading.output_tokens) for reading in readings if reading.output_tokens is not None
     ]
-    changed = [i for i in range(1, len(tokens)) if tokens[i][1] > tokens[i - 1][1]]
-    rate = None
-    if len(changed) > 1:
-        (began, before), (ended, after) = tokens[changed[0]], tokens[changed[-1]]
-        rate = (after - before) / (ended - began)
     preempted = [reading.preemptions for reading in readings if reading.preemptions is not None]
     return ResourceUsage(
         kv_cache_utilization=max(shares, default=None),
-        engine_tokens_per_sec=rate,
+        engine_tokens_per_sec=counter_rate(tokens),
         engine_preemptions=max(0.0, preempted[-1] - preempted[0]) if preempted else None,
     )
 

@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from http.client import HTTPException
 from typing import Any, TypeVar
 
@@ -76,6 +77,7 @@ def parse_gpu_metrics(text: str, at_seconds: float) -> dict[str, GpuReading]:
 
 
 GpuSample = Mapping[str, GpuReading]  # one reading of every GPU, by UUID
+Summary = Callable[[Sequence[GpuSample]], ResourceUsage]
 T = TypeVar("T")
 
 INTERVAL_SECONDS = 0.1
@@ -85,7 +87,7 @@ class GpuTelemetry:
     """Adds GPU metrics to the resources that another telemetry records.
 
     Readings are from NVML for a server on this machine. The server's Prometheus metrics add what NVML does not report
-    (MIG, no library), and everything for a remote server. Other figures stay unknown.
+    (MIG, no library), and everything for a remote server. Other values stay unknown.
 
     Args:
         others: Telemetry of the other resources.
@@ -99,30 +101,40 @@ class GpuTelemetry:
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
         """Sample within the context; the values are filled in when it ends."""
-        with contextlib.ExitStack() as sampling, self._others.record(endpoint) as samples:
-            recordings = [sampling.enter_context(sampled(read)) for read in self._sources(endpoint)]
-            yield samples
+        with contextlib.ExitStack() as sampling, self._others.record(endpoint) as usage:
+            recordings = [
+                (sampling.enter_context(sampled(read)), summary) for read, summary in self._sources(endpoint)
+            ]
+            yield usage
             sampling.close()
-            for recording in recordings:
-                samples.fill_in(summarize(recording))
+            for samples, summary in recordings:
+                usage.fill_in(summary(samples))
 
-    def _sources(self, endpoint: Endpoint) -> list[Callable[[], GpuSample]]:
-        sources: list[Callable[[], GpuSample]] = []
+    def _sources(self, endpoint: Endpoint) -> list[tuple[Callable[[], GpuSample], Summary]]:
+        """Return what reads the GPUs of the server, and what makes a summary of the samples."""
+        sources: list[tuple[Callable[[], GpuSample], Summary]] = []
         uuids: set[str] = set()
         if self._gpus and (servers := server_pids(endpoint)):
             pids = process_tree(*servers)
             gpus = gpus_used_by(pids, self._gpus, endpoint.gpus)
             uuids = {gpu.uuid for gpu in gpus}
             if gpus:
-                sources.append(lambda: {gpu.uuid: gpu.read(pids) for gpu in gpus})
+                sources.append((lambda: {gpu.uuid: gpu.read(pids) for gpu in gpus}, summarize))
         if endpoint.metrics and endpoint.gpus != ():
-            sources.append(lambda: _select(read_gpu_metrics(endpoint.metrics), uuids))
+            count = None if endpoint.gpus is None else len(endpoint.gpus)
+            sources.append((lambda: _select(read_gpu_metrics(endpoint.metrics), uuids, count), summarize_updates))
         return sources
 
 
-def _select(readings: GpuSample, uuids: set[str]) -> GpuSample:
-    """Return the readings of the GPUs ``uuids``; all if that is empty."""
-    return {uuid: reading for uuid, reading in readings.items() if not uuids or uuid in uuids}
+def _select(readings: GpuSample, uuids: set[str], count: int | None) -> GpuSample:
+    """Return the readings of the GPUs ``uuids``; if these are unknown, all of them.
+
+    ``count`` is the number of GPUs that the instance groups name, None if one names none. The result is empty if it
+    is lower than the number of readings and the ``uuids`` are unknown: Triton does not report the order of its GPUs.
+    """
+    if not uuids:
+        return {} if count is not None and count < len(readings) else readings
+    return {uuid: reading for uuid, reading in readings.items() if uuid in uuids}
 
 
 @contextlib.contextmanager
@@ -152,7 +164,7 @@ def sampled(read: Callable[[], T | None], interval_seconds: float = INTERVAL_SEC
 
 # -- summaries of readings -------------------------------------------------------------------------------------
 
-MIN_ENERGY_SECONDS = 0.5  # shortest time for an energy counter, which has steps of up to 0.1 s
+MIN_ENERGY_SECONDS = 0.5  # shortest time for an energy counter, which has steps of up to 0.1 s in NVML
 # reasons for which a GPU lowers its clocks by itself: bits of nvmlClocksEventReason…
 THROTTLE_REASONS = {
     0x04: "power limit",
@@ -166,8 +178,8 @@ THROTTLE_REASONS = {
 def summarize(samples: Sequence[GpuSample]) -> ResourceUsage:
     """Return the GPU metrics of ``samples``, which are ordered by time and have the same GPUs.
 
-    Memory (its maximum over time) and power are sums over the GPUs; the others are means. A figure that is unknown
-    for one GPU is unknown for all. All figures but the memory are those of the busy time: before and after it, the
+    Memory (its maximum over time) and power are sums over the GPUs; the others are means. A value that is unknown for
+    one GPU is unknown for all. All values except the memory cover the busy time only, because the GPU idles while the
     load generator starts and ends.
     """
     busy = _by_gpu(busy_samples(samples))
@@ -185,6 +197,35 @@ def summarize(samples: Sequence[GpuSample]) -> ResourceUsage:
         gpu_memory_clock_mhz=mean(lambda reading: reading.memory_clock_mhz),
         gpu_throttling=describe_throttling(reading.throttling or 0 for readings in busy for reading in readings),
     )
+
+
+def summarize_updates(samples: Sequence[GpuSample]) -> ResourceUsage:
+    """Return the GPU metrics of ``samples`` from Triton's metrics page, from the first update of its values on.
+
+    Earlier values are those of the previous load. Only the memory has a value without an update: the model was loaded
+    before.
+    """
+    first = next((i for i, sample in enumerate(samples) if _values(sample) != _values(samples[0])), len(samples))
+    usage = summarize(samples[first:])
+    usage.fill_in(ResourceUsage(gpu_memory_bytes=summarize(samples).gpu_memory_bytes))
+    return usage
+
+
+def _values(sample: GpuSample) -> dict[str, GpuReading]:
+    return {uuid: replace(reading, at_seconds=0.0) for uuid, reading in sample.items()}
+
+
+def counter_rate(readings: Sequence[tuple[float, float]], min_seconds: float = 0.0) -> float | None:
+    """Return the rate of a counter between its first and last change in ``readings`` (seconds, value).
+
+    A counter changes in steps, and before and after the load it does not count for it. The rate is unknown with fewer
+    than two changes, or if less than ``min_seconds`` are between them.
+    """
+    changed = [readings[i] for i in range(1, len(readings)) if readings[i][1] > readings[i - 1][1]]
+    if len(changed) < 2 or changed[-1][0] - changed[0][0] < min_seconds:
+        return None
+    (began, before), (ended, after) = changed[0], changed[-1]
+    return (after - before) / (ended - began)
 
 
 def busy_samples(samples: Sequence[GpuSample]) -> Sequence[GpuSample]:
@@ -222,11 +263,8 @@ def _power_watts(readings: Sequence[GpuReading]) -> float | None:
     energies = [
         (reading.at_seconds, reading.energy_joules) for reading in readings if reading.energy_joules is not None
     ]
-    if len(energies) > 1:
-        (began, before), (ended, after) = energies[0], energies[-1]
-        if ended - began >= MIN_ENERGY_SECONDS and after > before:
-            return (after - before) / (ended - began)
-    return _over_time(reading.power_watts for reading in readings)
+    rate = counter_rate(energies, MIN_ENERGY_SECONDS)
+    return _over_time(reading.power_watts for reading in readings) if rate is None else rate
 
 
 def _by_gpu(samples: Sequence[GpuSample]) -> list[list[GpuReading]]:

@@ -258,7 +258,10 @@ class Environment:
     def _make_telemetry(self, task: Task) -> Telemetry:
         placement = self.placement(task)
         gpus = self.gpus.local if self._needs_gpus(task) or self._is_remote else ()
-        telemetry: Telemetry = GpuTelemetry(ProcessTelemetry(placement.server | placement.client), gpus)
+        processes = ProcessTelemetry(
+            placement.server | placement.client, load_in_container=self.options.perf_analyzer_image is not None
+        )
+        telemetry: Telemetry = GpuTelemetry(processes, gpus)
         if exports_metrics(task.source):
             telemetry = EngineTelemetry(telemetry)
         return ContainerTelemetry(telemetry) if self.options.target == "docker" else telemetry

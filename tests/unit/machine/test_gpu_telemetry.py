@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,9 +16,10 @@ import pytest
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.machine import gpu_telemetry as triton_metrics
 from optimizer.machine.gpu_telemetry import (
-    MIN_ENERGY_SECONDS,
+    INTERVAL_SECONDS,
     describe_throttling,
     summarize,
+    summarize_updates,
     throttle_note,
 )
 from optimizer.machine.nvml import MPS_PIPES, MPS_THREADS, Gpu, GpuReading, filter_visible, gpus_used_by, mps_share
@@ -53,7 +54,7 @@ print(json.dumps([survey().fault, survey().remedy]))
 
 
 def recorded(nvml: StandIn, *, environment: dict[str, str] | None = None, **settings: Any) -> dict[str, Any]:
-    """Return the GPU figures of a server that is the recording process itself (``SELF`` in the fake NVML's file)."""
+    """Return the GPU metrics of a server that is the recording process itself (``SELF`` in the fake NVML's file)."""
     usage = nvml.run(RECORD, ASKED=json.dumps(settings), **(environment or {}))
     return {name: value for name, value in usage.items() if name.startswith("gpu_")}
 
@@ -67,11 +68,10 @@ OTHERS = {**A100, "utilization": 10, "power": 60_000, "process": ["999999 700000
 
 
 def test_the_gpu_on_which_the_server_runs(nvml: StandIn) -> None:
-    """Another process uses the other GPU. The fake energy counter advances by 400 J, and the power reads 1000 W."""
-    nvml.tell(OTHERS, {**A100, "process": ["999999 5000000000", "SELF 3000000000"], "power": 1_000_000})
-    began = time.monotonic()
+    """Another process uses the other GPU. The fake energy counter adds 400 J to each reading; the power is 9 kW."""
+    nvml.tell(OTHERS, {**A100, "process": ["999999 5000000000", "SELF 3000000000"], "power": 9_000_000})
     usage = recorded(nvml, seconds=2)
-    assert 400 / (time.monotonic() - began) <= usage.pop("gpu_power_watts") <= 400 / MIN_ENERGY_SECONDS
+    assert 0 < usage.pop("gpu_power_watts") <= 400 / INTERVAL_SECONDS
     assert usage == {
         "gpu_utilization": 0.75,
         "gpu_memory_bytes": 3e9,
@@ -217,6 +217,25 @@ def test_a_counter_that_does_not_change_is_ignored() -> None:
     assert summarize(moving).gpu_power_watts == 90
 
 
+@pytest.mark.parametrize(("seconds", "watts"), [(1.0, 280), (1.9, 280), (3.6, 300), (5.0, 300), (9.0, 300)])
+def test_the_energy_of_triton_counts_between_its_updates(seconds: float, watts: float) -> None:
+    """A GPU takes 300 W, Triton updates its counter every 2 s, and its reading of the power is 280 W."""
+    times = [0.55 + 0.1 * i for i in range(int(10 * seconds) + 1)]
+    samples = [{"a": GpuReading(t, power_watts=280, energy_joules=600.0 * (t // 2))} for t in times]
+    assert summarize(samples).gpu_power_watts == pytest.approx(watts)
+
+
+def test_a_value_of_triton_from_before_the_load_does_not_count() -> None:
+    def sample(seconds: float) -> dict[str, GpuReading]:
+        updated = seconds >= 1.2
+        return {"a": GpuReading(seconds, 0.9 if updated else 0.1, 8e9, 300 if updated else 60)}
+
+    usage = summarize_updates([sample(0.1 * i) for i in range(30)])
+    assert (usage.gpu_utilization, usage.gpu_memory_bytes, usage.gpu_power_watts) == pytest.approx((0.9, 8e9, 300))
+    assert summarize_updates([sample(0.1 * i) for i in range(10)]) == ResourceUsage(gpu_memory_bytes=8e9)
+    assert summarize_updates([]) == ResourceUsage()
+
+
 def test_lowered_clocks_are_counted() -> None:
     assert throttle_note(["", ""]) is None
     note = throttle_note(["", "temperature", "power limit, temperature", ""])
@@ -253,15 +272,19 @@ nv_inference_count{model="m",version="1"} 7
 """
 
 
+TWO_GPUS = METRICS + METRICS.replace("GPU-10000000-0000", "GPU-20000000-0000")
+
+
 @pytest.fixture
-def metrics() -> Iterator[str]:
-    """Return the address of an endpoint with the metrics of a Triton server."""
+def metrics(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Return the address of the metrics of a Triton server, in which an energy counter advances."""
+    page, energies = getattr(request, "param", METRICS), itertools.count(1200)
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(METRICS.encode())
+            self.wfile.write(page.replace("1.2e3", str(next(energies))).encode())
 
         def log_message(self, *_: object) -> None:
             pass
@@ -285,13 +308,20 @@ def test_readings_are_unknown_if_no_server_answers() -> None:
 
 
 def test_the_servers_metrics_complete_the_readings_of_nvml(nvml: StandIn, metrics: str) -> None:
-    """They fill unknown figures with MIG and without NVML, for the GPUs that the server's processes use."""
+    """They fill unknown values with MIG and without NVML, for the GPUs that the server's processes use."""
     from_triton = {"gpu_utilization": 0.42, "gpu_memory_bytes": 2048000000.0, "gpu_power_watts": 181.5}
     cut = {**A100, "mig": 1}
     nvml.tell(cut, {**cut, "process": ["SELF 1000"]})
-    assert recorded(nvml, metrics=metrics) == UNKNOWN | from_triton | {"gpu_memory_bytes": 1000}
+    assert recorded(nvml, metrics=metrics, seconds=0.4) == UNKNOWN | from_triton | {"gpu_memory_bytes": 1000}
     nvml.tell(init="error 18")
-    assert recorded(nvml, metrics=metrics) == UNKNOWN | from_triton
+    assert recorded(nvml, metrics=metrics, seconds=0.4) == UNKNOWN | from_triton
+
+
+@pytest.mark.parametrize("metrics", [TWO_GPUS], indirect=True)
+def test_some_of_the_gpus_of_another_machine_are_unknown(nvml: StandIn, metrics: str) -> None:
+    nvml.tell(init="error 18")
+    for gpus, memory in ((None, 4096000000.0), ([0, 1], 4096000000.0), ([0], None)):
+        assert recorded(nvml, metrics=metrics, gpus=gpus, seconds=0.4)["gpu_memory_bytes"] == memory
 
 
 def test_servers_share_a_gpu_under_mps(tmp_path: Path) -> None:

@@ -149,12 +149,19 @@ def test_memory_of_a_process_that_has_ended_is_unknown() -> None:
 
 
 def test_a_recording_tells_the_share() -> None:
-    with ProcessTelemetry().record(HERE) as samples:
-        assert samples.other_cpu_share is None
+    with ProcessTelemetry().record(HERE) as usage:
+        assert usage.other_cpu_share is None
         subprocess.run(["sleep", "0.05"], check=True)
-    assert samples.other_cpu_share is not None
-    assert 0 <= samples.other_cpu_share <= 1
-    assert samples.server_memory_bytes
+    assert usage.other_cpu_share is not None
+    assert 0 <= usage.other_cpu_share <= 1
+    assert usage.server_memory_bytes
+
+
+def test_a_load_generator_in_a_container_does_not_count_as_another_program() -> None:
+    with ProcessTelemetry(load_in_container=True).record(HERE) as usage:
+        subprocess.run(["sleep", "0.05"], check=True)
+    assert usage.other_cpu_share is None
+    assert usage.server_memory_bytes
 
 
 def test_the_resources_of_some_of_the_servers_do_not_pass_as_those_of_all() -> None:
