@@ -60,7 +60,7 @@ from optimizer.search.candidate_selector import fit_surrogate
 run = read_run(sys.argv[1])
 fit_surrogate(run.problem, run.trials[:4]).forecast([(run.baseline, 4)])
 began, used = time.perf_counter(), time.process_time()
-from optimizer.results.report.write import write
+from optimizer.results.report.writer import write
 write([run], ["html"], Path(sys.argv[2]))
 print(time.perf_counter() - began, time.process_time() - used)
 """

@@ -16,10 +16,10 @@ from optimizer.results.report.figure_style import (
     LIGHT,
     STAGE_COLOURS,
     Drawing,
-    drawing,
     fit,
     legend_above,
     new_figure,
+    report_style,
     svg,
 )
 
@@ -31,7 +31,7 @@ TIMES = 80  # points of a curve over seconds
 def write_plot(path: Path, cases: Sequence[BoundedTable], methods: Sequence[str], runs: Runs) -> None:
     """Write the plot of all runs on these tables as an SVG file."""
     own = {method: runs_of(runs, method, cases) for method in methods}
-    with drawing():
+    with report_style():
         figure = new_figure()
         left, right = figure.subplots(1, 2, sharey=True)
         colours = iter([*STAGE_COLOURS[:6], LIGHT["bad"], LIGHT["ink"], LIGHT["dot"]])

@@ -25,10 +25,10 @@ from optimizer.results.report.figure_style import (
     MARGIN,
     PALETTE,
     Drawing,
-    drawing,
     fit,
     legend_above,
     new_figure,
+    report_style,
     svg,
     thousands,
 )
@@ -313,7 +313,7 @@ def plot_of(study: str) -> str:
 
 def draw(name: str) -> str:
     """Return a plot as an SVG file."""
-    with drawing():
+    with report_style():
         return adapt_to_dark(svg(PLOTS[name]()))
 
 

@@ -138,7 +138,7 @@ class Run:
         """One row per measurement, with the columns of trials.csv (ms, bytes, infer/s)."""
         from optimizer.results import data_frames
 
-        return data_frames.of_trials(self.finished.trials)
+        return data_frames.trials_frame(self.finished.trials)
 
     @cached_property
     def pareto(self) -> pd.DataFrame:
@@ -148,14 +148,14 @@ class Run:
         """
         from optimizer.results import data_frames
 
-        return data_frames.of_front(self.outcome)
+        return data_frames.front_frame(self.outcome)
 
     @cached_property
     def confirmations(self) -> pd.DataFrame:
         """One row per configuration that was confirmed on fresh servers, with its verdict and intervals."""
         from optimizer.results import data_frames
 
-        return data_frames.of_confirmed(self.outcome.confirmed_loads if self.outcome else ())
+        return data_frames.confirmations_frame(self.outcome.confirmed_loads if self.outcome else ())
 
     @cached_property
     def plots(self) -> Mapping[str, Drawing]:
@@ -166,7 +166,7 @@ class Run:
         if self.outcome is None:
             return {}
         from optimizer.results.report.content import report_section
-        from optimizer.results.report.write import drawings
+        from optimizer.results.report.writer import drawings
 
         return {drawn.name: drawn for drawn in drawings(self.finished, report_section(self.finished))}
 

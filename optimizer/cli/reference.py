@@ -30,7 +30,7 @@ from optimizer.model.profile_schema import BUILT, ONNX, STORED, ModelSpaceSectio
 from optimizer.options.command_line import Parser
 from optimizer.options.option import Option
 from optimizer.options.table import GROUPS, OPTIONS
-from optimizer.store.trials_reader import COLUMNS, DESCRIPTIONS, FORECAST
+from optimizer.store.trials_reader import COLUMNS, DESCRIPTIONS, FORECAST_COLUMNS
 from optimizer.study import run_record
 from optimizer.study.environment import ServerResources
 
@@ -167,7 +167,7 @@ def profile_page() -> str:
 def files_page() -> str:
     """Return the reference page of the columns of trials.csv and the keys of run.json in Markdown."""
     columns = {**_attributes(Measurement), **_attributes(LoadPoint), **_attributes(Candidate), **DESCRIPTIONS}
-    columns |= {column: _attributes(Forecast)[name] for column, name in FORECAST.items()}
+    columns |= {column: _attributes(Forecast)[name] for column, name in FORECAST_COLUMNS.items()}
     keys: dict[str, str] = {}
     inner = {
         "hardware": _attributes(Hardware),

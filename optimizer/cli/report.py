@@ -52,7 +52,7 @@ def main(words: list[str]) -> int:
     runs = _readable(arguments.runs, arguments.results)
     if not runs:
         return NO_RUNS
-    from optimizer.results.report.write import write
+    from optimizer.results.report.writer import write
 
     output = Path(arguments.out) if arguments.out else runs[0].folder.path if len(runs) == 1 else Path()
     with busy(f"writing {', '.join(formats)}"):

@@ -32,10 +32,10 @@ from optimizer.options.values import (
     quote,
     whole_number,
 )
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import SWEEP_FILE, RunFolder
 from optimizer.store.run_lookup import newest_run
 from optimizer.study.run_request import read_run_request
-from optimizer.study.sweep_output import FILE, read_document
+from optimizer.study.sweep_output import read_document
 from optimizer.study.sweep_plan import MODEL, GivenOptions, SweepChoices, SweepRequest
 
 T = TypeVar("T")
@@ -104,11 +104,11 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
     try:
         options, request = _read(stored["options"])
     except BadInputError as error:
-        raise BadInputError(f"{one_line(str(folder / FILE))}: {error}") from None
+        raise BadInputError(f"{one_line(str(folder / SWEEP_FILE))}: {error}") from None
     if external_names(options) and not is_signed(external_values(options), stored.get("signature")):
         raise BadInputError(
-            f"--resume {quote(arguments.resume)}: {FILE} was not written by your tune in this folder, and names "
-            f"code, addresses or data; if you trust them, begin it again: {quote(request.command)}"
+            f"--resume {quote(arguments.resume)}: {SWEEP_FILE} was not written by your tune in this folder, and "
+            f"names code, addresses or data; if you trust them, begin it again: {quote(request.command)}"
         )
     if header is not None:
         options, request = _read({**stored["options"], HEADER: header})
@@ -128,16 +128,16 @@ def _find_sweep(sweep: str) -> Path:
     A path takes precedence over a name; see ``newest_run``. Raises BadInputError.
     """
     for path in (Path(sweep), Path(DEFAULTS.out, sweep)):
-        if is_file(path / FILE):
+        if is_file(path / SWEEP_FILE):
             return path
-    newest = newest_run(sweep, DEFAULTS.out, FILE)
+    newest = newest_run(sweep, DEFAULTS.out, SWEEP_FILE)
     if newest is not None:
         return newest.path
     if is_folder(Path(sweep)):
         return Path(sweep)
     raise BadInputError(
         f"--resume {quote(sweep)}: no such folder, also not in {DEFAULTS.out}, and no sweep of such a model there; "
-        f"give the folder of a sweep, with {FILE} (`tune runs` lists sweeps)"
+        f"give the folder of a sweep, with {SWEEP_FILE} (`tune runs` lists sweeps)"
     )
 
 

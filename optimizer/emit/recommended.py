@@ -183,7 +183,7 @@ def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendatio
             ulimits=options.docker_ulimits,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise run.folder.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+        raise run.folder.no_record(error) from None
 
 
 def _sending(problem: Problem, point: Point) -> str:

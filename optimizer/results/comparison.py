@@ -36,8 +36,9 @@ REQUEST_OPTIONS = (
     "output_tokens",
 )
 COMPARED_VERSIONS = ("tritonserver", "tritune", "onnxruntime", "perf_analyzer")
-LONGEST_VALUE, LARGEST_NUMBER = 200, 1e18  # of values in run.json, which may come from anywhere
-WIDEST, LARGEST = 100.0, 1e6  # largest upper end of an interval over its lower end, and largest ratio; see _ratio
+MAX_VALUE_LENGTH, MAX_NUMBER = 200, 1e18  # of values in run.json, which may come from anywhere
+MAX_INTERVAL_RATIO = 100.0  # of the upper end of an interval to its lower end; a wider one says nothing
+MAX_RATIO = 1e6  # of two throughputs
 
 
 def is_regression(share: float, high: float, limit: float) -> bool:
@@ -197,7 +198,7 @@ def _compared(label: str, run: FinishedRun) -> ComparedRun:
     if outcome is None or outcome.recommended is None:
         reason = summary.headline(outcome, run.problem) if outcome else "nothing was measured"
         raise BadInputError(
-            f"{path}: {one_line(reason, LONGEST_VALUE)}; give a run that recommends a configuration "
+            f"{path}: {one_line(reason, MAX_VALUE_LENGTH)}; give a run that recommends a configuration "
             f"(`tune explain {shlex.quote(path)}` says what would help this one)"
         )
     return ComparedRun(label, run, outcome, outcome.recommended)
@@ -237,9 +238,9 @@ def _ratio(a: ComparedRun, b: ComparedRun, confidence: float, *, is_same_machine
         spread = replace(spread, slope=0.0, slope_variance=0.0)
     ours, theirs = (windows_of(side.confirmed.point, side.run.trials) for side in (b, a) if side.confirmed)
     ratio = throughput_ratio(ours, theirs, spread, confidence)
-    if ratio is None or not 1 / LARGEST < ratio.estimate < LARGEST:
+    if ratio is None or not 1 / MAX_RATIO < ratio.estimate < MAX_RATIO:
         return None
-    return ratio if ratio.interval.high <= WIDEST * ratio.interval.low else None
+    return ratio if ratio.interval.high <= MAX_INTERVAL_RATIO * ratio.interval.low else None
 
 
 # -- what differs ---------------------------------------------------------------------------------------------------
@@ -296,11 +297,11 @@ def _values(run: FinishedRun, fingerprint: Fingerprint | None) -> dict[str, dict
 
 def _number(value: Any, text_of: Callable[[float], str]) -> str | None:
     """Return a number of run.json as text; None if it is none, or no run can have it."""
-    return text_of(value) if isinstance(value, (int, float)) and abs(value) < LARGEST_NUMBER else None
+    return text_of(value) if isinstance(value, (int, float)) and abs(value) < MAX_NUMBER else None
 
 
 def _text(value: object) -> str | None:
-    return None if value is None else one_line(str(value), LONGEST_VALUE)
+    return None if value is None else one_line(str(value), MAX_VALUE_LENGTH)
 
 
 def different_settings(comparison: Comparison) -> dict[str, tuple[object, object]]:

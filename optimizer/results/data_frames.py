@@ -16,10 +16,15 @@ from optimizer.core.trial import CROSS_CHECK_GENERATOR, SETTING_COLUMNS, Trial
 from optimizer.results import result_document
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.recommendation import Outcome
-from optimizer.results.report import tables
-from optimizer.store.trials_reader import FORECAST, LOAD, ON_FRESH_SERVER, TEXTS, forecast_cells
+from optimizer.store.trials_reader import (
+    FORECAST_COLUMNS,
+    LOAD_COLUMNS,
+    ON_FRESH_SERVER,
+    TEXT_COLUMNS,
+    forecast_cells,
+)
 
-_MEASURED = (*(field.name for field in fields(Measurement) if field.name != "forecast"), *FORECAST)
+_MEASURED = (*(field.name for field in fields(Measurement) if field.name != "forecast"), *FORECAST_COLUMNS)
 _SETTINGS = ("trial", *SETTING_COLUMNS)
 _INTERVALS = tuple(f"{name}_{end}" for name in ("throughput_infer_per_sec", "latency_ms") for end in ("low", "high"))
 _CONFIRMED = ("verdict", "confidence", "reason", "servers", "windows", _MEASURED[0], *_INTERVALS[:2], "latency")
@@ -28,18 +33,18 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("requests", "confirmation", "servers", "windows"), "Int64"),
     **dict.fromkeys(("dynamic_batching", "stable", "overloaded", "server_crashed", "confirmed"), "boolean"),
     **dict.fromkeys(
-        ("status", "reason", "verdict", *TEXTS, "load_generator", "latency", "forecast_latency"), "string"
+        ("status", "reason", "verdict", *TEXT_COLUMNS, "load_generator", "latency", "forecast_latency"), "string"
     ),
 }
-_FIGURES = {
+_FLOAT_COLUMNS = {
     *("deploy_seconds", "request_batch_size", "request_rate", "confidence", "confirmation_error"),
     *(set(_INTERVALS) | set(_MEASURED)) - set(_TYPES),
 }
-_OF_TRIALS = (*ON_FRESH_SERVER, *LOAD, *_MEASURED, "deploy_seconds", "status")
+_OF_TRIALS = (*ON_FRESH_SERVER, *LOAD_COLUMNS, *_MEASURED, "deploy_seconds", "status")
 Row = Mapping[str, object]
 
 
-def of_trials(trials: Sequence[Trial]) -> pd.DataFrame:
+def trials_frame(trials: Sequence[Trial]) -> pd.DataFrame:
     """Return one row per measurement, and one for each trial that could not be deployed.
 
     ``confirmation`` is the number of the fresh server, NA for the search's measurements. ``load_generator`` is
@@ -49,7 +54,7 @@ def of_trials(trials: Sequence[Trial]) -> pd.DataFrame:
     return _frame((row for trial in trials for row, _ in _rows(trial)), _OF_TRIALS)
 
 
-def of_front(outcome: Outcome | None) -> pd.DataFrame:
+def front_frame(outcome: Outcome | None) -> pd.DataFrame:
     """Return one row per point of the Pareto front; ``confirmed`` if it was measured on fresh servers."""
     front = [(point, outcome.confirmation_of(point) is not None) for point in outcome.front.points] if outcome else []
     rows = (
@@ -61,12 +66,12 @@ def of_front(outcome: Outcome | None) -> pd.DataFrame:
         }
         for point, confirmed in front
     )
-    return _frame(rows, (*LOAD, "confirmed", *_MEASURED))
+    return _frame(rows, (*LOAD_COLUMNS, "confirmed", *_MEASURED))
 
 
-def of_confirmed(confirmed: Sequence[ConfirmedLoad]) -> pd.DataFrame:
+def confirmations_frame(confirmed: Sequence[ConfirmedLoad]) -> pd.DataFrame:
     """Return one row per confirmed candidate and load, with verdict and confidence intervals."""
-    return _frame(map(_confirmed_row, confirmed), (*LOAD, *_CONFIRMED, *_INTERVALS[2:]))
+    return _frame(map(_confirmed_row, confirmed), (*LOAD_COLUMNS, *_CONFIRMED, *_INTERVALS[2:]))
 
 
 def _confirmed_row(confirmed: ConfirmedLoad) -> Row:
@@ -127,13 +132,13 @@ def _typed(name: str, values: Any) -> Any:
         return values
     if name in _TYPES:
         return values.astype(_TYPES[name])
-    if name in _FIGURES:
+    if name in _FLOAT_COLUMNS:
         return values.astype("Float64")
     return values.convert_dtypes()
 
 
 def measurements(runs: Sequence[FinishedRun]) -> pd.DataFrame:
-    """Return the rows of ``of_trials`` for several runs, with columns ``run``, ``model`` and ``meets``.
+    """Return the rows of ``trials_frame`` for several runs, with columns ``run``, ``model`` and ``meets``.
 
     ``meets`` says whether the measurement is stable and meets the SLA of its run. Preferred batch sizes are separated
     by blanks.
@@ -152,7 +157,7 @@ def _run_frame(run: FinishedRun) -> pd.DataFrame:
     sizes = frame["preferred_batch_sizes"].map(lambda sizes: " ".join(map(str, sizes)))
     meets = [m is not None and m.stable and run.problem.sla.is_met(m) for _, m in rows]
     frame = frame.assign(preferred_batch_sizes=sizes, meets=pd.array(meets, dtype="boolean"))
-    for place, (name, value) in enumerate({"run": tables.name(run), "model": run.problem.model}.items()):
+    for place, (name, value) in enumerate({"run": run.name, "model": run.problem.model}.items()):
         frame.insert(place, name, value)
     return frame
 

@@ -25,10 +25,10 @@ from optimizer.options.values import LARGEST_COUNT
 from optimizer.results.recommendation import Outcome, assess, count_confirmations, count_measurements
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import find_run
-from optimizer.store.trials_reader import LOAD, NUMBERS, WHOLE_NUMBERS
+from optimizer.store.trials_reader import INTEGER_RANGES, LOAD_COLUMNS, NUMBER_RANGES
 from optimizer.store.trials_table import TrialsTable
 
-LONGEST_REASON = 300
+MAX_REASON_LENGTH = 300
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class FinishedRun:
 
     @property
     def name(self) -> str:
-        """Return ``<model>/<run>``."""
-        return self.folder.study_name
+        """Return ``<model>/<run>``, where ``run`` is the name of the folder."""
+        return f"{self.problem.model}/{self.folder.path.resolve().name}"
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -90,7 +90,7 @@ def read_run(run: str | Path, out: str = "results") -> FinishedRun:
         baseline = _candidate(info["problem"]["baseline"])
         dynamic_batching = _candidate(info["problem"]["dynamic_batching"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise folder.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+        raise folder.no_record(error) from None
     refuse_missing_rows(folder, info, trials)
     outcome = assess(trials, problem, baseline, dynamic_batching) if trials else None
     return FinishedRun(folder, options, info, problem, baseline, dynamic_batching, trials, outcome)
@@ -142,7 +142,7 @@ def _has_point(trial: Trial, recommended: Mapping[str, Any]) -> bool:
     """Return whether ``trial`` was measured at the load of the point ``recommended`` in run.json."""
     loads = [load for load, _ in trial.measurements] + [window.load for window in trial.confirmations]
     return trial.number == recommended.get("trial") and any(
-        all(getattr(load, name) == recommended.get(name) for name in LOAD) for load in loads
+        all(getattr(load, name) == recommended.get(name) for name in LOAD_COLUMNS) for load in loads
     )
 
 
@@ -160,8 +160,8 @@ def unfinished(run: FinishedRun) -> str:
         return ""
     if run.status == "running":
         return "the run is still running" if run.folder.writer() else "the run was killed"
-    reason = one_line(str(run.info.get("reason", "")), LONGEST_REASON)
-    state = _UNFINISHED_STATES.get(run.status, f"has the status {one_line(run.status, LONGEST_REASON)}")
+    reason = one_line(str(run.info.get("reason", "")), MAX_REASON_LENGTH)
+    state = _UNFINISHED_STATES.get(run.status, f"has the status {one_line(run.status, MAX_REASON_LENGTH)}")
     return f"the run {state}{f' ({reason})' if reason else ''}"
 
 
@@ -180,7 +180,7 @@ def remark(run: FinishedRun) -> str:
 def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
     """Return the problem in run.json. Raises ValueError or TypeError for values that no run can have."""
     info, hardware = record["problem"], record["hardware"]
-    size, (least, most) = info["request_batch_size"], NUMBERS["request_batch_size"]
+    size, (least, most) = info["request_batch_size"], NUMBER_RANGES["request_batch_size"]
     if type(size) not in (int, float) or not least <= size <= most:
         raise ValueError(f"request_batch_size {size!r} is not a number from {least} to {most}")
     if type(hardware["cpu_count"]) is not int or not 1 <= hardware["cpu_count"] <= LARGEST_COUNT:
@@ -290,7 +290,7 @@ def _candidate(values: Mapping[str, Any]) -> Candidate:
 
 def _check_whole(name: str, value: object) -> None:
     """Raise ValueError if ``value`` is outside the range of the column ``name`` of a trials table."""
-    least, most = WHOLE_NUMBERS[name]
+    least, most = INTEGER_RANGES[name]
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{name} {value!r} is not a whole number from {least} to {most}")
 

@@ -19,11 +19,11 @@ OUTPUT_THROUGHPUT = "output-throughput"
 TIMING_NAMES = {"latency": "latency", "ttft": "TTFT", "itl": "inter-token"}  # for people
 NO_SLA = "PASS: no SLA was given"
 VERDICT_STYLES = {Verdict.PASS: "bold green", Verdict.UNDECIDED: "bold yellow", Verdict.FAIL: "bold red"}
-MOST_DECIMALS, RATIO_DECIMALS = 6, 2
+MAX_DECIMALS, RATIO_DECIMALS = 6, 2
 COARSEST = 0.05  # share by which rounding may change the lower end of a wide interval
 ONE_DIGIT_FROM = 3.55  # first digits of an uncertainty that is written with one digit; smaller ones have two
 NEGLIGIBLE = 1e-5  # a narrower relative width of an interval comes from rounding errors
-MOST_SKEW = 4.0  # largest ratio of the distances to the ends of an interval that ± stands for
+MAX_SKEW = 4.0  # largest ratio of the distances to the ends of an interval that ± stands for
 _SHA_DIGITS = 12
 _HIDDEN_FACTS = {"builder", "seed", "sha256"}
 
@@ -33,14 +33,14 @@ def number(value: float | None, digits: int = 3) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
     magnitude = math.floor(math.log10(abs(value))) if value else 0
-    return f"{value:,.{min(max(0, digits - 1 - magnitude), MOST_DECIMALS)}f}"
+    return f"{value:,.{min(max(0, digits - 1 - magnitude), MAX_DECIMALS)}f}"
 
 
 def approximate(value: float | None) -> str:
     """Return ``value`` rounded to three significant digits: 12,300, 771, 18.2 or 0.523."""
     if not value or not math.isfinite(value):
         return number(value)
-    return _rounded(value, min(2 - math.floor(math.log10(abs(value))), MOST_DECIMALS))
+    return _rounded(value, min(2 - math.floor(math.log10(abs(value))), MAX_DECIMALS))
 
 
 def estimate(value: float | None, bounds: ConfidenceInterval | None, unit: str = "") -> str:
@@ -65,7 +65,7 @@ def _with_interval(value: float, low: float, high: float) -> str:
         return approximate(value)
     decimals = _decimals(farther)
     reaches_zero = round(farther, decimals) >= round(abs(value), decimals)
-    if nearer > 0 and (farther > MOST_SKEW * nearer or reaches_zero):
+    if nearer > 0 and (farther > MAX_SKEW * nearer or reaches_zero):
         below, above = _decimals(value - low), _decimals(high - value)
         return f"{_rounded(value, max(below, above))} ({_rounded(low, below)} to {_rounded(high, above)})"
     return f"{_rounded(value, decimals)} ± {_rounded(farther, decimals)}"
@@ -75,7 +75,7 @@ def _decimals(uncertainty: float) -> int:
     """Return the decimals of a number with this uncertainty; negative ones are zeros before the point."""
     magnitude = math.floor(math.log10(uncertainty))
     digits = 2 if uncertainty < ONE_DIGIT_FROM * 10.0**magnitude else 1
-    return min(digits - 1 - magnitude, MOST_DECIMALS)
+    return min(digits - 1 - magnitude, MAX_DECIMALS)
 
 
 def _rounded(value: float, decimals: int) -> str:
@@ -146,7 +146,7 @@ def interval(metric: Metric, bounds: ConfidenceInterval) -> str:
     return f"{_ends(low, bounds.high)} {metric.unit}"
 
 
-def _ends(low: float, high: float, most_decimals: int = MOST_DECIMALS) -> str:
+def _ends(low: float, high: float, most_decimals: int = MAX_DECIMALS) -> str:
     """Return ``7,110 to 7,310``, with the digits that half of the width allows.
 
     The lower end has more digits if these would change it much: ``2.7 to 15`` instead of ``3 to 15``.

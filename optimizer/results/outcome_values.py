@@ -29,7 +29,7 @@ STAGES = {
 }
 STREAMED_TIMINGS = tuple(timing for timing in TIMINGS if timing.needs_streaming)
 _SHOWN_TIMES = {timing: [timing.metric(name) for name in QUANTILES] for timing in TIMINGS}
-MAX_FAILURE = 80  # characters of the reason why a configuration failed, in a cell of a table
+MAX_FAILURE_LENGTH = 80  # characters of the reason why a configuration failed, in a cell of a table
 _ALWAYS_SHOWN = {"throughput", *_SHOWN_TIMES[LATENCY]}
 _STREAMED_SHOWN = {
     formatting.OUTPUT_THROUGHPUT,
@@ -205,7 +205,7 @@ def comparisons(outcome: Outcome, problem: Problem) -> list[tuple[str, ...]]:
         gain = "same" if compared.point is outcome.recommended else formatting.gain(compared.gain)
         missing = missed if compared.is_tried else "not reached before the run ended"
         if compared.failure:
-            missing = f"failed: {shorten(compared.failure, MAX_FAILURE)}"
+            missing = f"failed: {shorten(compared.failure, MAX_FAILURE_LENGTH)}"
         return row(name, compared.point, gain, missing)
 
     rows = [row("recommended", outcome.recommended, ""), row_of("current (baseline)", outcome.baseline)]

@@ -115,7 +115,7 @@ XY = tuple[float, float]
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of a braille character, [row][column]
 BLANK = 0x2800
 FRONT, BOUND = "●", "┊"
-LEAST_COLUMNS, LEAST_HEIGHT = 20, 4
+MIN_COLUMNS, MIN_HEIGHT = 20, 4
 MARGIN = 1.1  # ratio of the axis to the bound or the largest latency
 FAR = 3.0  # a bound this many times beyond all points is not shown, because it would squeeze them
 
@@ -168,7 +168,7 @@ def scatter(
     bottom, top = 0.9 * min(visible), 1.02 * max(visible)
     label_width = max(map(len, (unit, formatting.number(bottom), formatting.number(top))))
     frame = PlotFrame(right, bottom, top, width - label_width - 2, height - 2)
-    if frame.columns < LEAST_COLUMNS or height < LEAST_HEIGHT:
+    if frame.columns < MIN_COLUMNS or height < MIN_HEIGHT:
         return []
     lines = [*_canvas(frame, points, front, bound), *_axis(frame, bound, label)]
     labels = {0: formatting.number(top), frame.rows: formatting.number(bottom), frame.rows + 1: unit}
@@ -215,11 +215,11 @@ def _axis(frame: PlotFrame, bound: float | None, label: str) -> list[Text]:
     return [Text(f"└{rule}", "dim"), ends]
 
 
-LEAST_COLUMNS_FOR_LOADS = 70
-MOST_ROWS = 12
+MIN_COLUMNS_FOR_LOADS = 70
+MAX_ROWS = 12
 OTHER_LINES = 11  # lines of the display without finished trials and plot
 ECHO_COLUMNS = 4  # at the end of the last line: if "^C^C" wrapped there, the display could not be erased as a whole
-LEAST_ROWS, MOST_PLOT = 4, 16  # minimum of finished trials next to a plot; maximum of lines of the plot
+MIN_ROWS, MAX_PLOT_HEIGHT = 4, 16  # minimum of finished trials next to a plot; maximum of lines of the plot
 
 
 class LiveObserver:
@@ -301,7 +301,7 @@ class LiveObserver:
             bound_ms,
             formatting.short_metric(self._latency),
             self._console.width,
-            min(MOST_PLOT, self._console.height - OTHER_LINES - LEAST_ROWS),
+            min(MAX_PLOT_HEIGHT, self._console.height - OTHER_LINES - MIN_ROWS),
             self._throughput.unit,
         )
 
@@ -321,7 +321,7 @@ class LiveObserver:
         ]
 
     def _table(self, plot_lines: int) -> Table:
-        roomy = self._console.width >= LEAST_COLUMNS_FOR_LOADS
+        roomy = self._console.width >= MIN_COLUMNS_FOR_LOADS
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True, header_style="dim")
         table.add_column("trial", justify="right", no_wrap=True)
         table.add_column("configuration", no_wrap=True, overflow="ellipsis", ratio=1)
@@ -330,7 +330,7 @@ class LiveObserver:
         table.add_column(f"{formatting.short_metric(self._latency)} ms", justify="right", no_wrap=True, min_width=6)
         if roomy:
             table.add_column("loads", justify="right", no_wrap=True)
-        room = max(1, min(MOST_ROWS, self._console.height - OTHER_LINES - plot_lines))
+        room = max(1, min(MAX_ROWS, self._console.height - OTHER_LINES - plot_lines))
         finished = self._finished[-max(1, room - len(self._running[1:])) :]
         for trials, style in ((finished, None), (self._running[-room:], "cyan")):
             for role, trial in trials:

@@ -23,7 +23,7 @@ from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_corr
 
 FRONT_METRICS = (METRICS["throughput"], METRICS["latency-p95"])  # unless the goals are those of a model that streams
 SAME = ThroughputRatio(1.0, ConfidenceInterval(1.0, 1.0))  # a configuration compared with itself
-MOSTLY = 0.5  # share of disturbed measurements above which none of them shows that the SLA cannot be met
+MAJORITY = 0.5  # share of disturbed measurements above which none of them shows that the SLA cannot be met
 
 
 InconclusiveKind: TypeAlias = Literal[
@@ -387,7 +387,7 @@ def _inconclusive(
     measured = [point for point in points if point.measurement.throughput_infer_per_sec is not None]
     disturbed = [point for point in measured if lost_cpu_time(point.measurement)]
     may_meet = [point for point in disturbed if may_meet_undisturbed(point.measurement, sla)]
-    if may_meet and len(disturbed) > MOSTLY * len(measured):
+    if may_meet and len(disturbed) > MAJORITY * len(measured):
         return InconclusiveResult("search_disturbed", len(disturbed), len(measured))
     if any(point is closest for point in may_meet):
         return InconclusiveResult("closest_disturbed", len(disturbed), len(measured))

@@ -16,7 +16,7 @@ from optimizer.core.files import write_csv
 from optimizer.core.trial import SETTING_COLUMNS
 from optimizer.results.outcome_values import STREAMED_TIMINGS
 from optimizer.results.summary import undecided_cause
-from optimizer.store.trials_reader import ENERGY, LOAD
+from optimizer.store.trials_reader import ENERGY, LOAD_COLUMNS
 
 if TYPE_CHECKING:
     from objectives.intervals import ConfidenceInterval, ThroughputRatio
@@ -124,7 +124,7 @@ def entry(point: Point) -> dict[str, object]:
         **point.candidate.settings,
         "preferred_batch_sizes": list(point.candidate.preferred_batch_sizes),
         "trial": point.trial,
-        **{name: getattr(point.load, name) for name in LOAD},
+        **{name: getattr(point.load, name) for name in LOAD_COLUMNS},
         **{name: json_value(getattr(point.measurement, name)) for name in (*_MEASURED, *streamed)},
         ENERGY: json_value(METRICS["energy"].value(point.measurement)),
         **({"priorities": _priorities(point.measurement)} if point.measurement.by_priority else {}),
@@ -222,7 +222,7 @@ def write_pareto_csv(path: Path, outcome: Outcome) -> None:
     """
     fields = sorted({name for point in outcome.front.points for name, _ in point.candidate.fields})
     streamed = _STREAMED if outcome.is_streamed else ()
-    columns = ("trial", *SETTING_COLUMNS, *fields, *LOAD, "confirmed", *_MEASURED, *streamed, ENERGY)
+    columns = ("trial", *SETTING_COLUMNS, *fields, *LOAD_COLUMNS, "confirmed", *_MEASURED, *streamed, ENERGY)
     rows = [
         {**entry(point), **point.load.cells(), "confirmed": outcome.confirmation_of(point) is not None}
         for point in outcome.front.points

@@ -20,8 +20,8 @@ from optimizer.results import formatting
 
 FILE = "shared_memory.json"  # in the folder of the run
 MAX_BYTES = 1 << 20
-LONGEST_TEXT = 300
-LARGEST = 1e12  # of any number in the file
+MAX_TEXT_LENGTH = 300
+MAX_NUMBER = 1e12  # of any number in the file
 SHOWN = METRICS["throughput"]
 
 
@@ -120,8 +120,8 @@ def read_effect(folder: Path) -> SharedMemoryEffect | None:
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise BadInputError(
-            f"{one_line(str(path))}: not a measurement of shared memory ({one_line(why, LONGEST_TEXT)}); remove the "
-            "file, or measure again with `tune explain --measure`"
+            f"{one_line(str(path))}: not a measurement of shared memory ({one_line(why, MAX_TEXT_LENGTH)}); remove "
+            "the file, or measure again with `tune explain --measure`"
         ) from None
 
 
@@ -133,20 +133,22 @@ def effect_of_trial(folder: Path, trial: int) -> SharedMemoryEffect | None:
 
 def _effect(document: Mapping[str, Any]) -> SharedMemoryEffect:
     pairs = tuple((float(without), float(with_it)) for without, with_it in document["throughputs_infer_per_sec"])
-    if len(pairs) < 2 or not all(1 / LARGEST < value < LARGEST for pair in pairs for value in pair):
-        raise ValueError(f"throughputs_infer_per_sec needs two or more pairs of positive numbers below {LARGEST:g}")
+    if len(pairs) < 2 or not all(1 / MAX_NUMBER < value < MAX_NUMBER for pair in pairs for value in pair):
+        raise ValueError(
+            f"throughputs_infer_per_sec needs two or more pairs of positive numbers below {MAX_NUMBER:g}"
+        )
     confidence = float(document["confidence"])
     if not 0.5 < confidence < 1:
         raise ValueError("confidence is not between 0.5 and 1")
     trial, concurrency = int(document["trial"]), float(document["concurrency"])
-    if not (0 <= trial < LARGEST and 0 < concurrency < LARGEST):
-        raise ValueError(f"trial or concurrency is not between 0 and {LARGEST:g}")
+    if not (0 <= trial < MAX_NUMBER and 0 < concurrency < MAX_NUMBER):
+        raise ValueError(f"trial or concurrency is not between 0 and {MAX_NUMBER:g}")
     return SharedMemoryEffect(
         trial=trial,
         concurrency=concurrency,
         pairs=pairs,
         confidence=confidence,
-        hardware=one_line(str(document["hardware"]), LONGEST_TEXT),
+        hardware=one_line(str(document["hardware"]), MAX_TEXT_LENGTH),
         same_machine=document["same_machine"] is True,
-        measured=one_line(str(document["measured"]), LONGEST_TEXT),
+        measured=one_line(str(document["measured"]), MAX_TEXT_LENGTH),
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from optimizer.results.recommendation import InconclusiveResult, Outcome
 
 VERIFY_BUDGET = "3m"  # of the proposed command that continues the tests
-SMALLEST_PERCENT = 1e-4  # a smaller share is shown as 0
+MIN_PERCENT = 1e-4  # a smaller share is shown as 0
 
 
 def answer(outcome: Outcome, problem: Problem) -> str:
@@ -129,28 +129,27 @@ def _untested(outcome: Outcome, compared: ConfirmedLoad | None) -> str:
 
 
 def _inconclusive_cause(outcome: Outcome, result: InconclusiveResult) -> str:
-    """Return why an outcome without a recommendation is not FAIL, and what to do."""
+    """Return why an outcome without a recommendation is not FAIL."""
     counted = f"in {result.disturbed:,} of {result.total:,}"
-    of_closest = describe_disturbance(outcome.closest.measurement) if outcome.closest else ""
-    cause = {
+    disturbance = describe_disturbance(outcome.closest.measurement) if outcome.closest else ""
+    return {
         "search_disturbed": f"other processes or machines took more than {100 * DISTURBANCE_LIMIT:.0f} % of the CPUs "
         f"{counted} measurements",
-        "closest_disturbed": f"the closest configuration may be faster: {of_closest}",
+        "closest_disturbed": f"the closest configuration may be faster: {disturbance}",
         "test_disturbed": f"the machine was disturbed {counted} windows on fresh servers",
         "test_undecided": outcome.no_recommendation_reason,
         "unstable": outcome.no_recommendation_reason,
     }[result.kind]
-    return f"{cause}; {_next_if_inconclusive(result)}"
 
 
 def _next_if_inconclusive(result: InconclusiveResult, *, is_complete: bool = False) -> str:
     """Return what to do if another measurement may find a configuration to recommend."""
-    then = "continue the test" if _has_test_to_continue(result) and not is_complete else "run again"
+    then = "continue the test" if _has_test_to_continue(result, is_complete=is_complete) else "run again"
     return then if result.kind == "test_undecided" else f"stop other programs on this machine, then {then}"
 
 
-def _has_test_to_continue(result: InconclusiveResult) -> bool:
-    return result.kind in ("test_disturbed", "test_undecided")
+def _has_test_to_continue(result: InconclusiveResult, *, is_complete: bool) -> bool:
+    return result.kind in ("test_disturbed", "test_undecided") and not is_complete
 
 
 def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
@@ -159,10 +158,10 @@ def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
     if confirmed.crash or confirmed.has_lost:
         return judged.reason
     if servers < LOOKS[0]:
-        of_all = f"{servers} of {formatting.count(LOOKS[0], 'server')}"
+        measured = f"{servers} of {formatting.count(LOOKS[0], 'server')}"
         if _is_given_up(outcome, confirmed):
-            return f"the test was given up after {of_all}, because this load was not likely to pass"
-        return f"the time ended after {of_all}"
+            return f"the test was given up after {measured}, because this load was not likely to pass"
+        return f"the time ended after {measured}"
     bound = next((constraint for constraint in outcome.sla if METRICS[constraint.metric].quantile), None)
     slow = judged.slow_share
     if bound is None or slow.is_unknown:
@@ -170,7 +169,7 @@ def _cause_in_test(outcome: Outcome, confirmed: ConfirmedLoad) -> str:
     allowed = 1 - (METRICS[bound.metric].quantile or 0.0)
     if not slow.low <= allowed < slow.high:  # another constraint is undecided
         return judged.reason
-    low, high = (100 * end if 100 * end >= SMALLEST_PERCENT else 0.0 for end in (slow.low, slow.high))
+    low, high = (100 * end if 100 * end >= MIN_PERCENT else 0.0 for end in (slow.low, slow.high))
     share = f"{formatting.number(low, 2) if low else '0'} to {formatting.number(high, 2)} %"
     timing = METRICS[bound.metric].timing
     over = f"{formatting.exact(bound.bound)} ms"
@@ -235,15 +234,16 @@ def verify_command(folder: str | Path) -> str:
 def next_command(outcome: Outcome, folder: str | Path, *, is_complete: bool = False) -> str:
     """Return the command that continues the test of the run in ``folder``; empty unless there is one to continue.
 
-    The command makes a separate test if no further server can change the verdict: after a crash, and if the test
-    ``is_complete``.
+    No further server can change the verdict after a crash, and if the test ``is_complete``. Then the command makes a
+    separate test; without a recommendation there is nothing to test, and only a new run helps.
     """
-    has_crash = outcome.confirmed is not None and bool(outcome.confirmed.crash)
-    if (is_complete or has_crash) and outcome.inconclusive is None and outcome.verdict is Verdict.UNDECIDED:
-        return fresh_command(folder)
-    if outcome.inconclusive is not None and not _has_test_to_continue(outcome.inconclusive):
+    if outcome.verdict is not Verdict.UNDECIDED:
         return ""
-    return verify_command(folder) if outcome.verdict is Verdict.UNDECIDED else ""
+    if outcome.inconclusive is not None:
+        is_continued = _has_test_to_continue(outcome.inconclusive, is_complete=is_complete)
+        return verify_command(folder) if is_continued else ""
+    has_crash = outcome.confirmed is not None and bool(outcome.confirmed.crash)
+    return fresh_command(folder) if is_complete or has_crash else verify_command(folder)
 
 
 def fresh_command(folder: str | Path) -> str:
@@ -284,8 +284,7 @@ def next_step(
     """
     run = shlex.quote(one_line(str(folder)))
     if outcome.inconclusive is not None:
-        is_continued = _has_test_to_continue(outcome.inconclusive) and not is_complete
-        command = verify_command(folder) if is_continued else reproduce
+        command = next_command(outcome, folder, is_complete=is_complete) or reproduce
         return NextStep(_next_if_inconclusive(outcome.inconclusive, is_complete=is_complete), command)
     if outcome.verdict is Verdict.UNDECIDED:
         if outcome.confirmed and outcome.confirmed.crash:
@@ -329,7 +328,7 @@ def nothing_recommended(folder: Path, problem: Problem, action: str, outcome: Ou
     if outcome is not None and outcome.inconclusive is not None:
         return BadInputError(
             f"{one_line(str(folder))}: the run is UNDECIDED and recommends nothing to {action}: "
-            f"{one_line(undecided_cause(outcome))}"
+            f"{one_line(undecided_cause(outcome))}; {_next_if_inconclusive(outcome.inconclusive)}"
         )
     return BadInputError(
         f"{one_line(str(folder))}: no configuration met {goal}, so there is nothing to {action}; "

@@ -14,7 +14,7 @@ from rich.text import Text
 from optimizer.core.safe_text import one_line
 
 LABEL_WIDTH = 14
-LONGEST_WORD = 16  # characters of a word, such as a path, that a column of a table keeps in one piece
+MAX_WORD_LENGTH = 16  # characters of a word, such as a path, that a column of a table keeps in one piece
 _UNITS = "|".join(
     (
         *("ms", "µs", "s", "%", "MB", "GB", "MiB", "GiB", "infer/s", "req/s", "tokens/s"),
@@ -119,7 +119,9 @@ def print_table(console: Console, table: Table) -> None:
 
 def _least_width(column: Column) -> int:
     """Return the width that ``column`` needs so that no word is broken, except for long ones in columns that wrap."""
-    return _widest_line(column) if column.no_wrap else max(min(width, LONGEST_WORD) for width in _word_widths(column))
+    return (
+        _widest_line(column) if column.no_wrap else max(min(width, MAX_WORD_LENGTH) for width in _word_widths(column))
+    )
 
 
 def _longest_word(column: Column) -> int:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from optimizer.core.trial import Candidate, Point
     from optimizer.results.recommendation import Outcome
 
-MOST_FRONT_ROWS = 10
-MOST_COLUMNS = 5  # of the comparisons: more are one row each
-LEAST_GAIN_WIDTH = 12  # of the last column of the comparisons, whose texts are broken into lines
+MAX_FRONT_ROWS = 10
+MAX_COLUMNS = 5  # of the comparisons: more are one row each
+MIN_GAIN_WIDTH = 12  # of the last column of the comparisons, whose texts are broken into lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +158,8 @@ def _print_change(console: Console, outcome: Outcome, baseline: Candidate, recom
 def _print_comparisons(console: Console, outcome: Outcome, problem: Problem) -> None:
     headers, rows = outcome_values.comparison_headers(outcome, problem), outcome_values.comparisons(outcome, problem)
     *unbroken, _ = zip(headers, *rows, strict=True)
-    width = sum(max(map(len, column)) + 2 for column in unbroken) + LEAST_GAIN_WIDTH
-    if len(headers) > MOST_COLUMNS or width > console.width:  # more metrics than fit side by side: one row for each
+    width = sum(max(map(len, column)) + 2 for column in unbroken) + MIN_GAIN_WIDTH
+    if len(headers) > MAX_COLUMNS or width > console.width:  # more metrics than fit side by side: one row for each
         headers, *rows = zip((name.removeprefix(">") for name in headers), *rows, strict=True)
     table = plain_table(*headers)
     table.columns[0].no_wrap = True
@@ -193,12 +193,12 @@ def _print_front(console: Console, outcome: Outcome) -> None:
     title = outcome_values.front_title(outcome)
     print_line(console, f"Pareto front: {title[0].lower()}{title[1:]}", "bold")
     table = plain_table(*outcome_values.front_headers(outcome))
-    shown = outcome_values.shown_front(outcome, MOST_FRONT_ROWS)
+    shown = outcome_values.shown_front(outcome, MAX_FRONT_ROWS)
     for *values, configuration in outcome_values.front_rows(outcome, shown):
         table.add_row(*values, Text(configuration, overflow="fold"))
     print_table(console, table)
-    if len(outcome.front.points) > MOST_FRONT_ROWS:
-        print_line(console, f"{len(outcome.front.points) - MOST_FRONT_ROWS:,} more in pareto.csv", "dim")
+    if len(outcome.front.points) > MAX_FRONT_ROWS:
+        print_line(console, f"{len(outcome.front.points) - MAX_FRONT_ROWS:,} more in pareto.csv", "dim")
     if remark := outcome_values.front_remark(outcome):
         print_line(console, "\n".join(wrap(remark, console.width)))
     print_line(console)

@@ -29,7 +29,7 @@ from optimizer.simulator.predicted_metrics import (
     six_digits,
 )
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
-from optimizer.store.trials_reader import MOST_MS
+from optimizer.store.trials_reader import MAX_MS
 
 LOADS = 9  # concurrencies at which each candidate is predicted
 FINE_LOADS, FINALISTS = 12, 4  # concurrencies around the best one, for the most promising candidates
@@ -154,7 +154,7 @@ class CandidateSelector:
         throughputs, latencies_s = self._surrogate.measurement_quantiles([load], FORECAST_LEVELS, speed_probe_ms)
         throughput, throughput_low, throughput_high = map(six_digits, throughputs[:, 0].tolist())
         latency_ms, low_ms, high_ms = map(six_digits, (1e3 * latencies_s[:, 0]).tolist())
-        if not high_ms <= MOST_MS:
+        if not high_ms <= MAX_MS:
             return None  # a trials table takes no larger latency
         latency = self._surrogate.latency
         return Forecast(throughput, throughput_low, throughput_high, latency_ms, low_ms, high_ms, latency)

@@ -39,10 +39,10 @@ from optimizer.store.optuna_storage import (
 
 POLL_SECONDS = 0.01
 CONNECT_SECONDS = 10
-CREATIONS, LONGEST_CREATION_SECONDS = 5, 1.0  # attempts to create the tables while other workers do so too
+CREATION_ATTEMPTS, MAX_CREATION_PAUSE_SECONDS = 5, 1.0  # for tables that other workers create at the same time
 LOCK_SECONDS = 10  # a lock is held for milliseconds; an SQLite URL may end in ?timeout=SECONDS
 _JOURNAL_START = b'{"op_code":'
-_LONGEST_LINE = 16 << 20
+_MAX_LINE_BYTES = 16 << 20
 # libpq closes a connection whose peer is silent: after 10 + 3 * 5 s without traffic, or 20 s after an unacknowledged
 # packet. Without these, a statement waits for up to two hours when the network fails without a reset.
 _KEEPALIVE = {
@@ -118,11 +118,11 @@ def _cut_torn_line(file: BinaryIO) -> None:
     file.seek(0)
     if file.read(len(_JOURNAL_START)) not in (_JOURNAL_START, _JOURNAL_START[:size]):
         raise ValueError("it does not begin like a journal of Optuna")  # another file, which must not be changed
-    start = max(0, size - _LONGEST_LINE)
+    start = max(0, size - _MAX_LINE_BYTES)
     file.seek(start)
     end = file.read().rfind(b"\n") + 1
     if start and not end:
-        raise ValueError(f"its last line is longer than {_LONGEST_LINE >> 20} MiB")
+        raise ValueError(f"its last line is longer than {_MAX_LINE_BYTES >> 20} MiB")
     file.truncate(start + end)
 
 
@@ -183,11 +183,11 @@ def _is_reachable(url: str, connect_arguments: Mapping[str, Any]) -> bool:
 
 def _create_tables(create: Callable[[], RetryingStorage]) -> RetryingStorage:
     """Return ``create()``, repeated if another worker creates the same tables at the same time."""
-    for _ in range(CREATIONS):
+    for _ in range(CREATION_ATTEMPTS):
         try:
             return create()
         except (sql_errors.IntegrityError, sql_errors.ProgrammingError):
-            time.sleep(random.uniform(0, LONGEST_CREATION_SECONDS))
+            time.sleep(random.uniform(0, MAX_CREATION_PAUSE_SECONDS))
     return create()
 
 
@@ -203,7 +203,7 @@ def _journal(path: Path) -> BaseStorage:
 
 
 PROBLEM_ATTRIBUTE, FINGERPRINT_ATTRIBUTE = "problem", "fingerprint"
-LONGEST_DIFFERENCE = 200
+MAX_DIFFERENCE_LENGTH = 200
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -319,8 +319,8 @@ def _difference(theirs: Any, ours: Any) -> str:
     """Return the names of the choices that differ, or both values."""
     if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
         names = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
-        return one_line(", ".join(names), LONGEST_DIFFERENCE)
-    return one_line(f"{_shown(theirs)} there, {_shown(ours)} here", LONGEST_DIFFERENCE)
+        return one_line(", ".join(names), MAX_DIFFERENCE_LENGTH)
+    return one_line(f"{_shown(theirs)} there, {_shown(ours)} here", MAX_DIFFERENCE_LENGTH)
 
 
 def _shown(value: Any) -> str:

@@ -23,7 +23,7 @@ from optimizer.store.trials_reader import (
 
 REQUIRED = ("max_batch_size", "instance_count", "concurrency", "throughput_infer_per_sec", "latency_p95_ms")
 UNSET = "unset"  # a parameter without a value, where other rows have one
-MOST_CHOICES = 1000  # values of one parameter
+MAX_CHOICES = 1000  # values of one parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def _parameters(table: CsvTable) -> dict[str, list[FieldValue]]:
     for column in sorted(set(table.columns) - {*COLUMNS, *DERIVED}):
         values = _parse(table.texts(column))
         distinct = len(set(map(_typed, values)))
-        if distinct > MOST_CHOICES:
+        if distinct > MAX_CHOICES:
             raise BadInputError(
                 f"{table.name}: the column {quoted(column)} has {distinct:,} values, too many for a parameter; "
                 "leave it out"

@@ -26,7 +26,7 @@ from optimizer.options.run_options import RunOptions
 
 SCHEMA_VERSION = 1  # of run.json: raised with every change that an older or newer tune would misread
 MAX_INFO_BYTES = 64 << 20
-LONGEST_WHY = 200
+MAX_REASON_LENGTH = 200
 RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"  # the records of a run and of a sweep
 MODEL_HASH, HASH_DIGITS = "sha256", 12  # fact of a model whose files were hashed, and how much of it is shown
 STAMP = re.compile(r"([0-9]{8}-[0-9]{6})(?:-([0-9]{1,2}))?")  # the name of a folder that new_folder makes
@@ -106,7 +106,9 @@ class RunFolder:
 
     @property
     def study_name(self) -> str:
-        return f"{self.path.parent.name}/{self.path.name}"
+        """Return ``<model>/<run>``, the last two names of the absolute path."""
+        path = self.path.resolve()
+        return f"{path.parent.name}/{path.name}"
 
     @staticmethod
     def check(out: str) -> None:
@@ -170,7 +172,7 @@ class RunFolder:
             key = ".".join(map(str, ("options", *fault["loc"])))
             raise self.no_record(f"{key}: {fault['msg']}") from None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise self.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+            raise self.no_record(error) from None
 
     def is_own(self, options: RunOptions) -> bool:
         """Return whether tune wrote the external values of ``options`` into run.json for this user on this machine.
@@ -184,9 +186,9 @@ class RunFolder:
         try:
             recorded = [str(bound) for bound in self.read_info()["problem"]["constraints"]]
         except (KeyError, TypeError) as error:
-            raise self.no_record(f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+            raise self.no_record(error) from None
         if bounds != recorded:
-            before = one_line(", ".join(recorded) or "no bounds", LONGEST_WHY)
+            before = one_line(", ".join(recorded) or "no bounds", MAX_REASON_LENGTH)
             raise BadInputError(
                 f"{one_line(str(self.path))}: the run had {before}, but its profile now has "
                 f"{', '.join(bounds) or 'none'}; restore the profile, or run `tune` again"
@@ -225,29 +227,34 @@ class RunFolder:
         try:
             info: Mapping[str, Any] = printable(self._read_document())
         except RecursionError as error:
-            raise self.no_record(str(error)) from None
+            raise self.no_record(error) from None
         return info
 
     def _read_document(self) -> Mapping[str, Any]:
         try:
             info = json.loads(read_bytes(self.info, MAX_INFO_BYTES, "give the folder of a run"))
         except (OSError, ValueError, RecursionError) as error:
-            raise self.no_record(str(error)) from None
+            raise self.no_record(error) from None
         if not isinstance(info, dict):
             raise self.no_record("not a JSON object")
         if "schema_version" not in info:
             raise self.no_record("no 'schema_version'")
         if info["schema_version"] != SCHEMA_VERSION:
-            version = one_line(repr(info["schema_version"]), LONGEST_WHY)
+            version = one_line(repr(info["schema_version"]), MAX_REASON_LENGTH)
             raise BadInputError(
                 f"{one_line(str(self.info))}: schema_version {version}, but this version of tune reads "
                 f"{SCHEMA_VERSION}; use the version that wrote it, or begin a new run"
             )
         return info
 
-    def no_record(self, why: str) -> BadInputError:
-        """Return the error for a run.json that is damaged or belongs to another program."""
-        return BadInputError(f"{one_line(str(self.info))}: not the record of a run ({one_line(why, LONGEST_WHY)})")
+    def no_record(self, fault: str | Exception) -> BadInputError:
+        """Return the error for a run.json that is damaged or belongs to another program.
+
+        A KeyError as ``fault`` names a key that is missing.
+        """
+        why = one_line(f"no {fault}" if isinstance(fault, KeyError) else str(fault), MAX_REASON_LENGTH)
+        path = one_line(str(self.info))
+        return BadInputError(f"{path}: not the record of a run ({why}); restore the file, or begin a new run")
 
     def write_info(self, options: RunOptions, rest: Mapping[str, Any]) -> None:
         """Write run.json: ``options``, the folder that their relative paths start from, a signature, and ``rest``.
@@ -258,6 +265,24 @@ class RunFolder:
         head = {"schema_version": SCHEMA_VERSION, "options": asdict(options), "started_in": started_in}
         info = {**head, "signature": sign(external_values(options)), **rest}
         write_atomically(self.info, json.dumps(info, indent=2) + "\n")
+
+
+def read_sweep_record(folder: Path) -> dict[str, Any]:
+    """Return sweep.json in ``folder``, whose ``options`` are a mapping; other keys are not checked.
+
+    Raises BadInputError if it is not the record of a sweep.
+    """
+    path = folder / SWEEP_FILE
+    try:
+        record = json.loads(read_bytes(path, MAX_INFO_BYTES, "give the folder of a sweep"))
+        if not isinstance(record["options"], dict):
+            raise ValueError("options is not a mapping")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        why = one_line(f"no {error}" if isinstance(error, KeyError) else str(error), MAX_REASON_LENGTH)
+        raise BadInputError(
+            f"{one_line(str(path))}: not the record of a sweep ({why}); restore the file, or begin a new sweep"
+        ) from None
+    return dict(record)
 
 
 def _first_holder(folders: Iterable[Path]) -> str | None:

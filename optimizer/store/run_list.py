@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Mapping
@@ -14,14 +13,14 @@ from objectives.intervals import ConfidenceInterval
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.files import stored_bytes
 from optimizer.core.locks import LOCK_FILE
-from optimizer.core.safe_text import exists, is_file, is_folder, one_line, read_bytes
+from optimizer.core.safe_text import exists, is_file, is_folder, one_line
 from optimizer.options.values import parse_path, parse_value, quote
-from optimizer.store.run_folder import MAX_INFO_BYTES, RUN_FILE, STAMP, SWEEP_FILE, RunFolder
+from optimizer.store.run_folder import RUN_FILE, STAMP, SWEEP_FILE, RunFolder, read_sweep_record
 from optimizer.store.run_lookup import LATEST, find_run, folders_in, list_command, newest_first
 
 FLAG = "--delete"
-LONGEST_TEXT = 100
-LARGEST_THROUGHPUT = 1e15
+MAX_TEXT_LENGTH = 100
+MAX_THROUGHPUT = 1e15
 OTHER_RECORDS = ("batch.json", "verify.json")  # their folders are named by the time too, and are no runs
 
 
@@ -205,7 +204,7 @@ def _describe(path: Path) -> ListedRun:
 def _read_record(path: Path) -> tuple[Mapping[str, Any], str]:
     """Return the record of a run or sweep, or why it cannot be read."""
     try:
-        return (_read_run(RunFolder(path)) if _kind(path) == "run" else _read_sweep(path / SWEEP_FILE)), ""
+        return (_read_run(RunFolder(path)) if _kind(path) == "run" else read_sweep_record(path)), ""
     except BadInputError as error:
         return {}, str(error)
 
@@ -218,29 +217,16 @@ def _read_run(folder: RunFolder) -> Mapping[str, Any]:
     return info
 
 
-def _read_sweep(path: Path) -> Mapping[str, Any]:
-    """Return sweep.json. Raises BadInputError if it is not the record of a sweep."""
-    data = read_bytes(path, MAX_INFO_BYTES, "give the folder of a sweep")
-    try:
-        info = json.loads(data)
-        if not isinstance(info["options"], dict):
-            raise ValueError("options is not a mapping")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        why = one_line(str(error), LONGEST_TEXT)
-        raise BadInputError(f"{one_line(str(path))}: not the record of a sweep ({why})") from None
-    return dict(info)
-
-
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
 def _text(value: object) -> str:
-    return one_line(value, LONGEST_TEXT) if isinstance(value, str) else ""
+    return one_line(value, MAX_TEXT_LENGTH) if isinstance(value, str) else ""
 
 
 def _throughput(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST_THROUGHPUT:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_THROUGHPUT:
         return None  # also for NaN
     return float(value)
 

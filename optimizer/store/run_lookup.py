@@ -16,7 +16,7 @@ from optimizer.options.values import quote
 from optimizer.store.run_folder import RUN_FILE, STAMP, STAMP_FORMAT, SWEEP_FILE, WRITTEN_FORMAT, RunFolder
 
 LATEST = "latest"  # stands for the newest run
-LONGEST_NAME = 100  # of a folder in a message that names a run too
+MAX_NAME_LENGTH = 100  # of a folder in a message that names a run too
 
 
 def find_run(run: str, out: str, flag: str = "--resume") -> RunFolder:
@@ -26,18 +26,18 @@ def find_run(run: str, out: str, flag: str = "--resume") -> RunFolder:
 
     Raises BadInputError, which begins with ``flag``, if there is no such run.
     """
-    place = Path(out) / run
-    for path in (Path(run), place):
+    in_results = Path(out) / run
+    for path in (Path(run), in_results):
         if is_file(path / RUN_FILE):
             return RunFolder(path)
     if (newest := newest_run(run, out)) is not None:
         return newest
     if (sweep := _find_sweep(run, out)) is not None:
         raise _sweep_error(sweep, flag, run)
-    here, shown = one_line(out, LONGEST_NAME), list_command(out)
+    here, shown = one_line(out, MAX_NAME_LENGTH), list_command(out)
     if run == LATEST:
         raise BadInputError(f"{flag} {LATEST}: no run in {here}; give the folder of a run (`{shown}` lists runs)")
-    also = "" if place == Path(run) or Path(run).is_relative_to(out) else f" nor in {quote(str(place))}"
+    also = "" if in_results == Path(run) or Path(run).is_relative_to(out) else f" nor in {quote(str(in_results))}"
     raise BadInputError(
         f"{flag} {quote(run)}: no {RUN_FILE} there{also}, and {here} has no run of such a model; "
         f"give a run's folder, a model or {LATEST} (`{shown}` lists runs)"
@@ -74,7 +74,7 @@ def newest_first(paths: Iterable[Path]) -> list[Path]:
 def list_command(out: str) -> str:
     """Return the command that lists the runs in ``out``."""
     words = ["tune", "runs", *([] if out == DEFAULTS.out else ["--results", out])]
-    return one_line(shlex.join(words), LONGEST_NAME)
+    return one_line(shlex.join(words), MAX_NAME_LENGTH)
 
 
 def _find_sweep(run: str, out: str) -> Path | None:
@@ -87,7 +87,7 @@ def _find_sweep(run: str, out: str) -> Path | None:
 
 
 def _sweep_error(sweep: Path, flag: str, run: str) -> BadInputError:
-    """Return the error for a folder of a sweep, which the user gave as ``run`` in place of a run."""
+    """Return the error for a folder of a sweep, which the user gave as ``run`` in in_results of a run."""
     path = one_line(str(sweep))
     where = "" if Path(run) == sweep else f" ({path})"
     tables = [shlex.quote(one_line(str(table))) for table in sorted(sweep.glob("trials*.csv"))]

@@ -130,18 +130,24 @@ FAILED: Final = "failed"  # the status of a deployment or a measurement that fai
 BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
 # A value beyond these is not a measurement; a simulation of it would exceed the memory or 64 bits of nanoseconds.
-MOST_INSTANCES = 1024
-MOST_MS = 1e7
-MOST = 1e15
+MAX_INSTANCES = 1024
+MAX_MS = 1e7
+MAX_VALUE = 1e15
 
-LOAD = ("request_batch_size", "concurrency", "request_rate")
-MEASUREMENT = tuple(f.name for f in fields(Measurement) if f.name not in ("reason", "forecast"))
-FORECAST = {f"forecast_{f.name}": f.name for f in fields(Forecast)}  # column: attribute
+LOAD_COLUMNS = ("request_batch_size", "concurrency", "request_rate")
+MEASUREMENT_COLUMNS = tuple(f.name for f in fields(Measurement) if f.name not in ("reason", "forecast"))
+FORECAST_COLUMNS = {f"forecast_{f.name}": f.name for f in fields(Forecast)}  # column: attribute
 ON_FRESH_SERVER = ("confirmation", "confirmation_error", "load_generator")
-OUTCOME = (*ON_FRESH_SERVER, "deploy_seconds", "status", "reason", "lacks_gpu_memory", "fingerprint", "cpu_count")
-COLUMNS = ("model", "trial", *SETTING_COLUMNS, *LOAD, *MEASUREMENT, *FORECAST, *OUTCOME)  # all others are parameters
+OUTCOME_COLUMNS = (
+    *(*ON_FRESH_SERVER, "deploy_seconds", "status", "reason"),
+    *("lacks_gpu_memory", "fingerprint", "cpu_count"),
+)
+TRIAL_COLUMNS = ("model", "trial", *SETTING_COLUMNS)
+RESULT_COLUMNS = (*LOAD_COLUMNS, *MEASUREMENT_COLUMNS, *FORECAST_COLUMNS, *OUTCOME_COLUMNS)
+COLUMNS = (*TRIAL_COLUMNS, *RESULT_COLUMNS)  # all others are parameters, which a run writes between these two
 ENERGY = "energy_joules_per_1000_infer"
-DERIVED = ("confirmed", "measurements", "priorities", ENERGY)  # of pareto.csv and of a sweep: no parameters either
+# Columns of pareto.csv and of the CSV of a sweep, which are no parameters either.
+DERIVED = ("confirmed", "measurements", "priorities", ENERGY)
 DESCRIPTIONS: Final = {  # of the columns that are no attribute of Candidate, LoadPoint or Measurement
     "model": "Name of the model.",
     "trial": "Number of the trial, from 0. A trial is one configuration with its measurements.",
@@ -156,11 +162,11 @@ DESCRIPTIONS: Final = {  # of the columns that are no attribute of Candidate, Lo
 }
 
 _COUNTS = ("requests", "rejected_requests", "timed_out_requests", "failed_requests")
-WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {  # column: smallest and largest allowed value
+INTEGER_RANGES: Mapping[str, tuple[int, int]] = {  # column: smallest and largest allowed value
     "trial": (0, LARGEST_INT32),
     "max_batch_size": (0, LARGEST_INT32),
     "max_queue_delay_us": (0, LARGEST_INT32),
-    "instance_count": (1, MOST_INSTANCES),
+    "instance_count": (1, MAX_INSTANCES),
     "concurrency": (1, MAX_CONCURRENCY),
     **dict.fromkeys(_COUNTS, (0, LARGEST_INT32)),
     "confirmation": (1, LARGEST_INT32),
@@ -168,17 +174,23 @@ WHOLE_NUMBERS: Mapping[str, tuple[int, int]] = {  # column: smallest and largest
 }
 _SHARES = ("gpu_utilization", "other_cpu_share", "kv_cache_utilization", "late_request_share", "output_deviation")
 _OVER, _SKETCHES = ([timing.over_field for timing in TIMINGS], [timing.sketch_field for timing in TIMINGS])
-TEXTS = ("batch_stats", "by_priority", *_OVER, *_SKETCHES, "response_times_ms", "gpu_throttling", "node")
+TEXT_COLUMNS = ("batch_stats", "by_priority", *_OVER, *_SKETCHES, "response_times_ms", "gpu_throttling", "node")
 _FLAGS = ("overloaded", "server_crashed")  # false if they are empty
-_FIGURES = tuple(name for name in MEASUREMENT if name not in (*WHOLE_NUMBERS, *TEXTS, "stable", *_FLAGS))
-NUMBERS: Mapping[str, tuple[float, float]] = {
+_FLOAT_COLUMNS = tuple(
+    name for name in MEASUREMENT_COLUMNS if name not in (*INTEGER_RANGES, *TEXT_COLUMNS, "stable", *_FLAGS)
+)
+NUMBER_RANGES: Mapping[str, tuple[float, float]] = {
     "request_batch_size": (1, LARGEST_INT32),  # the mean of a mix may be a fraction
-    "request_rate": (1e-6, MOST),
-    "deploy_seconds": (0, MOST),
-    **{name: (0, MOST_MS) if name.endswith("_ms") else (0, MOST) for name in _FIGURES},
-    **{column: (0, MOST_MS if "_ms" in name else MOST) for column, name in FORECAST.items() if name != "latency"},
+    "request_rate": (1e-6, MAX_VALUE),
+    "deploy_seconds": (0, MAX_VALUE),
+    **{name: (0, MAX_MS) if name.endswith("_ms") else (0, MAX_VALUE) for name in _FLOAT_COLUMNS},
+    **{
+        column: (0, MAX_MS if "_ms" in name else MAX_VALUE)
+        for column, name in FORECAST_COLUMNS.items()
+        if name != "latency"
+    },
     **dict.fromkeys(_SHARES, (0, 1)),
-    "score": (-MOST, MOST),
+    "score": (-MAX_VALUE, MAX_VALUE),
     "confirmation_error": (0, 1),
 }
 
@@ -186,8 +198,8 @@ Value = TypeVar("Value")
 
 
 def forecast_cells(measurement: Measurement) -> dict[str, float | str | None]:
-    """Return the values of the columns in FORECAST."""
-    return {column: getattr(measurement.forecast, name, None) for column, name in FORECAST.items()}
+    """Return the values of the columns in FORECAST_COLUMNS."""
+    return {column: getattr(measurement.forecast, name, None) for column, name in FORECAST_COLUMNS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +235,8 @@ def read_rows(table: CsvTable) -> list[TrialRow]:
 
     Raises BadInputError with the file, line, column, value and allowed range for the first value that is wrong.
     """
-    wholes = {name: _whole_numbers(table, name) for name in WHOLE_NUMBERS}
-    numbers = {name: _numbers(table, name) for name in NUMBERS}
+    wholes = {name: _whole_numbers(table, name) for name in INTEGER_RANGES}
+    numbers = {name: _numbers(table, name) for name in NUMBER_RANGES}
     is_failed = _each(table, "status", _is_failed)
     measurements = _measurements(table, wholes, numbers, is_failed)
     load_generators = _each(table, "load_generator", _load_generator)
@@ -292,7 +304,7 @@ def _measurements(
         for value, failed in zip(_each(table, "stable", _boolean), is_failed, strict=True)
     ]
     columns: dict[str, Sequence[Any]] = {
-        **{name: numbers[name] for name in _FIGURES if name in table.columns},
+        **{name: numbers[name] for name in _FLOAT_COLUMNS if name in table.columns},
         **{name: wholes[name] for name in _COUNTS},
         "stable": stable,
         **{name: [value or False for value in _each(table, name, _boolean)] for name in _FLAGS},
@@ -316,12 +328,13 @@ def _forecasts(table: CsvTable, numbers: Mapping[str, Sequence[float | None]]) -
     forecasts: list[Forecast | None] = []
     for i, latency in enumerate(latencies):
         row = {
-            column: latency or None if name == "latency" else numbers[column][i] for column, name in FORECAST.items()
+            column: latency or None if name == "latency" else numbers[column][i]
+            for column, name in FORECAST_COLUMNS.items()
         }
         empty = [column for column, value in row.items() if value is None]
         if empty and len(empty) < len(row):
             raise table.error(i, f"{empty[0]}: is empty, and other columns of the forecast are not")
-        values: dict[str, Any] = {FORECAST[column]: value for column, value in row.items()}
+        values: dict[str, Any] = {FORECAST_COLUMNS[column]: value for column, value in row.items()}
         for name in () if empty else ("throughput_infer_per_sec", "latency_ms"):
             if not values[f"{name}_low"] <= values[name] <= values[f"{name}_high"]:
                 raise table.error(i, f"forecast_{name}: {values[name]:g} is outside of its own interval")
@@ -350,13 +363,13 @@ def _checked(table: CsvTable, column: str, check: Callable[[str], object]) -> Se
 
 
 def _numbers(table: CsvTable, column: str) -> list[float | None]:
-    least, most = NUMBERS[column]
+    least, most = NUMBER_RANGES[column]
     rule = f"not a number from {least:.10g} to {most:.10g}"
     return _each(table, column, lambda text: _number(text, least, most, rule))
 
 
 def _whole_numbers(table: CsvTable, column: str) -> list[int | None]:
-    least, most = WHOLE_NUMBERS[column]
+    least, most = INTEGER_RANGES[column]
     rule = f"not a whole number from {least} to {most}"
 
     def parse(text: str) -> int | None:
@@ -418,10 +431,10 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _check_batch_stats(text: str) -> None:
     for size, executions, compute_ns in batch_stats.from_text(text):
-        if compute_ns > 1e6 * MOST_MS * executions:
-            raise ValueError(f"more than {MOST_MS:g} ms for a batch of {size} samples")
+        if compute_ns > 1e6 * MAX_MS * executions:
+            raise ValueError(f"more than {MAX_MS:g} ms for a batch of {size} samples")
 
 
 def _check_requests_over(text: str) -> None:
-    if any(float(bound) > MOST_MS for bound in latency_sketch.parse_counts(text)):
-        raise ValueError(f"a bound above {MOST_MS:g} ms")
+    if any(float(bound) > MAX_MS for bound in latency_sketch.parse_counts(text)):
+        raise ValueError(f"a bound above {MAX_MS:g} ms")

@@ -21,16 +21,16 @@ from objectives.metrics import Measurement
 from optimizer.core.errors import BadInputError, DeploymentError
 from optimizer.core.files import write_error
 from optimizer.core.safe_text import one_line, read_bytes
-from optimizer.core.trial import SETTING_COLUMNS, Candidate, Crash, FieldValue, FreshServer, LoadPoint, Trial
+from optimizer.core.trial import Candidate, Crash, FieldValue, FreshServer, LoadPoint, Trial
 from optimizer.machine.hardware import ID_LENGTH
 from optimizer.store.trials_reader import (
     COLUMNS,
     FAILED,
-    FORECAST,
-    LOAD,
+    LOAD_COLUMNS,
     MAX_BYTES,
-    MEASUREMENT,
-    OUTCOME,
+    MEASUREMENT_COLUMNS,
+    RESULT_COLUMNS,
+    TRIAL_COLUMNS,
     CsvTable,
     TrialRow,
     common_value,
@@ -39,10 +39,10 @@ from optimizer.store.trials_reader import (
     read_rows,
 )
 
-LONGEST_LIST = 300  # characters of the columns in a message
+MAX_LIST_LENGTH = 300  # characters of the columns in a message
 # A run's table has these; a measurement whose column is missing is unknown.
 _REQUIRED = (
-    *("model", "trial", *SETTING_COLUMNS, *LOAD, "throughput_infer_per_sec", "latency_p95_ms", "stable"),
+    *(*TRIAL_COLUMNS, *LOAD_COLUMNS, "throughput_infer_per_sec", "latency_p95_ms", "stable"),
     *("deploy_seconds", "status", "reason"),
 )
 
@@ -70,7 +70,7 @@ class TrialsTable:
         self._fingerprint = fingerprint
         self._cpu_count = cpu_count
         self._choices = choices
-        self.columns = ("model", "trial", *SETTING_COLUMNS, *choices, *LOAD, *MEASUREMENT, *FORECAST, *OUTCOME)
+        self.columns = (*TRIAL_COLUMNS, *choices, *RESULT_COLUMNS)
 
     def append(
         self, trial: Trial, load: LoadPoint, measurement: Measurement, fresh: FreshServer | None = None
@@ -119,8 +119,8 @@ class TrialsTable:
                 which = [*(f"no {name}" for name in missing), *(f"unknown {name}" for name in unknown)]
                 raise BadInputError(
                     f"{table.name}: its columns are not those of this run's parameters "
-                    f"({one_line(', '.join(which), LONGEST_LIST)}): continue it with the version of tune that began "
-                    "it, or begin a new run (`tune --warm-start` learns from this one)"
+                    f"({one_line(', '.join(which), MAX_LIST_LENGTH)}): continue it with the version of tune that "
+                    "began it, or begin a new run (`tune --warm-start` learns from this one)"
                 )
             self.columns = header
         for i, fingerprint in enumerate(table.texts("fingerprint")):
@@ -204,7 +204,7 @@ def _trials(table: CsvTable, rows: Sequence[TrialRow], choices: Mapping[str, Seq
     trials: dict[int, Trial] = {}
     for i, row in enumerate(rows):
         if row.trial is None:
-            raise table.error(i, "trial: is empty")
+            raise table.error(i, "trial: is empty; number the trials from 0")
         trial = trials.get(row.trial)
         if trial is None:
             settings = tuple((path, values[path].get(text, text)) for path in values if (text := texts[path][i]))
@@ -244,7 +244,7 @@ def _measurement_cells(load: LoadPoint, measurement: Measurement) -> dict[str, o
     """Return the cells of a measurement and its load, by column."""
     return {
         **load.cells(),
-        **{name: getattr(measurement, name) for name in MEASUREMENT},
+        **{name: getattr(measurement, name) for name in MEASUREMENT_COLUMNS},
         **forecast_cells(measurement),
     }
 

@@ -139,8 +139,8 @@ def make_load_generators(
         if task.sequence_length is not None:
             checker = replace(checker, sequence_length=task.sequence_length.fixed)
         if task.problem.space.most_server_processes > 1:
-            of_processes = ServerProcessesLoadGenerator(partial(_for_process, checker))
-            return LoadGenerators(generator, generator, cross_checking=of_processes)
+            checkers = ServerProcessesLoadGenerator(partial(_for_process, checker))
+            return LoadGenerators(generator, generator, cross_checking=checkers)
         return LoadGenerators(generator, generator, cross_checking=checker)
     perf_analyzer = _make_perf_analyzer(options, folder, say, own)
     search = IndexHintLoadGenerator(

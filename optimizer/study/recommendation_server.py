@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FOLDER = "serve"  # of the logs, in the folder of the run
 CHECK_SECONDS = 1.0  # between two checks of the servers
 UNLOAD_CHECK_SECONDS = 0.05  # between two checks whether a model has answered its last request
-SHORTEST_CALL_SECONDS = 0.1  # the limit of a call when the time for requests in flight has ended
+MIN_CALL_SECONDS = 0.1  # the limit of a call when the time for requests in flight has ended
 RESPONSE_SECONDS = 0.3  # the server may still send the last responses for so long
 SILENT_SECONDS = 30.0  # a server that responds to no check for so long hangs
 
@@ -139,7 +139,7 @@ def complete_requests(server: RecommendedServer, limit_seconds: float) -> bool:
 
     def remaining() -> float:
         """Return the limit of a call: a server that hangs does not prolong the end."""
-        return max(deadline - time.monotonic(), SHORTEST_CALL_SECONDS)
+        return max(deadline - time.monotonic(), MIN_CALL_SECONDS)
 
     servers, first = server.endpoint.servers, server.models[0]
     before = [_processes(own.server_pid, with_models=False) for own in servers]

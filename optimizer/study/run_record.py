@@ -120,7 +120,7 @@ KEYS: Final = {  # of run.json, except those of the options and of the classes t
     "result": "Document of `--json`; empty without a result:",
     "result.status": "`status` of the run.",
     "result.next_command": "Command that continues the test of an UNDECIDED run, or makes a separate one; null for "
-    "another verdict.",
+    "another verdict, and if only a new run helps.",
     "result.sla": "Bounds, such as `p95 <= 20 ms`.",
     "result.model": "Name of the model, and facts about it.",
     "result.hardware": "Hardware in words.",
@@ -228,7 +228,7 @@ class RunRecord:
         try:
             return read_plan_document(self.planned) if self.planned else None
         except ValueError as error:
-            raise self.folder.no_record(str(error)) from None
+            raise self.folder.no_record(error) from None
 
     @property
     def is_test_complete(self) -> bool:
@@ -274,7 +274,7 @@ class RunRecord:
         ``document`` is what ``write`` returned.
         """
         with interrupts.deferred():
-            from optimizer.results.report.write import write_page  # takes a second
+            from optimizer.results.report.writer import write_page  # takes a second
 
             compared = self.task.baseline, self.task.dynamic_batching
             info = self.folder.read_info()

@@ -55,23 +55,23 @@ class RunRequest:
 def read_run_request(
     model: str | None,
     values: Mapping[str, object],
-    resuming: str = "--resume",
+    flag: str = "--resume",
     is_known: Callable[[Option], bool] = lambda option: True,
 ) -> RunRequest:
     """Return the run that ``values``, by option name, ask for. Raises BadInputError naming option and value.
 
-    ``resuming`` is the option or command with which the user named the run to continue. Options that are not
-    ``is_known`` are refused.
+    ``flag`` is the option or command with which the user named the run to continue; messages begin with it. Options
+    that are not ``is_known`` are refused.
     """
     parsed = parse_values(values, is_known)
-    return replace(_read_request(model, values, parsed, resuming), parsed=parsed)
+    return replace(_read_request(model, values, parsed, flag), parsed=parsed)
 
 
 def _read_request(
-    model: str | None, values: Mapping[str, object], parsed: Mapping[str, Any], resuming: str
+    model: str | None, values: Mapping[str, object], parsed: Mapping[str, Any], flag: str
 ) -> RunRequest:
     if "resume" in parsed:
-        return _resumed(model, parsed["resume"], parsed.get("out", DEFAULTS.out), values, resuming)
+        return _resumed(model, parsed["resume"], parsed.get("out", DEFAULTS.out), values, flag)
     if "from-model-analyzer" not in parsed:
         if model is None:
             raise _missing_model(parsed.get("model-repository"))
@@ -137,8 +137,8 @@ def _if_usable(cpus: str | None) -> str | None:
         return cpus
 
 
-def _resumed(model: str | None, resume: str, out: str, values: Mapping[str, object], resuming: str) -> RunRequest:
-    about = f"{resuming} {one_line(resume)}"
+def _resumed(model: str | None, resume: str, out: str, values: Mapping[str, object], flag: str) -> RunRequest:
+    about = f"{flag} {one_line(resume)}"
     folder = find_run(resume, out)
     folder.refuse_links()
     stored = read_stored_options(folder)

@@ -20,7 +20,10 @@ from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_corr
 
 
 class OtherWorkers:
-    """The other workers of a shared study, each of which numbers its own trials. This class: there are none."""
+    """The other workers of a shared study, each of which numbers its own trials.
+
+    This base class stands for a study without other workers.
+    """
 
     def claim(self, candidate: Candidate) -> bool:
         """Claim ``candidate``, whose load search starts at FIRST_CONCURRENCY. False if another worker has it."""

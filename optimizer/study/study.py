@@ -96,7 +96,14 @@ class StudySetup:
     mode: RunMode
     confirm_seconds: float | None = None
 
-    def budget(self) -> Budget:
+    @property
+    def remaining_seconds(self) -> float:
+        """Return the time that this session has."""
+        if self.confirm_seconds is not None:
+            return self.confirm_seconds
+        return max(self.record.environment.options.budget_seconds - self.spent_seconds, 0.0)
+
+    def start_budget(self) -> Budget:
         """Return the budget, whose time begins now."""
         options = self.record.environment.options
         seconds, spent = options.budget_seconds, self.spent_seconds
@@ -141,7 +148,7 @@ def run_study(setup: StudySetup, make_executor: Callable[[ProgressObserver], Tri
     if environment.options.search == "simulated":  # workers and servers start meanwhile
         with stopwatch.count("set_up"):
             compile_model(task.problem, environment.say)
-    budget = setup.budget()
+    budget = setup.start_budget()
     with (
         setup.open_observer(task.problem, budget, environment.hardware) as observer,
         contextlib.ExitStack() as searching,

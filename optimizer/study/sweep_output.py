@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -16,19 +15,16 @@ from objectives.metrics import ITL, METRICS, TTFT, Measurement
 from optimizer.core import files
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import DisturbedCells, Note, UnstableCells, present
-from optimizer.core.safe_text import one_line, read_bytes
+from optimizer.core.safe_text import one_line
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole
 from optimizer.machine.conditions import lost_cpu_time
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.results import configuration_text, formatting, result_document
 from optimizer.results.outcome_values import STAGES
 from optimizer.results.terminal_output import plain_table, print_line, print_table
-from optimizer.store.run_folder import SWEEP_FILE, RunFolder, describe_model_change
+from optimizer.store.run_folder import SWEEP_FILE, RunFolder, describe_model_change, read_sweep_record
 from optimizer.store.trials_reader import FAILED
 from optimizer.study.sweep_plan import GivenOptions, SweepCell, SweepPlan
-
-FILE = SWEEP_FILE
-MAX_BYTES = 64 << 20
 
 
 def entry(cell: SweepCell) -> dict[str, Any]:
@@ -75,23 +71,25 @@ def notes(cells: Sequence[SweepCell]) -> tuple[Note, ...]:
 
 def write(folder: RunFolder, document: Mapping[str, object]) -> None:
     """Write ``document`` to sweep.json. Raises EnvironmentFault if the disk refuses it."""
-    files.write_json(folder.path / FILE, document)
+    files.write_json(folder.path / SWEEP_FILE, document)
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    """Return the document of the sweep in a folder. Its ``options`` are GivenOptions, other keys are not checked.
+def read_document(folder: Path) -> dict[str, Any]:
+    """Return sweep.json in ``folder``. Its ``options`` are GivenOptions, other keys are not checked.
 
-    Raises BadInputError if it is not the folder of a sweep.
+    Raises BadInputError if it is not the record of a sweep.
     """
     from pydantic import TypeAdapter  # imported late, so that a wrong flag is reported at once
 
-    data = read_bytes(path / FILE, MAX_BYTES, "give the folder of a sweep")
+    record = read_sweep_record(folder)
     try:
-        document = json.loads(data)
-        TypeAdapter(GivenOptions).validate_python(document["options"], strict=True)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise BadInputError(f"{one_line(str(path / FILE))}: not the record of a sweep") from None
-    return dict(document)
+        TypeAdapter(GivenOptions).validate_python(record["options"], strict=True)
+    except ValueError:
+        raise BadInputError(
+            f"{one_line(str(folder / SWEEP_FILE))}: not the record of a sweep (wrong options); restore the file, or "
+            "begin a new sweep"
+        ) from None
+    return record
 
 
 def refuse_other_model(folder: RunFolder, earlier: Mapping[str, Any], facts: Mapping[str, object]) -> None:

@@ -321,8 +321,8 @@ def request_priorities(
 
     Raises BadInputError if the model lacks a priority, or if a trace has its own.
     """
-    of_profile = named.profile.request.priorities if named.profile else None
-    text = options.priorities or of_profile
+    profile_value = named.profile.request.priorities if named.profile else None
+    text = options.priorities or profile_value
     if text is None:
         return None
     priorities = parse_priorities(text)
@@ -341,8 +341,8 @@ def sequence_lengths(named: NamedModel, options: RunOptions) -> SizeDistribution
 
     Raises BadInputError if a model that is not stateful is given one.
     """
-    of_profile = named.profile.request.sequence_length if named.profile else None
-    length = options.sequence_length or of_profile
+    profile_value = named.profile.request.sequence_length if named.profile else None
+    length = options.sequence_length or profile_value
     if named.source.is_stateful:
         return parse_size_distribution(str(length or DEFAULT_SEQUENCE_LENGTH))
     if length is not None:

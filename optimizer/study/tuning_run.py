@@ -264,9 +264,8 @@ class _Session:
     def _announce(self, setup: StudySetup) -> None:
         """Say what begins and how long it takes."""
         action = action_of(self.mode, setup.spent_seconds)
-        budget = setup.budget()
-        seconds, options = max(budget.seconds - budget.spent_seconds, 0.0), self.environment.options
-        self.environment.say(start_line(action, setup.task.problem, options, seconds, setup.record.folder.path))
+        problem, options, folder = setup.task.problem, self.environment.options, setup.record.folder
+        self.environment.say(start_line(action, problem, options, setup.remaining_seconds, folder.path))
 
     def _record_failure(self, setup: StudySetup, error: BaseException) -> None:
         """Write the results before ``error``, and add the command that continues the run to it."""

@@ -13,7 +13,7 @@ from optimizer.core.signature import sign
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint, Trial
 from optimizer.options.option_reader import external_values
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import SWEEP_FILE, RunFolder
 from optimizer.study import sweep_output
 from optimizer.study.environment import Environment
 from optimizer.study.sweep_plan import SweepPlan, sweep_cells
@@ -64,7 +64,7 @@ def finished(playground: Playground, monkeypatch: pytest.MonkeyPatch) -> RunFold
 
 
 def record(folder: RunFolder) -> dict[str, Any]:
-    document = json.loads((folder.path / sweep_output.FILE).read_text())
+    document = json.loads((folder.path / SWEEP_FILE).read_text())
     assert isinstance(document, dict)
     return document
 
@@ -74,9 +74,9 @@ def throughputs(document: dict[str, Any]) -> list[float | None]:
 
 
 def assert_refused(tune: Tune, folder: RunFolder, *words: str) -> None:
-    before = (folder.path / sweep_output.FILE).read_bytes()
+    before = (folder.path / SWEEP_FILE).read_bytes()
     assert_says(tune("sweep", "--resume", folder.path), words)
-    assert (folder.path / sweep_output.FILE).read_bytes() == before
+    assert (folder.path / SWEEP_FILE).read_bytes() == before
     assert throughputs(record(folder)) == [100.0, 400.0]
 
 

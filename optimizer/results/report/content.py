@@ -25,7 +25,7 @@ from optimizer.results.shared_memory_effect import effect_of_trial
 from optimizer.results.summary import NextStep
 
 CONFIG = "config.pbtxt"
-MOST_MODELS = 64  # models of an ensemble whose files are read
+MAX_MODELS = 64  # models of an ensemble whose files are read
 
 
 def recommended_configs(run: FinishedRun) -> dict[str, str]:
@@ -57,7 +57,7 @@ def stored_configs(run: FinishedRun, folder: Path) -> dict[str, str]:
     """Return config.pbtxt of ``folder``, or of each of its models. Links out of the run folder are not followed."""
     names = [CONFIG]
     if is_folder(folder):
-        names += [f"{model.name}/{CONFIG}" for model in sorted(folder.iterdir())[:MOST_MODELS] if _is_model(model)]
+        names += [f"{model.name}/{CONFIG}" for model in sorted(folder.iterdir())[:MAX_MODELS] if _is_model(model)]
     texts: Mapping[str, str | None] = {name: _text(run.folder.path, f"{folder.name}/{name}") for name in names}
     return {name: text for name, text in texts.items() if text is not None}
 
@@ -77,7 +77,7 @@ def _text(run: Path, name: str) -> str | None:
     return "".join(f"{one_line(line)}\n" for line in content.decode(errors="replace").split("\n")).removesuffix("\n")
 
 
-LONGEST_FACT, LONGEST_COMMAND = 300, 10_000
+MAX_FACT_LENGTH, MAX_COMMAND_LENGTH = 300, 10_000
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def report_section(run: FinishedRun) -> ReportSection:
     chosen_load = "highest load that met the SLA" if problem.sla else "best load"
     lines = outcome_values.point_lines(outcome, shown, problem) if shown else []
     return ReportSection(
-        name=tables.name(run),
+        name=run.name,
         answer=summary.answer(outcome, problem),
         cause=summary.cause(outcome),
         headline=summary.headline(outcome, problem),
@@ -189,7 +189,7 @@ def _next_step(run: FinishedRun, outcome: Outcome) -> NextStep | None:
     """Return what to do next; None if other workers continue the study of the run."""
     if run.status in ("found", "none"):
         can_serve = run.options.target in ON_THIS_MACHINE
-        longer = one_line(command_with_larger_budget(run.options), LONGEST_COMMAND)
+        longer = one_line(command_with_larger_budget(run.options), MAX_COMMAND_LENGTH)
         return summary.next_step(
             outcome, run.folder.path, _command(run), longer, is_complete=run.is_test_complete, can_serve=can_serve
         )
@@ -198,7 +198,7 @@ def _next_step(run: FinishedRun, outcome: Outcome) -> NextStep | None:
 
 
 def _command(run: FinishedRun) -> str:
-    return one_line(str(run.info.get("command", "")), LONGEST_COMMAND)
+    return one_line(str(run.info.get("command", "")), MAX_COMMAND_LENGTH)
 
 
 def _confidence(run: FinishedRun) -> list[tuple[str, str]]:
@@ -206,13 +206,15 @@ def _confidence(run: FinishedRun) -> list[tuple[str, str]]:
     windows = [window.measurement for trial in run.trials for window in trial.confirmations if not window.is_lost]
     measured = [*searched, *windows]
     unstable = sum(not (m.stable or m.overloaded) for m in searched)
-    of_search = f"of {formatting.count(len(searched), 'measurement')} of the search"
-    lines = [("unstable", f"{unstable:,} {of_search}, because their windows disagreed")]
+    search_total = f"{formatting.count(len(searched), 'measurement')} of the search"
+    lines = [("unstable", f"{unstable:,} of {search_total}, because their windows disagreed")]
     if overloaded := sum(bool(m.overloaded) for m in searched):
-        lines.append(("overloaded", f"{overloaded:,} {of_search}, because the server fell behind the rate"))
+        lines.append(("overloaded", f"{overloaded:,} of {search_total}, because the server fell behind the rate"))
     if windows:
-        disturbed, of_windows = sum(not m.stable for m in windows), formatting.count(len(windows), "window")
-        lines.append(("disturbed", f"{disturbed:,} of {of_windows} on fresh servers, by other processes or machines"))
+        disturbed, window_total = sum(not m.stable for m in windows), formatting.count(len(windows), "window")
+        lines.append(
+            ("disturbed", f"{disturbed:,} of {window_total} on fresh servers, by other processes or machines")
+        )
     shares = [m.other_cpu_share for m in measured if m.other_cpu_share is not None]
     if shares:
         lines.append(("other processes", f"used up to {100 * max(shares):.1f} % of the CPUs during a measurement"))
@@ -225,7 +227,7 @@ def _environment(run: FinishedRun) -> list[tuple[str, str]]:
     info = run.info
     hardware, times, problem = (_mapping(info.get(name)) for name in ("hardware", "times", "problem"))
     lines = [
-        ("run", f"{tables.name(run)}, {run.status}"),
+        ("run", f"{run.name}, {run.status}"),
         ("written", _fact(info.get("written", formatting.UNKNOWN))),
     ]
     lines.append(("hardware", ", ".join([*map(_fact, _list(hardware.get("gpus"))), _fact(hardware.get("cpu", ""))])))
@@ -260,4 +262,4 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 def _fact(value: object) -> str:
-    return one_line(str(value), LONGEST_FACT)
+    return one_line(str(value), MAX_FACT_LENGTH)

@@ -77,7 +77,7 @@ class Drawing:
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
+def report_style() -> Iterator[None]:
     """Set matplotlib to the style of the report, without warnings and without formulas in text."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib as mpl
@@ -126,7 +126,7 @@ def _figure_class() -> type[Figure]:
 def svg(drawn: Drawing) -> str:
     """Return a plot as an SVG file, in light colours on white."""
     text = io.StringIO()
-    with drawing():
+    with report_style():
         drawn.figure.savefig(text, format="svg", metadata=NO_METADATA, facecolor=LIGHT["page"])
     return text.getvalue()
 
@@ -134,7 +134,7 @@ def svg(drawn: Drawing) -> str:
 def png(drawn: Drawing) -> bytes:
     """Return a plot as a PNG file."""
     data = io.BytesIO()
-    with drawing():
+    with report_style():
         drawn.figure.savefig(data, format="png", dpi=PNG_DPI, facecolor=LIGHT["page"])
     return data.getvalue()
 
@@ -145,7 +145,7 @@ def inline(drawn: Drawing, prefix: str, kind: str) -> str:
     ``kind``, which is ``wide`` or ``narrow``, is in the ids and is a class of the plot.
     """
     text = io.BytesIO()
-    with drawing():
+    with report_style():
         drawn.figure.savefig(text, format="svg", metadata=NO_METADATA)
     root = ElementTree.fromstring(text.getvalue())
     mark = f"{prefix}-{drawn.name}" + ("-narrow" if kind == "narrow" else "")
@@ -201,7 +201,7 @@ def _describe(root: ElementTree.Element, drawn: Drawing, mark: str, kind: str) -
 LOG_FROM_RATIO = 30.0  # ratio of the latencies above which their axis is logarithmic
 FINE_TICKS_RATIO = 2000.0  # ratio up to which there is room for ticks at 1, 2 and 5 of each decade
 FAR = 3.0  # a bound this many times beyond all points is not drawn, because it would squeeze them
-MOST_DOTS = 3000  # per group; more would overlap
+MAX_DOTS = 3000  # per group; more would overlap
 CELL = 1.5  # initial size, in units of the SVG, of a cell in which one dot is kept
 MARGIN, LEGEND_ROW, LABELS = 0.1, 0.27, 0.62  # inches
 LABEL_DISTANCE = 21 / 72  # inches from an x axis to its label, below the texts of the ticks
@@ -266,7 +266,7 @@ def placed(axes: Axes, dots: Sequence[Placed]) -> list[Placed]:
     positions = axes.transData.transform(np.array([(x, y) for _, x, y in dots])) * 72 / axes.figure.dpi
     while True:
         _, first = np.unique(np.floor(positions / cell), axis=0, return_index=True)
-        if len(first) <= MOST_DOTS:
+        if len(first) <= MAX_DOTS:
             return [kept[place] for place in sorted(first.tolist())]
         cell *= 1.25
 
@@ -337,10 +337,10 @@ def place_labels(figure: Figure) -> None:
 NARROW_WIDTH = 5.4  # inches; text is then about as large as that of the page on a telephone
 LEFT, RIGHT, RIGHT_AXIS = 0.95, 0.2, 0.95  # margins in inches, the last one for a second axis
 PANEL, SMALL_PANEL, GAP, SMALL_GAP = 2.3, 1.5, 0.9, 0.62  # heights of panels and of the space between them
-MOST_LARGE = 3  # more panels are small
-LONGEST_LABEL = 26  # characters of a legend of two columns
-TITLE_SIZE, SMALLEST_SIZE = 9.5, 6.5  # points
-MOST_LETTERS = 40  # that fit below a panel at full size, with the space between the texts
+MAX_LARGE = 3  # more panels are small
+MAX_LABEL_LENGTH = 26  # characters of a legend of two columns
+TITLE_SIZE, MIN_SIZE = 9.5, 6.5  # points
+MAX_LETTERS = 40  # that fit below a panel at full size, with the space between the texts
 
 
 def make_narrow(figure: Figure) -> None:
@@ -363,7 +363,7 @@ def make_narrow(figure: Figure) -> None:
             left=left / NARROW_WIDTH, right=1 - RIGHT / NARROW_WIDTH, top=1 - top / height, bottom=bottom / height
         )
         return
-    panel, gap = (PANEL, GAP) if len(panels) <= MOST_LARGE else (SMALL_PANEL, SMALL_GAP)
+    panel, gap = (PANEL, GAP) if len(panels) <= MAX_LARGE else (SMALL_PANEL, SMALL_GAP)
     height = top + len(panels) * panel + (len(panels) - 1) * gap + LABELS
     figure.set_size_inches(NARROW_WIDTH, height)
     has_second_axis = any(len(group) > 1 for group in panels)
@@ -392,9 +392,9 @@ def _shrink_labels(axes: Axes) -> None:
     """Write the texts below a panel smaller if they would overlap."""
     texts = axes.get_xticklabels()
     longest = max((len(line) for text in texts for line in text.get_text().split("\n")), default=0)
-    if (needed := longest * len(texts)) > MOST_LETTERS:
+    if (needed := longest * len(texts)) > MAX_LETTERS:
         for text in texts:
-            text.set_fontsize(max(float(text.get_fontsize()) * MOST_LETTERS / needed, SMALLEST_SIZE))
+            text.set_fontsize(max(float(text.get_fontsize()) * MAX_LETTERS / needed, MIN_SIZE))
 
 
 def _panels(figure: Figure) -> list[list[Axes]]:
@@ -415,6 +415,6 @@ def _rearrange_legend(figure: Figure) -> int:
     handles: list[Any] = list(legend.legend_handles)
     labels = [text.get_text() for text in legend.get_texts()]
     legend.remove()
-    columns = 2 if max(map(len, labels), default=0) <= LONGEST_LABEL else 1
+    columns = 2 if max(map(len, labels), default=0) <= MAX_LABEL_LENGTH else 1
     figure.legend(handles, labels, ncols=columns, **LEGEND_LOOK)
     return math.ceil(len(labels) / columns)

@@ -15,11 +15,11 @@ from optimizer.results.finished_run import FinishedRun
 
 Array = npt.NDArray[np.float64]
 
-FEWEST_TRIALS = 8  # with fewer, an importance is mostly chance
+MIN_TRIALS = 8  # with fewer, an importance is mostly chance
 ENOUGH_TRIALS = 1000  # more do not change the importance, but take seconds
 TOP_TRIALS, TOP_SHARE = 5, 0.1  # best trials whose parameter values are compared with those of all
 LOADS, BETWEEN = 12, 400  # loads at which a neighbour is simulated, and to which the result is interpolated
-MOST_TRIALS = 8  # best trials used for forecasts of their neighbours
+MAX_TRIALS = 8  # best trials used for forecasts of their neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def importance(problem: Problem, samples: Sequence[ParameterSample]) -> dict[str
     This is Optuna's PED-ANOVA: how much the values in the best tenth, at least five trials, differ from those of all
     trials. It depends on ranks only, so configurations that miss the SLA only count as not being among the best.
     """
-    if len(samples) < FEWEST_TRIALS or len({sample.throughput for sample in samples}) < 2:
+    if len(samples) < MIN_TRIALS or len({sample.throughput for sample in samples}) < 2:
         return {}
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
@@ -162,7 +162,7 @@ def _expected_costs(
     best = run.outcome.recommended if run.outcome else None
     if best is None or not others or not run.problem.is_simulated:
         return {}
-    best_samples = sorted(samples, key=lambda sample: sample.throughput, reverse=True)[:MOST_TRIALS]
+    best_samples = sorted(samples, key=lambda sample: sample.throughput, reverse=True)[:MAX_TRIALS]
     ranked = {sample.point.trial for sample in best_samples} | {best.trial}
     problem, trials = run.problem, [trial for trial in run.trials if trial.number in ranked]
     in_flight = (

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 RUNNER_UP_COLOURS = (LIGHT["stage-1"], LIGHT["stage-6"])
 MARKERS = "osD^v"
-MOST_FORECASTS = 100  # intervals in a panel
+MAX_FORECASTS = 100  # intervals in a panel
 
 
 def pareto(run: FinishedRun) -> Drawing | None:
@@ -192,7 +192,7 @@ def forecasts(checks: ForecastChecks) -> Drawing | None:
     labels: dict[str, list[str]] = {}
     panels = figure.subplots(1, 2)
     for axes, every in zip(panels, (checks.throughput, checks.latency), strict=True):
-        step = math.ceil(len(every) / MOST_FORECASTS)
+        step = math.ceil(len(every) / MAX_FORECASTS)
         name, shown = every[0].metric.name, list(enumerate(every, start=1))[::step]
         half = 0.3 * step
         corners = [(x - half, one.low / one.expected, x + half, one.high / one.expected) for x, one in shown]
@@ -229,20 +229,20 @@ def _ends(line: Sequence[Point], metric: str) -> str:
 
 
 COLUMNS = 3
-MOST_PANELS = 12
-LONGEST_LABEL = 34
-LONGEST_CHOICE = 9
+MAX_PANELS = 12
+MAX_LABEL_LENGTH = 34
+MAX_CHOICE_LENGTH = 9
 JITTER = 0.28
-MOST_DOTS = 800  # per panel
-MOST_LETTERS = 32  # limit for tick labels below a panel at full font size
-MOST_CHOICES = 10  # tick labels below a panel
+MAX_DOTS = 800  # per panel
+MAX_LETTERS = 32  # limit for tick labels below a panel at full font size
+MAX_CHOICES = 10  # tick labels below a panel
 
 
 def importance(shares: Mapping[str, float], trials: int) -> Drawing | None:
     """Draw the importance of the parameters. ``shares`` have the sum 1; ``trials`` is the number behind them."""
     if not shares:
         return None
-    names = [one_line(label(name), LONGEST_LABEL) for name in shares]
+    names = [one_line(label(name), MAX_LABEL_LENGTH) for name in shares]
     figure = new_figure(0.75 + 0.34 * len(names))
     axes = figure.subplots()
     places = np.arange(len(names))[::-1]
@@ -263,7 +263,7 @@ def importance(shares: Mapping[str, float], trials: int) -> Drawing | None:
 def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | None:
     """Draw a panel for each parameter: the throughput within the SLA of all configurations by its value."""
     meeting = [sample for sample in samples if sample.meets]
-    parameters = list(varied(run.problem).items())[:MOST_PANELS]
+    parameters = list(varied(run.problem).items())[:MAX_PANELS]
     if not meeting or not parameters:
         return None
     best = run.outcome.recommended if run.outcome else None
@@ -273,7 +273,7 @@ def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | No
     figure = new_figure(0.75 + 2.1 * rows)
     panels = figure.subplots(rows, COLUMNS, squeeze=False, sharey=True)
     shift = np.random.default_rng(0).uniform(-JITTER, JITTER, len(meeting))
-    step = math.ceil(len(meeting) / MOST_DOTS)
+    step = math.ceil(len(meeting) / MAX_DOTS)
     highest, labels = 0.0, dict[str, list[str]]()
     for panel, (axes, (name, choices)) in enumerate(zip(panels.flat, parameters, strict=False)):
         at = np.array([choices.index(sample.values[name]) for sample in meeting])
@@ -290,11 +290,11 @@ def slices(run: FinishedRun, samples: Sequence[ParameterSample]) -> Drawing | No
         draw_dots(axes, places, c=LIGHT["good"], s=44, zorder=4, label=text, gid=f"slice-{panel}")
         near = np.flatnonzero(neighbours).tolist()
         labels[f"slice-{panel}"] = [_tooltip(meeting[place].point) for place in near]
-        axes.set_title(one_line(label(name), LONGEST_LABEL))
-        every = max(1, math.ceil(len(choices) / MOST_CHOICES))
+        axes.set_title(one_line(label(name), MAX_LABEL_LENGTH))
+        every = max(1, math.ceil(len(choices) / MAX_CHOICES))
         ticks = range(0, len(choices), every)
-        names = [one_line(_choice(choices[tick]), LONGEST_CHOICE) for tick in ticks]
-        axes.set_xticks(ticks, names, fontsize=10 if len("  ".join(names)) <= MOST_LETTERS else 8)
+        names = [one_line(_choice(choices[tick]), MAX_CHOICE_LENGTH) for tick in ticks]
+        axes.set_xticks(ticks, names, fontsize=10 if len("  ".join(names)) <= MAX_LETTERS else 8)
         axes.set_xlim(-0.6, len(choices) - 0.4)
         axes.grid(visible=False, axis="x")
         thousands(axes, x=False)

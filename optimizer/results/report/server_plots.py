@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from optimizer.results.finished_run import FinishedRun
 
 
-MOST_SIZES = 64  # bars of batch sizes
-MOST_LETTERS = 18  # limit for horizontal load labels below a panel
+MAX_SIZES = 64  # bars of batch sizes
+MAX_LETTERS = 18  # limit for horizontal load labels below a panel
 
 
 def stages(run: FinishedRun) -> Drawing | None:
@@ -105,7 +105,7 @@ def _stack(axes: Axes, points: Sequence[Point], panel: int) -> dict[str, list[st
         bottoms = tops
     axes.set_xlim(-0.6, len(points) - 0.4)
     loads = [formatting.number(tables.load_value(point), digits=1) for point in points]
-    crowded = len("".join(loads)) > MOST_LETTERS
+    crowded = len("".join(loads)) > MAX_LETTERS
     axes.set_xticks(range(len(points)), loads, rotation=90 if crowded else 0, fontsize=8 if crowded else 10)
     axes.grid(visible=False, axis="x")
     return labels
@@ -132,7 +132,7 @@ def batches(run: FinishedRun) -> Drawing | None:
     column = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
     largest = max(max(counted) for _, counted in panels.values())
     unit = math.gcd(*(size for _, counted in panels.values() for size in counted))
-    width = unit * math.ceil(largest / unit / MOST_SIZES)
+    width = unit * math.ceil(largest / unit / MAX_SIZES)
     described, labels = list[str](), dict[str, list[str]]()
     for place_of_panel, (axes, (role, (point, counted))) in enumerate(zip(column, panels.items(), strict=True)):
         shares: dict[int, float] = {}
@@ -228,7 +228,7 @@ def _longest_stages(point: Point) -> str:
     return f"({formatting.load(point.load)}) {stages}"
 
 
-MOST_BOUNDS = 4  # top of an axis relative to the bound: longer times would squeeze those near it
+MAX_BOUNDS = 4  # top of an axis relative to the bound: longer times would squeeze those near it
 
 
 def response_times(run: FinishedRun) -> Drawing | None:
@@ -243,7 +243,7 @@ def response_times(run: FinishedRun) -> Drawing | None:
     described = []
     for axes, (name, own) in zip(panels, lines.items(), strict=True):
         labels |= draw_lines(run, axes, own, METRICS[name], name)
-        axes.set_ylim(0, min(axes.get_ylim()[1], MOST_BOUNDS * run.problem.sla.latency_bound_ms(name)))
+        axes.set_ylim(0, min(axes.get_ylim()[1], MAX_BOUNDS * run.problem.sla.latency_bound_ms(name)))
         described += [f"{role}: {_ends(line, METRICS[name])}" for role, line in own.items()]
     fit(figure, legend_above(figure, *panels))
     title = "Times of a streamed request against load"

@@ -18,7 +18,7 @@ from optimizer.results.recommendation import Outcome, best_load
 from optimizer.results.report.parameter_effects import Neighbour, label
 from optimizer.simulator.speed_correction import SpeedCorrection
 
-MOST_LOADS = 16  # points of a curve, or bars
+MAX_LOADS = 16  # points of a curve, or bars
 STREAMED = (
     "throughput",
     "output-throughput",
@@ -29,11 +29,6 @@ STREAMED = (
     "itl-p50",
     "itl-p95",
 )
-
-
-def name(run: FinishedRun) -> str:
-    """Return ``<model>/<run>``, where ``run`` is the name of the folder."""
-    return f"{run.problem.model}/{run.folder.path.resolve().name}"
 
 
 def compared(run: FinishedRun) -> dict[str, Candidate]:
@@ -60,14 +55,14 @@ def best_loads(run: FinishedRun) -> list[tuple[Trial, Point | None, bool]]:
 
 
 def at_loads(run: FinishedRun, candidate: Candidate) -> list[Point]:
-    """Return the points of ``candidate`` by ascending load, at most MOST_LOADS including both ends.
+    """Return the points of ``candidate`` by ascending load, at most MAX_LOADS including both ends.
 
     A confirmation replaces the search's measurement at its load.
     """
     assert run.outcome is not None, "the run has measurements"
     points = {point.load: point for point in run.outcome.points if point.candidate == candidate}
     measured = [p for _, p in sorted(points.items()) if p.measurement.throughput_infer_per_sec is not None]
-    return list(outcome_values.evenly_spread(measured, MOST_LOADS))
+    return list(outcome_values.evenly_spread(measured, MAX_LOADS))
 
 
 def stages_ms(point: Point) -> list[float] | None:
@@ -156,8 +151,8 @@ def drawable(point: Point, metric: Metric) -> float | None:
     return value if value is not None and math.isfinite(value) and value > 0 else None
 
 
-MOST_TRIALS = 200  # rows of the report; trials.csv has all
-MOST_FRONT = 100
+MAX_TRIALS = 200  # rows of the report; trials.csv has all
+MAX_FRONT_POINTS = 100
 COUNTED = ("goodput", "error-rate")  # columns of the trials if tune's own client counted them
 SAME = 0.005  # share of the throughput; a smaller difference counts as none
 
@@ -174,7 +169,7 @@ class ReportTable:
 
 def front(outcome: Outcome) -> ReportTable:
     """Return the Pareto front."""
-    kept = outcome_values.shown_front(outcome, MOST_FRONT)
+    kept = outcome_values.shown_front(outcome, MAX_FRONT_POINTS)
     caption = "No other point has more throughput at less latency; measured on fresh servers, or in the search only"
     if len(kept) < len(outcome.front.points):
         caption += f"; {len(kept)} of {len(outcome.front.points):,}"
@@ -312,7 +307,7 @@ def trials(run: FinishedRun, outcome: Outcome) -> ReportTable:
     ranked = sorted(
         shown, key=lambda row: (row[1] is None, not row[2], -(row[1].throughput_infer_per_sec if row[1] else 0))
     )
-    kept = ranked[:MOST_TRIALS]
+    kept = ranked[:MAX_TRIALS]
     counted = [
         name for name in COUNTED if any(p and METRICS[name].value(p.measurement) is not None for _, p, _ in kept)
     ]

@@ -130,7 +130,7 @@ class BatchRunner:
         options = replace(options, budget_seconds=round(spent + seconds, 3), max_trials=min(limits, default=None))
         started, status, reason = self.clock(), "failed", ""
         try:
-            _make(folder)
+            _create(folder)
             status = self.run_entry(options, folder, mode)
         except KeyboardInterrupt:
             interrupts.acknowledge()
@@ -198,8 +198,10 @@ class BatchRunner:
         self.folder.write(self.record)
 
 
-def _make(folder: RunFolder) -> None:
+def _create(folder: RunFolder) -> None:
     try:
         (folder.path / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EnvironmentFault(f"cannot make {folder.path}: {error.strerror}") from error
+        raise EnvironmentFault(
+            f"cannot create {folder.path}: {error.strerror}; make it writable, or choose another --out"
+        ) from error

@@ -180,8 +180,8 @@ def entry_state(entry: EntryRecord, run: FinishedRun, improvement: Callable[[Fin
         (trial.deploy_seconds or 0) + sum(measurement.measure_seconds or 0 for _, measurement in trial.measurements)
         for trial in run.trials
     ]
-    usual_seconds = median(times) if times else 0.0
-    return EntryState(entry.seconds, usual_seconds, 0.0 if is_over else improvement(run), is_over)
+    trial_seconds = median(times) if times else 0.0
+    return EntryState(entry.seconds, trial_seconds, 0.0 if is_over else improvement(run), is_over)
 
 
 def search_is_over(run: FinishedRun, max_trials: int | None) -> bool:
@@ -272,17 +272,17 @@ def _best(trials: Sequence[Trial], problem: Problem) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class EntryState:
-    """The state of one entry's search. ``usual_seconds`` is the time of one deployment with its measurements."""
+    """The state of one entry's search. ``trial_seconds`` is the median time of a trial."""
 
     spent_seconds: float
-    usual_seconds: float
+    trial_seconds: float
     expected_improvement: float
     is_over: bool = False
 
     @property
     def improvement_per_second(self) -> float:
         """Return the expected improvement per second of the next deployment."""
-        return self.expected_improvement / max(self.usual_seconds, 1e-9)
+        return self.expected_improvement / max(self.trial_seconds, 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,9 +305,9 @@ def next_allocation(states: Sequence[EntryState], left_seconds: float) -> Alloca
     """
     if left_seconds <= 0:
         return None
-    fitting = [i for i, state in enumerate(states) if not state.is_over and state.usual_seconds <= left_seconds]
+    fitting = [i for i, state in enumerate(states) if not state.is_over and state.trial_seconds <= left_seconds]
     if len(fitting) <= 1:
         return Allocation(fitting[0], left_seconds) if fitting else None
     chosen = max(fitting, key=lambda i: (states[i].improvement_per_second, -states[i].spent_seconds))
-    seconds = max(SLICE_SECONDS, SLICE_DEPLOYMENTS * states[chosen].usual_seconds)
+    seconds = max(SLICE_SECONDS, SLICE_DEPLOYMENTS * states[chosen].trial_seconds)
     return Allocation(chosen, seconds if left_seconds >= 1.5 * seconds else left_seconds)

@@ -18,6 +18,7 @@ from optimizer.core.files import write_atomically
 from optimizer.core.locks import folder_lock
 from optimizer.core.safe_text import check_file_name, is_file, one_line, read_bytes
 from optimizer.store.run_folder import WRITTEN_FORMAT, FileIn, new_folder
+from optimizer.store.run_lookup import folders_in, newest_first
 from optimizer.study.batch.suite import Suite
 
 MAX_NAME_LENGTH = 80  # limit for the name of a run's folder
@@ -158,7 +159,9 @@ def new_record(suite: Suite, budget_seconds: float) -> BatchRecord:
     folders: list[str] = []
     for number, entry in enumerate(suite.entries):
         name = re.sub(r"[^A-Za-z0-9]+", "-", entry.label).strip("-")[:MAX_NAME_LENGTH] or "run"
-        folders.append(name if name not in folders else f"{name}-{number + 1}")
+        while name in folders:
+            name = f"{name}-{number + 1}"
+        folders.append(name)
     entries = (
         EntryRecord(entry.model, entry.sla, entry.target, entry.command, folder)
         for entry, folder in zip(suite.entries, folders, strict=True)
@@ -222,9 +225,8 @@ class BatchFolder:
     @classmethod
     def all_of(cls, out: str, suite: str) -> list[BatchFolder]:
         """Return the batches of a suite, the newest first."""
-        parent = Path(out) / "batches" / suite
-        paths = sorted(parent.iterdir(), reverse=True) if parent.is_dir() else []
-        return [cls(path) for path in paths if is_file(path / FILE)]
+        folders = folders_in(str(Path(out) / "batches"), suite)
+        return [cls(path) for path in newest_first(path for path in folders if is_file(path / FILE))]
 
     def read(self) -> BatchRecord:
         """Return the record. Raises BadInputError if batch.json is not the record of a batch."""
@@ -234,8 +236,11 @@ class BatchFolder:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "it"
+            remedy = "restore the file, or begin a new batch"
             problem = one_line(f"{where}: {first['msg']}", 200)
-            raise BadInputError(f"{one_line(str(self.record))}: not the record of a batch ({problem})") from None
+            raise BadInputError(
+                f"{one_line(str(self.record))}: not the record of a batch ({problem}); {remedy}"
+            ) from None
 
     def write(self, record: BatchRecord) -> None:
         """Write ``record`` to batch.json. Raises EnvironmentFault if the disk refuses it."""

@@ -13,7 +13,7 @@ from objectives.metrics import METRICS
 from optimizer.core.files import write_atomically
 from optimizer.core.safe_text import is_file, one_line
 from optimizer.results import formatting, summary
-from optimizer.results.report.write import environment
+from optimizer.results.report.writer import template_environment
 from optimizer.results.terminal_output import plain_table, print_table, wrap
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.batch.entry_state import percent
@@ -112,7 +112,7 @@ TEMPLATE = "index.html.j2"
 
 def write_index(folder: BatchFolder, batch: BatchRecord) -> None:
     """Write index.html. Raises EnvironmentFault if the disk refuses it."""
-    templates = environment(Path(__file__).parent, html=True)
+    templates = template_environment(Path(__file__).parent, html=True)
     page = templates.get_template(TEMPLATE).render(
         title=title(batch),
         style=_page_style(batch),

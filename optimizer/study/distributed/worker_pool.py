@@ -280,7 +280,7 @@ class WorkerPool:
             value = self._ray.get(ref)
         except self._ray.exceptions.RayTaskError as error:
             self._handle_error(worker, method, error)
-            yield worker, WorkerLost("it could not start")
+            yield worker, WorkerLost(f"{method} failed: {_last_line(error)}")
             return
         except self._ray.exceptions.RayError as error:
             self._drop(worker)

@@ -22,8 +22,8 @@ from optimizer.explain.console import print_explanation
 from optimizer.explain.explanation import document, explain
 from optimizer.results.finished_run import read_run
 from optimizer.results.forecast_accuracy import check_forecasts
-from optimizer.results.report.plots import MOST_FORECASTS, forecasts
-from optimizer.store.trials_reader import FORECAST
+from optimizer.results.report.plots import MAX_FORECASTS, forecasts
+from optimizer.store.trials_reader import FORECAST_COLUMNS
 from tests.conftest import measurement
 
 SAMPLE = Path("tests/data/dlrm/sample")
@@ -71,7 +71,7 @@ def test_a_long_search_is_drawn_in_even_steps() -> None:
     drawn = forecasts(check_forecasts(trials))
     assert drawn is not None
     shown = [text for name, labels in drawn.labels.items() if name.startswith("throughput") for text in labels]
-    assert 0.5 * MOST_FORECASTS < len(shown) <= MOST_FORECASTS
+    assert 0.5 * MAX_FORECASTS < len(shown) <= MAX_FORECASTS
     assert shown[0].startswith("trial 0: ")
     assert shown[0].endswith("; forecast: 100 infer/s (90.0 to 110)")
 
@@ -86,15 +86,15 @@ def run(tmp_path: Path) -> Path:
     with (folder / "trials.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     with (folder / "trials.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*rows[0], *FORECAST], lineterminator="\n")
+        writer = csv.DictWriter(file, [*rows[0], *FORECAST_COLUMNS], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(row | dict(zip(FORECAST, forecast_cells(row), strict=True)) for row in rows)
+        writer.writerows(row | dict(zip(FORECAST_COLUMNS, forecast_cells(row), strict=True)) for row in rows)
     return folder
 
 
 def forecast_cells(row: dict[str, str]) -> Sequence[object]:
     if row["confirmation"] or row["trial"] == "0" or not row["throughput_infer_per_sec"]:
-        return [""] * len(FORECAST)
+        return [""] * len(FORECAST_COLUMNS)
     throughput, latency = float(row["throughput_infer_per_sec"]), float(row["latency_p95_ms"])
     expected = [1.1 * throughput, 0.9 * throughput, 1.3 * throughput]
     return [*expected, 0.5 * latency, 0.4 * latency, 0.9 * latency, "latency-p95"]

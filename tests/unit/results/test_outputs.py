@@ -28,7 +28,7 @@ from optimizer.results import outcome_values, result_document, summary
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.progress_observers import LiveObserver, QuietObserver
 from optimizer.results.recommendation import Outcome, assess
-from optimizer.results.report.write import write
+from optimizer.results.report.writer import write
 from optimizer.results.terminal_summary import print_best_so_far
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_reader import ENERGY

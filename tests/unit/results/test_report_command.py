@@ -24,7 +24,7 @@ from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.results.report import parameter_effects, tables
 from optimizer.results.report.content import config_diff, report_section
 from optimizer.results.report.figure_style import PALETTE, new_figure
-from optimizer.results.report.write import markdown, write_page
+from optimizer.results.report.writer import markdown, write_page
 
 SAMPLE = Path("tests/data/dlrm/sample")
 TEXTS = ("ink", "quiet", "good", "bad", "undecided", "front")  # colours of text: contrast 4.5 to 1 on page and panel
@@ -335,7 +335,7 @@ def test_a_page_of_a_run_without_bounds_has_no_sla(run: Path) -> None:
 
 
 def test_matplotlib_is_imported_only_to_draw() -> None:
-    modules = "sys, optimizer.study.tuning_run, optimizer.results.report.write"
+    modules = "sys, optimizer.study.tuning_run, optimizer.results.report.writer"
     check = f"import {modules}; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)
 

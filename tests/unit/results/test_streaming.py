@@ -21,8 +21,8 @@ from optimizer.core.trial import LoadPoint
 from optimizer.results import data_frames, formatting, result_document, summary
 from optimizer.results.finished_run import read_run
 from optimizer.results.recommendation import front_metrics
-from optimizer.results.report import server_plots, tables, write
-from optimizer.results.report.figure_style import drawing
+from optimizer.results.report import server_plots, tables, writer
+from optimizer.results.report.figure_style import report_style
 from optimizer.study.batch.entry_state import describe_entry
 from optimizer.study.batch.record import EntryRecord
 from optimizer.study.sweep_output import print_sweep
@@ -110,7 +110,7 @@ def test_the_front_is_that_of_the_goals() -> None:
 
 
 def test_the_page_has_the_times_over_the_load_and_the_timeline(folder: Path, tmp_path: Path) -> None:
-    write.write([read_run(folder)], ["html", "markdown", "csv", "svg"], tmp_path)
+    writer.write([read_run(folder)], ["html", "markdown", "csv", "svg"], tmp_path)
     page, text = (tmp_path / "report.html").read_text(), (tmp_path / "report.md").read_text()
     for title in (
         "Throughput against TTFT p95",
@@ -132,7 +132,7 @@ def test_the_timeline_is_that_of_the_median_window_on_fresh_servers(folder: Path
     assert point is run.outcome.recommended
     texts = {window.measurement.response_times_ms for trial in run.trials for window in trial.confirmations}
     assert " ".join(f"{ms:.3f}".rstrip("0").rstrip(".") for ms in times_ms) in texts
-    with drawing():
+    with report_style():
         drawn = server_plots.timeline(run)
     assert drawn is not None
     assert len(drawn.labels["responses"]) == len(times_ms) == len(drawn.labels["gaps"]) + 1

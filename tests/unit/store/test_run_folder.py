@@ -56,6 +56,14 @@ def table(path: Path) -> TrialsTable:
     return TrialsTable(path, "m", {})
 
 
+def test_a_run_in_the_current_folder_has_the_study_that_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder.create(str(tmp_path), "dlrm")
+    monkeypatch.chdir(folder.path)
+    assert RunFolder(Path()).study_name == folder.study_name
+
+
 def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     write_atomically(path, "old")

@@ -13,7 +13,7 @@ from objectives.metrics import TIMINGS
 from optimizer.core.errors import BadInputError
 from optimizer.results.finished_run import read_run
 from optimizer.store.recording import read_recording
-from optimizer.store.trials_reader import COLUMNS, NUMBERS, WHOLE_NUMBERS
+from optimizer.store.trials_reader import COLUMNS, INTEGER_RANGES, NUMBER_RANGES
 from optimizer.store.trials_table import TrialsTable, read_run_table
 
 SAMPLE = Path("tests/data/dlrm/sample")
@@ -114,7 +114,7 @@ def test_a_value_outside_the_range_of_its_column_is_reported_on_one_line(reader:
 
 
 def test_every_column_has_a_range_or_is_a_text() -> None:
-    assert set(COLUMNS) == {*WHOLE_NUMBERS, *NUMBERS, *WRONG, *FREE_TEXTS}
+    assert set(COLUMNS) == {*INTEGER_RANGES, *NUMBER_RANGES, *WRONG, *FREE_TEXTS}
 
 
 FORECAST_CELLS = {

@@ -337,6 +337,24 @@ def test_a_damaged_record_is_refused_in_one_line(text: str, folder: BatchFolder)
     assert "\n" not in str(caught.value)
 
 
+def test_each_entry_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "suite.yaml"
+    path.write_text("entries: [{model: [a-3, a, a_]}]\n")
+    record = new_record(read_suite(path), 60.0)
+    folders = [entry.folder for entry in record.entries]
+    assert len(set(folders)) == len(folders), folders
+
+
+def test_batches_of_one_second_are_listed_by_their_numbers(tmp_path: Path) -> None:
+    record = new_record(suite_of(tmp_path, "a"), 60.0)
+    names = ("20261123-010000", "20261123-010000-2", "20261123-010000-10", "20261122-235959")
+    for name in names:
+        (tmp_path / "batches/nightly" / name).mkdir(parents=True)
+        BatchFolder(tmp_path / "batches/nightly" / name).write(record)
+    listed = [folder.path.name for folder in BatchFolder.all_of(str(tmp_path), "nightly")]
+    assert listed == [names[2], names[1], names[0], names[3]]
+
+
 @pytest.mark.parametrize(("name", "value"), [("folder", "../up"), ("recommended", {"metric": "speed", "value": 1.0})])
 def test_a_record_with_impossible_values_is_refused(
     name: str, value: object, tmp_path: Path, folder: BatchFolder

@@ -23,7 +23,7 @@ entry_states = st.lists(
     st.builds(
         EntryState,
         spent_seconds=st.floats(0, 600),
-        usual_seconds=st.floats(0.5, 90),
+        trial_seconds=st.floats(0.5, 90),
         expected_improvement=st.floats(0, 1),
         is_over=st.booleans(),
     ),
@@ -38,13 +38,13 @@ SINCE = "2026-11-01"
 def test_an_allocation_fits_and_is_for_an_open_search(entries: list[EntryState], left_seconds: float) -> None:
     allocation = next_allocation(entries, left_seconds)
     open_states = [
-        state for state in entries if not state.is_over and state.usual_seconds <= left_seconds and left_seconds > 0
+        state for state in entries if not state.is_over and state.trial_seconds <= left_seconds and left_seconds > 0
     ]
     assert (allocation is None) == (not open_states)
     if allocation is not None:
         chosen = entries[allocation.index]
         assert not chosen.is_over
-        assert chosen.usual_seconds <= allocation.seconds <= left_seconds
+        assert chosen.trial_seconds <= allocation.seconds <= left_seconds
         assert all(chosen.improvement_per_second >= state.improvement_per_second for state in open_states)
 
 

@@ -110,6 +110,6 @@ def test_the_budget_is_divided(
     search_seconds: float,
     seconds: float,
 ) -> None:
-    budget = setup_of(problem, tmp_path, mode, confirm_seconds=confirm_seconds).budget()
+    budget = setup_of(problem, tmp_path, mode, confirm_seconds=confirm_seconds).start_budget()
     assert budget.search_seconds_left() == pytest.approx(search_seconds, abs=0.5)
     assert budget.seconds_left() == pytest.approx(seconds, abs=0.5)

@@ -26,7 +26,7 @@ from optimizer.measure.measurer import Measurer
 from optimizer.options.values import parse_rates, parse_whole_numbers
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.recording import RecordedServer, read_recording
-from optimizer.store.run_folder import RunFolder
+from optimizer.store.run_folder import SWEEP_FILE, RunFolder
 from optimizer.study import sweep_output
 from optimizer.study.sweep_output import SweepProgress, print_sweep
 from optimizer.study.sweep_plan import SweepCell, SweepChoices, SweepPlan, configurations, sweep_cells
@@ -241,7 +241,7 @@ def test_sets_of_gpus_are_written_as_the_server_reports_them() -> None:
 def test_a_sweep_is_resumed_with_its_options(tmp_path: Path) -> None:
     words = f"--max-queue-delay off,0 --concurrency 1,2 --config {THREADS}=1,2 -b 2 --protocol http mlp"
     began = parse(words)
-    (tmp_path / sweep_output.FILE).write_text(json.dumps({"options": began.request.given}))
+    (tmp_path / SWEEP_FILE).write_text(json.dumps({"options": began.request.given}))
     assert parse(f"--resume {tmp_path} --json") == replace(began, resumed=RunFolder(tmp_path), as_json=True)
     assert parse(began.request.command.removeprefix("tune sweep ")) == began
 
@@ -252,7 +252,7 @@ def test_a_sweep_to_resume_is_named_as_a_run(tmp_path: Path, monkeypatch: pytest
     folders = [Path("results", "net", name) for name in ("20261101-000000", "20261102-000000")]
     for folder in folders:
         folder.mkdir(parents=True)
-        (folder / sweep_output.FILE).write_text(json.dumps({"options": began.request.given}))
+        (folder / SWEEP_FILE).write_text(json.dumps({"options": began.request.given}))
     Path("net").mkdir()  # a folder of the model is no sweep
     names = {str(folders[0]): 0, "net/20261101-000000": 0, "net": 1, "latest": 1}
     for name, index in names.items():
@@ -270,7 +270,7 @@ def test_repeated_paths_of_config_are_joined() -> None:
     "text", ["", "[]", '{"options": ["m"]}', '{"options": {"model": 1}}', '{"options": {"repeat": ["1"]}}']
 )
 def test_a_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / sweep_output.FILE).write_text(text)
+    (tmp_path / SWEEP_FILE).write_text(text)
     with pytest.raises(BadInputError, match=r"/sweep\.json: not the record of a sweep"):
         parse(f"--resume {tmp_path}")
 

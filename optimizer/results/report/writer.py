@@ -17,10 +17,10 @@ from optimizer.core.files import output_error, replace_file, write_error
 from optimizer.core.safe_text import one_line
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.report.content import ReportSection, report_section
-from optimizer.results.report.figure_style import PALETTE, Drawing, drawing, inline, make_narrow, png, svg
+from optimizer.results.report.figure_style import PALETTE, Drawing, inline, make_narrow, png, report_style, svg
 
 
-def environment(folder: Path, *, html: bool) -> jinja2.Environment:
+def template_environment(folder: Path, *, html: bool) -> jinja2.Environment:
     """Return a Jinja environment for the templates in ``folder``; with ``html``, all values are escaped."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
@@ -53,7 +53,7 @@ def drawings(run: FinishedRun, section: ReportSection) -> Iterator[Drawing]:
     gc.freeze()
     try:
         for make in makers:
-            with drawing():
+            with report_style():
                 drawn = make()
             if drawn is not None:
                 yield drawn
@@ -73,7 +73,7 @@ def plot(drawn: Drawing, number: int) -> PagePlot:
     """Return the plot for run ``number`` of the page, counted from 1. The figure then has its narrow layout."""
     prefix = f"run-{number}"
     wide = inline(drawn, prefix, "wide")
-    with drawing():
+    with report_style():
         make_narrow(drawn.figure)
     both = wide + inline(drawn, prefix, "narrow")  # ElementTree escapes all texts
     return PagePlot(Markup(both), drawn.description)
@@ -81,7 +81,7 @@ def plot(drawn: Drawing, number: int) -> PagePlot:
 
 def html(sections: Sequence[ReportSection], plots: Sequence[Mapping[str, PagePlot]]) -> str:
     """Return the HTML page; ``plots`` holds the plots of each section by name."""
-    templates = environment(Path(__file__).parent, html=True)
+    templates = template_environment(Path(__file__).parent, html=True)
     anchored = [(f"run-{number}", *pair) for number, pair in enumerate(zip(sections, plots, strict=True), start=1)]
     return templates.get_template("report.html.j2").render(sections=anchored, palette=PALETTE)
 
@@ -93,7 +93,7 @@ _SPECIAL = re.compile(
 
 def markdown(sections: Sequence[ReportSection]) -> str:
     """Return the report in GitHub's Markdown, which has tables."""
-    templates = environment(Path(__file__).parent, html=False)  # the filter `plain` escapes
+    templates = template_environment(Path(__file__).parent, html=False)  # the filter `plain` escapes
     templates.filters |= {"plain": _plain, "fence": _fence}
     return templates.get_template("report.md.j2").render(sections=sections).strip() + "\n"
 
