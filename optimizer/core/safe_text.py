@@ -79,7 +79,7 @@ def check_file_name(text: str) -> str:
     return text
 
 
-# what a shell takes literally, outside quotes: shlex.quote's characters, and letters of any language
+# a shell takes all other characters literally: those of shlex.quote, and letters of any language
 _NOT_LITERAL = re.compile(r"[^\w.@%+=:,-]")
 
 

@@ -33,7 +33,7 @@ EXECUTION_PATHS = {  # settings of ONNX Runtime, by their short names -> their p
     "precision_mode": f"{GPU_ACCELERATOR}.parameters.precision_mode",
     "cuda_graphs": f"{GPU_ACCELERATOR}.parameters.trt_cuda_graph_enable",
 }
-PLAN_CUDA_GRAPHS = "optimization.cuda.graphs"  # of the tensorrt backend
+PLAN_CUDA_GRAPHS = "optimization.cuda.graphs"  # read by the tensorrt backend
 _SHORT_NAMES = {path: name for name, path in EXECUTION_PATHS.items()} | {
     f"{CPU_ACCELERATOR}.name": "execution_accelerator",
     PLAN_CUDA_GRAPHS: "cuda_graphs",

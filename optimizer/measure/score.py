@@ -86,7 +86,7 @@ def _columns(outputs: Mapping[str, Array], labels: Array) -> tuple[Array, Array]
 LABELS = "labels"
 MAX_REQUEST = 64  # samples
 IN_FLIGHT = 16
-TIMEOUT_SECONDS = 60.0  # of a request that is sent alone; others have more if that one is slow
+TIMEOUT_SECONDS = 60.0  # limit for a request that is sent alone; others get more if that one is slow
 _MAX_MESSAGE = 200
 
 

@@ -98,7 +98,7 @@ class ShapedArrivals:
     def plan(self, rate: float, seconds: float, seed: int) -> FloatArray:
         period = self.shape.seconds
         whole = math.ceil(seconds / period - 1e-6)
-        cut = max(0.0, whole * period - seconds)  # of the first period, whose end alone is planned
+        cut = max(0.0, whole * period - seconds)  # the begin of the first period is not planned
         first = whole and float(np.interp(cut / period, self.shape.edges, self.shape.shares))
         count = max(1, round(rate * period * (whole - first)))
         shares = np.sort(np.random.default_rng(seed).uniform(first, whole, count))
@@ -245,14 +245,14 @@ def _row(name: str, line: int, row: list[str], columns: list[str]) -> dict[str, 
         raise BadInputError(f"{name}:{line}: has {len(row)} cells; write one for each of {', '.join(columns)}")
     values: dict[str, float] = {}
     for column, cell in zip(columns, map(str.strip, row), strict=True):
-        least, most = (1, MAX_SIZE) if column == SIZE else (0, MAX_PRIORITY)
+        minimum, maximum = (1, MAX_SIZE) if column == SIZE else (0, MAX_PRIORITY)
         try:
             values[column] = float(cell) if column == TIME else int(cell)
         except ValueError:
             values[column] = math.nan
-        is_valid = math.isfinite(values[column]) if column == TIME else least <= values[column] <= most
+        is_valid = math.isfinite(values[column]) if column == TIME else minimum <= values[column] <= maximum
         if not is_valid:
-            allowed = "a number of seconds" if column == TIME else f"a whole number from {least} to {most}"
+            allowed = "a number of seconds" if column == TIME else f"a whole number from {minimum} to {maximum}"
             raise BadInputError(f"{name}:{line}: {column} '{one_line(cell, 40)}' is not {allowed}")
     return values
 

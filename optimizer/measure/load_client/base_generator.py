@@ -244,32 +244,11 @@ class LoadClientGenerator:
         self, endpoint: Endpoint, load: LoadPoint, schedule: Schedule, summarize: Summarize, spread_limit: float
     ) -> list[Measurement]:
         """Apply a load by ``schedule`` and return what ``summarize`` makes of the record."""
-        classes, concurrency = schedule.classes, schedule.concurrency
         messages = self._messages_for(endpoint, load)
-        if self.priorities is not None and not len(classes):
-            drawn = self.priorities.draw(DRAWN_PRIORITIES, np.random.default_rng(self.seed))
-            classes = np.searchsorted([level for level, _, _ in self.priorities.choices], drawn)
-        order = messages.order(classes) if len(classes) else IN_TURN
+        order = self._order(messages, schedule)
+        plan = self._send_plan(endpoint, schedule)
         before = self._statistics(endpoint)
-        windows = max(schedule.parts, MIN_WINDOWS)
-        stream = StreamPlan(
-            first_response_bound_ms=max(self.sla.bounds_ms(TTFT), default=0.0),
-            fewest_requests=concurrency and max(3 * concurrency, windows * MIN_STREAMED_REQUESTS),
-            longest_seconds=max(schedule.seconds, self._longest_seconds),
-            lead_in_requests=schedule.lead_in_requests,
-        )
-        plan = SendPlan(
-            endpoint.connection.address,
-            self.latency_bound_ms,
-            concurrency=concurrency,
-            seconds=schedule.warm_up_seconds + schedule.seconds,
-            period_seconds=schedule.period_seconds,
-            stream=stream if self.is_streaming else None,
-            sequence_lengths=self._sequence_lengths(),
-            counts_failures=self.counts_failures,
-            other_addresses=tuple(server.connection.address for server in endpoint.replicas),
-        )
-        with self._sending(endpoint, messages, concurrency) as sent:
+        with self._sending(endpoint, messages, schedule.concurrency) as sent:
             record, client_seconds = self._run_client(endpoint, plan, sent, schedule.planned_ns, order.tolist())
         _check_server(endpoint, record)
         sizes, priorities = messages.sizes, messages.priorities
@@ -284,6 +263,36 @@ class LoadClientGenerator:
             with_statistics(replace(measurement, measure_seconds=measure_seconds), before, after)
             for measurement in measurements
         ]
+
+    def _order(self, messages: Messages, schedule: Schedule) -> IntArray:
+        """Return which message is sent for each request; IN_TURN if the messages are sent in turn."""
+        classes = schedule.classes
+        if self.priorities is not None and not len(classes):
+            drawn = self.priorities.draw(DRAWN_PRIORITIES, np.random.default_rng(self.seed))
+            classes = np.searchsorted([level for level, _, _ in self.priorities.choices], drawn)
+        return messages.order(classes) if len(classes) else IN_TURN
+
+    def _send_plan(self, endpoint: Endpoint, schedule: Schedule) -> SendPlan:
+        """Return the task of the client process."""
+        concurrency = schedule.concurrency
+        windows = max(schedule.parts, MIN_WINDOWS)
+        stream = StreamPlan(
+            first_response_bound_ms=max(self.sla.bounds_ms(TTFT), default=0.0),
+            fewest_requests=concurrency and max(3 * concurrency, windows * MIN_STREAMED_REQUESTS),
+            longest_seconds=max(schedule.seconds, self._longest_seconds),
+            lead_in_requests=schedule.lead_in_requests,
+        )
+        return SendPlan(
+            endpoint.connection.address,
+            self.latency_bound_ms,
+            concurrency=concurrency,
+            seconds=schedule.warm_up_seconds + schedule.seconds,
+            period_seconds=schedule.period_seconds,
+            stream=stream if self.is_streaming else None,
+            sequence_lengths=self._sequence_lengths(),
+            counts_failures=self.counts_failures,
+            other_addresses=tuple(server.connection.address for server in endpoint.replicas),
+        )
 
     def _sending(
         self, endpoint: Endpoint, messages: Messages, concurrency: int
@@ -387,39 +396,41 @@ class LoadClientGenerator:
 
     def _messages_for(self, endpoint: Endpoint, load: LoadPoint) -> Messages:
         """Return the requests of this load (cached). Raises BadInputError, MeasurementError."""
-        max_batch_size = endpoint.largest_request
-        key = (endpoint.model, max_batch_size > 0, load.request_batch_size)
+        key = (endpoint.model, endpoint.largest_request > 0, load.request_batch_size)
         if key not in self._messages:
-            try:
-                metadata = server_calls.model_metadata(endpoint)
-            except DeploymentError as error:
-                kind = MeasurementError if all_servers_respond(endpoint) else ServerCrashed
-                raise kind(str(error)) from error
-
-            def make(sizes: Sequence[int], priorities: Sequence[int]) -> list[bytes]:
-                inputs = stream_requests(
-                    metadata,
-                    max_batch_size,
-                    input_data=self.input_data,
-                    shapes=self.shapes,
-                    request_batch_sizes=sizes,
-                    seed=self.seed,
-                )
-                pairs = zip(inputs, priorities, strict=True)
-                return [to_message(endpoint.model, tensors, priority) for tensors, priority in pairs]
-
-            mix = self.request_mix
-            (largest,) = make([mix.largest if mix else round(load.request_batch_size)], [0])
-            fewest = 1 if mix is None else MIN_MIXED_MESSAGES
-            most = MAX_SENT_BYTES // len(largest) // (len(self.priorities.choices) if self.priorities else 1)
-            count = self._message_count(load, min(MAX_GENERATED, max(fewest, most)))
-            classes = self._request_classes(load, count)
-            turns = np.arange(len(classes.numbers)) if classes.turns is None else classes.turns
-            made = make(classes.sizes[turns].tolist(), classes.priorities[turns].tolist())
-            serialized = [made[index] for index in np.argsort(turns).tolist()]
-            priorities = classes.priorities if classes.priorities.any() else ALIKE
-            self._messages[key] = Messages(serialized, classes.sizes, metadata, classes.numbers, priorities)
+            self._messages[key] = self._make_messages(endpoint, load)
         return self._messages[key]
+
+    def _make_messages(self, endpoint: Endpoint, load: LoadPoint) -> Messages:
+        try:
+            metadata = server_calls.model_metadata(endpoint)
+        except DeploymentError as error:
+            kind = MeasurementError if all_servers_respond(endpoint) else ServerCrashed
+            raise kind(str(error)) from error
+
+        def serialize(sizes: Sequence[int], priorities: Sequence[int]) -> list[bytes]:
+            inputs = stream_requests(
+                metadata,
+                endpoint.largest_request,
+                input_data=self.input_data,
+                shapes=self.shapes,
+                request_batch_sizes=sizes,
+                seed=self.seed,
+            )
+            pairs = zip(inputs, priorities, strict=True)
+            return [to_message(endpoint.model, tensors, priority) for tensors, priority in pairs]
+
+        mix = self.request_mix
+        (largest,) = serialize([mix.largest if mix else round(load.request_batch_size)], [0])
+        min_count = 1 if mix is None else MIN_MIXED_MESSAGES
+        max_count = MAX_SENT_BYTES // len(largest) // (len(self.priorities.choices) if self.priorities else 1)
+        count = self._message_count(load, min(MAX_GENERATED, max(min_count, max_count)))
+        classes = self._request_classes(load, count)
+        turns = np.arange(len(classes.numbers)) if classes.turns is None else classes.turns
+        made = serialize(classes.sizes[turns].tolist(), classes.priorities[turns].tolist())
+        serialized = [made[index] for index in np.argsort(turns).tolist()]
+        priorities = classes.priorities if classes.priorities.any() else ALIKE
+        return Messages(serialized, classes.sizes, metadata, classes.numbers, priorities)
 
 
 def _check_server(endpoint: Endpoint, record: SendRecord) -> None:

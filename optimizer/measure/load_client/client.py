@@ -167,7 +167,7 @@ class LoadClient:
         self.free_slots: list[bytes] = []
         self._used_slots: dict[int, bytes] = {}  # slots by the number of the call
         self._sent_ns: list[int] = []
-        self._answered_ns: list[int] = []  # of each request that was sent
+        self._answered_ns: list[int] = []  # NEVER for a request without an answer
         self._start_ns = 0
         self._answers = 0
         self._cpu_seconds = 0.0

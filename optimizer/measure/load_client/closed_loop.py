@@ -30,7 +30,7 @@ from optimizer.measure.load_client.measured_requests import (
 )
 from optimizer.measure.load_client.responses import StreamedRequests, StreamOutput, StreamTimes
 
-CLOSED_LOOP_LEAD_IN_SECONDS = 0.5  # of the closed loop, which also warms a fresh server up in this time
+CLOSED_LOOP_LEAD_IN_SECONDS = 0.5  # also warms a fresh server up
 
 
 class NoAnswersError(MeasurementError):
@@ -103,9 +103,11 @@ class AnsweredRequests:
             for part in range(count)
         ]
 
-    def most_parts(self, count: int, fewest: int) -> int:
-        """Return the largest number of equal parts, at most ``count``, each with ``fewest`` requests; at least 1."""
-        fits = (n for n in range(count, 1, -1) if all(len(part.answered_ns) >= fewest for part in self.parts(n)))
+    def most_parts(self, count: int, min_requests: int) -> int:
+        """Return the largest number of equal parts up to ``count``, each with ``min_requests``; at least 1."""
+        fits = (
+            n for n in range(count, 1, -1) if all(len(part.answered_ns) >= min_requests for part in self.parts(n))
+        )
         return next(fits, 1)
 
     def windows(self, metric: Metric) -> list[MeasurementWindow]:
@@ -176,10 +178,11 @@ def summarize_closed_loop(
         else measure_nothing(reason)
         for part in requests.parts(parts)
     ]
+    edges_ns = np.linspace(requests.begin_ns, requests.end_ns, len(measurements) + 1)
     times_ns = every.answered_ns.copy()
     if failed:
         longest_ms = max(float(requests.latencies_ms.max()), *sla.bounds_ms(LATENCY), 0.0)
         failed_ns = failed.ended_until(requests.end_ns, 1e6 * longest_ms)
-        measurements = failed.added_to(measurements, failed_ns, requests.begin_ns, requests.end_ns)
+        measurements = failed.added_to(measurements, failed_ns, edges_ns)
         times_ns[request_outcomes(every) != RequestOutcome.SERVED] = failed_ns
-    return with_priorities(measurements, every, planned, times_ns, requests.begin_ns, requests.end_ns)
+    return with_priorities(measurements, every, planned, times_ns, edges_ns)

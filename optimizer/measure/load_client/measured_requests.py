@@ -179,8 +179,7 @@ def with_priorities(
     record: SendRecord,
     planned: PlannedLoad,
     times_ns: IntArray,
-    begin_ns: float,
-    end_ns: float,
+    edges_ns: FloatArray,
 ) -> list[Measurement]:
     """Return ``measurements`` of equal parts of a time with the statistics of each priority.
 
@@ -189,8 +188,7 @@ def with_priorities(
         record: All requests, failed ones included, of a server that was not overloaded.
         planned: The load; if its priorities are ALIKE, the measurements are returned unchanged.
         times_ns: When each request counts; outside of all parts for one that does not.
-        begin_ns: Begin of the first part in ns after the start of the load.
-        end_ns: End of the last part.
+        edges_ns: The edges of the parts, ascending, in ns after the start of the load.
     """
     if not len(planned.priorities):
         return list(measurements)
@@ -198,9 +196,9 @@ def with_priorities(
     ended_ns = np.where(record.answered_ns == NEVER, record.ended_ns, record.answered_ns)
     latencies_ms = (ended_ns - record.planned_ns) / 1e6
     own_sizes, own_priorities = np.resize(planned.sizes, count), np.resize(planned.priorities, count)
-    edges = np.linspace(begin_ns, end_ns, len(measurements) + 1)
-    part_numbers = np.where(times_ns == end_ns, len(measurements), np.searchsorted(edges, times_ns, side="right")) - 1
-    seconds = (end_ns - begin_ns) / len(measurements) / 1e9
+    above = np.where(times_ns == edges_ns[-1], len(measurements), np.searchsorted(edges_ns, times_ns, side="right"))
+    part_numbers = above - 1
+    seconds = float(edges_ns[-1] - edges_ns[0]) / len(measurements) / 1e9
     result = []
     for part, measurement in enumerate(measurements):
         statistics = []
@@ -248,18 +246,16 @@ class FailedRequests:
         return np.where(hangs, int(end_ns), self.ended_ns)
 
     def added_to(
-        self, measurements: Sequence[Measurement], times_ns: IntArray, begin_ns: float, end_ns: float
+        self, measurements: Sequence[Measurement], times_ns: IntArray, edges_ns: FloatArray
     ) -> list[Measurement]:
         """Return the measurements of equal parts of a time with the failed requests of each.
 
         Args:
             measurements: The measurements of the served requests, one for each part.
             times_ns: When each failed request counts: ``planned_ns``, or that of ``ended_until``.
-            begin_ns: Begin of the first part.
-            end_ns: End of the last part.
+            edges_ns: The edges of the parts, ascending.
         """
-        edges = np.linspace(begin_ns, end_ns, len(measurements) + 1)
-        counts = np.stack([np.histogram(times_ns[self.outcomes == outcome], edges)[0] for outcome in FAILURES])
+        counts = np.stack([np.histogram(times_ns[self.outcomes == outcome], edges_ns)[0] for outcome in FAILURES])
         return [_with_failures(own, *of_part) for own, of_part in zip(measurements, counts.T.tolist(), strict=True)]
 
 

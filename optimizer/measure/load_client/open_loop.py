@@ -217,12 +217,12 @@ def summarize_open_loop(
         measurements = [_capacity(served, responded_ns, requests, responses, replace(planned, sizes=sizes))]
     else:
         measurements = _measured_parts(requests, failed, planned, spread_limit, parts)
-    span_ns = (1e9 * requests.begin_seconds, 1e9 * requests.end_seconds)
+    edges_ns = np.linspace(1e9 * requests.begin_seconds, 1e9 * requests.end_seconds, len(measurements) + 1)
     if failed:
-        measurements = failed.added_to(measurements, failed.planned_ns, *span_ns)
+        measurements = failed.added_to(measurements, failed.planned_ns, edges_ns)
     if record.overload:
         return measurements
-    return with_priorities(measurements, record, planned, record.planned_ns, *span_ns)
+    return with_priorities(measurements, record, planned, record.planned_ns, edges_ns)
 
 
 def _check_answered(responded_ns: IntArray, record: SendRecord, requests: SentRequests, planned: PlannedLoad) -> None:

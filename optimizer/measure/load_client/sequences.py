@@ -76,7 +76,7 @@ class SequenceClient(ClosedLoopClient):
         self._ids, self._lengths = fresh_ids(), cycle(self._plan.sequence_lengths)
         self._slots = [Slot() for _ in range(self._plan.concurrency)]
         self._idle = deque(self._slots)
-        self._slot_of: list[Slot] = []  # of each request that was sent
+        self._slot_of: list[Slot] = []  # the slot of each request that was sent
         self._next_entry = 0
 
     def _warm_up_messages(self) -> list[bytes]:

@@ -62,7 +62,7 @@ class StreamingClient(LoadClient):
         self._stream = self._plan.stream
         # of each response, in the order of arrival; the message itself is written to a file at once
         self._requests, self._arrived_ns, self._sizes = array("q"), array("q"), array("q")
-        self._begun_ns: list[int] = []  # of each request: its first response, or its end if it has none
+        self._begun_ns: list[int] = []  # the first response of each request, or its end without one
         self._begun, self._received_ns, self._longest_ns = 0, 0, 0
         self._alone_ns = 0  # the duration of a request that is sent alone
         self._generations, self._awaited = 1, 0
