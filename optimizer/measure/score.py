@@ -20,10 +20,10 @@ from optimizer.core.errors import BadInputError, DeploymentError
 from optimizer.core.safe_text import one_line
 from optimizer.measure import server_calls
 from optimizer.measure.output_comparison import read_outputs
-from optimizer.model.input_data import Array
+from optimizer.model.input_data import Array, InputTensor
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.model.profile_values import MetricFunction
-from optimizer.model.recorded_samples import read_npz
+from optimizer.model.recorded_samples import read_npz, to_datatype
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse
@@ -160,23 +160,10 @@ class Scorer:
                     f"{self.file}: a sample of {name} has the shape {list(array.shape[1:])}, "
                     f"but the model takes {list(dims)}"
                 )
-            cast[name] = self._cast(name, array, tensor.datatype)
+            cast[name] = to_datatype(
+                one_line(str(self.file)), array, InputTensor(name, tensor.datatype, tuple(dims), has_batch=batched)
+            )
         return cast
-
-    def _cast(self, name: str, array: Array, datatype: str) -> Array:
-        """Return ``array`` in Triton's ``datatype``; floats may be rounded, other values must not change."""
-        from tritonclient.utils import triton_to_np_dtype
-
-        dtype = np.dtype(triton_to_np_dtype(datatype))
-        kind = array.dtype.kind
-        if dtype.kind == "O" and kind in "US":
-            return np.asarray((np.char.encode(array, "utf-8") if kind == "U" else array).astype(object))
-        if dtype.kind in "fiub" and kind in "fiub":
-            with np.errstate(all="ignore"):
-                cast = array.astype(dtype)
-            if (dtype.kind == "f" and kind != "b") or np.array_equal(cast, array):
-                return cast
-        raise BadInputError(f"{self.file}: {name} has the type {array.dtype}, but the model takes {datatype}")
 
 
 def read_scorer(section: ScoreSection) -> Scorer:

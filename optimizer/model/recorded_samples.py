@@ -150,7 +150,7 @@ def _samples(
                 f"{name}: input {one_line(key)}: has the shape {list(array.shape)}, which is not a number of "
                 f"samples, then the model's {list(tensor.shape)}"
             )
-        fitting[key] = _in_type(name, array, tensor)
+        fitting[key] = to_datatype(name, array, tensor)
     counts = {key: len(array) for key, array in fitting.items()}
     if len(set(counts.values())) != 1 or 0 in counts.values():
         lengths = one_line(", ".join(f"{key} {count}" for key, count in counts.items()), 200)
@@ -169,7 +169,7 @@ def check_complete(
         raise BadInputError(f"{file}: lacks input {one_line(needed, 100)}; it has {one_line(has, 200)}")
 
 
-def _in_type(file: str, array: Array, tensor: InputTensor) -> Array:
+def to_datatype(file: str, array: Array, tensor: InputTensor) -> Array:
     """Return the array in the input's type, floats rounded. Raises BadInputError for values that do not fit.
 
     A float that is too large for the type does not fit; an infinity that the file has does.

@@ -191,10 +191,12 @@ def test_samples_are_cast_to_the_models_types_without_loss() -> None:
     whole = (10 * X).round()
     server = AnsweringServer(classifier, inputs=[("x", "INT32", (-1, 2))])
     assert scored(scorer(x=whole, labels=whole[:, 0] > whole[:, 1]), server) == 1.0
-    with pytest.raises(BadInputError, match="x has the type float32, but the model takes INT32"):
+    with pytest.raises(BadInputError, match=r"labelled\.npz: sample 1, input x: \S+ is not INT32"):
         scored(scorer(), server)
-    with pytest.raises(BadInputError, match="x has the type int64, but the model takes INT8"):
+    with pytest.raises(BadInputError, match=r"labelled\.npz: sample 1, input x: 300 is not INT8"):
         scored(scorer(x=np.full((150, 2), 300)), AnsweringServer(classifier, inputs=[("x", "INT8", (-1, 2))]))
+    with pytest.raises(BadInputError, match=r"labelled\.npz: sample 1, input x: 70000\.0 is too large for FP16"):
+        scored(scorer(x=np.full((150, 2), 7e4)), AnsweringServer(classifier, inputs=[("x", "FP16", (-1, 2))]))
 
 
 @pytest.mark.usefixtures("folder")
