@@ -12,12 +12,11 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from optimizer.simulator.compilation import CompiledOnce, Floats, Ints, compiled, inlined, record_type
-from optimizer.simulator.scenario import REJECTED as WAS_REJECTED
-from optimizer.simulator.scenario import TIMED_OUT as HAS_TIMED_OUT
+from optimizer.simulator.scenario import REJECTED, TIMED_OUT
 
 # Requests and batches have sizes in units: a request, or a number of samples that divides all requests of a mix.
 
-# columns of ``points``
+# columns of ``scenarios``
 SAMPLES = 0  # samples of a unit
 LIMIT = 1  # the most units in a batch
 INSTANCES = 2
@@ -46,7 +45,7 @@ MIX_TO = 24
 QUEUE_LIMIT = 25  # the most requests in the batcher's queue; 0: no limit
 TIMEOUT = 26  # time in the queue after which a request expires; 0: none does
 REJECTS = 27  # expired requests are rejected, otherwise they are moved behind those that have not expired
-MISSED = 28  # millionths of the ended executions after which the batcher runs before the instance is idle
+MISSED_WAKES = 28  # millionths of the ended executions after which the batcher runs before the instance is idle
 LEVELS = 29  # priority levels with queues of their own; 0 and 1: a single queue
 POLICIES = 30  # index in ``policies`` of the first level's policy
 COLUMNS = 31
@@ -62,20 +61,20 @@ MIX_SHAPE = 1
 MIX_LEVEL = 2
 
 # columns of ``results``
-DURATION = 0
-REQUESTS = 1
-EXECUTIONS = 2
-LATENCY = 3  # sum over requests
-P50 = 4
-P90 = 5
-P95 = 6
-P99 = 7
-QUEUE = 8  # sum over requests
-BUSY = 9  # integral over time of the number of busy instances
-OVERLOADED = 10
-COMPLETED_UNITS = 11
-REJECTED = 12
-TIMED_OUT = 13
+RESULT_DURATION = 0
+RESULT_REQUESTS = 1
+RESULT_EXECUTIONS = 2
+RESULT_LATENCY = 3  # sum over requests
+RESULT_P50 = 4
+RESULT_P90 = 5
+RESULT_P95 = 6
+RESULT_P99 = 7
+RESULT_QUEUE = 8  # sum over requests
+RESULT_BUSY = 9  # integral over time of the number of busy instances
+RESULT_OVERLOADED = 10
+RESULT_COMPLETED_UNITS = 11
+RESULT_REJECTED = 12
+RESULT_TIMED_OUT = 13
 RESULTS = 14
 
 # columns of the two logs
@@ -142,17 +141,17 @@ OVERTAKEN = 4  # the batcher, notified of the end of the execution, runs before 
 
 
 class Tables(NamedTuple):
-    """The tables that all points share.
+    """The tables that all scenarios share.
 
     Attributes:
-        preferred: Preferred batch sizes in samples, the lists of all points concatenated.
-        services: Service times in ns, the tables of all points concatenated.
+        preferred: Preferred batch sizes in samples, the lists of all scenarios concatenated.
+        services: Service times in ns, the tables of all scenarios concatenated.
         factors: Factors on the service times of successive executions, used cyclically.
         gaps: Additional distances between successive arrivals in ns, used cyclically.
-        arrivals: Send times of open loops in ns, the lists of all points concatenated.
+        arrivals: Send times of open loops in ns, the lists of all scenarios concatenated.
         mix: Sizes, shapes and priorities [rows, requests] of successive requests, used cyclically, the lists of
-            all points with a mix concatenated.
-        policies: Queue policies [levels, columns] of the priority levels of all points concatenated.
+            all scenarios with a mix concatenated.
+        policies: Queue policies [levels, columns] of the priority levels of all scenarios concatenated.
     """
 
     preferred: Ints
@@ -165,16 +164,16 @@ class Tables(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """The arrays of the simulation of a point.
+    """The arrays of the simulation of a scenario.
 
     Attributes:
-        tables: The tables that all points share.
+        tables: The tables that all scenarios share.
         flight: Requests [PLACES, FACTS, ring]: ring buffers of those in each place.
         payloads: Payloads [PAYLOAD_ROWS, ring] that wait for an instance: ring buffers.
         latencies: Latencies in ns [requests] of the measured requests.
-        hit: The largest preferred size [units + 1] up to a size, see ``_tabulate``.
-        following: The next preferred size [units + 1], see ``_tabulate``.
-        held: Send times [instances, requests] of the requests in the batch of each instance.
+        preferred_up_to: The largest preferred size [units + 1] up to a size, see ``_tabulate``.
+        next_preferred_size: The next preferred size [units + 1], see ``_tabulate``.
+        sent_times: Send times [instances, requests] of the requests in the batch of each instance.
         instances: The instances [INSTANCE_ROWS, instances].
         progress: Their executions [PROGRESS_ROWS, instances].
         executions: Output, the log of executions [rows, EXECUTION_COLUMNS].
@@ -185,9 +184,9 @@ class Arrays(NamedTuple):
     flight: Ints
     payloads: Ints
     latencies: Ints
-    hit: Ints
-    following: Ints
-    held: Ints
+    preferred_up_to: Ints
+    next_preferred_size: Ints
+    sent_times: Ints
     instances: Ints
     progress: Floats
     executions: Ints
@@ -195,7 +194,7 @@ class Arrays(NamedTuple):
 
 
 class State:
-    """The state of the simulation of a point: the fields of a NumPy record, all 0 at first.
+    """The state of the simulation of a scenario: the fields of a NumPy record, all 0 at first.
 
     The interval starts and ends when the same instance ends an execution, so that it contains whole cycles.
 
@@ -204,12 +203,12 @@ class State:
     batch for each instance and the batcher can be requests that wait for a preferred size.
     """
 
-    # the point
+    # the scenario
     alike: bool  # requests leave each place in the order in which they were sent, so they can stay where they are
     has_levels: bool  # the queue has several priority levels
     timeout: int  # the longest one of a request in the queue; 0: no request expires
     largest: int  # preferred size in samples
-    mask: int  # maps a number to its place in a ring buffer
+    mask: int  # maps a number to its slot in a ring buffer
     queue_place: int  # the first index of ``flight`` of the queue
     payload_place: int  # the same of payloads
     now: int
@@ -238,7 +237,7 @@ class State:
     tail: int
     current: int  # the payload that the batcher may still extend; NONE: it is not queued yet
     current_size: int
-    frozen: int  # the head, if an instance could not merge it
+    unmergeable: int  # the head, if an instance could not merge it
     saturated: bool  # the current payload is closed
     next_preferred: int  # samples in the queue at which an arrival wakes the batcher
     batcher_at: int  # when it runs
@@ -247,16 +246,16 @@ class State:
     overtaken: bool  # it has taken the CPU of an instance that is not idle yet; it has only one
     notified: bool  # it is notified now
     # the instances
-    naps: int
+    sleep_count: int
     busy: int
     runs: int  # executions
     last_end: int
-    last_ender: int
+    last_ended_instance: int
     # the interval
     measuring: bool
     opened: int
-    anchor: int  # the instance that ended an execution when it started
-    at_anchor: bool
+    cycle_instance: int  # the instance that ended an execution when it started
+    is_at_cycle_end: bool
     measured: int
     units_measured: int
     batches: int
@@ -276,7 +275,7 @@ STATE_RECORD = record_type(State)
 
 @CompiledOnce
 def simulate_scenarios(
-    points: Ints,
+    scenarios: Ints,
     tables: Tables,
     in_flight: int,
     most_measured: int,
@@ -284,345 +283,362 @@ def simulate_scenarios(
     executions: Ints,
     requests: Ints,
 ) -> None:
-    """Simulate each row of ``points`` and write the same row of ``results``.
+    """Simulate each row of ``scenarios`` and write the same row of ``results``.
 
     Args:
-        points: [points, COLUMNS] as listed above.
-        tables: Sizes, times and arrivals to which the points refer.
-        in_flight: The largest number of requests that any point has in flight.
-        most_measured: The largest number of requests that the interval of any point can hold.
-        results: Output, [points, RESULTS].
+        scenarios: [scenarios, COLUMNS] as listed above.
+        tables: Sizes, times and arrivals to which the scenarios refer.
+        in_flight: The largest number of requests that any scenario has in flight.
+        most_measured: The largest number of requests that the interval of any scenario can hold.
+        results: Output, [scenarios, RESULTS].
         executions: Output, the log of executions as far as it has rows; may be empty.
         requests: Output, the log of requests as far as it has rows; may be empty.
     """
-    limit = max(np.max(points[:, LIMIT]), 1)
+    limit = max(np.max(scenarios[:, LIMIT]), 1)
     ring = 1
     while ring < in_flight + 2:
         ring *= 2
     flight = np.empty((PLACES, FACTS, ring), np.int64)
     payloads = np.empty((PAYLOAD_ROWS, ring), np.int64)
     latencies = np.empty(most_measured, np.int64)
-    hit, following = np.empty(limit + 1, np.int64), np.empty(limit + 1, np.int64)
-    held = np.empty((max(np.max(points[:, INSTANCES]), 1), min(limit, ring)), np.int64)
-    for row in range(points.shape[0]):
-        point = points[row]
-        instances = np.zeros((INSTANCE_ROWS, point[INSTANCES]), np.int64)
+    preferred_up_to, next_preferred_size = np.empty(limit + 1, np.int64), np.empty(limit + 1, np.int64)
+    sent_times = np.empty((max(np.max(scenarios[:, INSTANCES]), 1), min(limit, ring)), np.int64)
+    for row in range(scenarios.shape[0]):
+        scenario = scenarios[row]
+        instances = np.zeros((INSTANCE_ROWS, scenario[INSTANCES]), np.int64)
         instances[WHEN, :] = FOREVER
-        instances[ASLEEP, :] = np.arange(point[INSTANCES])
-        progress = np.zeros((PROGRESS_ROWS, point[INSTANCES]))
+        instances[ASLEEP, :] = np.arange(scenario[INSTANCES])
+        progress = np.zeros((PROGRESS_ROWS, scenario[INSTANCES]))
         arrays = Arrays(
-            tables, flight, payloads, latencies, hit, following, held, instances, progress, executions, requests
+            tables,
+            flight,
+            payloads,
+            latencies,
+            preferred_up_to,
+            next_preferred_size,
+            sent_times,
+            instances,
+            progress,
+            executions,
+            requests,
         )
         states = np.zeros(1, STATE_RECORD)
-        _simulate_point(states[0], point, arrays)
+        _simulate_scenario(states[0], scenario, arrays)
         _write_results(states[0], latencies, results[row])
 
 
 @compiled
-def _simulate_point(s: State, point: Ints, a: Arrays) -> None:
+def _simulate_scenario(state: State, scenario: Ints, arrays: Arrays) -> None:
     """Run the event loop, from the first request to the end of the interval."""
-    s.largest = _tabulate(
-        a.tables.preferred[point[SIZES_FROM] : point[SIZES_TO]], point[SAMPLES], point[LIMIT], a.hit, a.following
+    state.largest = _tabulate(
+        arrays.tables.preferred[scenario[SIZES_FROM] : scenario[SIZES_TO]],
+        scenario[SAMPLES],
+        scenario[LIMIT],
+        arrays.preferred_up_to,
+        arrays.next_preferred_size,
     )
-    s.mask = a.flight.shape[2] - 1
-    _compare_requests(s, point, a.tables.policies)
-    _send_first(s, point, a)
+    state.mask = arrays.flight.shape[2] - 1
+    _compare_requests(state, scenario, arrays.tables.policies)
+    _send_first(state, scenario, arrays)
     while True:
-        ended, ender, woken, waker = _next_events(a.instances)
-        due = a.flight[IN_TRANSIT, ARRIVED, s.arrived & s.mask] if s.arrived < s.issued else FOREVER
-        time = min(min(ended, due), min(s.batcher_at, woken))
-        if time > s.now:
-            if _is_over(s, point):
+        ended, ended_instance, wake_time, woken_instance = _next_events(arrays.instances)
+        due = FOREVER
+        if state.arrived < state.issued:
+            due = arrays.flight[IN_TRANSIT, ARRIVED, state.arrived & state.mask]
+        time = min(min(ended, due), min(state.batcher_at, wake_time))
+        if time > state.now:
+            if _is_over(state, scenario):
                 break
-            _advance(s, point, time)
+            _advance(state, scenario, time)
         taker = NONE  # the instance that takes a payload
-        s.notified, s.refused = False, 0
-        if ended == s.now:
-            if a.instances[STATE, ender] == EXECUTING:
-                _answer(s, point, a, ender)
-            if _is_ready(s, point, a.instances, ender):
-                taker = ender
-        elif due == s.now:
-            _arrive(s, point, a)
-        elif s.batcher_at == s.now:
-            while _form_payload(s, point, a):
+        state.notified, state.refused = False, 0
+        if ended == state.now:
+            if arrays.instances[STATE, ended_instance] == EXECUTING:
+                _answer(state, scenario, arrays, ended_instance)
+            if _is_ready(state, scenario, arrays.instances, ended_instance):
+                taker = ended_instance
+        elif due == state.now:
+            _arrive(state, scenario, arrays)
+        elif state.batcher_at == state.now:
+            while _form_payload(state, scenario, arrays):
                 pass
         else:
-            taker = waker
+            taker = woken_instance
         if taker >= 0:
-            _take_payload(s, point, a, taker)
-        if s.notified:
-            s.batcher_at = min(s.batcher_at, s.now + (0 if s.polling else point[WAKE]))
-        if s.refused > 0:
-            _answer_refused(s, point, a)
+            _take_payload(state, scenario, arrays, taker)
+        if state.notified:
+            state.batcher_at = min(state.batcher_at, state.now + (0 if state.polling else scenario[WAKE]))
+        if state.refused > 0:
+            _answer_refused(state, scenario, arrays)
 
 
 @inlined
-def _compare_requests(s: State, point: Ints, policies: Ints) -> None:
+def _compare_requests(state: State, scenario: Ints, policies: Ints) -> None:
     """Find out whether requests differ for the batcher, by size, shape, priority or expiry."""
-    s.has_levels, s.timeout, has_limits = point[LEVELS] > 1, point[TIMEOUT], point[QUEUE_LIMIT] > 0
-    if s.has_levels:
-        for level in range(point[LEVELS]):
-            s.timeout = max(s.timeout, policies[point[POLICIES] + level, LEVEL_TIMEOUT])
-            has_limits = has_limits or policies[point[POLICIES] + level, LEVEL_LIMIT] > 0
-    s.alike = point[MIX_FROM] == point[MIX_TO] and s.timeout == 0 and not has_limits
-    s.queue_place, s.payload_place = (IN_TRANSIT, IN_TRANSIT) if s.alike else (IN_QUEUE, IN_PAYLOAD)
+    state.has_levels, state.timeout, has_limits = scenario[LEVELS] > 1, scenario[TIMEOUT], scenario[QUEUE_LIMIT] > 0
+    if state.has_levels:
+        for level in range(scenario[LEVELS]):
+            state.timeout = max(state.timeout, policies[scenario[POLICIES] + level, LEVEL_TIMEOUT])
+            has_limits = has_limits or policies[scenario[POLICIES] + level, LEVEL_LIMIT] > 0
+    state.alike = scenario[MIX_FROM] == scenario[MIX_TO] and state.timeout == 0 and not has_limits
+    state.queue_place, state.payload_place = (IN_TRANSIT, IN_TRANSIT) if state.alike else (IN_QUEUE, IN_PAYLOAD)
 
 
 @inlined
 def _next_events(instances: Ints) -> tuple[int, int, int, int]:
     """Return when the next instance ends or is ready, and which; when the next one wakes up, and which."""
-    ended = woken = FOREVER
-    ender = waker = NONE
+    ended = wake_time = FOREVER
+    ended_instance = woken_instance = NONE
     for j in range(instances.shape[1]):
         if instances[STATE, j] == WAKING:
-            if instances[WHEN, j] < woken:
-                woken, waker = instances[WHEN, j], j
+            if instances[WHEN, j] < wake_time:
+                wake_time, woken_instance = instances[WHEN, j], j
         elif instances[WHEN, j] < ended:
-            ended, ender = instances[WHEN, j], j
-    return ended, ender, woken, waker
+            ended, ended_instance = instances[WHEN, j], j
+    return ended, ended_instance, wake_time, woken_instance
 
 
 @inlined
-def _is_over(s: State, point: Ints) -> bool:
+def _is_over(state: State, scenario: Ints) -> bool:
     """Return whether the interval has ended. The time is then not advanced."""
-    if s.completed + s.refusals >= s.total:
+    if state.completed + state.refusals >= state.total:
         return True
-    if not s.measuring or s.measured < point[WANTED] or s.last_end != s.now:
+    if not state.measuring or state.measured < scenario[WANTED] or state.last_end != state.now:
         return False
-    return bool(s.at_anchor or s.measured >= 2 * point[WANTED])
+    return bool(state.is_at_cycle_end or state.measured >= 2 * scenario[WANTED])
 
 
 @inlined
-def _advance(s: State, point: Ints, time: int) -> None:
+def _advance(state: State, scenario: Ints, time: int) -> None:
     """Advance the time. If the warm-up is over, the interval starts first."""
-    if not s.measuring and s.completed >= point[WARM_UP] and s.last_end == s.now:
-        s.measuring = True
-        s.opened, s.anchor = s.now, s.last_ender
-        s.rejected_before, s.timed_out_before = s.rejected, s.timed_out
-    if s.measuring:
-        s.busy_area += s.busy * (time - s.now)
-    s.now = time
-    s.at_anchor = False
+    if not state.measuring and state.completed >= scenario[WARM_UP] and state.last_end == state.now:
+        state.measuring = True
+        state.opened, state.cycle_instance = state.now, state.last_ended_instance
+        state.rejected_before, state.timed_out_before = state.rejected, state.timed_out
+    if state.measuring:
+        state.busy_area += state.busy * (time - state.now)
+    state.now = time
+    state.is_at_cycle_end = False
 
 
 # -- requests --------------------------------------------------------------------------------------------------------
 
 
 @inlined
-def _send_first(s: State, point: Ints, a: Arrays) -> None:
+def _send_first(state: State, scenario: Ints, arrays: Arrays) -> None:
     """Send the first requests: one of each client in a closed loop, and all in an open loop."""
-    s.last_arrival = s.last_response = -point[SPACING]
-    s.current = s.frozen = s.anchor = s.last_ender = s.slot_deadline = NONE
-    s.batcher_at = IDLE_WAIT
-    s.naps = point[INSTANCES]
-    s.measuring = point[WARM_UP] == 0
-    if point[CONCURRENCY] > 0:
-        s.total, initial = FOREVER, point[CONCURRENCY]
+    state.last_arrival = state.last_response = -scenario[SPACING]
+    state.current = state.unmergeable = state.cycle_instance = state.last_ended_instance = state.slot_deadline = NONE
+    state.batcher_at = IDLE_WAIT
+    state.sleep_count = scenario[INSTANCES]
+    state.measuring = scenario[WARM_UP] == 0
+    if scenario[CONCURRENCY] > 0:
+        state.total, initial = FOREVER, scenario[CONCURRENCY]
     else:
-        s.total = initial = point[ARRIVALS_TO] - point[ARRIVALS_FROM]
+        state.total = initial = scenario[ARRIVALS_TO] - scenario[ARRIVALS_FROM]
     for i in range(initial):
-        _send(s, point, a, 0 if point[CONCURRENCY] > 0 else a.tables.arrivals[point[ARRIVALS_FROM] + i])
+        sent = 0 if scenario[CONCURRENCY] > 0 else arrays.tables.arrivals[scenario[ARRIVALS_FROM] + i]
+        _send(state, scenario, arrays, sent)
 
 
 @inlined
-def _send(s: State, point: Ints, a: Arrays, sent: int) -> None:
-    i = s.issued & s.mask
-    gap = point[SPACING] + a.tables.gaps[s.issued % len(a.tables.gaps)]
-    s.last_arrival = max(sent + point[SEND], s.last_arrival + gap)
-    a.flight[IN_TRANSIT, SENT, i], a.flight[IN_TRANSIT, ARRIVED, i] = sent, s.last_arrival
-    s.issued += 1
+def _send(state: State, scenario: Ints, arrays: Arrays, sent: int) -> None:
+    i = state.issued & state.mask
+    gap = scenario[SPACING] + arrays.tables.gaps[state.issued % len(arrays.tables.gaps)]
+    state.last_arrival = max(sent + scenario[SEND], state.last_arrival + gap)
+    arrays.flight[IN_TRANSIT, SENT, i], arrays.flight[IN_TRANSIT, ARRIVED, i] = sent, state.last_arrival
+    state.issued += 1
 
 
 @inlined
-def _arrive(s: State, point: Ints, a: Arrays) -> None:
+def _arrive(state: State, scenario: Ints, arrays: Arrays) -> None:
     """Put the next request into the queue or, without dynamic batching, into a payload of its own."""
-    flight, requests = a.flight, a.requests
+    flight, requests = arrays.flight, arrays.requests
     transit = flight[IN_TRANSIT]
-    i, units = s.arrived & s.mask, 1
-    if not s.alike:
+    i, units = state.arrived & state.mask, 1
+    if not state.alike:
         shape = 0
-        place = point[MIX_FROM] + s.arrived % max(point[MIX_TO] - point[MIX_FROM], 1)
-        if point[MIX_FROM] < point[MIX_TO]:
-            units, shape = a.tables.mix[MIX_UNITS, place], a.tables.mix[MIX_SHAPE, place]
-        transit[NUMBER, i], transit[UNITS, i], transit[SHAPE, i] = s.arrived, units, shape
-        transit[LEVEL, i] = a.tables.mix[MIX_LEVEL, place] if s.has_levels else 0
-    if s.arrived < len(requests):
-        requests[s.arrived, 0], requests[s.arrived, 1] = transit[SENT, i], s.now
-        requests[s.arrived, 2], requests[s.arrived, 3] = units, 0 if s.alike else transit[SHAPE, i]
-    s.arrived += 1
-    _watch_queue(s, point)
-    if point[BATCHING] == 0:
-        if not s.alike:
-            _move(transit, i, flight[s.payload_place], s.formed & s.mask)
-        s.formed += 1
-        payload = s.tail & s.mask
-        a.payloads[PAYLOAD_UNITS, payload], a.payloads[PAYLOAD_REQUESTS, payload] = units, 1
-        s.tail += 1
-        _notify_instance(s.now + point[DISPATCH], a.instances)
+        position = scenario[MIX_FROM] + state.arrived % max(scenario[MIX_TO] - scenario[MIX_FROM], 1)
+        if scenario[MIX_FROM] < scenario[MIX_TO]:
+            units, shape = arrays.tables.mix[MIX_UNITS, position], arrays.tables.mix[MIX_SHAPE, position]
+        transit[NUMBER, i], transit[UNITS, i], transit[SHAPE, i] = state.arrived, units, shape
+        transit[LEVEL, i] = arrays.tables.mix[MIX_LEVEL, position] if state.has_levels else 0
+    if state.arrived < len(requests):
+        requests[state.arrived, 0], requests[state.arrived, 1] = transit[SENT, i], state.now
+        requests[state.arrived, 2], requests[state.arrived, 3] = units, 0 if state.alike else transit[SHAPE, i]
+    state.arrived += 1
+    _watch_queue(state, scenario)
+    if scenario[BATCHING] == 0:
+        if not state.alike:
+            _move(transit, i, flight[state.payload_place], state.formed & state.mask)
+        state.formed += 1
+        payload = state.tail & state.mask
+        arrays.payloads[PAYLOAD_UNITS, payload], arrays.payloads[PAYLOAD_REQUESTS, payload] = units, 1
+        state.tail += 1
+        _notify_instance(state.now + scenario[DISPATCH], arrays.instances)
     else:
-        s.queued_samples += units * point[SAMPLES]  # Triton also counts a request that it then rejects
-        if _is_queue_full(s, point, a, transit[LEVEL, i]):
-            s.rejected += 1
-            s.refusals += 1
-            s.refused = 1
-            if s.arrived <= len(requests):
-                requests[s.arrived - 1, EXECUTION] = WAS_REJECTED
+        state.queued_samples += units * scenario[SAMPLES]  # Triton also counts a request that it then rejects
+        if _is_queue_full(state, scenario, arrays, transit[LEVEL, i]):
+            state.rejected += 1
+            state.refusals += 1
+            state.refused = 1
+            if state.arrived <= len(requests):
+                requests[state.arrived - 1, EXECUTION] = REJECTED
         else:
-            _enqueue(s, point, a, i)
+            _enqueue(state, scenario, arrays, i)
 
 
 @inlined
-def _watch_queue(s: State, point: Ints) -> None:
+def _watch_queue(state: State, scenario: Ints) -> None:
     """Compare the shortest queue in the two last sixths of the arrivals."""
-    waiting = s.arrived - s.started - s.refusals
-    if s.arrived == s.total - s.total // 3:
-        s.least_waiting = waiting
-    elif s.arrived == s.total - s.total // 6:
-        s.earlier_waiting, s.least_waiting = s.least_waiting, waiting
-    elif s.arrived == s.total:
-        grows = 0 < s.earlier_waiting < s.least_waiting > point[LIMIT] * (point[INSTANCES] + 1)
-        s.overloaded = grows and s.total >= MIN_ARRIVALS
+    waiting = state.arrived - state.started - state.refusals
+    if state.arrived == state.total - state.total // 3:
+        state.least_waiting = waiting
+    elif state.arrived == state.total - state.total // 6:
+        state.earlier_waiting, state.least_waiting = state.least_waiting, waiting
+    elif state.arrived == state.total:
+        grows = 0 < state.earlier_waiting < state.least_waiting > scenario[LIMIT] * (scenario[INSTANCES] + 1)
+        state.overloaded = grows and state.total >= MIN_ARRIVALS
 
 
 @inlined
-def _is_queue_full(s: State, point: Ints, a: Arrays, level: int) -> bool:
+def _is_queue_full(state: State, scenario: Ints, arrays: Arrays, level: int) -> bool:
     """Return whether the queue, or that of the priority ``level``, has no place for another request."""
-    limit = point[QUEUE_LIMIT]
-    waiting = _queued(s)
-    if s.has_levels:
-        limit = a.tables.policies[point[POLICIES] + level - 1, LEVEL_LIMIT]
-        waiting = _count_level(a.flight[s.queue_place], s.queue_head, s.queue_tail, level)
-        waiting += _count_level(a.flight[DELAYED], s.delayed_head, s.delayed_tail, level)
+    limit = scenario[QUEUE_LIMIT]
+    waiting = _queued(state)
+    if state.has_levels:
+        limit = arrays.tables.policies[scenario[POLICIES] + level - 1, LEVEL_LIMIT]
+        waiting = _count_level(arrays.flight[state.queue_place], state.queue_head, state.queue_tail, level)
+        waiting += _count_level(arrays.flight[DELAYED], state.delayed_head, state.delayed_tail, level)
     return bool(0 < limit <= waiting)
 
 
 @inlined
-def _enqueue(s: State, point: Ints, a: Arrays, i: int) -> None:
-    """Put the request at place ``i`` of ``transit`` into the queue, and notify the batcher if that may matter."""
-    if s.has_levels:
-        _insert(a.flight[IN_TRANSIT], i, a.flight[s.queue_place], s.queue_head, s.queue_tail)
-    elif not s.alike:
-        _move(a.flight[IN_TRANSIT], i, a.flight[s.queue_place], s.queue_tail & s.mask)
-    s.queue_tail += 1
-    if _has_slot(s, point, a.instances):
-        enough = s.queued_samples >= s.next_preferred
-        s.notified = enough or s.saturated or _is_stale(s) or s.polling or point[FIXED] == 0
+def _enqueue(state: State, scenario: Ints, arrays: Arrays, i: int) -> None:
+    """Put the request in slot ``i`` of ``transit`` into the queue, and notify the batcher if that may matter."""
+    if state.has_levels:
+        _insert(arrays.flight[IN_TRANSIT], i, arrays.flight[state.queue_place], state.queue_head, state.queue_tail)
+    elif not state.alike:
+        _move(arrays.flight[IN_TRANSIT], i, arrays.flight[state.queue_place], state.queue_tail & state.mask)
+    state.queue_tail += 1
+    if _has_slot(state, scenario, arrays.instances):
+        enough = state.queued_samples >= state.next_preferred
+        state.notified = enough or state.saturated or _is_stale(state) or state.polling or scenario[FIXED] == 0
 
 
 @inlined
-def _answer_refused(s: State, point: Ints, a: Arrays) -> None:
+def _answer_refused(state: State, scenario: Ints, arrays: Arrays) -> None:
     """Answer the requests that are refused now. In a closed loop, each client sends its next request."""
-    for _ in range(s.refused):
-        s.last_response = max(s.now + point[RECEIVE], s.last_response + point[SPACING])
-        if point[CONCURRENCY] > 0:
-            _send(s, point, a, max(s.last_response + point[CLIENT], s.now + REFUSED_PAUSE))
-    if point[CONCURRENCY] > 0 and s.refusals >= MAX_REFUSED * (point[WARM_UP] + point[WANTED]):
-        s.total = 0  # give up
+    for _ in range(state.refused):
+        state.last_response = max(state.now + scenario[RECEIVE], state.last_response + scenario[SPACING])
+        if scenario[CONCURRENCY] > 0:
+            _send(state, scenario, arrays, max(state.last_response + scenario[CLIENT], state.now + REFUSED_PAUSE))
+    if scenario[CONCURRENCY] > 0 and state.refusals >= MAX_REFUSED * (scenario[WARM_UP] + scenario[WANTED]):
+        state.total = 0  # give up
 
 
 # -- the batcher -----------------------------------------------------------------------------------------------------
 
 
 @inlined
-def _form_payload(s: State, point: Ints, a: Arrays) -> bool:
+def _form_payload(state: State, scenario: Ints, arrays: Arrays) -> bool:
     """Let the batcher form or extend a payload. Return whether it runs again at once; otherwise it sleeps."""
-    payloads = a.payloads
-    s.refused, s.unanswered = s.refused + s.unanswered, 0
-    if s.saturated or _is_stale(s):
-        s.current, s.current_size, s.saturated, s.next_preferred = NONE, 0, False, 0
-    s.polling = False
-    s.batcher_at = s.now + IDLE_WAIT
-    if _queued(s) == 0 and s.slot_deadline < 0:
+    payloads = arrays.payloads
+    state.refused, state.unanswered = state.refused + state.unanswered, 0
+    if state.saturated or _is_stale(state):
+        state.current, state.current_size, state.saturated, state.next_preferred = NONE, 0, False, 0
+    state.polling = False
+    state.batcher_at = state.now + IDLE_WAIT
+    if _queued(state) == 0 and state.slot_deadline < 0:
         return False
-    blocked = not _has_slot(s, point, a.instances)
+    blocked = not _has_slot(state, scenario, arrays.instances)
     if blocked:  # a notification does not extend the wait
-        if s.slot_deadline < 0:
-            s.slot_deadline = s.now + IDLE_WAIT
-        s.batcher_at = s.slot_deadline
-        if s.now < s.slot_deadline:
+        if state.slot_deadline < 0:
+            state.slot_deadline = state.now + IDLE_WAIT
+        state.batcher_at = state.slot_deadline
+        if state.now < state.slot_deadline:
             return False
-    s.slot_deadline = s.now + IDLE_WAIT if blocked else -1
-    reached = point[LEVELS]  # the lowest priority level whose timeout applies
-    if s.has_levels and s.timeout > 0:
+    state.slot_deadline = state.now + IDLE_WAIT if blocked else -1
+    reached = scenario[LEVELS]  # the lowest priority level whose timeout applies
+    if state.has_levels and state.timeout > 0:
         if not blocked:
-            reached = _reached_level(s, point, a)
-        _expire_levels(s, point, a, reached, blocked)
-    elif s.timeout > 0:
-        _expire(s, point, a, blocked)
-    if blocked or _queued(s) == 0:
+            reached = _reached_level(state, scenario, arrays)
+        _expire_levels(state, scenario, arrays, reached, blocked)
+    elif state.timeout > 0:
+        _expire(state, scenario, arrays, blocked)
+    if blocked or _queued(state) == 0:
         return True
-    if s.alike:
-        pending, wait = _form(s, point, a)
+    if state.alike:
+        pending, wait = _form(state, scenario, arrays)
         other_shape = False
     else:
-        pending, wait, other_shape = _form_different(s, point, a)
+        pending, wait, other_shape = _form_different(state, scenario, arrays)
     if wait > 0:
-        s.batcher_at = s.now + wait + point[WAKE]
+        state.batcher_at = state.now + wait + scenario[WAKE]
         return False
-    if pending > 0 and s.current < 0:
-        s.current = s.tail
-        s.tail += 1
-        own = s.current & s.mask
+    if pending > 0 and state.current < 0:
+        state.current = state.tail
+        state.tail += 1
+        own = state.current & state.mask
         payloads[PAYLOAD_OLDEST, own] = FOREVER
         payloads[PAYLOAD_REQUESTS, own] = payloads[PAYLOAD_SHAPE, own] = payloads[PAYLOAD_CLOSED, own] = 0
-        _notify_instance(s.now + point[DISPATCH], a.instances)
+        _notify_instance(state.now + scenario[DISPATCH], arrays.instances)
     if other_shape:
-        payloads[PAYLOAD_CLOSED, s.current & s.mask] = 1
-    if pending == 0 and not s.saturated:
-        s.polling = True
-        _wake_at_timeout(s, point, a, reached)
+        payloads[PAYLOAD_CLOSED, state.current & state.mask] = 1
+    if pending == 0 and not state.saturated:
+        state.polling = True
+        _wake_at_timeout(state, scenario, arrays, reached)
         return False
-    _extend_payload(s, point, a, pending)
+    _extend_payload(state, scenario, arrays, pending)
     return True
 
 
 @inlined
-def _queued(s: State) -> int:
+def _queued(state: State) -> int:
     """Return the number of requests in the queue, with those that have expired."""
-    return s.queue_tail - s.queue_head + s.delayed_tail - s.delayed_head
+    return state.queue_tail - state.queue_head + state.delayed_tail - state.delayed_head
 
 
 @inlined
-def _is_stale(s: State) -> bool:
+def _is_stale(state: State) -> bool:
     """Return whether the batcher can no longer extend its current payload."""
-    return s.current >= 0 and (s.current < s.head or s.current == s.frozen)
+    return state.current >= 0 and (state.current < state.head or state.current == state.unmergeable)
 
 
 @inlined
-def _has_slot(s: State, point: Ints, instances: Ints) -> bool:
+def _has_slot(state: State, scenario: Ints, instances: Ints) -> bool:
     """Return whether the batcher may form a payload.
 
     With prefetch up to 2n payloads may wait for the n instances, otherwise one for each idle instance.
     """
-    if point[PREFETCH] != 0:
-        return bool(s.tail - s.head < 2 * instances.shape[1])
+    if scenario[PREFETCH] != 0:
+        return bool(state.tail - state.head < 2 * instances.shape[1])
     idle = 0
     for j in range(instances.shape[1]):
         if instances[STATE, j] == SLEEPING or instances[STATE, j] == WAKING:
             idle += 1
-    return bool(s.tail - s.head < idle)
+    return bool(state.tail - state.head < idle)
 
 
 @inlined
-def _form(s: State, point: Ints, a: Arrays) -> tuple[int, int]:
+def _form(state: State, scenario: Ints, arrays: Arrays) -> tuple[int, int]:
     """Decide how the batcher extends its current payload from the queue.
 
     This is the loop over the queue of Triton's ``GetDynamicBatch`` in closed form, as all requests are alike. Return
     the number of requests that join the payload, and the time to wait instead (0: do not wait).
     """
-    limit, samples, size = point[LIMIT], point[SAMPLES], s.current_size
-    take = min(s.queue_tail - s.queue_head, limit - size)
-    more = s.queue_tail - s.queue_head > take  # the next request does not fit
+    limit, samples, size = scenario[LIMIT], scenario[SAMPLES], state.current_size
+    take = min(state.queue_tail - state.queue_head, limit - size)
+    more = state.queue_tail - state.queue_head > take  # the next request does not fit
     total = size + take
     best = 0
     closed = False
-    if a.hit[total] > size:
-        best = a.hit[total] - size
+    if arrays.preferred_up_to[total] > size:
+        best = arrays.preferred_up_to[total] - size
     else:
         # The first request beyond the largest preferred size selects the batch without it. Triton does not compare
         # the first request of a new payload, and treats a selected batch of 0 requests as none.
-        beyond = max(s.largest // samples + 1 - size, 1)
+        beyond = max(state.largest // samples + 1 - size, 1)
         if size + beyond == 1:
             beyond = 2
         examined = take + (1 if more else 0)
@@ -631,35 +647,35 @@ def _form(s: State, point: Ints, a: Arrays) -> tuple[int, int]:
             best = beyond - 1
             if best == 0 and examined > beyond:
                 best = 1
-    oldest = a.flight[s.queue_place, ARRIVED, s.queue_head & s.mask]
-    return _decide(s, point, a, take, total, best, closed, more, oldest, FOREVER)
+    oldest = arrays.flight[state.queue_place, ARRIVED, state.queue_head & state.mask]
+    return _decide(state, scenario, arrays, take, total, best, closed, more, oldest, FOREVER)
 
 
 @inlined
-def _form_different(s: State, point: Ints, a: Arrays) -> tuple[int, int, bool]:
+def _form_different(state: State, scenario: Ints, arrays: Arrays) -> tuple[int, int, bool]:
     """Decide as ``_form`` does, for requests that differ in size, shape or expiry.
 
     This is the loop of Triton's ``GetDynamicBatch``. In addition return whether a request of another shape comes
     next, which closes the payload for good.
     """
-    flight, mask = a.flight, s.mask
-    samples, timeout, size = point[SAMPLES], point[TIMEOUT], s.current_size
-    shape = a.payloads[PAYLOAD_SHAPE, s.current & mask]
+    flight, mask = arrays.flight, state.mask
+    samples, timeout, size = scenario[SAMPLES], scenario[TIMEOUT], state.current_size
+    shape = arrays.payloads[PAYLOAD_SHAPE, state.current & mask]
     units_taken = count = best = 0
     closed = send = other_shape = False
     oldest = expiry = FOREVER
-    queue_head, delayed_head = s.queue_head, s.delayed_head
-    for _ in range(_queued(s)):
-        is_fresh = _is_fresh_next(flight, queue_head, s.queue_tail, delayed_head, s.delayed_tail)
+    queue_head, delayed_head = state.queue_head, state.delayed_head
+    for _ in range(_queued(state)):
+        is_fresh = _is_fresh_next(flight, queue_head, state.queue_tail, delayed_head, state.delayed_tail)
         where, i = (IN_QUEUE, queue_head & mask) if is_fresh else (DELAYED, delayed_head & mask)
         units, arrived = flight[where, UNITS, i], flight[where, ARRIVED, i]
         if size + units_taken > 0:
-            if (size + units_taken + units) * samples > s.largest and best == 0:
+            if (size + units_taken + units) * samples > state.largest and best == 0:
                 best, closed = count, True
-            if size + units_taken + units > point[LIMIT]:
+            if size + units_taken + units > scenario[LIMIT]:
                 send = True
                 break
-            if point[FIXED] == 0 and flight[where, SHAPE, i] != shape:
+            if scenario[FIXED] == 0 and flight[where, SHAPE, i] != shape:
                 send = other_shape = True
                 break
         else:
@@ -667,22 +683,22 @@ def _form_different(s: State, point: Ints, a: Arrays) -> tuple[int, int, bool]:
         units_taken += units
         count += 1
         queue_head, delayed_head = queue_head + is_fresh, delayed_head + (not is_fresh)
-        if s.has_levels:
-            timeout = a.tables.policies[point[POLICIES] + flight[where, LEVEL, i] - 1, LEVEL_TIMEOUT]
+        if state.has_levels:
+            timeout = arrays.tables.policies[scenario[POLICIES] + flight[where, LEVEL, i] - 1, LEVEL_TIMEOUT]
         oldest = min(oldest, arrived)
         if timeout > 0 and is_fresh:
             expiry = min(expiry, arrived + timeout)
-        if a.hit[size + units_taken] == size + units_taken:
+        if arrays.preferred_up_to[size + units_taken] == size + units_taken:
             best = count
-    pending, wait = _decide(s, point, a, count, size + units_taken, best, closed, send, oldest, expiry)
+    pending, wait = _decide(state, scenario, arrays, count, size + units_taken, best, closed, send, oldest, expiry)
     return pending, wait, other_shape
 
 
 @inlined
 def _decide(
-    s: State,
-    point: Ints,
-    a: Arrays,
+    state: State,
+    scenario: Ints,
+    arrays: Arrays,
     count: int,
     total: int,
     best: int,
@@ -696,9 +712,9 @@ def _decide(
     This is the end of Triton's ``GetDynamicBatch``.
 
     Args:
-        s: The state.
-        point: The point.
-        a: The arrays.
+        state: The state.
+        scenario: The scenario.
+        arrays: The arrays.
         count: Requests that the batcher has looked at and that fit.
         total: Units of the payload with all of them.
         best: Requests with which the payload has a preferred size; 0 if there is none.
@@ -707,43 +723,44 @@ def _decide(
         oldest: The earliest arrival among ``count`` requests.
         expiry: The first time at which one of them expires.
     """
-    samples, delay, size = point[SAMPLES], point[DELAY], s.current_size
-    late = delay > 0 and s.now - oldest >= delay
-    s.saturated = closed
+    samples, delay, size = scenario[SAMPLES], scenario[DELAY], state.current_size
+    late = delay > 0 and state.now - oldest >= delay
+    state.saturated = closed
     if best > 0 and not late:
-        s.saturated = closed or delay == 0
+        state.saturated = closed or delay == 0
         return best, 0
     if count == 0:
         return 0, 0
-    if send or total * samples >= s.largest:
-        s.saturated = True
+    if send or total * samples >= state.largest:
+        state.saturated = True
         return count, 0
     if late or delay == 0:
         return count, 0
-    s.next_preferred = a.following[total] - size * samples
-    if not closed and size > 0 and a.hit[size] != size:
+    state.next_preferred = arrays.next_preferred_size[total] - size * samples
+    if not closed and size > 0 and arrays.preferred_up_to[size] != size:
         return count, 0
-    wait = min(oldest + delay, expiry) - s.now
+    wait = min(oldest + delay, expiry) - state.now
     return count, wait // 1000 * 1000  # Triton waits for whole microseconds
 
 
 @inlined
-def _tabulate(preferred: Ints, samples: int, limit: int, hit: Ints, following: Ints) -> int:
+def _tabulate(preferred: Ints, samples: int, limit: int, preferred_up_to: Ints, next_preferred_size: Ints) -> int:
     """Tabulate the ascending preferred sizes (in samples) by the number m of units in a batch.
 
-    ``hit[m]`` is the largest number of units up to m whose samples are a preferred size, or 0. ``following[m]`` is
-    the next preferred size above m units, or the smallest one. Returns the largest preferred size.
+    ``preferred_up_to[m]`` is the largest number of units up to m whose samples are a preferred size, or 0.
+    ``next_preferred_size[m]`` is the next preferred size above m units, or the smallest one. Returns the largest
+    preferred size.
     """
     k = 0
-    hit[0] = 0
+    preferred_up_to[0] = 0
     for m in range(limit + 1):
         if m > 0:
-            hit[m] = hit[m - 1]
+            preferred_up_to[m] = preferred_up_to[m - 1]
         while k < len(preferred) and preferred[k] <= m * samples:
             if preferred[k] == m * samples:
-                hit[m] = m
+                preferred_up_to[m] = m
             k += 1
-        following[m] = preferred[k % len(preferred)] if len(preferred) > 0 else 0
+        next_preferred_size[m] = preferred[k % len(preferred)] if len(preferred) > 0 else 0
     return preferred[-1] if len(preferred) > 0 else 0
 
 
@@ -758,33 +775,36 @@ def _is_fresh_next(flight: Ints, queue_head: int, queue_tail: int, delayed_head:
 
 
 @inlined
-def _extend_payload(s: State, point: Ints, a: Arrays, pending: int) -> None:
+def _extend_payload(state: State, scenario: Ints, arrays: Arrays, pending: int) -> None:
     """Move the next ``pending`` requests of the queue into the current payload."""
-    payloads = a.payloads
-    samples, mask, queue, batched = point[SAMPLES], s.mask, a.flight[s.queue_place], a.flight[s.payload_place]
-    own = s.current & s.mask
-    if s.alike:
-        payloads[PAYLOAD_OLDEST, own] = min(payloads[PAYLOAD_OLDEST, own], queue[ARRIVED, s.queue_head & mask])
-        s.queue_head += pending
-        s.formed += pending
-        s.current_size += pending
-        s.queued_samples -= pending * samples
+    payloads = arrays.payloads
+    samples, mask = scenario[SAMPLES], state.mask
+    queue, batched = arrays.flight[state.queue_place], arrays.flight[state.payload_place]
+    own = state.current & state.mask
+    if state.alike:
+        payloads[PAYLOAD_OLDEST, own] = min(payloads[PAYLOAD_OLDEST, own], queue[ARRIVED, state.queue_head & mask])
+        state.queue_head += pending
+        state.formed += pending
+        state.current_size += pending
+        state.queued_samples -= pending * samples
     else:
-        delayed = a.flight[DELAYED]
+        delayed = arrays.flight[DELAYED]
         for _ in range(pending):
-            i = s.formed & mask
-            if _is_fresh_next(a.flight, s.queue_head, s.queue_tail, s.delayed_head, s.delayed_tail):
-                _move(queue, s.queue_head & mask, batched, i)
-                s.queue_head += 1
+            i = state.formed & mask
+            if _is_fresh_next(
+                arrays.flight, state.queue_head, state.queue_tail, state.delayed_head, state.delayed_tail
+            ):
+                _move(queue, state.queue_head & mask, batched, i)
+                state.queue_head += 1
             else:
-                _move(delayed, s.delayed_head & mask, batched, i)
-                s.delayed_head += 1
-            s.formed += 1
-            s.current_size += batched[UNITS, i]
-            s.queued_samples -= batched[UNITS, i] * samples
+                _move(delayed, state.delayed_head & mask, batched, i)
+                state.delayed_head += 1
+            state.formed += 1
+            state.current_size += batched[UNITS, i]
+            state.queued_samples -= batched[UNITS, i] * samples
             payloads[PAYLOAD_OLDEST, own] = min(payloads[PAYLOAD_OLDEST, own], batched[ARRIVED, i])
             payloads[PAYLOAD_SHAPE, own] = batched[SHAPE, i]  # if shapes matter, all have this one
-    payloads[PAYLOAD_UNITS, own] = s.current_size
+    payloads[PAYLOAD_UNITS, own] = state.current_size
     payloads[PAYLOAD_REQUESTS, own] += pending
 
 
@@ -792,98 +812,102 @@ def _extend_payload(s: State, point: Ints, a: Arrays, pending: int) -> None:
 
 
 @inlined
-def _reached_level(s: State, point: Ints, a: Arrays) -> int:
+def _reached_level(state: State, scenario: Ints, arrays: Arrays) -> int:
     """Return the lowest priority level whose timeout Triton applies while it forms a batch.
 
     It looks at a level only if all requests of the levels above fit in the batch.
     """
-    flight = a.flight
-    mask, size, shape = s.mask, s.current_size, a.payloads[PAYLOAD_SHAPE, s.current & s.mask]
-    for level in range(1, point[LEVELS]):
-        policy = point[POLICIES] + level - 1
-        timeout, rejects = a.tables.policies[policy, LEVEL_TIMEOUT], a.tables.policies[policy, LEVEL_REJECTS] != 0
+    flight = arrays.flight
+    mask, size, shape = state.mask, state.current_size, arrays.payloads[PAYLOAD_SHAPE, state.current & state.mask]
+    for level in range(1, scenario[LEVELS]):
+        policy = scenario[POLICIES] + level - 1
+        timeout = arrays.tables.policies[policy, LEVEL_TIMEOUT]
+        rejects = arrays.tables.policies[policy, LEVEL_REJECTS] != 0
         for place in (IN_QUEUE, DELAYED):
             is_fresh = place == IN_QUEUE
-            first, last = (s.queue_head, s.queue_tail) if is_fresh else (s.delayed_head, s.delayed_tail)
+            first, last = state.queue_head, state.queue_tail
+            if not is_fresh:
+                first, last = state.delayed_head, state.delayed_tail
             for k in range(first, last):
                 i = k & mask
                 if flight[place, LEVEL, i] != level:
                     continue
-                if is_fresh and rejects and 0 < timeout < s.now - flight[place, ARRIVED, i]:
+                if is_fresh and rejects and 0 < timeout < state.now - flight[place, ARRIVED, i]:
                     continue
                 if size == 0:
                     shape = flight[place, SHAPE, i]
                 size += flight[place, UNITS, i]
-                if size > point[LIMIT] or (point[FIXED] == 0 and flight[place, SHAPE, i] != shape):
+                if size > scenario[LIMIT] or (scenario[FIXED] == 0 and flight[place, SHAPE, i] != shape):
                     return level
-    return int(point[LEVELS])
+    return int(scenario[LEVELS])
 
 
 @inlined
-def _expire(s: State, point: Ints, a: Arrays, blocked: bool) -> None:
+def _expire(state: State, scenario: Ints, arrays: Arrays, blocked: bool) -> None:
     """Reject or delay the requests whose time in the queue has expired; if the batcher is blocked, delay none."""
-    rejects, queue = point[REJECTS] != 0, a.flight[s.queue_place]
-    while (rejects or not blocked) and s.queue_head < s.queue_tail:
-        i = s.queue_head & s.mask
-        if s.now <= queue[ARRIVED, i] + s.timeout:
+    rejects, queue = scenario[REJECTS] != 0, arrays.flight[state.queue_place]
+    while (rejects or not blocked) and state.queue_head < state.queue_tail:
+        i = state.queue_head & state.mask
+        if state.now <= queue[ARRIVED, i] + state.timeout:
             break
-        s.queue_head += 1
+        state.queue_head += 1
         if rejects:
-            _time_out(s, point, a, i, blocked)
+            _time_out(state, scenario, arrays, i, blocked)
         else:
-            _move(queue, i, a.flight[DELAYED], s.delayed_tail & s.mask)
-            s.delayed_tail += 1
+            _move(queue, i, arrays.flight[DELAYED], state.delayed_tail & state.mask)
+            state.delayed_tail += 1
 
 
 @inlined
-def _expire_levels(s: State, point: Ints, a: Arrays, reached: int, blocked: bool) -> None:
+def _expire_levels(state: State, scenario: Ints, arrays: Arrays, reached: int, blocked: bool) -> None:
     """Reject or delay the requests of the priority levels up to ``reached`` whose time in the queue has expired.
 
     If the batcher is blocked, delay none.
     """
-    queue, delayed, mask = a.flight[s.queue_place], a.flight[DELAYED], s.mask
-    kept = s.queue_head
-    for k in range(s.queue_head, s.queue_tail):
+    queue, delayed, mask = arrays.flight[state.queue_place], arrays.flight[DELAYED], state.mask
+    kept = state.queue_head
+    for k in range(state.queue_head, state.queue_tail):
         i = k & mask
-        policy = point[POLICIES] + queue[LEVEL, i] - 1
-        rejects, limit_ns = a.tables.policies[policy, LEVEL_REJECTS] != 0, a.tables.policies[policy, LEVEL_TIMEOUT]
-        has_expired = queue[LEVEL, i] <= reached and 0 < limit_ns < s.now - queue[ARRIVED, i]
+        policy = scenario[POLICIES] + queue[LEVEL, i] - 1
+        rejects = arrays.tables.policies[policy, LEVEL_REJECTS] != 0
+        limit_ns = arrays.tables.policies[policy, LEVEL_TIMEOUT]
+        has_expired = queue[LEVEL, i] <= reached and 0 < limit_ns < state.now - queue[ARRIVED, i]
         if not has_expired or (blocked and not rejects):
             if kept != k:
                 _move(queue, i, queue, kept & mask)
             kept += 1
         elif rejects:
-            _time_out(s, point, a, i, blocked)
+            _time_out(state, scenario, arrays, i, blocked)
         else:
-            _insert(queue, i, delayed, s.delayed_head, s.delayed_tail)
-            s.delayed_tail += 1
-    s.queue_tail = kept
+            _insert(queue, i, delayed, state.delayed_head, state.delayed_tail)
+            state.delayed_tail += 1
+    state.queue_tail = kept
 
 
 @inlined
-def _time_out(s: State, point: Ints, a: Arrays, i: int, blocked: bool) -> None:
-    """Reject the request at place ``i`` of the queue because it has expired."""
-    s.timed_out += 1
-    s.refusals += 1
-    s.unanswered += 1
+def _time_out(state: State, scenario: Ints, arrays: Arrays, i: int, blocked: bool) -> None:
+    """Reject the request in slot ``i`` of the queue because it has expired."""
+    state.timed_out += 1
+    state.refusals += 1
+    state.unanswered += 1
     if not blocked:  # otherwise Triton still counts it
-        s.queued_samples -= a.flight[s.queue_place, UNITS, i] * point[SAMPLES]
-    if a.flight[s.queue_place, NUMBER, i] < len(a.requests):
-        a.requests[a.flight[s.queue_place, NUMBER, i], EXECUTION] = HAS_TIMED_OUT
+        state.queued_samples -= arrays.flight[state.queue_place, UNITS, i] * scenario[SAMPLES]
+    if arrays.flight[state.queue_place, NUMBER, i] < len(arrays.requests):
+        arrays.requests[arrays.flight[state.queue_place, NUMBER, i], EXECUTION] = TIMED_OUT
 
 
 @inlined
-def _wake_at_timeout(s: State, point: Ints, a: Arrays, reached: int) -> None:
+def _wake_at_timeout(state: State, scenario: Ints, arrays: Arrays, reached: int) -> None:
     """Let the batcher run when the first request expires whose timeout applies."""
-    queue, mask = a.flight[s.queue_place], s.mask
-    if s.has_levels and s.timeout > 0:
-        for k in range(s.queue_head, s.queue_tail):
+    queue, mask = arrays.flight[state.queue_place], state.mask
+    if state.has_levels and state.timeout > 0:
+        for k in range(state.queue_head, state.queue_tail):
             level = queue[LEVEL, k & mask]
-            limit_ns = a.tables.policies[point[POLICIES] + level - 1, LEVEL_TIMEOUT]
+            limit_ns = arrays.tables.policies[scenario[POLICIES] + level - 1, LEVEL_TIMEOUT]
             if limit_ns > 0 and level <= reached:
-                s.batcher_at = min(s.batcher_at, queue[ARRIVED, k & mask] + limit_ns + 1)
-    elif s.timeout > 0 and s.queue_head < s.queue_tail:
-        s.batcher_at = min(s.batcher_at, queue[ARRIVED, s.queue_head & mask] + s.timeout + 1)
+                state.batcher_at = min(state.batcher_at, queue[ARRIVED, k & mask] + limit_ns + 1)
+    elif state.timeout > 0 and state.queue_head < state.queue_tail:
+        state.batcher_at = min(state.batcher_at, queue[ARRIVED, state.queue_head & mask] + state.timeout + 1)
 
 
 # -- ring buffers ----------------------------------------------------------------------------------------------------
@@ -898,11 +922,11 @@ def _move(source: Ints, i: int, target: Ints, k: int) -> None:
 @inlined
 def _insert(source: Ints, i: int, queue: Ints, head: int, tail: int) -> None:
     """Put a request behind all others of its priority level or a higher one."""
-    mask, place = queue.shape[1] - 1, tail
-    while place > head and queue[LEVEL, (place - 1) & mask] > source[LEVEL, i]:
-        _move(queue, (place - 1) & mask, queue, place & mask)
-        place -= 1
-    _move(source, i, queue, place & mask)
+    mask, slot = queue.shape[1] - 1, tail
+    while slot > head and queue[LEVEL, (slot - 1) & mask] > source[LEVEL, i]:
+        _move(queue, (slot - 1) & mask, queue, slot & mask)
+        slot -= 1
+    _move(source, i, queue, slot & mask)
 
 
 @inlined
@@ -931,122 +955,128 @@ def _notify_instance(at: int, instances: Ints) -> None:
 
 
 @inlined
-def _take_payload(s: State, point: Ints, a: Arrays, j: int) -> None:
+def _take_payload(state: State, scenario: Ints, arrays: Arrays, j: int) -> None:
     """Let instance ``j`` execute the payload that waits longest, or sleep if there is none."""
-    instances, progress = a.instances, a.progress
-    batched = a.flight[s.payload_place]
-    if s.head == s.tail:
-        instances[STATE, j], instances[WHEN, j], instances[ASLEEP, j] = SLEEPING, FOREVER, s.naps
-        s.naps += 1
+    instances, progress = arrays.instances, arrays.progress
+    batched = arrays.flight[state.payload_place]
+    if state.head == state.tail:
+        instances[STATE, j], instances[WHEN, j], instances[ASLEEP, j] = SLEEPING, FOREVER, state.sleep_count
+        state.sleep_count += 1
         return
-    count, together = _merge_payloads(s, point, a.payloads)
+    count, together = _merge_payloads(state, scenario, arrays.payloads)
     instances[WAITED, j] = 0
     for i in range(together):
-        place = (s.started + i) & s.mask
-        a.held[j, i] = batched[SENT, place]
-        instances[WAITED, j] += s.now - batched[ARRIVED, place]
-        if len(a.requests) > 0:
-            number = s.started + i if s.alike else batched[NUMBER, place]
-            if number < len(a.requests):
-                a.requests[number, EXECUTION] = s.runs
+        slot = (state.started + i) & state.mask
+        arrays.sent_times[j, i] = batched[SENT, slot]
+        instances[WAITED, j] += state.now - batched[ARRIVED, slot]
+        if len(arrays.requests) > 0:
+            number = state.started + i if state.alike else batched[NUMBER, slot]
+            if number < len(arrays.requests):
+                arrays.requests[number, EXECUTION] = state.runs
     instances[SIZE, j], instances[MEMBERS, j] = count, together
-    s.started += together
-    s.least_waiting = min(s.least_waiting, s.arrived - s.started - s.refusals)
-    s.busy += 1
-    _rescale(s, point, a, s.busy - 1, j)
-    progress[FACTOR, j] = a.tables.factors[s.runs % len(a.tables.factors)]
-    span = a.tables.services[point[SERVICE] + (count - 1) * point[STRIDE] + s.busy - 1] * progress[FACTOR, j]
-    instances[STATE, j], instances[SINCE, j], progress[LEFT, j] = EXECUTING, s.now, 1.0
-    instances[WHEN, j] = s.now + max(int(span + 0.5), 1)
-    instances[RUN, j] = s.runs
-    if s.runs < len(a.executions):
-        row = a.executions[s.runs]
-        row[0], row[1], row[2], row[3], row[4] = j, s.now, -1, count, together
-    s.runs += 1
-    s.notified = point[BATCHING] != 0
+    state.started += together
+    state.least_waiting = min(state.least_waiting, state.arrived - state.started - state.refusals)
+    state.busy += 1
+    _rescale(state, scenario, arrays, state.busy - 1, j)
+    progress[FACTOR, j] = arrays.tables.factors[state.runs % len(arrays.tables.factors)]
+    span = (
+        arrays.tables.services[scenario[SERVICE] + (count - 1) * scenario[STRIDE] + state.busy - 1]
+        * progress[FACTOR, j]
+    )
+    instances[STATE, j], instances[SINCE, j], progress[LEFT, j] = EXECUTING, state.now, 1.0
+    instances[WHEN, j] = state.now + max(int(span + 0.5), 1)
+    instances[RUN, j] = state.runs
+    if state.runs < len(arrays.executions):
+        row = arrays.executions[state.runs]
+        row[0], row[1], row[2], row[3], row[4] = j, state.now, -1, count, together
+    state.runs += 1
+    state.notified = scenario[BATCHING] != 0
 
 
 @inlined
-def _merge_payloads(s: State, point: Ints, payloads: Ints) -> tuple[int, int]:
+def _merge_payloads(state: State, scenario: Ints, payloads: Ints) -> tuple[int, int]:
     """Remove the first payload for an instance, and merge those into it that have waited for longer than the delay.
 
     Return the units and the requests of the batch.
     """
-    limit, front = point[LIMIT], s.head & s.mask
+    limit, front = scenario[LIMIT], state.head & state.mask
     units, requests = payloads[PAYLOAD_UNITS, front], payloads[PAYLOAD_REQUESTS, front]
-    s.head += 1
-    if point[DELAY] > 0 and limit * point[SAMPLES] > 1 and payloads[PAYLOAD_CLOSED, front] == 0:
-        while s.head < s.tail:
-            other = s.head & s.mask
-            if payloads[PAYLOAD_CLOSED, other] != 0 or s.now - payloads[PAYLOAD_OLDEST, other] <= point[DELAY]:
+    state.head += 1
+    if scenario[DELAY] > 0 and limit * scenario[SAMPLES] > 1 and payloads[PAYLOAD_CLOSED, front] == 0:
+        while state.head < state.tail:
+            other = state.head & state.mask
+            if payloads[PAYLOAD_CLOSED, other] != 0 or state.now - payloads[PAYLOAD_OLDEST, other] <= scenario[DELAY]:
                 break
-            s.frozen = s.head
-            differs = point[FIXED] == 0 and payloads[PAYLOAD_SHAPE, front] != payloads[PAYLOAD_SHAPE, other]
+            state.unmergeable = state.head
+            differs = scenario[FIXED] == 0 and payloads[PAYLOAD_SHAPE, front] != payloads[PAYLOAD_SHAPE, other]
             if differs or units + payloads[PAYLOAD_UNITS, other] > limit:
                 break
             units += payloads[PAYLOAD_UNITS, other]
             requests += payloads[PAYLOAD_REQUESTS, other]
-            s.head += 1
+            state.head += 1
     return units, requests
 
 
 @inlined
-def _rescale(s: State, point: Ints, a: Arrays, before: int, excluded: int) -> None:
+def _rescale(state: State, scenario: Ints, arrays: Arrays, before: int, excluded: int) -> None:
     """Change the speed of the running executions except ``excluded``: ``before`` instances were busy."""
-    instances, progress, services = a.instances, a.progress, a.tables.services
+    instances, progress, services = arrays.instances, arrays.progress, arrays.tables.services
     for j in range(instances.shape[1]):
         if instances[STATE, j] != EXECUTING or j == excluded:
             continue
-        row = point[SERVICE] + (instances[SIZE, j] - 1) * point[STRIDE]
-        old, new = services[row + before - 1] * progress[FACTOR, j], services[row + s.busy - 1] * progress[FACTOR, j]
+        row = scenario[SERVICE] + (instances[SIZE, j] - 1) * scenario[STRIDE]
+        old, new = (
+            services[row + before - 1] * progress[FACTOR, j],
+            services[row + state.busy - 1] * progress[FACTOR, j],
+        )
         if old != new:
-            progress[LEFT, j] = max(progress[LEFT, j] - (s.now - instances[SINCE, j]) / old, 0.0)
-            instances[SINCE, j] = s.now
-            instances[WHEN, j] = s.now + int(progress[LEFT, j] * new + 0.5)
+            progress[LEFT, j] = max(progress[LEFT, j] - (state.now - instances[SINCE, j]) / old, 0.0)
+            instances[SINCE, j] = state.now
+            instances[WHEN, j] = state.now + int(progress[LEFT, j] * new + 0.5)
 
 
 @inlined
-def _answer(s: State, point: Ints, a: Arrays, j: int) -> None:
+def _answer(state: State, scenario: Ints, arrays: Arrays, j: int) -> None:
     """End the execution of instance ``j``. In a closed loop, each client sends its next request."""
-    instances = a.instances
-    s.busy -= 1
-    _rescale(s, point, a, s.busy + 1, j)
-    s.completed += instances[MEMBERS, j]
-    s.last_end, s.last_ender = s.now, j
-    s.at_anchor = s.at_anchor or j == s.anchor or s.anchor < 0
-    if s.measuring:
-        s.batches += 1
-        s.queue_sum += instances[WAITED, j]
-        s.units_measured += instances[SIZE, j]
+    instances = arrays.instances
+    state.busy -= 1
+    _rescale(state, scenario, arrays, state.busy + 1, j)
+    state.completed += instances[MEMBERS, j]
+    state.last_end, state.last_ended_instance = state.now, j
+    state.is_at_cycle_end = state.is_at_cycle_end or j == state.cycle_instance or state.cycle_instance < 0
+    if state.measuring:
+        state.batches += 1
+        state.queue_sum += instances[WAITED, j]
+        state.units_measured += instances[SIZE, j]
     for i in range(instances[MEMBERS, j]):
-        s.last_response = max(s.now + point[RECEIVE], s.last_response + point[SPACING])
-        if s.measuring:
-            latency = s.last_response - a.held[j, i]
-            a.latencies[s.measured] = latency
-            s.latency_sum += latency
-            s.measured += 1
-        if point[CONCURRENCY] > 0:
-            _send(s, point, a, s.last_response + point[CLIENT])
-    if instances[RUN, j] < len(a.executions):
-        a.executions[instances[RUN, j], 2] = s.now
-    instances[STATE, j], instances[WHEN, j] = RELEASING, s.now + point[RELEASE]
+        state.last_response = max(state.now + scenario[RECEIVE], state.last_response + scenario[SPACING])
+        if state.measuring:
+            latency = state.last_response - arrays.sent_times[j, i]
+            arrays.latencies[state.measured] = latency
+            state.latency_sum += latency
+            state.measured += 1
+        if scenario[CONCURRENCY] > 0:
+            _send(state, scenario, arrays, state.last_response + scenario[CLIENT])
+    if instances[RUN, j] < len(arrays.executions):
+        arrays.executions[instances[RUN, j], 2] = state.now
+    instances[STATE, j], instances[WHEN, j] = RELEASING, state.now + scenario[RELEASE]
 
 
 @inlined
-def _is_ready(s: State, point: Ints, instances: Ints, j: int) -> bool:
+def _is_ready(state: State, scenario: Ints, instances: Ints, j: int) -> bool:
     """Return whether instance ``j``, whose time has come, takes a payload: not if the batcher overtakes it."""
     if instances[STATE, j] == OVERTAKEN:
-        s.overtaken = False
+        state.overtaken = False
         return True
-    if instances[WHEN, j] != s.now:
+    if instances[WHEN, j] != state.now:
         return False
-    may_overtake = point[BATCHING] != 0 and point[PREFETCH] == 0 and not s.overtaken
-    if may_overtake and _is_missed(instances[RUN, j], s.now, point[MISSED]):
-        s.overtaken = True
-        instances[STATE, j], instances[WHEN, j] = OVERTAKEN, s.now + _preempted_ns(instances[RUN, j], s.now)
-        s.batcher_at = s.now
+    may_overtake = scenario[BATCHING] != 0 and scenario[PREFETCH] == 0 and not state.overtaken
+    if may_overtake and _is_missed(instances[RUN, j], state.now, scenario[MISSED_WAKES]):
+        state.overtaken = True
+        instances[STATE, j], instances[WHEN, j] = OVERTAKEN, state.now + _preempted_ns(instances[RUN, j], state.now)
+        state.batcher_at = state.now
         return False
-    s.notified = point[BATCHING] != 0
+    state.notified = scenario[BATCHING] != 0
     return True
 
 
@@ -1074,18 +1104,18 @@ def _uniform(a: int, b: int) -> float:
 
 
 @inlined
-def _write_results(s: State, latencies: Ints, result: Floats) -> None:
-    result[DURATION] = s.last_end - s.opened
-    result[REQUESTS] = s.measured
-    result[COMPLETED_UNITS] = s.units_measured
-    result[REJECTED] = s.rejected - s.rejected_before
-    result[TIMED_OUT] = s.timed_out - s.timed_out_before
-    result[EXECUTIONS] = s.batches
-    result[LATENCY] = s.latency_sum
-    _write_percentiles(latencies, s.measured, result)
-    result[QUEUE] = s.queue_sum
-    result[BUSY] = s.busy_area
-    result[OVERLOADED] = 1.0 if s.overloaded and s.refusals == 0 else 0.0
+def _write_results(state: State, latencies: Ints, result: Floats) -> None:
+    result[RESULT_DURATION] = state.last_end - state.opened
+    result[RESULT_REQUESTS] = state.measured
+    result[RESULT_COMPLETED_UNITS] = state.units_measured
+    result[RESULT_REJECTED] = state.rejected - state.rejected_before
+    result[RESULT_TIMED_OUT] = state.timed_out - state.timed_out_before
+    result[RESULT_EXECUTIONS] = state.batches
+    result[RESULT_LATENCY] = state.latency_sum
+    _write_percentiles(latencies, state.measured, result)
+    result[RESULT_QUEUE] = state.queue_sum
+    result[RESULT_BUSY] = state.busy_area
+    result[RESULT_OVERLOADED] = 1.0 if state.overloaded and state.refusals == 0 else 0.0
 
 
 @inlined
@@ -1095,7 +1125,7 @@ def _write_percentiles(latencies: Ints, measured: int, result: Floats) -> None:
     A percentile is the element at the nearest rank, halves rounded up.
     """
     stop = measured
-    for column, percent in ((P99, 99.0), (P95, 95.0), (P90, 90.0), (P50, 50.0)):
+    for column, percent in ((RESULT_P99, 99.0), (RESULT_P95, 95.0), (RESULT_P90, 90.0), (RESULT_P50, 50.0)):
         rank = int(percent / 100.0 * (measured - 1) + 0.5)
         if measured > 0:  # no element up to the rank is larger than the one at the rank
             _partition(latencies, rank, stop)

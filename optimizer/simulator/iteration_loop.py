@@ -89,7 +89,7 @@ class Instances(NamedTuple):
 
     Attributes:
         queue: Ring buffer of the requests in its queue.
-        queue_head: Place of the oldest of them.
+        queue_head: Slot of the oldest of them.
         queued: Number of them.
         running: Requests of the running sequences.
         lacking: Tokens that these lack.
@@ -123,7 +123,7 @@ class Instances(NamedTuple):
 class State:
     """The state of a simulation: the fields of a NumPy record, all 0 at first."""
 
-    offset: int  # place of the first request in the rings
+    offset: int  # index of the first request in the rings
     now: float
     # requests: how many were sent, have ended, were measured
     issued: int
@@ -187,7 +187,7 @@ def simulate_scenarios(
 
 
 @compiled
-def _simulate(s: State, scenario: Floats, factors: Floats, stream: Stream, times: Floats, totals: Floats) -> None:
+def _simulate(state: State, scenario: Floats, factors: Floats, stream: Stream, times: Floats, totals: Floats) -> None:
     """Add one simulation to ``times`` [KINDS, requests] and ``totals``."""
     number, concurrency = int(scenario[INSTANCES]), int(scenario[CONCURRENCY])
     slots = min(int(scenario[SLOTS]), concurrency)
@@ -211,90 +211,93 @@ def _simulate(s: State, scenario: Floats, factors: Floats, stream: Stream, times
         np.zeros(number, np.bool_),
         scenario[FIXED] + scenario[SEQUENCE] * np.arange(slots + 1) ** scenario[POWER],
     )
-    s.due = NEVER
-    s.measured, s.with_between = int(totals[MEASURED]), int(totals[WITH_BETWEEN])
-    s.enough = s.measured + int(scenario[WANTED])
-    _send_first(s, scenario, requests, instances.pass_s[1] * factors[0] * np.mean(stream.outputs))
-    while s.measured < s.enough:
+    state.due = NEVER
+    state.measured, state.with_between = int(totals[MEASURED]), int(totals[WITH_BETWEEN])
+    state.enough = state.measured + int(scenario[WANTED])
+    _send_first(state, scenario, requests, instances.pass_s[1] * factors[0] * np.mean(stream.outputs))
+    while state.measured < state.enough:
         j = int(np.argmin(instances.ends))
-        end, arrival = instances.ends[j], requests.arrives[s.head] if s.head < s.tail else NEVER
-        if end > arrival or end > s.due:
-            j = _advance_batcher(s, scenario, stream, requests, instances)
+        end, arrival = instances.ends[j], requests.arrives[state.head] if state.head < state.tail else NEVER
+        if end > arrival or end > state.due:
+            j = _advance_batcher(state, scenario, stream, requests, instances)
             if j < 0 or instances.ends[j] < NEVER:
                 continue
         elif instances.is_sending[j]:
-            s.now = end
+            state.now = end
             instances.is_sending[j], instances.ends[j] = False, NEVER
-            s.busy -= 1
+            state.busy -= 1
         else:
-            _end_passes(s, scenario, stream, requests, instances, times, totals, j)
+            _end_passes(state, scenario, stream, requests, instances, times, totals, j)
             continue
-        longest = _admit(s, scenario, stream, instances, j)
+        longest = _admit(state, scenario, stream, instances, j)
         if instances.active[j] > 0:
-            _begin_passes(s, scenario, factors, requests, instances, longest, j)
-    totals[SECONDS] += s.closed - s.opened
-    totals[MEASURED], totals[WITH_BETWEEN] = s.measured, s.with_between
+            _begin_passes(state, scenario, factors, requests, instances, longest, j)
+    totals[SECONDS] += state.closed - state.opened
+    totals[MEASURED], totals[WITH_BETWEEN] = state.measured, state.with_between
 
 
 @inlined
-def _send_first(s: State, scenario: Floats, requests: Requests, alone: float) -> None:
+def _send_first(state: State, scenario: Floats, requests: Requests, alone: float) -> None:
     """Send the first requests, spread over the time ``alone`` that one takes alone."""
     concurrency = int(scenario[CONCURRENCY])
     for i in range(concurrency):
         requests.sent[i] = alone * i / concurrency
         requests.arriving[i], requests.arrives[i] = i, requests.sent[i] + scenario[ROUND_TRIP] / 2
-    s.issued = s.tail = concurrency
+    state.issued = state.tail = concurrency
 
 
 @inlined
-def _advance_batcher(s: State, scenario: Floats, stream: Stream, requests: Requests, instances: Instances) -> int:
+def _advance_batcher(state: State, scenario: Floats, stream: Stream, requests: Requests, instances: Instances) -> int:
     """Let a request arrive, or the wait of the oldest prompt end.
 
     Return the instance that gets the prompts in the batcher; NONE if they wait for others.
     """
-    arrival = requests.arrives[s.head] if s.head < s.tail else NEVER
-    if arrival <= s.due:
-        s.now = arrival
-        requests.batcher[s.in_batcher] = requests.arriving[s.head]
-        s.head += 1
-        s.in_batcher += 1
-        if s.in_batcher == 1:
-            s.due = s.now + scenario[DELAY]
-        if scenario[DELAY] > 0 and s.in_batcher < int(scenario[FULL]):
+    arrival = requests.arrives[state.head] if state.head < state.tail else NEVER
+    if arrival <= state.due:
+        state.now = arrival
+        requests.batcher[state.in_batcher] = requests.arriving[state.head]
+        state.head += 1
+        state.in_batcher += 1
+        if state.in_batcher == 1:
+            state.due = state.now + scenario[DELAY]
+        if scenario[DELAY] > 0 and state.in_batcher < int(scenario[FULL]):
             return NONE
     else:
-        s.now = s.due
-    j = _take_instance(s, scenario, stream, requests.batcher[0], len(instances.ends))
+        state.now = state.due
+    j = _take_instance(state, scenario, stream, requests.batcher[0], len(instances.ends))
     concurrency = instances.queue.shape[1]
-    for k in range(s.in_batcher):
+    for k in range(state.in_batcher):
         instances.queue[j, (instances.queue_head[j] + instances.queued[j]) % concurrency] = requests.batcher[k]
         instances.queued[j] += 1
-    s.in_batcher, s.due = 0, NEVER
+    state.in_batcher, state.due = 0, NEVER
     return j
 
 
 @inlined
-def _take_instance(s: State, scenario: Floats, stream: Stream, request: int, number: int) -> int:
+def _take_instance(state: State, scenario: Floats, stream: Stream, request: int, number: int) -> int:
     """Return the instance of ``number`` for the batch that begins with ``request``.
 
     Triton wakes the instance that has waited longest for requests, with few exceptions.
     """
-    delays, place = stream.delays, request + s.offset
-    if number > 1 and math.exp(-delays[(7 * place + 3) % len(delays)]) < scenario[RANDOM]:
-        return int(math.exp(-delays[(5 * place + 11) % len(delays)]) * number)
-    j = s.next_instance
-    s.next_instance = (j + 1) % number
+    delays, position = stream.delays, request + state.offset
+    if number > 1 and math.exp(-delays[(7 * position + 3) % len(delays)]) < scenario[RANDOM]:
+        return int(math.exp(-delays[(5 * position + 11) % len(delays)]) * number)
+    j = state.next_instance
+    state.next_instance = (j + 1) % number
     return j
 
 
 @inlined
-def _admit(s: State, scenario: Floats, stream: Stream, instances: Instances, j: int) -> int:
+def _admit(state: State, scenario: Floats, stream: Stream, instances: Instances, j: int) -> int:
     """Admit requests from the queue of instance ``j``. Return the tokens of the longest prompt among them."""
     concurrency, slots, ring = instances.queue.shape[1], instances.running.shape[1], len(stream.prompts)
     new = longest = 0
     while instances.queued[j] > 0 and instances.active[j] < slots:
         request, count = instances.queue[j, instances.queue_head[j]], instances.active[j]
-        length, output = stream.prompts[(request + s.offset) % ring], stream.outputs[(request + s.offset) % ring]
+        length, output = (
+            stream.prompts[(request + state.offset) % ring],
+            stream.outputs[(request + state.offset) % ring],
+        )
         if new > 0 and 0 < scenario[PROMPT_LIMIT] < max(longest, length) * (new + 1):
             break
         if count > 0 and 0 < scenario[KV_TOKENS] < instances.kept_tokens[j] + length + output:
@@ -312,13 +315,13 @@ def _admit(s: State, scenario: Floats, stream: Stream, instances: Instances, j: 
 
 @inlined
 def _begin_passes(
-    s: State, scenario: Floats, factors: Floats, requests: Requests, instances: Instances, longest: int, j: int
+    state: State, scenario: Floats, factors: Floats, requests: Requests, instances: Instances, longest: int, j: int
 ) -> None:
     """Begin the passes of instance ``j`` up to the next one that may change its running sequences."""
     count, new, slots = instances.active[j], instances.admitted[j], instances.running.shape[1]
-    factor = instances.factor[j] = factors[s.busy]
-    s.busy += 1
-    instances.begun[j] = now = s.now
+    factor = instances.factor[j] = factors[state.busy]
+    state.busy += 1
+    instances.begun[j] = now = state.now
     if new > 0:
         now += factor * (scenario[FIXED] + scenario[PROMPT] * longest * new)
         for k in range(count - new, count):
@@ -334,7 +337,7 @@ def _begin_passes(
         if len(instances.ends) > 1:
             passes = min(passes, MAX_PASSES)
     elif passes > 1:  # nothing changes before the next request may arrive
-        horizon = min(requests.arrives[s.head] if s.head < s.tail else NEVER, s.due)
+        horizon = min(requests.arrives[state.head] if state.head < state.tail else NEVER, state.due)
         for end in instances.ends:
             horizon = min(horizon, end + scenario[ROUND_TRIP] / 2)
         if horizon < now + step * passes:
@@ -345,7 +348,7 @@ def _begin_passes(
 
 @inlined
 def _end_passes(
-    s: State,
+    state: State,
     scenario: Floats,
     stream: Stream,
     requests: Requests,
@@ -358,18 +361,18 @@ def _end_passes(
     now, count, passes = instances.ends[j], instances.active[j], instances.passes[j]
     sending = scenario[SEND] * instances.factor[j]
     instances.is_sending[j], instances.ends[j] = True, now + sending * (count - 1)
-    if s.ended >= int(scenario[WARM_UP]):
+    if state.ended >= int(scenario[WARM_UP]):
         totals[TOKENS] += instances.admitted[j] + passes * count
         totals[PASSES] += passes
         totals[SEQUENCES] += passes * count
-        totals[RUNNING] += (now - max(instances.begun[j], s.opened)) * count
+        totals[RUNNING] += (now - max(instances.begun[j], state.opened)) * count
     for k in range(count):
         instances.lacking[j, k] -= passes
         if instances.lacking[j, k] <= 0:
             request = instances.running[j, k]
-            place = (request + s.offset) % len(stream.prompts)
+            place = (request + state.offset) % len(stream.prompts)
             instances.kept_tokens[j] -= stream.prompts[place] + stream.outputs[place]
-            _end_request(s, scenario, stream, requests, times, request, now + sending * k)
+            _end_request(state, scenario, stream, requests, times, request, now + sending * k)
     kept = 0
     while kept < instances.active[j]:
         if instances.lacking[j, kept] > 0:
@@ -382,36 +385,36 @@ def _end_passes(
 
 @inlined
 def _end_request(
-    s: State, scenario: Floats, stream: Stream, requests: Requests, times: Floats, request: int, end: float
+    state: State, scenario: Floats, stream: Stream, requests: Requests, times: Floats, request: int, end: float
 ) -> None:
     """Count ``request``, whose last response is sent at ``end``, and let its client send the next one."""
     ring, one_way = len(stream.outputs), scenario[ROUND_TRIP] / 2
-    length = stream.outputs[(request + s.offset) % ring]
-    s.ended += 1
-    if s.ended == int(scenario[WARM_UP]):
-        s.opened = end
-    elif s.ended > int(scenario[WARM_UP]) and s.measured < s.enough:
-        times[FIRST_RESPONSE, s.measured] = requests.first[request] - requests.sent[request] + one_way
-        times[WHOLE, s.measured] = end - requests.sent[request] + one_way
+    length = stream.outputs[(request + state.offset) % ring]
+    state.ended += 1
+    if state.ended == int(scenario[WARM_UP]):
+        state.opened = end
+    elif state.ended > int(scenario[WARM_UP]) and state.measured < state.enough:
+        times[FIRST_RESPONSE, state.measured] = requests.first[request] - requests.sent[request] + one_way
+        times[WHOLE, state.measured] = end - requests.sent[request] + one_way
         if length > 1:
-            times[BETWEEN, s.with_between] = (end - requests.first[request]) / (length - 1)
-            s.with_between += 1
-        s.measured += 1
-        s.closed = end
-    if s.issued < len(requests.sent):
-        requests.sent[s.issued] = end + one_way
-        at = requests.sent[s.issued] + one_way * stream.delays[(s.issued + s.offset) % ring]
-        _insert(s, requests, s.issued, at)
-        s.issued += 1
+            times[BETWEEN, state.with_between] = (end - requests.first[request]) / (length - 1)
+            state.with_between += 1
+        state.measured += 1
+        state.closed = end
+    if state.issued < len(requests.sent):
+        requests.sent[state.issued] = end + one_way
+        at = requests.sent[state.issued] + one_way * stream.delays[(state.issued + state.offset) % ring]
+        _insert(state, requests, state.issued, at)
+        state.issued += 1
 
 
 @inlined
-def _insert(s: State, requests: Requests, request: int, at: float) -> None:
+def _insert(state: State, requests: Requests, request: int, at: float) -> None:
     """Insert ``request``, which arrives ``at`` this time, into those on the way."""
     arriving, arrives = requests.arriving, requests.arrives
-    place = s.tail
-    while place > s.head and arrives[place - 1] > at:
+    place = state.tail
+    while place > state.head and arrives[place - 1] > at:
         arriving[place], arrives[place] = arriving[place - 1], arrives[place - 1]
         place -= 1
     arriving[place], arrives[place] = request, at
-    s.tail += 1
+    state.tail += 1

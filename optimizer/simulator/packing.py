@@ -34,7 +34,7 @@ QUEUE_POLICIES = (TIMEOUT_US, ALLOW_TIMEOUT_OVERRIDE, MAX_QUEUE_SIZE, PRIORITY_L
 
 
 class PackedScenarios:
-    """The arguments of ``event_loop.simulate_scenarios``: one row of ``points`` for each scenario.
+    """The arguments of ``event_loop.simulate_scenarios``: one row for each scenario.
 
     Raises:
         ValueError: A candidate refuses the requests, or the service times do not cover its batches or instances.
@@ -59,11 +59,11 @@ class PackedScenarios:
         self._arrivals_size = 0
         self._in_flight = 1
         self._most_measured = 1
-        points = np.array([self._row(scenario, interval) for scenario in scenarios], np.int64)
+        rows = np.array([self._row(scenario, interval) for scenario in scenarios], np.int64)
         factors, gaps = _check_ring("jitter", jitter, 1.0), _check_ring("gaps", gaps_s, 0.0)
         if not (factors > 0).all():
             raise ValueError("jitter: all factors must be positive")
-        self._points = points
+        self._rows = rows
         self._tables = (
             np.array(self._preferred, np.int64),
             np.concatenate(self._services),
@@ -109,11 +109,11 @@ class PackedScenarios:
         executions = np.zeros((log_rows, event_loop.EXECUTION_COLUMNS), np.int64)
         requests = np.full((log_rows, event_loop.REQUEST_COLUMNS), -1, np.int64)
         tables, most = event_loop.Tables(*self._tables), self._most_measured
-        event_loop.simulate_scenarios(self._points, tables, self._in_flight, most, results, executions, requests)
+        event_loop.simulate_scenarios(self._rows, tables, self._in_flight, most, results, executions, requests)
         return results, executions, requests
 
     def _row(self, scenario: Scenario, interval: MeasurementInterval) -> list[int]:
-        """Return the columns of ``points`` in the order that ``event_loop`` defines."""
+        """Return the columns of a scenario in the order that ``event_loop`` defines."""
         candidate, unit = scenario.candidate, _unit(scenario)
         biggest, limit = _most_units(scenario)
         in_flight = scenario.load.most_in_flight
