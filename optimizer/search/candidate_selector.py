@@ -101,26 +101,16 @@ class CandidateSelector:
         if not left:
             return None
         if not measured:
-            known = self._transferred.best(self._problem) if self._transferred else []
-            default = self._most_different(running, left) if running else left[0]
-            first = next((candidate for candidate in known if candidate not in tried), default)
-            return Decision(first, self._concurrencies(first)[0], math.inf)
+            return self._first_decision(left, tried, running)
         fitted = self._fit(inputs, measured, len(running))
         surrogate = fitted.with_running([*running, *fitted.missing_loads(measured)])
-        loads = self._at_loads(self._followed(fitted, left))
-        if len(loads) > POOL * LOADS:
-            loads = self._at_loads(list(_best_concurrencies(*self._screened(fitted, surrogate, left)))[:POOL])
         lowest = self._lowest_concurrencies(measured)
-        loads = [(candidate, n) for candidate, n in loads if n >= lowest.get(candidate, 1)]
+        promising = self._promising_loads(fitted, surrogate, left)
+        loads = [(candidate, n) for candidate, n in promising if n >= lowest.get(candidate, 1)]
         if not loads:
             return None
         gains = surrogate.improvements(loads)
-        finer = [
-            (candidate, near)
-            for candidate, concurrency in list(_best_concurrencies(loads, gains).items())[:FINALISTS]
-            for near in self._concurrencies_around(candidate, concurrency)
-            if near >= lowest.get(candidate, 1)
-        ]
+        finer = [(candidate, n) for candidate, n in self._finer_loads(loads, gains) if n >= lowest.get(candidate, 1)]
         gains, loads = np.concatenate([gains, surrogate.improvements(finer)]), loads + finer
         costs = TrialCosts(trials)
         gains /= np.array([costs.relative(candidate) for candidate, _ in loads])
@@ -129,6 +119,29 @@ class CandidateSelector:
             return Decision(*loads[chosen], float(gains[chosen]), surrogate.noise_scale)
         is_likely = surrogate.probability_within_bounds(loads).max() > UNLIKELY
         return Decision(*loads[chosen], math.inf if is_likely else 0.0)
+
+    def _first_decision(
+        self, left: Sequence[Candidate], tried: Set[Candidate], running: Sequence[ConfigurationLoad]
+    ) -> Decision:
+        """Return the decision before the first measurement."""
+        known = self._transferred.best(self._problem) if self._transferred else []
+        default = self._most_different(running, left) if running else left[0]
+        candidate = next((candidate for candidate in known if candidate not in tried), default)
+        return Decision(candidate, self._concurrencies(candidate)[0], math.inf)
+
+    def _promising_loads(
+        self, fitted: Surrogate, surrogate: Surrogate, left: Sequence[Candidate]
+    ) -> list[ConfigurationLoad]:
+        """Return the remaining candidates at their loads; only the POOL most promising ones if there are many."""
+        loads = self._at_loads(self._followed(fitted, left))
+        if len(loads) > POOL * LOADS:
+            loads = self._at_loads(list(_best_concurrencies(*self._screened(fitted, surrogate, left)))[:POOL])
+        return loads
+
+    def _finer_loads(self, loads: Sequence[ConfigurationLoad], gains: FloatArray) -> list[ConfigurationLoad]:
+        """Return further loads around the best one of each of the FINALISTS most promising candidates."""
+        finalists = list(_best_concurrencies(loads, gains).items())[:FINALISTS]
+        return [(candidate, n) for candidate, best in finalists for n in self._concurrencies_around(candidate, best)]
 
     @property
     def is_fitted(self) -> bool:

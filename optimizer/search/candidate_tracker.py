@@ -35,13 +35,13 @@ from optimizer.store.optuna_storage import enter_trial, set_trial_attribute
 # keys of an Optuna trial's user attributes: the name of its worker, and the concurrency that is predicted to be best
 WORKER, EXPECTED = "worker", "expected_concurrency"
 ABANDONED = "abandoned"  # user attribute of a trial whose worker died
-UNKNOWN_NUMBER = -1  # of the first trial of a candidate, which another process recorded
-MAX_DEPLOYMENTS = 3  # of a candidate by the search
-MAX_ABANDONED = 3  # attempts at a candidate, which may be what its workers died of
+UNKNOWN_NUMBER = -1  # number of the first trial of a candidate, which another process recorded
+MAX_DEPLOYMENTS = 3  # deployments of a candidate by the search
+MAX_ABANDONED = 3  # abandoned trials of a candidate, which may be the reason why its workers died
 
 
 class StudyWorkers:
-    """The workers of a study. In this class there is one: trials that still run belong to processes that were killed.
+    """The workers of a study. This base class stands for a study of one process: other running trials were killed.
 
     ``are_many``: others may join and leave while the study is open.
     """
@@ -142,8 +142,8 @@ class CandidateTracker:
         assert parameters is not None, candidate
         self.study.enqueue_trial(parameters)
 
-    def start(self, candidate: Candidate, concurrency: int | None = None, *, again: bool = False) -> Candidate | None:
-        """Store a candidate as running, and return it, or None if it is tried already.
+    def start(self, candidate: Candidate, concurrency: int | None = None, *, again: bool = False) -> bool:
+        """Store a candidate as running. Return False if it is tried already.
 
         The trial is stored in one step. If several workers start the same candidate, only the first one gets it. The
         candidate may be outside the space. ``concurrency`` is the one at which it is predicted to be best. ``again``:
@@ -151,7 +151,7 @@ class CandidateTracker:
         """
         canonical = self._space.canonical(candidate)
         if canonical in self.tried() and not again:
-            return None
+            return False
         parameters = self._encoding.encode(canonical)
         user_attrs = {CANDIDATE: candidate_to_json(canonical), WORKER: self._workers.name}
         running = create_trial(
@@ -163,11 +163,11 @@ class CandidateTracker:
         trial = optuna.Trial(self.study, enter_trial(self.study, running))
         if not again and self._is_tried(canonical, before=trial.number):
             self._drop(trial, canonical)
-            return None
+            return False
         self._started[canonical] = trial
         if again:
             self._observed.setdefault(canonical, UNKNOWN_NUMBER)
-        return candidate
+        return True
 
     def running(self) -> list[tuple[Candidate, int]]:
         """Return the candidates that living workers are trying, with the concurrency of ``start``."""
@@ -266,7 +266,10 @@ class CandidateTracker:
         )
 
     def _is_tried(self, candidate: Candidate, *, before: int | None = None, except_trial: int | None = None) -> bool:
-        """Return whether another trial (with ``before``, one with a lower number) has the candidate."""
+        """Return whether another trial (with ``before``, one with a lower number) has the candidate.
+
+        A trial that this process stored, but whose number it did not get from the database, is marked as failed.
+        """
         is_tried = False
         for trial in self.study.get_trials(deepcopy=False):
             if trial.number == except_trial or (before is not None and trial.number >= before):
@@ -274,7 +277,7 @@ class CandidateTracker:
             if self._tried_by(trial) != candidate:
                 continue
             if TRIAL not in trial.user_attrs and self._is_own(trial):
-                self._fail(trial)  # this process stored it, but the database's answer was lost
+                self._fail(trial)
             else:
                 is_tried = True
         return is_tried

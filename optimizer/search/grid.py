@@ -35,7 +35,7 @@ class GridSearcher(TrackedSearcher):
                 return None
             seen = Counter(pair for candidate in tried for pair in _pairs(candidate))
             chosen = min(left, key=lambda candidate: sum(seen[pair] for pair in _pairs(candidate)))
-            if self._tracker.start(chosen) is not None:
+            if self._tracker.start(chosen):
                 return chosen
 
 

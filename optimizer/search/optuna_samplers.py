@@ -74,8 +74,8 @@ class OptunaSearcher(TrackedSearcher):
                 candidate = self._tracker.ask(tried)
                 if candidate is not None:
                     return candidate
-            drawn = self._tracker.start(self._draw(tried))
-            if drawn is not None:
+            drawn = self._draw(tried)
+            if self._tracker.start(drawn):
                 return drawn
 
     def _draw(self, tried: set[Candidate]) -> Candidate:

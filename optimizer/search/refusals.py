@@ -23,7 +23,7 @@ SOFTENING = 0.1  # share of the permitted failures that is added to each share b
 # Shares of the notifications that the batcher may miss (see ``Scenario``), and the prior deviation from
 # MISSED_SHARE. The operating system decides about each of them, so the share depends on the machine and its load.
 MISSED_SHARES, MISSED_DEVIATION = (0.0, 0.2, 0.4, 0.7, 1.0), 0.3
-PRIOR_VARIANCE = 1.0  # of the logarithm of a measured share over a simulated one, at a single load
+PRIOR_VARIANCE = 1.0  # variance of the logarithm of a measured share over a simulated one, at a single load
 
 
 class RefusalForecast:

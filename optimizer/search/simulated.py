@@ -56,7 +56,7 @@ class SimulationGuidedSearcher(TrackedSearcher):
             if decision is None:
                 return None
             again = decision.candidate in repeatable
-            if self._tracker.start(decision.candidate, decision.load, again=again) is not None:
+            if self._tracker.start(decision.candidate, decision.load, again=again):
                 self._expected[decision.candidate] = decision.load
                 return decision.candidate
 

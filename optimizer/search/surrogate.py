@@ -104,8 +104,8 @@ class Surrogate:
     def improvements(self, loads: Sequence[ConfigurationLoad], samples: int | None = None) -> FloatArray:
         """Return the acquisition function [loads], the mean over the first ``samples`` samples (None: over all).
 
-        It is the expected gain in log throughput over what the feasible measurements achieve. While nothing is
-        feasible, it is the expected throughput within the bounds, on a scale of its own.
+        It is the expected gain in log throughput over the incumbent. While nothing is feasible, it is the
+        expected throughput within the bounds, on a scale of its own.
         """
         if not loads:
             return np.zeros(0)

@@ -74,9 +74,11 @@ BLACK_BOX_ERRORS = ModelErrors(throughput=0.2, tail=0.1)  # without the server's
 class DynamicBatchingModel:
     """The parameters of a simulated server. Throughput and latency are those of a server that refuses no request.
 
-    ``times`` returns the service times of an execution setting. ``errors`` are the expected relative errors of the
-    simulation. ``black_box`` is the vector of ``black_box_fit`` if the server has no statistics. ``queue`` are the
-    settings of the queue that candidates have in addition to their own.
+    Attributes:
+        times: Returns the service times of an execution setting.
+        errors: Expected relative errors of the simulation.
+        black_box: The vector of ``black_box_fit`` if the server has no statistics.
+        queue: Settings of the queue that candidates have in addition to their own.
     """
 
     times: Callable[[ExecutionSettings], ServiceTimes]

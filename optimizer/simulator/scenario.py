@@ -151,6 +151,9 @@ class MeasurementInterval:
 class Scenario:
     """The input of one simulation.
 
+    A run leaves ``prefetch``, ``request_mix``, ``shape_shares`` and ``mix_seed`` at their defaults. They serve the
+    comparison of the simulator with Triton (``benchmarks/simulator_proof.py``).
+
     Attributes:
         request_batch_size: Samples of each request. With a ``request_mix`` it has no effect.
         fixed_shapes: No input has a dimension of -1 (unless it has ``allow_ragged_batch``) or is a shape tensor.

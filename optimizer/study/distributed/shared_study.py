@@ -244,7 +244,7 @@ class SharedStudy(OtherWorkers):
             self._workers.leave(is_done=error is None)
 
     def claim(self, candidate: Candidate) -> bool:
-        return self.tracker.start(candidate, FIRST_CONCURRENCY) is not None
+        return self.tracker.start(candidate, FIRST_CONCURRENCY)
 
     def abandoned(self) -> list[Candidate]:
         self._seen = self._states()  # taken first: a trial that ends from now on may change the decision

@@ -147,5 +147,5 @@ def test_configurations_beyond_the_gpu_memory_are_not_suggested_by_any_method() 
     tracker = CandidateTracker(problem, open_study(None, "tritune", problem, sampler_for("random", 0)))
     tracker.record(failed(candidate(32, 2), lacks_gpu_memory=True))
     assert tracker.tried() == {candidate(size, instances) for size in (32, 128) for instances in (2, 3, 4)}
-    assert tracker.start(candidate(128, 4)) is None
-    assert tracker.start(candidate(128, 1)) is not None
+    assert not tracker.start(candidate(128, 4))
+    assert tracker.start(candidate(128, 1))

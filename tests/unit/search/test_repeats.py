@@ -91,7 +91,7 @@ def test_a_candidate_that_a_killed_session_was_deploying_is_free_again(worker: s
     study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING, user_attrs=attributes))
     resumed = CandidateTracker(PROBLEM, study)
     assert resumed.tried() == set()
-    assert resumed.start(FAST) == FAST
+    assert resumed.start(FAST)
     assert resumed.tried() == {FAST}
 
 
@@ -115,8 +115,8 @@ def test_a_repeat_is_stored_as_a_second_trial() -> None:
     known = tracker()
     for one in (FEASIBLE, MISSED):
         known.record(one)
-    assert known.start(FAST, 16) is None, "it was tried"
-    assert known.start(FAST, 16, again=True) == FAST
+    assert not known.start(FAST, 16), "it was tried"
+    assert known.start(FAST, 16, again=True)
     assert known.repeatable([FEASIBLE, MISSED]) == {SLOW}, "it runs"
     known.record(replace(MISSED, number=2))
     assert [t.user_attrs["trial"] for t in known.study.trials if "trial" in t.user_attrs] == [0, 1, 2]
