@@ -9,7 +9,7 @@ from pathlib import Path
 from optimizer.cli.output import confirm_deletion
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import cache_folder
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, show_path
 from optimizer.deploy.cache import (
     REMOVABLE,
     CachedFiles,
@@ -82,7 +82,7 @@ def _clean(folder: Path, names: Sequence[str], *, is_confirmed: bool, as_json: b
     if found:
         check_unused(folder)
         kinds = ", ".join(files.kind.name for files in found)
-        question = f"{NOT_NOTICED}\nremove {kinds} ({_size(found)}) from {one_line(str(folder))}?"
+        question = f"{NOT_NOTICED}\nremove {kinds} ({_size(found)}) from {show_path(folder)}?"
         if not confirm_deletion(question, FLAG, is_confirmed=is_confirmed):
             print("nothing was removed")
             return DECLINED
@@ -93,7 +93,7 @@ def _clean(folder: Path, names: Sequence[str], *, is_confirmed: bool, as_json: b
     for files in found:
         print(f"removed {files.kind.name} ({_size([files])})")
     if not found:
-        print(f"nothing to remove in {one_line(str(folder))}")
+        print(f"nothing to remove in {show_path(folder)}")
     return 0
 
 
@@ -110,7 +110,7 @@ def _show(folder: Path, cached: Sequence[CachedFiles], *, as_json: bool) -> None
     for files in cached:
         names = "\n".join(one_line(path.name) for path in files.paths)
         table.add_row(*map(Text, (files.kind.name, _size([files]), names, files.kind.description)))
-    print(f"{_size(cached)} in {one_line(str(folder))}")
+    print(f"{_size(cached)} in {show_path(folder)}")
     print_table(Console(), table)
 
 

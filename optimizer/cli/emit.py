@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, show_path
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
 from optimizer.options.values import parse_value, quote, whole_number
 from optimizer.results.autoscaling import DEFAULT_MAX_REPLICAS, DEFAULT_MIN_REPLICAS, DEFAULT_UTILIZATION
@@ -252,7 +252,7 @@ def _write(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
     """Write all files, or none if one exists and ``force`` is not set."""
     existing = [name for name in files if (folder / name).exists()]
     if existing and not force:
-        raise BadInputError(f"{one_line(str(folder / existing[0]))} exists; give another --out, or --force")
+        raise BadInputError(f"{show_path(folder / existing[0])} exists; give another --out, or --force")
     for name, text in files.items():
         path = folder / name
         try:
@@ -262,4 +262,4 @@ def _write(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
                 path.chmod(0o755)
         except OSError as error:
             raise output_error(path, error, "--out") from None
-        print(one_line(str(path)))
+        print(show_path(path))

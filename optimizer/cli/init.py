@@ -9,7 +9,7 @@ from optimizer.cli.completion import complete_model
 from optimizer.cli.output import progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error, replace_file
-from optimizer.core.safe_text import exists, one_line
+from optimizer.core.safe_text import exists, one_line, show_path
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option_reader import run_options
 from optimizer.options.table import SLA_OPTIONS
@@ -73,12 +73,12 @@ def _write(path: Path, text: str, *, force: bool) -> None:
     from optimizer.model.profile_files import COPY_NAME, SCHEMA_FILE
 
     if exists(path) and not force:
-        raise BadInputError(f"{one_line(str(path))} exists; give another --out, or --force")
+        raise BadInputError(f"{show_path(path)} exists; give another --out, or --force")
     schema = path.with_name(COPY_NAME)
     for file, content in ((schema, SCHEMA_FILE.read_bytes()), (path, text)):
         try:
             replace_file(file, content)
         except OSError as error:
             raise output_error(file, error, "--out") from None
-    print(one_line(str(path)))
-    print(one_line(str(schema)))
+    print(show_path(path))
+    print(show_path(schema))

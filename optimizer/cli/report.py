@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.cli.output import busy
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, show_path
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def main(words: list[str]) -> int:
     with busy(f"writing {', '.join(formats)}"):
         paths = write(runs, formats, output)
     for path in paths:
-        print(one_line(str(path)))
+        print(show_path(path))
     return 0
 
 

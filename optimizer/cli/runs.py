@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from optimizer.cli.output import confirm_deletion
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_folder, one_line
+from optimizer.core.safe_text import is_folder, one_line, show_path
 from optimizer.options.command_line import Parser, add_results
 from optimizer.options.option import DEFAULTS
 from optimizer.options.values import quote
@@ -66,7 +66,7 @@ def main(words: list[str]) -> int:
         print(f"no runs in {one_line(arguments.results)}; `tune models` lists what can be tuned")
     batches = Path(arguments.results) / BATCHES
     if arguments.model is None and not arguments.json and is_folder(batches):
-        print(f"batches are in {one_line(str(batches))}; --results {one_line(str(batches))}/SUITE lists their runs")
+        print(f"batches are in {show_path(batches)}; --results {show_path(batches)}/SUITE lists their runs")
     return 0
 
 
@@ -146,5 +146,5 @@ def _sentence(runs: Sequence[ListedRun]) -> str:
     """Return the folders of ``runs`` and their size."""
     from optimizer.results import formatting
 
-    folders = ", ".join(one_line(str(run.folder.path)) for run in runs)
+    folders = ", ".join(show_path(run.folder.path) for run in runs)
     return f"{folders} ({formatting.size(sum(run.size_bytes for run in runs))})"

@@ -13,7 +13,7 @@ from optimizer.cli import output
 from optimizer.cli.output import progress_on_terminal
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import show_path
 from optimizer.deploy.target_settings import (
     GRPC_PORT,
     HTTP_PORT,
@@ -132,7 +132,7 @@ def main(words: list[str]) -> int:
     choose = partial(choose_ports, recommended.server_processes, given)
     choose()  # refuses a given port before the model is built
     say, _ = progress_on_terminal()
-    say(f"starting the server of {one_line(str(run.folder.path))}")
+    say(f"starting the server of {show_path(run.folder.path)}")
     candidate = recommended.point.candidate
     quantiles = recommended.quantiles if arguments.latency_quantiles else recommended.affordable_quantiles
     with recommended_server(run, candidate, recommended.configs, options, choose, quantiles, say) as server:
@@ -177,7 +177,7 @@ def _read_options(run: RunFolder, arguments: argparse.Namespace) -> RunOptions:
 
     run.refuse_links()
     options, values = read_stored_options(run), values_of(arguments)
-    about = f"serve {one_line(str(run.path))}"
+    about = f"serve {show_path(run.path)}"
     if changed := changed_options(options, values):
         raise BadInputError(f"{about}: the run has its own model and server; leave --{changed[0]} out")
     refuse_foreign_values(run, options, options, about, arguments.model, values)
@@ -240,5 +240,5 @@ def print_server(console: Console, run: FinishedRun, server: RecommendedServer) 
     print_unwrapped(console, "logs", str(server.folder.server_log.parent))
     urls = [f"--url {own.metrics}" for own in listed if own.metrics]
     if len(urls) == len(listed):
-        path = shlex.quote(one_line(str(run.folder.path)))
+        path = shlex.quote(show_path(run.folder.path))
         print_unwrapped(console, "watch", " ".join(["tune watch", path, *urls]))

@@ -13,7 +13,7 @@ from optimizer.cli.completion import complete_model
 from optimizer.cli.output import INTERRUPTED, progress_on_terminal
 from optimizer.config.batching import parse_preferred_sizes
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_file, is_folder, one_line
+from optimizer.core.safe_text import is_file, is_folder, show_path
 from optimizer.core.signature import is_signed
 from optimizer.core.trial import MAX_CONCURRENCY, SERVER_PROCESSES, FieldChoices, FieldValue
 from optimizer.options.addresses import redact_header
@@ -104,7 +104,7 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
     try:
         options, request = _read(stored["options"])
     except BadInputError as error:
-        raise BadInputError(f"{one_line(str(folder / SWEEP_FILE))}: {error}") from None
+        raise BadInputError(f"{show_path(folder / SWEEP_FILE)}: {error}") from None
     if external_names(options) and not is_signed(external_values(options), stored.get("signature")):
         raise BadInputError(
             f"--resume {quote(arguments.resume)}: {SWEEP_FILE} was not written by your tune in this folder, and "

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from optimizer.cli.output import EXIT_CODES, progress_on_terminal
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import show_path
 from optimizer.options.addresses import server_address
 from optimizer.options.command_line import RUN_HELP, Parser, add_results, values_of
 from optimizer.options.option_reader import EXTERNAL, changed_options, retarget
@@ -126,7 +126,7 @@ def _continued_options(run: RunFolder, model: str | None, values: dict[str, obje
 
 def _fresh_options(run: RunFolder, model: str | None, values: dict[str, object]) -> RunOptions:
     run.refuse_links()
-    stored, about = read_stored_options(run, other_machine=True), f"verify {one_line(str(run.path))}"
+    stored, about = read_stored_options(run, other_machine=True), f"verify {show_path(run.path)}"
     if changed := changed_options(stored, {name: value for name, value in values.items() if name not in _TARGET}):
         raise BadInputError(f"{about}: the run has its own model and data; leave --{changed[0]} out")
     options = retarget(stored, values)

@@ -24,7 +24,7 @@ from optimizer.config.batching import (
 )
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import BadInputError, ParameterError
-from optimizer.core.safe_text import check_shell_word, format_value, is_shell_path, one_line, read_bytes
+from optimizer.core.safe_text import check_shell_word, format_value, is_shell_path, one_line, read_bytes, show_path
 from optimizer.core.trial import INSTANCE_GPUS, Candidate, FieldValue, is_server_field
 
 FILENAME = "default_model_filename"
@@ -40,7 +40,7 @@ _TWO_ON_CPU = (ONNXRUNTIME, "tensorflow")
 
 def read(path: Path) -> ModelConfig:
     """Return the content of a config.pbtxt. Raises BadInputError naming the file and the faulty line."""
-    data, name = read_bytes(path, MAX_BYTES, "is this a config.pbtxt?"), one_line(str(path))
+    data, name = read_bytes(path, MAX_BYTES, "is this a config.pbtxt?"), show_path(path)
     if data.startswith(codecs.BOM_UTF8):
         raise BadInputError(f"{name}:1: begins with a byte order mark, which Triton does not read; save it without")
     try:

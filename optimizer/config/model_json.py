@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line, read_bytes
+from optimizer.core.safe_text import one_line, read_bytes, show_path
 from optimizer.core.trial import MODEL_JSON_PREFIX, FieldValue
 
 FILE = "model.json"
@@ -55,7 +55,7 @@ def files_with(model: Path, chosen: Mapping[str, FieldValue]) -> dict[str, bytes
     """
     folders = versions(model)
     if chosen and not folders:
-        raise BadInputError(f"{one_line(str(model))}: no version folder has a {FILE}; leave space.model_json out")
+        raise BadInputError(f"{show_path(model)}: no version folder has a {FILE}; leave space.model_json out")
     return {f"{folder.name}/{FILE}": _with(folder / FILE, chosen) for folder in folders}
 
 
@@ -75,7 +75,7 @@ def check_override_size(model: Path) -> None:
     """Raise BadInputError if the version folders of the folder ``model`` are too large for a load request."""
     if (size := sum(file.stat().st_size for file in _sent_files(model))) > MAX_OVERRIDE_BYTES:
         raise BadInputError(
-            f"{one_line(str(model))}: its version folders have {size / 1e6:,.0f} MB, and a remote server that gets "
+            f"{show_path(model)}: its version folders have {size / 1e6:,.0f} MB, and a remote server that gets "
             f"another {FILE} needs all of their files in the request, at most {MAX_OVERRIDE_BYTES >> 20} MiB: leave "
             "space.model_json out, or tune on --target local or docker"
         )
@@ -89,7 +89,7 @@ def read(file: Path) -> str:
 
 def parse(file: Path) -> dict[str, Any]:
     """Return the content of a model.json. Raises BadInputError."""
-    name = one_line(str(file))
+    name = show_path(file)
     try:
         content = json.loads(read_bytes(file, MAX_BYTES, "is this the model.json of a model?").decode())
     except (ValueError, RecursionError) as error:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from optimizer.core.errors import BadInputError, EnvironmentFault, TuneError
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import show_path
 
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # errors of the disk, not of the path
 FREE_BYTES = 8 << 20  # more than most load generators write during a measurement
@@ -100,7 +100,7 @@ def write_error(path: Path, error: OSError, then: str = "continue with `tune --r
     ``then`` says what to do once the disk is repaired.
     """
     remedy = _REMEDIES.get(error.errno or 0, "check that disk")
-    return EnvironmentFault(f"cannot write {one_line(str(path))}: {error.strerror}; {remedy}, then {then}")
+    return EnvironmentFault(f"cannot write {show_path(path)}: {error.strerror}; {remedy}, then {then}")
 
 
 def check_disk_space(folder: Path) -> None:
@@ -121,7 +121,7 @@ def output_error(path: Path, error: OSError, flag: str) -> TuneError:
     """Return the error to raise if writing ``path``, which the user chose with ``flag``, failed with ``error``."""
     if error.errno in DISK_FAULTS:
         return write_error(path, error, "run the command again")
-    return BadInputError(f"cannot write {one_line(str(path))}: {error.strerror}; give another place with {flag}")
+    return BadInputError(f"cannot write {show_path(path)}: {error.strerror}; give another place with {flag}")
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:

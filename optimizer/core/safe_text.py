@@ -29,6 +29,11 @@ def shorten(text: str, max_characters: int = 300) -> str:
     return one_line(" ".join(text.split()), max_characters)
 
 
+def show_path(path: str | Path) -> str:
+    """Return ``path`` as text on one printable line."""
+    return show_path(path)
+
+
 def printable(value: Any) -> Any:
     """Return a JSON value in which every text, also each key, is as ``one_line`` returns it."""
     if isinstance(value, str):
@@ -44,7 +49,7 @@ def read_bytes(path: Path, max_bytes: int, hint: str) -> bytes:
     Raises BadInputError if it cannot be read, is not a regular file (a pipe would block, a device has no end), or has
     more than ``max_bytes`` bytes. ``hint`` ends the message about a file that is too large.
     """
-    name = one_line(str(path))
+    name = show_path(path)
     try:
         if path.exists() and not path.is_file():
             raise BadInputError(f"{name}: not a file")
@@ -120,7 +125,7 @@ def resolve_inside(folder: Path, text: str) -> Path:
     if not path.is_relative_to(root):
         raise ValueError(f"{format_value(text)} leads out of its folder; give a path inside it")
     if not exists:
-        raise ValueError(f"{format_value(text)} does not exist in {one_line(str(root))}")
+        raise ValueError(f"{format_value(text)} does not exist in {show_path(root)}")
     return path
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import stored_bytes
 from optimizer.core.locks import file_lock, lock_holder
-from optimizer.core.safe_text import is_folder, one_line
+from optimizer.core.safe_text import is_folder, one_line, show_path
 from optimizer.core.signature import KEY_FILE
 from optimizer.deploy.remote_server import FOLDER as REMOTE_FOLDER
 from optimizer.deploy.server_process import processes_with_servers
@@ -75,7 +75,7 @@ def read_cache(folder: Path) -> list[CachedFiles]:
     try:
         found[OTHER] = sorted(path for path in folder.iterdir() if path not in known)
     except OSError as error:
-        place = one_line(str(folder))
+        place = show_path(folder)
         raise EnvironmentFault(f"cannot read {place}: {error.strerror}; make it readable") from None
     return [
         CachedFiles(kind, tuple(paths), stored_bytes(*paths))

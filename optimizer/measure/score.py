@@ -17,7 +17,7 @@ import numpy as np
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, show_path
 from optimizer.measure import server_calls
 from optimizer.measure.output_comparison import read_outputs
 from optimizer.model.input_data import Array, InputTensor
@@ -161,7 +161,7 @@ class Scorer:
                     f"but the model takes {list(dims)}"
                 )
             cast[name] = to_datatype(
-                one_line(str(self.file)), array, InputTensor(name, tensor.datatype, tuple(dims), has_batch=batched)
+                show_path(self.file), array, InputTensor(name, tensor.datatype, tuple(dims), has_batch=batched)
             )
         return cast
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from optimizer.core.endpoint import Connection, Tls
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line, read_bytes, shorten
+from optimizer.core.safe_text import one_line, read_bytes, shorten, show_path
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse, ModelStatistics
@@ -152,7 +152,7 @@ def tls_context(tls: Tls, create: Callable[..., Any] = ssl.create_default_contex
             context.load_cert_chain(tls.cert, tls.key, password=lambda: _reject_password(tls.key))
         except (ssl.SSLError, OSError) as error:
             reason = getattr(error, "reason", None) or error.strerror or "it cannot be read"
-            names = f"{one_line(str(tls.cert))} with the key {one_line(str(tls.key))}"
+            names = f"{show_path(tls.cert)} with the key {show_path(tls.key)}"
             raise BadInputError(f"{names}: not a certificate and its private key ({reason})") from None
     elif tls.cert is not None or tls.key is not None:
         file = one_line(str(tls.cert or tls.key))
@@ -176,7 +176,7 @@ def _read_pem(path: Path) -> str:
         if "CERTIFICATE-----" in text:
             ssl.create_default_context(cadata=text)
     except (ValueError, ssl.SSLError):
-        raise BadInputError(f"{one_line(str(path))}: not a valid PEM file; {_PEM_HINT}") from None
+        raise BadInputError(f"{show_path(path)}: not a valid PEM file; {_PEM_HINT}") from None
     return text
 
 

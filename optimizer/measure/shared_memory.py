@@ -27,7 +27,7 @@ from optimizer.core.errors import BadInputError, EnvironmentFault, MeasurementEr
 from optimizer.core.files import SHARED_MEMORY_FOLDER, cache_folder, write_error
 from optimizer.core.locks import file_lock
 from optimizer.core.process import is_leftover, this_process
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, show_path
 from optimizer.measure.server_calls import open_client
 from optimizer.measure.server_client import CallError, ServerClient
 
@@ -105,7 +105,7 @@ def _wait_until_free(patterns: Sequence[str]) -> None:
     ]:
         if time.monotonic() > deadline:
             raise EnvironmentFault(
-                f"{one_line(str(taken[0]))}: another program has shared memory with the name that perf_analyzer "
+                f"{show_path(taken[0])}: another program has shared memory with the name that perf_analyzer "
                 "gives to a tensor; remove it if nothing uses it, or leave --shared-memory out"
             )
         time.sleep(0.05)

@@ -10,7 +10,7 @@ from optimizer.config.backends import backend_of
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import format_value, one_line
+from optimizer.core.safe_text import format_value, show_path
 from optimizer.machine.hardware import memory_bytes
 from optimizer.options.run_options import RunOptions
 
@@ -26,7 +26,7 @@ def check_config(config: ModelConfig, path: Path, versions: Sequence[int]) -> No
     ``versions`` are the numbers of the model's version folders.
     """
     if problem := _batching_problem(config) or _tensor_problem(config) or _version_problem(config, versions):
-        raise BadInputError(f"{one_line(str(path))}: {problem}")
+        raise BadInputError(f"{show_path(path)}: {problem}")
 
 
 def _batching_problem(config: ModelConfig) -> str:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import ValueRange
-from optimizer.core.safe_text import one_line, read_bytes
+from optimizer.core.safe_text import one_line, read_bytes, show_path
 
 Array: TypeAlias = npt.NDArray[Any]
 InputSample: TypeAlias = dict[str, Array]  # one array per input, without the batch dimension
@@ -78,7 +78,7 @@ def parse_entries(path: Path, tensors: Sequence[InputTensor]) -> Iterator[InputS
     An input may be missing from all entries (the server knows whether it is optional), not from some. Raises
     BadInputError: ``file: entry 3, input x: …``.
     """
-    file = one_line(str(path))
+    file = show_path(path)
     known = {tensor.name: tensor for tensor in tensors}
     first: Mapping[str, Any] | None = None
     for number, entry in enumerate(read_entries(path), start=1):
@@ -98,7 +98,7 @@ def parse_entries(path: Path, tensors: Sequence[InputTensor]) -> Iterator[InputS
 
 def read_entries(path: Path) -> list[Any]:
     """Return the entries as JSON values; there is at least one. Raises BadInputError."""
-    file, data = one_line(str(path)), read_bytes(path, MAX_BYTES, "give fewer entries")
+    file, data = show_path(path), read_bytes(path, MAX_BYTES, "give fewer entries")
     try:
         document = json.loads(data)
     except json.JSONDecodeError as error:

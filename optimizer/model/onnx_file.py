@@ -13,7 +13,7 @@ from optimizer.config import model_config
 from optimizer.config.model_config_proto import DataType, ModelConfig, ModelInput, ModelOutput
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.safe_text import format_value, one_line
+from optimizer.core.safe_text import format_value, one_line, show_path
 from optimizer.model.config_check import NO_SCALARS
 from optimizer.model.profile_lookup import TORCH_ENDINGS, similar_models
 
@@ -182,11 +182,6 @@ def _load_alone(
     except Exception as error:  # onnxruntime's exceptions have no common base
         return error
     return None
-
-
-def show_path(path: Path) -> str:
-    """Return the path as printable text on one line."""
-    return one_line(str(path))
 
 
 def _tensors(graph: GraphProto) -> Iterator[TensorProto]:

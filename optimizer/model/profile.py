@@ -25,7 +25,7 @@ from optimizer.config.search_space import SearchSpace, refuse_own_setting
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.request_sizes import parse_size_distribution
-from optimizer.core.safe_text import format_value, one_line, read_bytes
+from optimizer.core.safe_text import format_value, one_line, read_bytes, show_path
 from optimizer.core.yaml_lines import LocatedValue, PlainValue, located_error
 from optimizer.model.builders import BUILDERS, describe, load_builder
 from optimizer.model.builders.builder import TensorSpec, inputs_of_config
@@ -367,6 +367,6 @@ def inputs_and_source(profile: Profile) -> tuple[tuple[TensorSpec, ...], str]:
         interface, source = describe(model.builder, model.settings)
         return interface.inputs, source
     if isinstance(model, OnnxModel):
-        return (), one_line(str(model.onnx))
+        return (), show_path(model.onnx)
     folder = model.repository / model.name
-    return inputs_of_config(model_config.read(folder / "config.pbtxt")), one_line(str(folder))
+    return inputs_of_config(model_config.read(folder / "config.pbtxt")), show_path(folder)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import shipped_folder
-from optimizer.core.safe_text import check_file_name, exists, format_value, is_file, one_line
+from optimizer.core.safe_text import check_file_name, exists, format_value, is_file, one_line, show_path
 
 TORCH_ENDINGS = (".pt", ".pt2", ".pth")
 MODEL_ENDINGS = (".onnx", *TORCH_ENDINGS)
@@ -55,7 +55,7 @@ def _no_model(argument: str, problem: str = "is no profile, ONNX file or model f
         problem = "is no profile, ONNX file or model folder"
     kinds = "give a .yaml or .onnx file, the folder of a Triton model, or a name from `tune models`"
     if path.name == "config.pbtxt" and exists(path):
-        kinds = f"give the folder of the model, {one_line(str(path.parent))}"
+        kinds = f"give the folder of the model, {show_path(path.parent)}"
     return BadInputError(f"{one_line(argument)}: {problem}; {_hint(argument)}{kinds}")
 
 
@@ -88,7 +88,7 @@ def similar_models(missing: Path) -> list[str]:
         names = [path.name for path in missing.parent.iterdir() if _may_be_model(path) and path != missing]
     except (OSError, ValueError):  # no such folder, or an impossible path
         return []
-    return [one_line(str(missing.parent / name)) for name in difflib.get_close_matches(missing.name, names, n=2)]
+    return [show_path(missing.parent / name) for name in difflib.get_close_matches(missing.name, names, n=2)]
 
 
 def _may_be_model(path: Path) -> bool:

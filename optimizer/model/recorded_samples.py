@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import check_file_name, is_file, one_line, read_bytes
+from optimizer.core.safe_text import check_file_name, is_file, one_line, read_bytes, show_path
 from optimizer.model.input_data import Array, InputSample, InputTensor, compatible, from_values
 
 MAX_BYTES = 512 << 20  # packed and unpacked
@@ -36,7 +36,7 @@ def read_npz(path: Path) -> dict[str, Array]:
     Raises BadInputError if it is not a .npz file, is too large or holds Python objects.
     """
     data = io.BytesIO(read_bytes(path, MAX_BYTES, FEWER))
-    name = one_line(str(path))
+    name = show_path(path)
     try:
         with zipfile.ZipFile(data) as members:
             if sum(member.file_size for member in members.infolist()) > MAX_BYTES:
@@ -79,7 +79,7 @@ def read_folder(folder: Path, tensors: Sequence[InputTensor], optional: frozense
             raw = read_bytes(path, MAX_BYTES, "it holds one sample")
             sample[tensor.name] = _values(raw, tensor)
         except ValueError as error:
-            raise BadInputError(f"{one_line(str(folder))}: input {one_line(tensor.name)}: {error}") from None
+            raise BadInputError(f"{show_path(folder)}: input {one_line(tensor.name)}: {error}") from None
     return [sample]
 
 
@@ -93,7 +93,7 @@ def read_npz_samples(path: Path, tensors: Sequence[InputTensor], optional: froze
 
 def read_npy_samples(path: Path, tensors: Sequence[InputTensor], optional: frozenset[str]) -> list[InputSample]:
     """Return the samples of a .npy file, for a model with one required input. Raises BadInputError."""
-    name = one_line(str(path))
+    name = show_path(path)
     needed = [tensor for tensor in tensors if tensor.name not in optional] or list(tensors)
     if len(needed) != 1:
         names = one_line(", ".join(tensor.name for tensor in needed), 200)
@@ -136,7 +136,7 @@ def _values(raw: bytes, tensor: InputTensor) -> Array:
 def _samples(
     path: Path, arrays: Mapping[str, Array], tensors: Sequence[InputTensor], optional: frozenset[str]
 ) -> list[InputSample]:
-    name = one_line(str(path))
+    name = show_path(path)
     check_complete(name, arrays, tensors, optional)
     fitting: dict[str, Array] = {}
     for tensor in tensors:
@@ -193,7 +193,7 @@ def to_datatype(file: str, array: Array, tensor: InputTensor) -> Array:
 
 def read_csv_samples(path: Path, tensors: Sequence[InputTensor], optional: frozenset[str]) -> list[InputSample]:
     """Return the rows of a CSV file in order. Raises BadInputError: ``file:line: input x: …``."""
-    file = one_line(str(path))
+    file = show_path(path)
     rows = _rows(file, read_bytes(path, MAX_CSV_BYTES, FEWER))
     _, header = next(rows, (1, []))
     columns = _columns_of(file, header, tensors)
@@ -210,7 +210,7 @@ def read_csv_samples(path: Path, tensors: Sequence[InputTensor], optional: froze
 
 def read_parquet_samples(path: Path, tensors: Sequence[InputTensor], optional: frozenset[str]) -> list[InputSample]:
     """Return the rows of a Parquet file in order. Raises BadInputError: ``file: row 3, input x: …``."""
-    file = one_line(str(path))
+    file = show_path(path)
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError:

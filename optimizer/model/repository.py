@@ -16,7 +16,7 @@ from optimizer.config.backends import VLLM, backend_of, complete_vllm, is_ensemb
 from optimizer.config.model_config_proto import TYPE_STRING, ModelConfig, ModelSequenceBatching
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, EnvironmentFault
-from optimizer.core.safe_text import check_shell_word, format_value, is_file, is_folder, one_line
+from optimizer.core.safe_text import check_shell_word, format_value, is_file, is_folder, one_line, show_path
 from optimizer.model.config_check import check_config
 from optimizer.model.onnx_file import (
     check_loadable,
@@ -24,7 +24,6 @@ from optimizer.model.onnx_file import (
     derive,
     external_files,
     read_onnx,
-    show_path,
 )
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line, read_bytes
+from optimizer.core.safe_text import one_line, read_bytes, show_path
 from optimizer.results import formatting
 
 HOURS = 24
@@ -143,7 +143,7 @@ def read_trace(path: Path) -> RecordedTrace:
     Timestamps are seconds, milliseconds, microseconds or nanoseconds since any time, or ISO 8601 dates. Raises
     BadInputError if fewer than FEWEST can be read.
     """
-    name = one_line(str(path))
+    name = show_path(path)
     cells, first = _cells(read_bytes(path, MAX_BYTES, "give a shorter recording"), name)
     seconds = _seconds(cells)
     unreadable = np.flatnonzero(np.isnan(seconds))

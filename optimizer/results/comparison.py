@@ -14,7 +14,7 @@ from objectives.server_spread import server_spreads
 from optimizer.confirmation.verdicts import ConfirmedLoad
 from optimizer.confirmation.windows import confirmed_windows, windows_of
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, show_path
 from optimizer.core.trial import Point
 from optimizer.machine.hardware import Fingerprint, Hardware, parse_fingerprint
 from optimizer.options.run_options import RunOptions
@@ -205,7 +205,7 @@ def _compared(label: str, run: FinishedRun) -> ComparedRun:
 
 
 def _path(run: FinishedRun) -> str:
-    return one_line(str(run.folder.path))
+    return show_path(run.folder.path)
 
 
 def _mismatch(first: FinishedRun, second: FinishedRun) -> str:

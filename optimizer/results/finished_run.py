@@ -18,7 +18,7 @@ from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import MAX_PERIOD_SECONDS, RequestTimes, is_load_shape, parse_load_shape
 from optimizer.core.request_sizes import MAX_TOKENS, SizeDistribution, TokenRequests, parse_priorities
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, show_path
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import LARGEST_COUNT
@@ -109,13 +109,13 @@ def refuse_missing_rows(folder: RunFolder, info: Mapping[str, Any], trials: Sequ
     """
     if info.get("status") not in _ENDED:
         return
-    table = one_line(str(folder.trials))
+    table = show_path(folder.trials)
     if not trials and info["status"] == "found":
         raise BadInputError(f"{table}: missing or empty, but run.json has a recommendation; restore the file")
     if missing := _missing_rows(info.get("result"), trials):
         raise BadInputError(
             f"{table}: lacks measurements that the result in run.json has ({', '.join(missing)}); restore the file, "
-            f"or begin a new run (`tune --warm-start {one_line(str(folder.path))}` learns from this one)"
+            f"or begin a new run (`tune --warm-start {show_path(folder.path)}` learns from this one)"
         )
 
 
@@ -168,7 +168,7 @@ def unfinished(run: FinishedRun) -> str:
 def resume_command(run: FinishedRun) -> str:
     """Return the command that continues a run that was cut off; empty if it ended, or if a process will end it."""
     is_cut_off = unfinished(run) and run.status != "left" and not run.folder.writer()
-    return f"tune --resume {shlex.quote(one_line(str(run.folder.path)))}" if is_cut_off else ""
+    return f"tune --resume {shlex.quote(show_path(run.folder.path))}" if is_cut_off else ""
 
 
 def remark(run: FinishedRun) -> str:

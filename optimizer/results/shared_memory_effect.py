@@ -15,7 +15,7 @@ from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import METRICS
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
-from optimizer.core.safe_text import one_line, read_bytes
+from optimizer.core.safe_text import one_line, read_bytes, show_path
 from optimizer.results import formatting
 
 FILE = "shared_memory.json"  # in the folder of the run
@@ -120,7 +120,7 @@ def read_effect(folder: Path) -> SharedMemoryEffect | None:
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise BadInputError(
-            f"{one_line(str(path))}: not a measurement of shared memory ({one_line(why, MAX_TEXT_LENGTH)}); remove "
+            f"{show_path(path)}: not a measurement of shared memory ({one_line(why, MAX_TEXT_LENGTH)}); remove "
             "the file, or measure again with `tune explain --measure`"
         ) from None
 

@@ -14,7 +14,7 @@ from objectives.metrics import METRICS
 from objectives.sequential import LOOKS
 from objectives.verdict import estimand, needed_requests
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, show_path
 from optimizer.machine.conditions import DISTURBANCE_LIMIT, describe_disturbance, lost_cpu_time
 from optimizer.results import formatting, outcome_values
 
@@ -228,7 +228,7 @@ def _only_baseline_measured(outcome: Outcome) -> bool:
 
 def verify_command(folder: str | Path) -> str:
     """Return the command that continues the test of the recommendation of the run in ``folder``."""
-    return f"tune verify {shlex.quote(one_line(str(folder)))} --budget {VERIFY_BUDGET}"
+    return f"tune verify {shlex.quote(show_path(folder))} --budget {VERIFY_BUDGET}"
 
 
 def next_command(outcome: Outcome, folder: str | Path, *, is_complete: bool = False) -> str:
@@ -248,7 +248,7 @@ def next_command(outcome: Outcome, folder: str | Path, *, is_complete: bool = Fa
 
 def fresh_command(folder: str | Path) -> str:
     """Return the command that makes a separate test of the recommendation of the run in ``folder``."""
-    return f"tune verify --fresh {shlex.quote(one_line(str(folder)))}"
+    return f"tune verify --fresh {shlex.quote(show_path(folder))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ def next_step(
         is_complete: Whether no further server can change a verdict.
         can_serve: Whether ``tune serve`` can start the measured server.
     """
-    run = shlex.quote(one_line(str(folder)))
+    run = shlex.quote(show_path(folder))
     if outcome.inconclusive is not None:
         command = next_command(outcome, folder, is_complete=is_complete) or reproduce
         return NextStep(_next_if_inconclusive(outcome.inconclusive, is_complete=is_complete), command)
@@ -327,11 +327,11 @@ def nothing_recommended(folder: Path, problem: Problem, action: str, outcome: Ou
     goal = formatting.bounds(problem.sla) or "the SLA"
     if outcome is not None and outcome.inconclusive is not None:
         return BadInputError(
-            f"{one_line(str(folder))}: the run is UNDECIDED and recommends nothing to {action}: "
+            f"{show_path(folder)}: the run is UNDECIDED and recommends nothing to {action}: "
             f"{one_line(undecided_cause(outcome))}; {_next_if_inconclusive(outcome.inconclusive)}"
         )
     return BadInputError(
-        f"{one_line(str(folder))}: no configuration met {goal}, so there is nothing to {action}; "
+        f"{show_path(folder)}: no configuration met {goal}, so there is nothing to {action}; "
         "tune again with a wider bound, smaller requests or more hardware"
     )
 

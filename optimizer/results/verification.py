@@ -17,7 +17,7 @@ from optimizer.confirmation.server_plan import ServerPlan, estimate_start_second
 from optimizer.confirmation.verdicts import ConfirmedLoad, judge_confirmations, meets_sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import Note
-from optimizer.core.safe_text import is_file, one_line, read_bytes
+from optimizer.core.safe_text import is_file, one_line, read_bytes, show_path
 from optimizer.core.trial import Candidate, latest_points
 from optimizer.results import configuration_text, formatting, result_document, summary
 from optimizer.results.recommendation import may_meet_undisturbed
@@ -179,7 +179,7 @@ def passed_separately(run: RunFolder, point: Point) -> str:
         return f"PASS in a separate test on {servers} ({FOLDER}/{one_line(newest.name)})"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInputError(
-            f"{one_line(str(path))}: not the document of a verification ({one_line(str(error))}); remove its folder"
+            f"{show_path(path)}: not the document of a verification ({one_line(str(error))}); remove its folder"
         ) from None
 
 

@@ -18,7 +18,7 @@ from objectives.sla import Sla
 from optimizer.core.errors import BadInputError, TuneError
 from optimizer.core.files import DISK_FAULTS, write_atomically, write_error
 from optimizer.core.locks import LOCK_FILE, folder_lock, lock_holder
-from optimizer.core.safe_text import one_line, printable, read_bytes
+from optimizer.core.safe_text import one_line, printable, read_bytes, show_path
 from optimizer.core.signature import is_signed, sign
 from optimizer.machine.hardware import Fingerprint, parse_fingerprint
 from optimizer.options.option_reader import external_values, move_options
@@ -142,7 +142,7 @@ class RunFolder:
         for path in sorted((*self.path.glob("*"), *self.path.glob("*/*"))):
             if path.is_symlink():
                 raise BadInputError(
-                    f"{one_line(str(path))}: is a link, and the run would write the file that it leads to; replace "
+                    f"{show_path(path)}: is a link, and the run would write the file that it leads to; replace "
                     "it by that file"
                 )
 
@@ -190,7 +190,7 @@ class RunFolder:
         if bounds != recorded:
             before = one_line(", ".join(recorded) or "no bounds", MAX_REASON_LENGTH)
             raise BadInputError(
-                f"{one_line(str(self.path))}: the run had {before}, but its profile now has "
+                f"{show_path(self.path)}: the run had {before}, but its profile now has "
                 f"{', '.join(bounds) or 'none'}; restore the profile, or run `tune` again"
             )
 
@@ -199,7 +199,7 @@ class RunFolder:
         problem = self.read_info().get("problem")
         if change := describe_model_change(problem.get("facts") if isinstance(problem, dict) else None, facts):
             raise BadInputError(
-                f"{one_line(str(self.path))}: the files of the model have changed since the run ({change}), and the "
+                f"{show_path(self.path)}: the files of the model have changed since the run ({change}), and the "
                 "measurements of both are not ranked together; restore the files, or run `tune` again"
             )
 
@@ -211,7 +211,7 @@ class RunFolder:
         """Raise BadInputError if the run was measured with another fingerprint."""
         measured_on = self.fingerprint()
         if measured_on is not None and measured_on != fingerprint:
-            path = one_line(str(self.path))
+            path = show_path(self.path)
             raise BadInputError(
                 f"{path}: was measured with another device, server or perf_analyzer "
                 f"({fingerprint.differences(measured_on)}), and the two are not ranked together; begin a new run "
@@ -242,7 +242,7 @@ class RunFolder:
         if info["schema_version"] != SCHEMA_VERSION:
             version = one_line(repr(info["schema_version"]), MAX_REASON_LENGTH)
             raise BadInputError(
-                f"{one_line(str(self.info))}: schema_version {version}, but this version of tune reads "
+                f"{show_path(self.info)}: schema_version {version}, but this version of tune reads "
                 f"{SCHEMA_VERSION}; use the version that wrote it, or begin a new run"
             )
         return info
@@ -253,7 +253,7 @@ class RunFolder:
         A KeyError as ``fault`` names a key that is missing.
         """
         why = one_line(f"no {fault}" if isinstance(fault, KeyError) else str(fault), MAX_REASON_LENGTH)
-        path = one_line(str(self.info))
+        path = show_path(self.info)
         return BadInputError(f"{path}: not the record of a run ({why}); restore the file, or begin a new run")
 
     def write_info(self, options: RunOptions, rest: Mapping[str, Any]) -> None:
@@ -280,7 +280,7 @@ def read_sweep_record(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = one_line(f"no {error}" if isinstance(error, KeyError) else str(error), MAX_REASON_LENGTH)
         raise BadInputError(
-            f"{one_line(str(path))}: not the record of a sweep ({why}); restore the file, or begin a new sweep"
+            f"{show_path(path)}: not the record of a sweep ({why}); restore the file, or begin a new sweep"
         ) from None
     return dict(record)
 

@@ -13,7 +13,7 @@ from objectives.intervals import ConfidenceInterval
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.files import stored_bytes
 from optimizer.core.locks import LOCK_FILE
-from optimizer.core.safe_text import exists, is_file, is_folder, one_line
+from optimizer.core.safe_text import exists, is_file, is_folder, one_line, show_path
 from optimizer.options.values import parse_path, parse_value, quote
 from optimizer.store.run_folder import RUN_FILE, STAMP, SWEEP_FILE, RunFolder, read_sweep_record
 from optimizer.store.run_lookup import LATEST, find_run, folders_in, list_command, newest_first
@@ -138,7 +138,7 @@ def delete_run(run: RunFolder) -> None:
 
 
 def _in_use(path: Path, holder: str) -> EnvironmentFault:
-    return EnvironmentFault(f"{one_line(str(path))}: {holder} uses this run; wait until it ends, or stop it")
+    return EnvironmentFault(f"{show_path(path)}: {holder} uses this run; wait until it ends, or stop it")
 
 
 def _is_link(path: Path) -> bool:
@@ -162,7 +162,7 @@ def _check_is_run(named: str, path: Path, out: str) -> None:
     """Raise BadInputError unless ``path`` is certainly the folder of one run or sweep, and of nothing else."""
     inner = (*folders_in(str(path.parent), path.name), *folders_in(str(path)))
     if runs := newest_first(folder for folder in inner if is_file(folder / RUN_FILE)):
-        raise BadInputError(f"{named}: holds runs; give the folder of each, such as {one_line(str(runs[0]))}")
+        raise BadInputError(f"{named}: holds runs; give the folder of each, such as {show_path(runs[0])}")
     is_in_out = path.resolve().parent.parent == Path(out).resolve()
     if not _has_record(path) and not (is_in_out and _is_run(path)):
         shown = list_command(out)

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_file, is_folder, one_line
+from optimizer.core.safe_text import is_file, is_folder, one_line, show_path
 from optimizer.options.option import DEFAULTS
 from optimizer.options.values import quote
 from optimizer.store.run_folder import RUN_FILE, STAMP, STAMP_FORMAT, SWEEP_FILE, WRITTEN_FORMAT, RunFolder
@@ -88,9 +88,9 @@ def _find_sweep(run: str, out: str) -> Path | None:
 
 def _sweep_error(sweep: Path, flag: str, run: str) -> BadInputError:
     """Return the error for a folder of a sweep, which the user gave as ``run`` in in_results of a run."""
-    path = one_line(str(sweep))
+    path = show_path(sweep)
     where = "" if Path(run) == sweep else f" ({path})"
-    tables = [shlex.quote(one_line(str(table))) for table in sorted(sweep.glob("trials*.csv"))]
+    tables = [shlex.quote(show_path(table)) for table in sorted(sweep.glob("trials*.csv"))]
     replayed = f"`tune replay {tables[0]}` searches in its measurements, and " if tables else ""
     return BadInputError(
         f"{flag} {quote(run)}: is a sweep{where}, which has no recommendation; {replayed}`tune sweep --resume "

@@ -17,7 +17,7 @@ from objectives import batch_stats, latency_sketch, priority_stats, response_tim
 from objectives.metrics import METRICS, TIMINGS, Forecast, Measurement
 from optimizer.config.search_space import OFF
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_folder, one_line, read_bytes
+from optimizer.core.safe_text import is_folder, one_line, read_bytes, show_path
 from optimizer.core.trial import CROSS_CHECK_GENERATOR, MAX_CONCURRENCY, SETTING_COLUMNS
 from optimizer.options.values import LARGEST_COUNT, LARGEST_INT32
 
@@ -64,7 +64,7 @@ def read_csv(path: Path, required: Sequence[str] = (), *, drop_torn_line: bool =
     ``drop_torn_line`` the file may be empty, and a last line that does not end with a line break is ignored.
     Raises BadInputError with the file and line if the file cannot be read or is no such table.
     """
-    name = one_line(str(path))
+    name = show_path(path)
     if is_folder(path):
         raise BadInputError(f"{name}: is a folder; give the table in it, such as {name}/trials.csv")
     content = read_bytes(path, MAX_BYTES, "leave out what is not needed")

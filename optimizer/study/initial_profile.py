@@ -10,7 +10,7 @@ from typing import Any
 
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import is_folder, one_line
+from optimizer.core.safe_text import is_folder, one_line, show_path
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.hardware import Hardware
 from optimizer.model.builders.builder import TensorSpec, inputs_of_config
@@ -101,18 +101,18 @@ def _from_profile(profile: Profile, options: RunOptions, output: Path | None, *,
     if not same:
         folder = profile.path.parent
         raise BadInputError(
-            f"{one_line(str(profile.path))}: has paths that begin in its folder; give --out "
-            f"{one_line(str(folder / f'my_{profile.name}.yaml'))}"
+            f"{show_path(profile.path)}: has paths that begin in its folder; give --out "
+            f"{show_path(folder / f'my_{profile.name}.yaml')}"
         )
     return InitialProfile(path, text)
 
 
 def _check_output(output: Path) -> None:
-    name = one_line(str(output))
+    name = show_path(output)
     if output.suffix not in PROFILE_ENDINGS:
         raise BadInputError(f"--out {name}: the name of a profile ends in .yaml; give such a name")
     if not is_folder(output.parent):
-        raise BadInputError(f"--out {name}: no such folder; create {one_line(str(output.parent))}")
+        raise BadInputError(f"--out {name}: no such folder; create {show_path(output.parent)}")
 
 
 def _latency_bounds(options: RunOptions) -> dict[str, Any]:
@@ -133,12 +133,12 @@ def _relative(file: Path, profile: Path) -> str:
     if not target.is_relative_to(folder):
         place = target.parent / profile.name
         raise BadInputError(
-            f"{one_line(str(file))} is not below {one_line(str(folder))}, and a profile names only files below its "
-            f"own folder; give --out {one_line(str(place))}"
+            f"{show_path(file)} is not below {show_path(folder)}, and a profile names only files below its "
+            f"own folder; give --out {show_path(place)}"
         )
     relative = target.relative_to(folder).as_posix()
     if not relative.isprintable():
-        raise BadInputError(f"{one_line(str(file))}: the path has characters that are not printable; rename it")
+        raise BadInputError(f"{show_path(file)}: the path has characters that are not printable; rename it")
     return relative
 
 

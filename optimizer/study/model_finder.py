@@ -13,7 +13,7 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import cache_folder
 from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
-from optimizer.core.safe_text import is_file, is_folder, one_line
+from optimizer.core.safe_text import is_file, is_folder, one_line, show_path
 from optimizer.core.trial import INSTANCE_GPUS
 from optimizer.deploy.config_completion import complete_config
 from optimizer.deploy.installed_server import Installation
@@ -113,8 +113,8 @@ class _Finder:
         batch = self._batch()
         if (model := _model_of_version(path)) is not None:
             self.say(
-                f"{one_line(str(model / 'config.pbtxt'))} is ignored, because {one_line(path.name)} is tuned as a "
-                f"file of its own; to use it: tune {shlex.quote(one_line(str(model)))}"
+                f"{show_path(model / 'config.pbtxt')} is ignored, because {one_line(path.name)} is tuned as a "
+                f"file of its own; to use it: tune {shlex.quote(show_path(model))}"
             )
         return NamedModel(self._bare(path, max(DEFAULT_LARGEST_BATCH, batch.largest)), batch, file=path)
 
@@ -182,12 +182,12 @@ class _Finder:
         source = self.serving.read(repository, name, largest_batch)
         counts, on_gpu = [instance_count(source.config)], self.serving.on_gpu(source.config)
         if problem := too_many_instances(counts, source, options, on_gpu=on_gpu):
-            raise BadInputError(f"{one_line(str(config))}: instance_group: {problem}")
+            raise BadInputError(f"{show_path(config)}: instance_group: {problem}")
         if options.target in ON_THIS_MACHINE:
             missing = gpu_placement.missing_device(source.config, self.serving.gpu_count)
             # the nodes of a cluster have their own GPUs, and a GPU may work although NVML does not
             if missing and options.cluster is None and not nvml.survey().fault:
-                raise BadInputError(f"{one_line(str(config))}: {missing}")
+                raise BadInputError(f"{show_path(config)}: {missing}")
             if self.start_server:
                 find = partial(self._find_installation, config)
                 source = complete_config(source, find, model_load_timeout_within(options.budget_seconds))
@@ -200,7 +200,7 @@ class _Finder:
         return source
 
     def _find_installation(self, config: Path) -> Installation:
-        self.say(f"{one_line(str(config))} declares no inputs or outputs: starting a server, which knows them")
+        self.say(f"{show_path(config)} declares no inputs or outputs: starting a server, which knows them")
         return find_installation(self.options, self.say)
 
 

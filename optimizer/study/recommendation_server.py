@@ -13,7 +13,7 @@ from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource, served_models
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, ServerCrashed
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, show_path
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate
 from optimizer.deploy.server_process import dead_model_processes
@@ -56,7 +56,7 @@ class RecommendedServer:
 
 def check_target(run: RunFolder, options: RunOptions, server_processes: int) -> None:
     """Raise BadInputError, which says what to do, if the run was not measured on a server program of this machine."""
-    path = one_line(str(run.path))
+    path = show_path(run.path)
     if options.target == "docker":
         kind = "compose" if server_processes > 1 else "docker"
         raise BadInputError(
@@ -101,7 +101,7 @@ def recommended_server(
     if differences := _other_machine(environment, task, run.folder):
         say(
             f"the run was measured with another device or server ({differences}); `tune verify --fresh "
-            f"{one_line(str(run.folder.path))}` measures its recommendation here"
+            f"{show_path(run.folder.path)}` measures its recommendation here"
         )
     folder = RunFolder.create(str(run.folder.path), FOLDER)
     with (
@@ -211,7 +211,7 @@ def _refuse_other_configs(
     served = served_models(source, candidate).configs
     if changed := sorted(name for name in {*served, *configs} if served.get(name) != configs.get(name)):
         raise BadInputError(
-            f"{one_line(str(run.best))}: the configuration of {one_line(', '.join(changed))} has changed since the "
+            f"{show_path(run.best)}: the configuration of {one_line(', '.join(changed))} has changed since the "
             "run; restore config.pbtxt in the model repository, or run `tune` again"
         )
 

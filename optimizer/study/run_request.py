@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.core.endpoint import REDACTED
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import exists, is_folder, one_line
+from optimizer.core.safe_text import exists, is_folder, one_line, show_path
 from optimizer.options.addresses import redact
 from optimizer.options.command_line import option_words
 from optimizer.options.option import DEFAULTS, Option
@@ -121,7 +121,7 @@ def read_stored_options(folder: RunFolder, *, other_machine: bool = False) -> Ru
     try:
         run_options(options.model, written_values(options))
     except BadInputError as error:
-        raise BadInputError(f"{one_line(str(folder.info))}: {error}") from None
+        raise BadInputError(f"{show_path(folder.info)}: {error}") from None
     return options
 
 

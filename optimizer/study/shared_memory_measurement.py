@@ -9,7 +9,7 @@ from dataclasses import replace
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, MeasurementError
 from optimizer.core.interfaces import LoadGenerator
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import show_path
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import LoadPoint, Point
 from optimizer.deploy.target_factory import other_machine_address
@@ -63,7 +63,7 @@ def _point(run: FinishedRun) -> Point:
     outcome = run.outcome
     point = (outcome.recommended or outcome.closest) if outcome else None
     if point is None:
-        raise BadInputError(f"{one_line(str(run.folder.path))}: --measure: nothing was measured; run `tune` first")
+        raise BadInputError(f"{show_path(run.folder.path)}: --measure: nothing was measured; run `tune` first")
     return point
 
 
@@ -82,7 +82,7 @@ def _check(run: FinishedRun, options: RunOptions) -> None:
     elif external_names(options) and not run.folder.is_own(options):
         problem = "run.json was not written by your tune on this machine, and names code, addresses or data"
     if problem:
-        raise BadInputError(f"{one_line(str(run.folder.path))}: --measure: {problem}")
+        raise BadInputError(f"{show_path(run.folder.path)}: --measure: {problem}")
     run.folder.refuse_links()
 
 

@@ -15,7 +15,7 @@ from objectives.metrics import ITL, METRICS, TTFT, Measurement
 from optimizer.core import files
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import DisturbedCells, Note, UnstableCells, present
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, show_path
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, TrialRole
 from optimizer.machine.conditions import lost_cpu_time
 from optimizer.measure.load_client.open_loop import lateness_note
@@ -86,7 +86,7 @@ def read_document(folder: Path) -> dict[str, Any]:
         TypeAdapter(GivenOptions).validate_python(record["options"], strict=True)
     except ValueError:
         raise BadInputError(
-            f"{one_line(str(folder / SWEEP_FILE))}: not the record of a sweep (wrong options); restore the file, or "
+            f"{show_path(folder / SWEEP_FILE)}: not the record of a sweep (wrong options); restore the file, or "
             "begin a new sweep"
         ) from None
     return record
@@ -96,7 +96,7 @@ def refuse_other_model(folder: RunFolder, earlier: Mapping[str, Any], facts: Map
     """Raise BadInputError if the sweep with the document ``earlier`` measured other files than those of ``facts``."""
     if change := describe_model_change(earlier.get("model"), facts):
         raise BadInputError(
-            f"{one_line(str(folder.path))}: the files of the model have changed since the sweep began ({change}); "
+            f"{show_path(folder.path)}: the files of the model have changed since the sweep began ({change}); "
             "restore the files, or begin a new sweep"
         )
 

@@ -20,7 +20,7 @@ from optimizer.core.notes import (
     present,
     read_lasting,
 )
-from optimizer.core.safe_text import is_file, one_line
+from optimizer.core.safe_text import is_file, show_path
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.hardware import Fingerprint, Hardware
 from optimizer.options.run_options import RunOptions
@@ -131,7 +131,7 @@ def continue_confirmation(
     Raises BadInputError if the run has no trial or found nothing, its confirmation was not planned in run.json, or
     its profile has other bounds by now; TuneError as ``tune``.
     """
-    path, recorded = one_line(str(run.path)), read_run(run.path)
+    path, recorded = show_path(run.path), read_run(run.path)
     if not recorded.trials:
         raise BadInputError(f"{path}: nothing was measured yet; continue the search: `tune --resume {path}`")
     is_tested = any(trial.confirmations for trial in recorded.trials)
@@ -289,7 +289,7 @@ def _status(result: StudyResult | None, outcome: Outcome) -> RunStatus:
 
 def _how_to_continue(folder: RunFolder, *, only_confirms: bool) -> str:
     """Return where the measurements of a failed run are, and the command that continues it."""
-    path = shlex.quote(one_line(str(folder.path)))
+    path = shlex.quote(show_path(folder.path))
     return f"the measurements are kept; to continue: tune {'verify' if only_confirms else '--resume'} {path}"
 
 

@@ -24,7 +24,7 @@ from objectives.server_spread import ServerSpread, pool_server_spread
 from objectives.sla import Sla
 from optimizer.confirmation.windows import confirmed_spreads, windows_of
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import show_path
 from optimizer.core.trial import VARIANT, Candidate, LoadPoint, Point
 from optimizer.deploy.target_settings import METRICS_PORT, PORT_STEP
 from optimizer.options.run_options import STEADY_DISTRIBUTIONS
@@ -288,7 +288,7 @@ def expectation(run: FinishedRun) -> Expectation:
 
     Raises BadInputError, in one line, if it has not ended, or recommends nothing.
     """
-    path = one_line(str(run.folder.path))
+    path = show_path(run.folder.path)
     if reason := unfinished(run):
         raise BadInputError(
             f"{path}: {reason} and has no recommendation to watch; give a run that has ended "
@@ -326,7 +326,7 @@ def check_server_count(expected: Expectation, count: int) -> None:
     processes = expected.server_processes
     if count % processes:
         raise BadInputError(
-            f"--url: names {formatting.count(count, 'server')}, but {one_line(str(expected.run.folder.path))} "
+            f"--url: names {formatting.count(count, 'server')}, but {show_path(expected.run.folder.path)} "
             f"recommends {processes} server processes; give the metrics of each process, such as "
             f"{example_urls(processes)}, and those of each further replica"
         )

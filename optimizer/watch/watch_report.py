@@ -16,7 +16,7 @@ from objectives.metrics import LATENCY, METRICS, TTFT
 from objectives.sla import Constraint
 from optimizer.config.search_space import ModelKind
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, show_path
 from optimizer.options.command_line import command_line
 from optimizer.options.run_options import RunOptions, is_trace
 from optimizer.options.server_options import QUANTILE_COST, latency_quantiles
@@ -135,7 +135,7 @@ def plan_step(expected: Expectation, rate: float) -> NextStep:
     """
     run, of_what = expected.run, f"the number of {expected.replica_name}s"
     rounded = f"{rate:.0f}" if rate >= 1000 else f"{rate:.4g}"  # without an exponent
-    command = f"tune plan {shlex.quote(one_line(str(run.folder.path)))} --rate {rounded}req/s"
+    command = f"tune plan {shlex.quote(show_path(run.folder.path))} --rate {rounded}req/s"
     if run.problem.is_simulated and expected.why_not_simulated is not WhyNotSimulated.NO_BATCH_TIMES:
         if not expected.sla.latencies:
             return NextStep(f"compute {of_what} for a latency bound, such as this one", f"{command} --sla-p95 20ms")
@@ -180,7 +180,7 @@ def burst_step(expected: Expectation, rate: float) -> NextStep:
 def next_steps(judgement: Judgement) -> list[NextStep]:
     """Return what to do, most urgent first; empty if the recommendation fits."""
     expected, steps = judgement.expected, []
-    run = shlex.quote(one_line(str(expected.run.folder.path)))
+    run = shlex.quote(show_path(expected.run.folder.path))
     by_name = {check.name: check for check in judgement.checks}
     differing = {check.name for check in judgement.differing}
     if STALLS in differing:
@@ -209,7 +209,7 @@ def next_steps(judgement: Judgement) -> list[NextStep]:
 
 def headline(judgement: Judgement) -> str:
     """Return the answer in one line."""
-    model, run = one_line(judgement.expected.model), one_line(str(judgement.expected.run.folder.path))
+    model, run = one_line(judgement.expected.model), show_path(judgement.expected.run.folder.path)
     if judgement.verdict is Verdict.FAIL:
         cause = find_cause(judgement) if _is_led_by_cause(judgement) else None
         return f"{model} no longer fits {run}: {cause or judgement.differing[0].explanation}"
@@ -360,7 +360,7 @@ def document(judgement: Judgement, urls: Sequence[str]) -> dict[str, Any]:
         "verdict": judgement.verdict.value,
         "answer": headline(judgement),
         "cause": cause.kind if (cause := find_cause(judgement)) else None,
-        "run": one_line(str(expected.run.folder.path)),
+        "run": show_path(expected.run.folder.path),
         "written": expected.run.info.get("written"),
         "run_verdict": expected.run.outcome.verdict.value if expected.run.outcome else None,
         "versions": dict(expected.run.versions),

@@ -25,7 +25,7 @@ from objectives.arrays import FloatArray, IntArray
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import LoadShape, RequestTimes, complete_load_shape, is_load_shape, parse_load_shape
 from optimizer.core.request_sizes import MAX_CHOICES, MAX_SIZE, SizeDistribution
-from optimizer.core.safe_text import one_line, read_bytes
+from optimizer.core.safe_text import one_line, read_bytes, show_path
 from optimizer.options.run_options import is_trace
 
 MAX_BYTES = 16 << 20
@@ -129,7 +129,7 @@ class RecordedArrivals:
 
         Raises BadInputError with ``file:line: ...``.
         """
-        name = one_line(str(path))
+        name = show_path(path)
         lines = read_bytes(path, MAX_BYTES, "give fewer intervals").split(b"\n")
         if not lines[-1].strip():
             lines.pop()
@@ -149,7 +149,7 @@ class RecordedArrivals:
         seconds, classes = _read_trace(path)
         intervals = np.diff(seconds)
         # the last request is followed by the first one after the mean interval
-        return cls(np.append(intervals, intervals.mean()), classes, one_line(str(path)))
+        return cls(np.append(intervals, intervals.mean()), classes, show_path(path))
 
     def classes_of(self, count: int, seed: int) -> IntArray:
         """Return the number of the class of each of the ``count`` requests that ``plan`` returns for ``seed``."""
@@ -211,7 +211,7 @@ class RecordedClasses:
 
 def _read_trace(path: Path) -> tuple[FloatArray, RecordedClasses | None]:
     """Return the times of the requests in seconds, and their sizes and priorities if the file has any."""
-    name = one_line(str(path))
+    name = show_path(path)
     data = read_bytes(path, MAX_BYTES, "give a shorter trace")
     try:
         reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))

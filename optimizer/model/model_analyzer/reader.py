@@ -20,7 +20,7 @@ from optimizer.config.model_source import (
 )
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line, read_bytes
+from optimizer.core.safe_text import one_line, read_bytes, show_path
 from optimizer.core.trial import Candidate, FieldValue
 from optimizer.core.yaml_lines import LocatedValue
 from optimizer.model.model_analyzer.keys import FILE, MODEL, KeySupport, ignored
@@ -76,7 +76,7 @@ class ModelAnalyzerImport:
         """
         if repository is None:
             if self.repository is None:
-                file = one_line(str(self.file))
+                file = show_path(self.file)
                 raise BadInputError(f"{file}: model_repository: missing; give --model-repository DIR")
             try:
                 repository = str(ValueReader(self.file).path(self.repository))
@@ -154,7 +154,7 @@ def _choose(
         if name in models:
             raise reader.fault(key, f"{name} is given twice")
         models[name] = key, section
-    listed, file = one_line(", ".join(models), MAX_LIST_CHARACTERS), one_line(str(reader.file))
+    listed, file = one_line(", ".join(models), MAX_LIST_CHARACTERS), show_path(reader.file)
     if model is None and len(models) != 1 and not (concurrently and models):
         problem = f"has several models; add the one to tune: {listed}" if models else "names no model; add MODEL"
         raise BadInputError(f"{file}: {problem}")

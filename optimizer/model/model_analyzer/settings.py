@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import check_file_name, format_value, one_line
+from optimizer.core.safe_text import check_file_name, format_value, one_line, show_path
 from optimizer.core.trial import FieldValue
 from optimizer.core.yaml_lines import LocatedValue, located_error
 from optimizer.model.model_analyzer.keys import NESTED_KEYS, KeySupport, KeyTable, ignored
@@ -156,7 +156,7 @@ class ImportNote:
 
     def __str__(self) -> str:
         path = one_line(".".join(self.keys), MAX_PATH_CHARACTERS)
-        return f"{one_line(str(self.file))}:{self.line}: {path}: {self.key}"
+        return f"{show_path(self.file)}:{self.line}: {path}: {self.key}"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error, replace_file, write_error
-from optimizer.core.safe_text import one_line
+from optimizer.core.safe_text import one_line, show_path
 from optimizer.results.finished_run import FinishedRun
 from optimizer.results.report.content import ReportSection, report_section
 from optimizer.results.report.figure_style import PALETTE, Drawing, inline, make_narrow, png, report_style, svg
@@ -122,7 +122,7 @@ def write_page(run: FinishedRun) -> None:
     try:
         replace_file(path, page)
     except OSError as error:
-        remedy = f"write it with `tune report {shlex.quote(one_line(str(run.folder.path)))}`"
+        remedy = f"write it with `tune report {shlex.quote(show_path(run.folder.path))}`"
         raise write_error(path, error, remedy) from error
 
 
@@ -168,7 +168,7 @@ def _paths(formats: Sequence[str], output: Path) -> dict[str, Path]:
         return {name: output / f"{stems.get(name, NAME)}{SUFFIXES[name]}" for name in formats if name not in PLOTS}
     if len(formats) != 1 or formats[0] in PLOTS or output.suffix != SUFFIXES[formats[0]]:
         raise BadInputError(
-            f"--out {one_line(str(output))}: a single file needs one of the formats html, markdown, csv and "
+            f"--out {show_path(output)}: a single file needs one of the formats html, markdown, csv and "
             "parquet, and a name that ends in .html, .md, .csv or .parquet; give a folder"
         )
     return {formats[0]: output}

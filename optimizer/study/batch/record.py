@@ -16,7 +16,7 @@ from objectives.metrics import METRICS
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_atomically
 from optimizer.core.locks import folder_lock
-from optimizer.core.safe_text import check_file_name, is_file, one_line, read_bytes
+from optimizer.core.safe_text import check_file_name, is_file, one_line, read_bytes, show_path
 from optimizer.store.run_folder import WRITTEN_FORMAT, FileIn, new_folder
 from optimizer.store.run_lookup import folders_in, newest_first
 from optimizer.study.batch.suite import Suite
@@ -239,7 +239,7 @@ class BatchFolder:
             remedy = "restore the file, or begin a new batch"
             problem = one_line(f"{where}: {first['msg']}", 200)
             raise BadInputError(
-                f"{one_line(str(self.record))}: not the record of a batch ({problem}); {remedy}"
+                f"{show_path(self.record)}: not the record of a batch ({problem}); {remedy}"
             ) from None
 
     def write(self, record: BatchRecord) -> None:

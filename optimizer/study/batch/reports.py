@@ -11,7 +11,7 @@ from rich.text import Text
 from objectives.intervals import ConfidenceInterval, ThroughputRatio
 from objectives.metrics import METRICS
 from optimizer.core.files import write_atomically
-from optimizer.core.safe_text import is_file, one_line
+from optimizer.core.safe_text import is_file, one_line, show_path
 from optimizer.results import formatting, summary
 from optimizer.results.report.writer import template_environment
 from optimizer.results.terminal_output import plain_table, print_table, wrap
@@ -245,7 +245,7 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
     for entry in batch.entries:
         if command := _continue_command(folder, entry):
             console.print(Text(f"next    {command}"), soft_wrap=True)
-    console.print(Text(f"index   {one_line(str(folder.index))}"), soft_wrap=True)
+    console.print(Text(f"index   {show_path(folder.index)}"), soft_wrap=True)
 
 
 def _remarks(entry: EntryRecord) -> list[str]:
