@@ -31,7 +31,7 @@ def shorten(text: str, max_characters: int = 300) -> str:
 
 def show_path(path: str | Path) -> str:
     """Return ``path`` as text on one printable line."""
-    return show_path(path)
+    return one_line(str(path))
 
 
 def printable(value: Any) -> Any:
