@@ -164,20 +164,18 @@ def main(words: list[str]) -> int:
         with continue_confirmation(arguments.run, arguments.options, seconds, say, open_observer) as continued:
             show_result(continued, as_json=arguments.as_json, verbose=arguments.verbose)
         return exit_code(continued.status, continued.outcome.verdict)
-    from optimizer.results.verification import document, print_verification
+    from optimizer.results.verification import print_verification
     from optimizer.study.fresh_verification import verify_fresh
 
     for option in absent_cpus(arguments.run, arguments.options):
         say(f"{option} of the run is left out: this machine does not have these CPUs")
     result = verify_fresh(arguments.run, arguments.options, arguments.budget_seconds, say, open_observer)
-    folder = str(result.folder.path)
     if arguments.as_json:
         import json
 
-        print(json.dumps(document(result.verified, result.before, folder, result.notes), indent=2))
+        print(json.dumps(result.document(), indent=2))
     else:
         from rich.console import Console
 
-        run = str(arguments.run.path)
-        print_verification(Console(), result.verified, result.before, result.problem, run, folder, result.notes)
+        print_verification(Console(), result)
     return EXIT_CODES[result.verified.verdict.value]

@@ -36,9 +36,9 @@ REQUEST_OPTIONS = (
     "output_tokens",
 )
 COMPARED_VERSIONS = ("tritonserver", "tritune", "onnxruntime", "perf_analyzer")
-MAX_VALUE_LENGTH, MAX_NUMBER = 200, 1e18  # of values in run.json, which may come from anywhere
-MAX_INTERVAL_RATIO = 100.0  # of the upper end of an interval to its lower end; a wider one says nothing
-MAX_RATIO = 1e6  # of two throughputs
+MAX_VALUE_LENGTH, MAX_NUMBER = 200, 1e18  # limits of values in run.json, which may come from anywhere
+MAX_INTERVAL_RATIO = 100.0  # the upper end of an interval over its lower end; a wider one says nothing
+MAX_RATIO = 1e6  # one throughput over another
 
 
 def is_regression(share: float, high: float, limit: float) -> bool:

@@ -30,7 +30,7 @@ from optimizer.core.trial import (
 from optimizer.options import server_options
 from optimizer.results.formatting import count
 
-BATCHER_PREFIX = "dynamic_batching."  # of the fields of the dynamic batcher
+BATCHER_PREFIX = "dynamic_batching."  # the fields of the dynamic batcher begin with it
 NO_BATCHING = "# no dynamic_batching"
 
 
@@ -173,7 +173,7 @@ def wrap_change(line: str, width: int) -> list[str]:
 
     A string is not broken, because Triton reads none that goes over two lines, and a word is not broken either.
     """
-    space = "\0"  # of a string; the lines have no such character
+    space = "\0"  # stands for a blank in a string; the lines have no such character
     kept = re.sub(r'"(?:\\.|[^"\\])*"', lambda string: string[0].replace(" ", space), line)
     parts = textwrap.wrap(
         f"  {kept}",

@@ -36,7 +36,7 @@ _STREAMED = (
     *(timing.field_of(statistic) for timing in STREAMED_TIMINGS for statistic in STATISTICS),
     *("responses_per_sec", "output_tokens_per_sec"),
 )
-KEYS: Final = {  # of ``document``
+KEYS: Final = {  # descriptions of the keys of ``document``
     "verdict": "PASS, FAIL or UNDECIDED.",
     "undecided_cause": "Why the verdict is UNDECIDED; null for another one.",
     "recommended": "The recommended point: its configuration, load and metrics with the names of trials.csv, "

@@ -21,7 +21,7 @@ from optimizer.results import formatting
 FILE = "shared_memory.json"  # in the folder of the run
 MAX_BYTES = 1 << 20
 MAX_TEXT_LENGTH = 300
-MAX_NUMBER = 1e12  # of any number in the file
+MAX_NUMBER = 1e12  # limit of any number in the file
 SHOWN = METRICS["throughput"]
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from optimizer.confirmation.verdicts import ConfirmedLoad
     from optimizer.results.recommendation import InconclusiveResult, Outcome
 
-VERIFY_BUDGET = "3m"  # of the proposed command that continues the tests
+VERIFY_BUDGET = "3m"  # time in the proposed command that continues the tests
 MIN_PERCENT = 1e-4  # a smaller share is shown as 0
 
 

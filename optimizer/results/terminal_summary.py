@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from optimizer.results.recommendation import Outcome
 
 MAX_FRONT_ROWS = 10
-MAX_COLUMNS = 5  # of the comparisons: more are one row each
-MIN_GAIN_WIDTH = 12  # of the last column of the comparisons, whose texts are broken into lines
+MAX_COLUMNS = 5  # columns of the comparisons; more are one row each
+MIN_GAIN_WIDTH = 12  # width of the last column of the comparisons, whose texts are broken into lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 RUNNERS_UP = 2
 TOO_SHORT = "the time ended before its first fresh server was measured; give a longer --budget"
-FOLDER, FILE = "verify", "verify.json"  # of each verification, in a folder of its own below that of the run
+FOLDER, FILE = "verify", "verify.json"  # each verification has a folder of its own below that of the run
 MAX_BYTES = 1 << 20
 _TESTED = ("trial", "request_batch_size", "concurrency", "request_rate")  # keys that identify a tested point
 
@@ -132,28 +132,41 @@ def _is_better(other: ConfirmedLoad, recommended: ConfirmedLoad, problem: Proble
     return meets and other.judged.verdict is not Verdict.FAIL and other.throughput.low > recommended.throughput.high
 
 
-def document(
-    verification: Verification, before: Outcome, results_dir: str, notes: Sequence[Note] = ()
-) -> dict[str, object]:
-    """Return the document of ``--json`` and verify.json."""
-    return {
-        "holds": verification.holds,
-        "verdict": verification.verdict.value,
-        "verdict_holds": verification.verdict_holds,
-        "ranking_holds": verification.ranking_holds,
-        "reason": verification.reason or None,
-        "before": result_document.entry(before.recommended) if before.recommended else None,
-        "measured": [
-            {**result_document.entry(confirmed.point), "confirmation": result_document.confirmation(confirmed)}
-            for confirmed in verification.measured
-        ],
-        "failed": [
-            {"configuration": configuration_text.configuration(candidate), "reason": reason}
-            for candidate, reason in verification.failed
-        ],
-        "notes": [str(note) for note in notes],
-        "results_dir": results_dir,
-    }
+@dataclass(frozen=True)
+class VerificationResult:
+    """The verification of a run and its notes.
+
+    ``before`` is the outcome of the run in the folder ``run``; ``folder`` holds the new measurements.
+    """
+
+    verified: Verification
+    before: Outcome
+    problem: Problem
+    run: RunFolder
+    folder: RunFolder
+    notes: tuple[Note, ...] = ()
+
+    def document(self) -> dict[str, object]:
+        """Return the document of ``--json`` and verify.json."""
+        verified = self.verified
+        return {
+            "holds": verified.holds,
+            "verdict": verified.verdict.value,
+            "verdict_holds": verified.verdict_holds,
+            "ranking_holds": verified.ranking_holds,
+            "reason": verified.reason or None,
+            "before": result_document.entry(self.before.recommended) if self.before.recommended else None,
+            "measured": [
+                {**result_document.entry(confirmed.point), "confirmation": result_document.confirmation(confirmed)}
+                for confirmed in verified.measured
+            ],
+            "failed": [
+                {"configuration": configuration_text.configuration(candidate), "reason": reason}
+                for candidate, reason in verified.failed
+            ],
+            "notes": [str(note) for note in self.notes],
+            "results_dir": str(self.folder.path),
+        }
 
 
 def passed_separately(run: RunFolder, point: Point) -> str:
@@ -183,28 +196,20 @@ def passed_separately(run: RunFolder, point: Point) -> str:
         ) from None
 
 
-def print_verification(
-    console: Console,
-    verification: Verification,
-    before: Outcome,
-    problem: Problem,
-    run: str,
-    results_dir: str,
-    notes: Sequence[Note] = (),
-) -> None:
-    """Print whether the recommendation of ``run`` holds, the metrics before and now, ``notes`` and the next step."""
+def print_verification(console: Console, result: VerificationResult) -> None:
+    """Print whether the recommendation holds, the metrics before and now, the notes and the next step."""
+    verified, problem, recommended = result.verified, result.problem, result.before.recommended
 
     def say(text: str = "", style: str = "") -> None:
         console.print(Text(text, style), soft_wrap=True)
 
-    goal, is_undecided = formatting.bounds(problem.sla) or "no bound", verification.is_undecided
-    holds = "is UNDECIDED" if is_undecided else _holds(verification.holds)
-    say(f"{problem.model}: the recommendation {holds} ({goal})", formatting.VERDICT_STYLES[verification.verdict])
-    if verification.reason:
-        say(f"because {verification.reason}")
+    goal, is_undecided = formatting.bounds(problem.sla) or "no bound", verified.is_undecided
+    holds = "is UNDECIDED" if is_undecided else _holds(verified.holds)
+    say(f"{problem.model}: the recommendation {holds} ({goal})", formatting.VERDICT_STYLES[verified.verdict])
+    if verified.reason:
+        say(f"because {verified.reason}")
     say()
-    recommended = before.recommended
-    for confirmed in verification.measured:
+    for confirmed in verified.measured:
         point = confirmed.point
         is_recommended = recommended is not None and point.trial == recommended.trial
         role = "recommended" if is_recommended else "runner-up"
@@ -213,16 +218,16 @@ def print_verification(
             say(f"  was  {formatting.performance(recommended, confirmed.latency)}")
         say(f"  now  {formatting.performance(point, confirmed.latency)}")
         say(f"  {formatting.verdict(confirmed)}, {', '.join(summary.confirmed_intervals(confirmed))}")
-    for candidate, reason in verification.failed:
+    for candidate, reason in verified.failed:
         say(f"not measured: {configuration_text.configuration(candidate)}: {reason}", "red")
     say()
-    if verification.verdict_holds or not is_undecided:
-        say(f"verdict {_holds(verification.verdict_holds)}, ranking {_holds(verification.ranking_holds)}")
-    for note in notes:
+    if verified.verdict_holds or not is_undecided:
+        say(f"verdict {_holds(verified.verdict_holds)}, ranking {_holds(verified.ranking_holds)}")
+    for note in result.notes:
         say(f"note: {note}", "yellow")
-    say(f"results {results_dir}")
-    if verification.verdict_holds:
-        say(f"next    deploy it: tune emit {shlex.quote(one_line(run))}")
+    say(f"results {result.folder.path}")
+    if verified.verdict_holds:
+        say(f"next    deploy it: tune emit {shlex.quote(one_line(str(result.run.path)))}")
 
 
 def _holds(holds: bool | None) -> str:

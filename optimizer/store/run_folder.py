@@ -24,14 +24,14 @@ from optimizer.machine.hardware import Fingerprint, parse_fingerprint
 from optimizer.options.option_reader import external_values, move_options
 from optimizer.options.run_options import RunOptions
 
-SCHEMA_VERSION = 1  # of run.json: raised with every change that an older or newer tune would misread
+SCHEMA_VERSION = 1  # raised with every change of run.json that an older or newer tune would misread
 MAX_INFO_BYTES = 64 << 20
 MAX_REASON_LENGTH = 200
 RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"  # the records of a run and of a sweep
 MODEL_HASH, HASH_DIGITS = "sha256", 12  # fact of a model whose files were hashed, and how much of it is shown
 STAMP = re.compile(r"([0-9]{8}-[0-9]{6})(?:-([0-9]{1,2}))?")  # the name of a folder that new_folder makes
 STAMP_FORMAT = "%Y%m%d-%H%M%S"
-WRITTEN_FORMAT = "%Y-%m-%dT%H:%M:%S%z"  # of the times in a record
+WRITTEN_FORMAT = "%Y-%m-%dT%H:%M:%S%z"  # form of the times in a record
 
 
 class FileIn:

@@ -16,7 +16,7 @@ from optimizer.options.values import quote
 from optimizer.store.run_folder import RUN_FILE, STAMP, STAMP_FORMAT, SWEEP_FILE, WRITTEN_FORMAT, RunFolder
 
 LATEST = "latest"  # stands for the newest run
-MAX_NAME_LENGTH = 100  # of a folder in a message that names a run too
+MAX_NAME_LENGTH = 100  # characters of a folder in a message that names a run too
 
 
 def find_run(run: str, out: str, flag: str = "--resume") -> RunFolder:

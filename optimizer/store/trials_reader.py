@@ -148,7 +148,7 @@ COLUMNS = (*TRIAL_COLUMNS, *RESULT_COLUMNS)  # all others are parameters, which 
 ENERGY = "energy_joules_per_1000_infer"
 # Columns of pareto.csv and of the CSV of a sweep, which are no parameters either.
 DERIVED = ("confirmed", "measurements", "priorities", ENERGY)
-DESCRIPTIONS: Final = {  # of the columns that are no attribute of Candidate, LoadPoint or Measurement
+DESCRIPTIONS: Final = {  # for the columns that are no attribute of Candidate, LoadPoint or Measurement
     "model": "Name of the model.",
     "trial": "Number of the trial, from 0. A trial is one configuration with its measurements.",
     "confirmation": "Number of the fresh server in the run, from 1; empty for measurements of the search.",

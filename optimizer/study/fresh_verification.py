@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from objectives.sequential import LOOKS
-from optimizer.config.search_space import Problem
 from optimizer.confirmation.confirmer import Confirmer
 from optimizer.confirmation.server_plan import COMPARED_SERVERS
 from optimizer.core.budget import Budget
 from optimizer.core.files import write_json
-from optimizer.core.notes import Note, present
+from optimizer.core.notes import present
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.conditions import speed_note
-from optimizer.machine.hardware import Hardware
 from optimizer.measure.load_client.open_loop import lateness_note
 from optimizer.options.run_options import RunOptions
 from optimizer.results import summary, verification
 from optimizer.results.finished_run import refuse_missing_rows
-from optimizer.results.recommendation import Outcome, assess
+from optimizer.results.recommendation import assess
+from optimizer.results.verification import VerificationResult
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment, ObserverFactory
@@ -31,25 +29,13 @@ from optimizer.study.trial_runner import take_reference
 TIME_FACTOR = 2.0  # budget of a verification over its expected time
 
 
-@dataclass(frozen=True)
-class VerifyResult:
-    """The verification of a run. ``before`` is the run's own outcome; ``folder`` holds the new measurements."""
-
-    verified: verification.Verification
-    before: Outcome
-    problem: Problem
-    hardware: Hardware
-    folder: RunFolder
-    notes: tuple[Note, ...]
-
-
 def verify_fresh(
     run: RunFolder,
     options: RunOptions,
     seconds: float | None,
     say: Callable[[str], None],
     open_observer: ObserverFactory,
-) -> VerifyResult:
+) -> VerificationResult:
     """Measure the recommendation of ``run`` again on fresh servers of the target in ``options``.
 
     ``seconds`` limits the time of the measurements; None allows twice the expected time.
@@ -95,6 +81,6 @@ def verify_fresh(
     verified = verification.judge_verification(measured, server_plans, problem)
     windows = [window.measurement for trial in measured for window in trial.confirmations]
     shown = present([environment.remote_note(), *measurer.notes, lateness_note(windows), speed_note(windows)])
-    document = verification.document(verified, before, str(folder.path), shown)
-    write_json(folder.path / verification.FILE, document)
-    return VerifyResult(verified, before, problem, environment.hardware, folder, shown)
+    result = VerificationResult(verified, before, problem, run, folder, shown)
+    write_json(folder.path / verification.FILE, result.document())
+    return result

@@ -25,7 +25,7 @@ from optimizer.study.environment import Environment
 from optimizer.study.model_finder import NamedModel, Say, find_model, names_profile, other_models, undeclared_models
 from optimizer.study.task import search_space, serving_hardware
 
-_EXAMPLE_SIZE = 128  # of a variable dim
+_EXAMPLE_SIZE = 128  # the size of a variable dim in an example
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def check_own_client(named: NamedModel, options: RunOptions, problem: Problem) -
     if is_batched and not why:
         return
     if not is_batched:
-        why = f"{name} {'is stateful' if source.is_stateful else 'streams'}, and tune's own client measures it"
+        why = f"{name} {_describe_kind(source)}, and tune's own client measures it"
     _check_client_options(source, options, why)
     if is_batched:
         return
@@ -142,7 +142,7 @@ def check_recorded_classes(file: str, classes: RecordedClasses, source: ModelSou
     name = one_line(source.name)
     if source.is_streaming or source.is_stateful:
         raise BadInputError(
-            f"{file}: {name} {'is stateful' if source.is_stateful else 'streams'}, and a trace has only its times; "
+            f"{file}: {name} {_describe_kind(source)}, and a trace has only its times; "
             f"leave the columns {SIZE} and {PRIORITY} out"
         )
     largest = max(source.config.max_batch_size, 1)
@@ -158,6 +158,10 @@ def check_recorded_classes(file: str, classes: RecordedClasses, source: ModelSou
                 f"{file}:{line}: {PRIORITY} {priority}: {_described(name, levels)}; raise {PRIORITY_LEVELS} in "
                 f"config.pbtxt, or leave the column {PRIORITY} out"
             )
+
+
+def _describe_kind(source: ModelSource) -> str:
+    return "is stateful" if source.is_stateful else "streams"
 
 
 def fewest_levels(source: ModelSource, fields: FieldChoices) -> int:
@@ -183,7 +187,7 @@ def priorities_fault(priorities: SizeDistribution, source: ModelSource, fields: 
     """Return why the model cannot serve the ``priorities`` of a load; an empty text if it can."""
     name, levels = one_line(source.name), fewest_levels(source, fields)
     if source.is_streaming or source.is_stateful:
-        return f"{name} {'is stateful' if source.is_stateful else 'streams'}; leave the priorities out"
+        return f"{name} {_describe_kind(source)}; leave the priorities out"
     if priorities.largest > levels:
         return (
             f"{priorities.largest}: {_described(name, levels)}; raise {PRIORITY_LEVELS} in config.pbtxt, or set "

@@ -31,7 +31,7 @@ from optimizer.study.task import Task
 if TYPE_CHECKING:
     import psutil
 
-FOLDER = "serve"  # of the logs, in the folder of the run
+FOLDER = "serve"  # holds the logs, in the folder of the run
 CHECK_SECONDS = 1.0  # between two checks of the servers
 UNLOAD_CHECK_SECONDS = 0.05  # between two checks whether a model has answered its last request
 MIN_CALL_SECONDS = 0.1  # the limit of a call when the time for requests in flight has ended

@@ -41,7 +41,7 @@ from optimizer.study.run_record import RunRecord
 from optimizer.study.study import StudyResult
 from optimizer.study.task import Task
 
-CLEARLY_LESS = 0.7  # of the throughput of the search, which overestimates the best by less than that
+CLEARLY_LESS = 0.7  # share of the search's throughput; the search overestimates the best by less than the rest
 
 
 def action_of(mode: RunMode, spent_seconds: float) -> str:

@@ -44,89 +44,9 @@ from optimizer.study.load_generators import PerfAnalyzerReason
 from optimizer.study.scheduler import SearchEnd
 from optimizer.study.task import Task
 
-LENGTH_QUANTILES = 21  # of the numbers of tokens
+LENGTH_QUANTILES = 21  # quantiles of the numbers of tokens
 _SERVER, _UNKNOWN = "tritonserver", "unknown"  # key and value of ``versions``
 VERSIONS = ("tritune", "numpy", "onnxruntime", "optuna", "protobuf", "tritonclient")
-KEYS: Final = {  # of run.json, except those of the options and of the classes that are written as they are
-    "schema_version": "Version of this format. Another version of tune may refuse it.",
-    "options": "Values of the options, by the names of the fields; passwords and headers are replaced.",
-    "started_in": "Folder that relative paths start from, relative to the folder of the run.",
-    "signature": "HMAC-SHA256, by a key of the user, of options that name code, addresses or data; may be null.",
-    "status": "`running`, also of a run that was killed; `found`, `none` (nothing is recommended), `interrupted`, "
-    "`failed`, or `left` (other workers continue the shared study).",
-    "verdict": "PASS, FAIL or UNDECIDED; null before the end.",
-    "reason": "Error of a failed run; empty for another one.",
-    "command": "Command that reproduces the run, with all options that are not the default.",
-    "argv": "Words of the command as it was given; secrets are replaced.",
-    "written": "Time at which the file was written.",
-    "problem": "What is searched:",
-    "problem.model": "Name of the model.",
-    "problem.facts": "Facts about the model, such as its size and the SHA-256 of its files.",
-    "problem.constraints": "Bounds, such as `p95 <= 20 ms`.",
-    "problem.objectives": "Names of the objectives, the most important one first.",
-    "problem.request_batch_size": "Samples of each request (the mean for mixed sizes).",
-    "problem.sequence_length": "Requests in each sequence to a stateful model, as text; null for other models.",
-    "problem.tokens": "Numbers of tokens (`smallest`, `mean`, `largest`, and `quantiles` at equal distances) of the "
-    "generated prompts (`prompt`) and outputs (`output`) of a model that streams; null if there are none.",
-    "problem.space": "Choices by parameter; settings have the names of the columns of trials.csv.",
-    "problem.candidates": "Number of valid configurations.",
-    "problem.cpu_count": "Number of CPUs of the server; null if it serves on a GPU or the number is unknown.",
-    "problem.max_concurrency": "The most requests in flight that the search may try.",
-    "problem.kind": f"Kind of the model: {', '.join(f'`{kind.value}`' for kind in ModelKind)}.",
-    "problem.server_model": "Model of the server that the search `simulated` fits: "
-    + ", ".join(f"`{model.name}`" for model in (DynamicBatchingModel, ContinuousBatchingModel, ClosedNetwork))
-    + ".",
-    "problem.request_times": "When the requests of `--load rate` are sent: `distribution` (or the file), "
-    "`period_seconds` of a load shape, `recorded_requests` of a file; null in a closed loop.",
-    "problem.priorities": "Shares of the priorities of the requests, as text such as `1*20|2*80`; null without any.",
-    "problem.queue": "Settings of the batcher's queue in config.pbtxt, by path; those in the space replace them.",
-    "problem.baseline": "The configuration as given.",
-    "problem.dynamic_batching": "The same configuration with plain `dynamic_batching {}`.",
-    "problem.input_data": "Name of the file of requests.",
-    "hardware": "Machine of the server:",
-    "hardware.system": "Operating system.",
-    "fingerprint": "Device, server and perf_analyzer. Measurements with different ones are not ranked together:",
-    "fingerprint.id": "Short hash of the other keys, as in the column `fingerprint` of trials.csv.",
-    "search_ended": "`converged`, `budget`, `exhausted` (all were tried) or `interrupted`; null before it ends.",
-    "confirmed_by_perf_analyzer": "Why perf_analyzer confirms a closed loop: "
-    + ", ".join(f"`{reason.name.lower()}`" for reason in PerfAnalyzerReason)
-    + "; null if tune's own client does.",
-    "confirmation_complete": "Whether no further server can change a verdict, only `tune verify --fresh` can.",
-    "confirmation_plan": "Decisions that are fixed before the first window of the confirmation; null before it:",
-    "versions": "Versions of Python, tritune, its main dependencies, tritonserver, perf_analyzer (or the ID of its "
-    "image) if it measured or checked, and onnxruntime-openvino if a configuration names it.",
-    "notes": "Notes for people; the facts in them are also keys of their own.",
-    "lasting_notes": "Those notes that remain when another session continues the run: class (`note`) and fields.",
-    "machine": "Load averages, CPUs, quota, frequencies and thermal throttling, `at_start` and `when_written`.",
-    "commands": "File with the commands of all processes that the run started.",
-    "times": "Seconds by kind of work, of all sessions of the run together:",
-    "times.wall_seconds": "Wall time of the run, of all its sessions together.",
-    "times.server_seconds": "Starting servers, loading models, status requests.",
-    "times.load_generator_seconds": "Measuring.",
-    "times.set_up_seconds": "Downloading the server and building the model, once per machine.",
-    "times.search_seconds": "Choosing the next configuration, and predicting the loads of the confirmation.",
-    "times.cluster_seconds": "Waiting for workers; only on a cluster.",
-    "times.confirm_seconds": "The confirmation, with its server and load generator times.",
-    "times.own_seconds": "The remaining wall time, which is tune's own.",
-    "times.own_probes_seconds": "The part of it for probes of the machine's speed.",
-    "times.own_rows_seconds": "The part of it for writing rows of trials.csv.",
-    "times.own_display_seconds": "The part of it for showing measurements.",
-    "times.own_cpu_seconds": "CPU time of the process.",
-    "times.peak_memory_bytes": "Largest resident memory of the process.",
-    "spent": "Time of the budget that was used when the latest session began, which `--resume` reads:",
-    "spent.seconds": "Time of all earlier sessions.",
-    "spent.estimated_seconds": "Time of the rows that these wrote, with `at_once` trials in parallel.",
-    "spent.at_once": "Number of parallel trials of the latest session; 1 without a cluster.",
-    "result": "Document of `--json`; empty without a result:",
-    "result.status": "`status` of the run.",
-    "result.next_command": "Command that continues the test of an UNDECIDED run, or makes a separate one; null for "
-    "another verdict, and if only a new run helps.",
-    "result.sla": "Bounds, such as `p95 <= 20 ms`.",
-    "result.model": "Name of the model, and facts about it.",
-    "result.hardware": "Hardware in words.",
-    "result.notes": "Notes for people.",
-    **{f"result.{key}": text for key, text in result_document.KEYS.items()},
-}
 
 
 def problem_document(task: Task) -> dict[str, Any]:
@@ -348,3 +268,86 @@ class RunRecord:
         changed = served.files if candidate.model_json else {}
         files = {f"{served.batcher}/{path}": content.decode() for path, content in changed.items()}
         return texts, server_options.to_arguments(candidate.fields), files
+
+
+# The descriptions of the keys, except those of the options and of the classes that are written as they are.
+KEYS: Final = {
+    "schema_version": "Version of this format. Another version of tune may refuse it.",
+    "options": "Values of the options, by the names of the fields; passwords and headers are replaced.",
+    "started_in": "Folder that relative paths start from, relative to the folder of the run.",
+    "signature": "HMAC-SHA256, by a key of the user, of options that name code, addresses or data; may be null.",
+    "status": "`running`, also of a run that was killed; `found`, `none` (nothing is recommended), `interrupted`, "
+    "`failed`, or `left` (other workers continue the shared study).",
+    "verdict": "PASS, FAIL or UNDECIDED; null before the end.",
+    "reason": "Error of a failed run; empty for another one.",
+    "command": "Command that reproduces the run, with all options that are not the default.",
+    "argv": "Words of the command as it was given; secrets are replaced.",
+    "written": "Time at which the file was written.",
+    "problem": "What is searched:",
+    "problem.model": "Name of the model.",
+    "problem.facts": "Facts about the model, such as its size and the SHA-256 of its files.",
+    "problem.constraints": "Bounds, such as `p95 <= 20 ms`.",
+    "problem.objectives": "Names of the objectives, the most important one first.",
+    "problem.request_batch_size": "Samples of each request (the mean for mixed sizes).",
+    "problem.sequence_length": "Requests in each sequence to a stateful model, as text; null for other models.",
+    "problem.tokens": "Numbers of tokens (`smallest`, `mean`, `largest`, and `quantiles` at equal distances) of the "
+    "generated prompts (`prompt`) and outputs (`output`) of a model that streams; null if there are none.",
+    "problem.space": "Choices by parameter; settings have the names of the columns of trials.csv.",
+    "problem.candidates": "Number of valid configurations.",
+    "problem.cpu_count": "Number of CPUs of the server; null if it serves on a GPU or the number is unknown.",
+    "problem.max_concurrency": "The most requests in flight that the search may try.",
+    "problem.kind": f"Kind of the model: {', '.join(f'`{kind.value}`' for kind in ModelKind)}.",
+    "problem.server_model": "Model of the server that the search `simulated` fits: "
+    + ", ".join(f"`{model.name}`" for model in (DynamicBatchingModel, ContinuousBatchingModel, ClosedNetwork))
+    + ".",
+    "problem.request_times": "When the requests of `--load rate` are sent: `distribution` (or the file), "
+    "`period_seconds` of a load shape, `recorded_requests` of a file; null in a closed loop.",
+    "problem.priorities": "Shares of the priorities of the requests, as text such as `1*20|2*80`; null without any.",
+    "problem.queue": "Settings of the batcher's queue in config.pbtxt, by path; those in the space replace them.",
+    "problem.baseline": "The configuration as given.",
+    "problem.dynamic_batching": "The same configuration with plain `dynamic_batching {}`.",
+    "problem.input_data": "Name of the file of requests.",
+    "hardware": "Machine of the server:",
+    "hardware.system": "Operating system.",
+    "fingerprint": "Device, server and perf_analyzer. Measurements with different ones are not ranked together:",
+    "fingerprint.id": "Short hash of the other keys, as in the column `fingerprint` of trials.csv.",
+    "search_ended": "`converged`, `budget`, `exhausted` (all were tried) or `interrupted`; null before it ends.",
+    "confirmed_by_perf_analyzer": "Why perf_analyzer confirms a closed loop: "
+    + ", ".join(f"`{reason.name.lower()}`" for reason in PerfAnalyzerReason)
+    + "; null if tune's own client does.",
+    "confirmation_complete": "Whether no further server can change a verdict, only `tune verify --fresh` can.",
+    "confirmation_plan": "Decisions that are fixed before the first window of the confirmation; null before it:",
+    "versions": "Versions of Python, tritune, its main dependencies, tritonserver, perf_analyzer (or the ID of its "
+    "image) if it measured or checked, and onnxruntime-openvino if a configuration names it.",
+    "notes": "Notes for people; the facts in them are also keys of their own.",
+    "lasting_notes": "Those notes that remain when another session continues the run: class (`note`) and fields.",
+    "machine": "Load averages, CPUs, quota, frequencies and thermal throttling, `at_start` and `when_written`.",
+    "commands": "File with the commands of all processes that the run started.",
+    "times": "Seconds by kind of work, of all sessions of the run together:",
+    "times.wall_seconds": "Wall time of the run, of all its sessions together.",
+    "times.server_seconds": "Starting servers, loading models, status requests.",
+    "times.load_generator_seconds": "Measuring.",
+    "times.set_up_seconds": "Downloading the server and building the model, once per machine.",
+    "times.search_seconds": "Choosing the next configuration, and predicting the loads of the confirmation.",
+    "times.cluster_seconds": "Waiting for workers; only on a cluster.",
+    "times.confirm_seconds": "The confirmation, with its server and load generator times.",
+    "times.own_seconds": "The remaining wall time, which is tune's own.",
+    "times.own_probes_seconds": "The part of it for probes of the machine's speed.",
+    "times.own_rows_seconds": "The part of it for writing rows of trials.csv.",
+    "times.own_display_seconds": "The part of it for showing measurements.",
+    "times.own_cpu_seconds": "CPU time of the process.",
+    "times.peak_memory_bytes": "Largest resident memory of the process.",
+    "spent": "Time of the budget that was used when the latest session began, which `--resume` reads:",
+    "spent.seconds": "Time of all earlier sessions.",
+    "spent.estimated_seconds": "Time of the rows that these wrote, with `at_once` trials in parallel.",
+    "spent.at_once": "Number of parallel trials of the latest session; 1 without a cluster.",
+    "result": "Document of `--json`; empty without a result:",
+    "result.status": "`status` of the run.",
+    "result.next_command": "Command that continues the test of an UNDECIDED run, or makes a separate one; null for "
+    "another verdict, and if only a new run helps.",
+    "result.sla": "Bounds, such as `p95 <= 20 ms`.",
+    "result.model": "Name of the model, and facts about it.",
+    "result.hardware": "Hardware in words.",
+    "result.notes": "Notes for people.",
+    **{f"result.{key}": text for key, text in result_document.KEYS.items()},
+}

@@ -23,8 +23,8 @@ from optimizer.study.environment import Environment
 from optimizer.study.run_request import read_stored_options
 
 ROUNDS = 10
-SECONDS = 1.0  # of each measurement
-FOLDER = "explain"  # of the logs, in the folder of the run
+SECONDS = 1.0  # time of each measurement
+FOLDER = "explain"  # holds the logs, in the folder of the run
 
 
 def measure_shared_memory(run: FinishedRun, say: Callable[[str], None]) -> SharedMemoryEffect:

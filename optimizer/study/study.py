@@ -26,7 +26,7 @@ from optimizer.study.trial_runner import run_trials
 
 # The start of Python and the report took about 2 s each on 2 cores.
 START_AND_REPORT_SECONDS = 4.0
-START_AND_REPORT_SHARE = 0.025  # of a short budget
+START_AND_REPORT_SHARE = 0.025  # share of a short budget
 
 
 class TrialExecutor(Protocol):

@@ -24,6 +24,7 @@ from optimizer.core.signature import sign
 from optimizer.core.stopwatch import Stopwatch, with_earlier_times
 from optimizer.core.trial import VARIANT, Candidate, FieldValue, FreshServer, LoadPoint, Trial
 from optimizer.machine.conditions import machine_conditions
+from optimizer.machine.hardware import Fingerprint
 from optimizer.measure.measurer import CandidateMeasurer, Measurer
 from optimizer.model.config_check import too_many_instances
 from optimizer.model.default_space import check_sequence_fields, without_batch_dimension
@@ -178,8 +179,7 @@ def sweep(
     An interrupt (KeyboardInterrupt) ends it early; its measurements are kept. A resumed sweep whose model, plan or
     fingerprint has changed is refused and not changed.
     """
-    stopwatch = Stopwatch()
-    environment = Environment.detect(options, stopwatch, say)
+    environment = Environment.detect(options, Stopwatch(), say)
     if resumed is None:
         RunFolder.check(options.out)
     task = environment.make_task(swept=request.choices.fields)
@@ -189,15 +189,34 @@ def sweep(
     with folder.locked():
         earlier = sweep_output.read_document(folder.path) if resumed else {}
         sweep_output.refuse_other_model(folder, earlier, task.source.facts)
-        problem = task.problem
-        table = SweepTables(folder, problem.model, plan, problem.space.fields, fingerprint.id, problem.cpu_count)
-        status: SweepStatus = "done"
-        failures: dict[int, str] = {}
-        began = earlier.get("began")
-        facts = {
+        return _SweepSession(environment, task, request, plan, fingerprint, folder, earlier).run(make_observer)
+
+
+class _SweepSession:
+    """One session of a sweep in its locked ``folder``. ``earlier`` is sweep.json of the sessions before it."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        task: Task,
+        request: SweepRequest,
+        plan: SweepPlan,
+        fingerprint: Fingerprint,
+        folder: RunFolder,
+        earlier: Mapping[str, Any],
+    ) -> None:
+        problem, began = task.problem, earlier.get("began")
+        self._environment, self._task, self._plan = environment, task, plan
+        self._folder, self._earlier = folder, earlier
+        self._table = SweepTables(
+            folder, problem.model, plan, problem.space.fields, fingerprint.id, problem.cpu_count
+        )
+        self._failures: dict[int, str] = {}
+        self._notes = (*environment.notes(task), *present([plan.left_out]))
+        self._facts = {
             "command": request.command,
             "options": request.given,
-            "signature": sign(external_values(options)),
+            "signature": sign(external_values(environment.options)),
             "model": {"name": task.source.name, **task.source.facts},
             "hardware": str(environment.hardware),
             "fingerprint": fingerprint.to_document(),
@@ -205,36 +224,44 @@ def sweep(
             "began": began if isinstance(began, str) else time.strftime(WRITTEN_FORMAT),
             "results_dir": str(folder.path),
         }
-        notes = (*environment.notes(task), *present([plan.left_out]))
 
-        def record(status: str) -> tuple[list[SweepCell], dict[str, Any]]:
-            """Write the cells so far. Raises BadInputError, before it writes, if the table is of another sweep."""
-            cells = sweep_cells(plan, table.read(), failures)
-            times = with_earlier_times({"wall_seconds": round(stopwatch.wall_seconds(), 3)}, earlier)
-            document = sweep_output.document(status, facts, cells, (*notes, *sweep_output.notes(cells)), times)
-            sweep_output.write(folder, document)
-            return cells, document
-
-        record("running")
+    def run(self, make_observer: Callable[[SweepPlan], ProgressObserver]) -> SweepResult:
+        """Measure the missing loads and return the result; after an interrupt that of the loads so far."""
+        status: SweepStatus = "done"
+        self._record("running")
         try:
-            loads = formatting.count(len(plan), "measurement")
-            say(f"sweeping {problem.model} on {describe_server(options)}: {loads}; results in {folder.path}")
-            with environment.open_target(task, folder) as target:
-                target.start()
-                measurer = environment.make_measurer(task, folder, table, make_observer(plan))
-                try:
-                    Sweeper(plan, target, measurer, failures).run()
-                finally:
-                    notes = (*notes, *(note for note in measurer.notes if isinstance(note, ServedOnCpu)))
+            self._measure(make_observer)
         except KeyboardInterrupt:
             interrupts.acknowledge()
             status = "interrupted"
         except BaseException:
             with contextlib.suppress(TuneError):  # a full disk must not hide the first error
-                record("failed")
+                self._record("failed")
             raise
-        cells, document = record(status)
-    return SweepResult(status, plan, cells, folder, document)
+        cells, document = self._record(status)
+        return SweepResult(status, self._plan, cells, self._folder, document)
+
+    def _measure(self, make_observer: Callable[[SweepPlan], ProgressObserver]) -> None:
+        environment, task, plan, folder = self._environment, self._task, self._plan, self._folder
+        server, loads = describe_server(environment.options), formatting.count(len(plan), "measurement")
+        environment.say(f"sweeping {task.problem.model} on {server}: {loads}; results in {folder.path}")
+        with environment.open_target(task, folder) as target:
+            target.start()
+            measurer = environment.make_measurer(task, folder, self._table, make_observer(plan))
+            try:
+                Sweeper(plan, target, measurer, self._failures).run()
+            finally:
+                self._notes += tuple(note for note in measurer.notes if isinstance(note, ServedOnCpu))
+
+    def _record(self, status: str) -> tuple[list[SweepCell], dict[str, Any]]:
+        """Write the cells so far. Raises BadInputError, before it writes, if the table is of another sweep."""
+        cells = sweep_cells(self._plan, self._table.read(), self._failures)
+        wall_seconds = round(self._environment.stopwatch.wall_seconds(), 3)
+        times = with_earlier_times({"wall_seconds": wall_seconds}, self._earlier)
+        notes = (*self._notes, *sweep_output.notes(cells))
+        document = sweep_output.document(status, self._facts, cells, notes, times)
+        sweep_output.write(self._folder, document)
+        return cells, document
 
 
 def _make_plan(task: Task, request: SweepRequest, options: RunOptions, gpu_count: int) -> tuple[SweepPlan, Task]:

@@ -729,7 +729,10 @@ def verify_separately(run: Path, name: str, p95_ms: float, trial: int = 0) -> No
     verified = verification.judge_verification(trials, candidates, finished.problem)
     folder = run / verification.FOLDER / name
     folder.mkdir(parents=True)
-    write_json(folder / verification.FILE, verification.document(verified, finished.outcome, str(folder)))
+    result = verification.VerificationResult(
+        verified, finished.outcome, finished.problem, finished.folder, RunFolder(folder)
+    )
+    write_json(folder / verification.FILE, result.document())
 
 
 def test_an_undecided_run_that_passed_its_newest_separate_test_is_emitted(tmp_path: Path) -> None:

@@ -19,16 +19,13 @@ from optimizer.machine import hardware
 from optimizer.options.command_line import Parser
 from optimizer.results.finished_run import FinishedRun, read_run
 from optimizer.results.progress_observers import (
-    BLANK,
-    BOUND,
-    FRONT,
     LiveObserver,
     PlainObserver,
     QuietObserver,
     make_progress,
-    scatter,
 )
 from optimizer.results.recommendation import assess
+from optimizer.results.terminal_output import BLANK, BOUND, FRONT, scatter
 from optimizer.results.terminal_summary import RunDetails, print_outcome
 from optimizer.simulator.speed_correction import SpeedCorrection
 

@@ -19,14 +19,15 @@ from optimizer.core.budget import Budget
 from optimizer.core.trial import Candidate, Crash, Trial
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
-from optimizer.results.recommendation import assess
+from optimizer.results.recommendation import Outcome, assess
 from optimizer.results.verification import (
     Verification,
-    document,
+    VerificationResult,
     judge_verification,
     print_verification,
     verification_candidates,
 )
+from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from tests.drawn_server import BASELINE, FAST, FASTER, LOADS, Drawing, confirm, drawn_problem, searched
 
@@ -124,6 +125,10 @@ def test_a_budget_that_is_too_short_for_a_server_is_the_reason(problem: Problem,
     assert "give a longer --budget" in dict(verification.failed)[BASELINE]
 
 
+def stored(verification: Verification, before: Outcome, problem: Problem) -> VerificationResult:
+    return VerificationResult(verification, before, problem, RunFolder(Path("r/1")), RunFolder(Path("r/1/verify/2")))
+
+
 def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp_path: Path) -> None:
     before = searched(Drawing(), LOADS)
     recommended = assess(before, problem, BASELINE, FAST).recommended
@@ -139,7 +144,7 @@ def test_the_ranking_is_not_decided_without_the_runners_up(problem: Problem, tmp
     assert verification.reason == "; ".join(f"the time ended before trial {n} was measured" for n in (1, 0))
     text = io.StringIO()
     outcome = assess(before, problem, BASELINE, FAST)
-    print_verification(Console(file=text, width=80), verification, outcome, problem, "r/1", "r/1/verify/2")
+    print_verification(Console(file=text, width=80), stored(verification, outcome, problem))
     assert "verdict holds, ranking is not decided" in text.getvalue()
 
 
@@ -161,7 +166,7 @@ def test_a_candidate_that_cannot_be_deployed_is_reported(problem: Problem, tmp_p
     assert verification.holds == (broken == FAST)
     assert verification.verdict is (Verdict.PASS if broken == FAST else Verdict.FAIL)
     before, text = assess(searched(Drawing(), LOADS), problem, BASELINE, FAST), io.StringIO()
-    print_verification(Console(file=text, width=80), verification, before, problem, "r/1", "r/1/verify/2")
+    print_verification(Console(file=text, width=80), stored(verification, before, problem))
     assert ("recommended, trial " in text.getvalue()) == ("  was  " in text.getvalue()) == (broken == FAST)
 
 
@@ -178,7 +183,7 @@ def test_the_next_step_after_a_test_that_passed_is_to_deploy(slow: bool, problem
     verification = verified(tmp_path, problem, slow={FASTER: (1.6,)} if slow else {})
     before = assess(searched(Drawing(), LOADS), problem, BASELINE, FAST)
     text = io.StringIO()
-    print_verification(Console(file=text, width=80), verification, before, problem, "r/1", "r/1/verify/2")
+    print_verification(Console(file=text, width=80), stored(verification, before, problem))
     assert ("next    deploy it: tune emit r/1" in text.getvalue()) is not slow
     assert f"the recommendation {'does not hold' if slow else 'holds'}" in text.getvalue()
 
@@ -187,7 +192,7 @@ def test_a_test_that_measured_nothing_is_shown_as_undecided(problem: Problem, tm
     verification = verified(tmp_path, problem, budget_seconds=0)
     before = assess(searched(Drawing(), LOADS), problem, BASELINE, FAST)
     text = io.StringIO()
-    print_verification(Console(file=text, width=80), verification, before, problem, "r/1", "r/1/verify/2")
+    print_verification(Console(file=text, width=80), stored(verification, before, problem))
     assert "the recommendation is UNDECIDED" in text.getvalue()
     assert "does not hold" not in text.getvalue()
-    assert document(verification, before, "r/1/verify/2")["verdict"] == "UNDECIDED"
+    assert stored(verification, before, problem).document()["verdict"] == "UNDECIDED"
