@@ -13,7 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from optimizer.cli import emit
 from optimizer.core.trial import SERVER_PROCESSES, Candidate
-from optimizer.emit.production import ProductionSettings, name_of, read_repository
+from optimizer.emit.production import ProductionServer, name_of, read_repository
 from optimizer.emit.recommended import Recommendation, read_recommendation
 from optimizer.options.run_options import RunOptions
 from optimizer.results.finished_run import read_run
@@ -71,8 +71,10 @@ def recommendation_of(run: Path) -> Recommendation:
     return read_recommendation(read_run(run))
 
 
-def settings(recommended: Recommendation, where: str = "pvc://claim/some/path", **more: Any) -> ProductionSettings:
-    return ProductionSettings(IMAGE, read_repository(where), name_of(recommended.model), **more)
+def production_server(run: Path, **more: Any) -> ProductionServer:
+    """Return the server that serves the recommendation of ``run``, with the settings ``more``."""
+    recommendation, repository = recommendation_of(run), read_repository("pvc://claim/some/path")
+    return ProductionServer(recommendation, IMAGE, repository, name_of(recommendation.model), **more)
 
 
 def by_kind(documents: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from optimizer.options.values import parse_value, quote, whole_number
 from optimizer.results.autoscaling import DEFAULT_MAX_REPLICAS, DEFAULT_MIN_REPLICAS, DEFAULT_UTILIZATION
 
 if TYPE_CHECKING:
-    from optimizer.emit.production import ModelRepository, ProductionSettings
+    from optimizer.emit.production import ModelRepository, ProductionServer
     from optimizer.emit.recommended import Recommendation
 
 
@@ -141,32 +141,33 @@ def read_emit_arguments(words: list[str]) -> argparse.Namespace:
     return arguments
 
 
-def production_settings(arguments: argparse.Namespace, recommended: Recommendation) -> ProductionSettings:
-    """Return the production settings for a recommendation. Raises BadInputError."""
-    from optimizer.emit.production import ProductionSettings, name_of, read_image, read_name
+def production_server(arguments: argparse.Namespace, recommendation: Recommendation) -> ProductionServer:
+    """Return the server that serves a recommendation in production. Raises BadInputError."""
+    from optimizer.emit.production import ProductionServer, name_of, read_image, read_name
 
-    image = arguments.image or recommended.image or ""
+    image = arguments.image or recommendation.image or ""
     if not image and arguments.format != "kserve":
         raise BadInputError(
             f"--format {arguments.format}: --image is missing; give an image of NVIDIA with Triton "
-            f"{recommended.triton}, the measured version, or newer"
+            f"{recommendation.triton}, the measured version, or newer"
         )
     least = parse_value(
         "--min-replicas", arguments.min_replicas or str(DEFAULT_MIN_REPLICAS), whole_number(1, MAX_REPLICAS)
     )
     metric: Literal["requests", "cpu"] = arguments.autoscale_on or "requests"
-    if metric == "cpu" and (recommended.gpus or recommended.cpus is None):
-        reason = "the model runs on a GPU" if recommended.gpus else "the number of the server's CPUs is unknown"
+    if metric == "cpu" and (recommendation.gpus or recommendation.cpus is None):
+        reason = "the model runs on a GPU" if recommendation.gpus else "the number of the server's CPUs is unknown"
         raise BadInputError(f"--autoscale-on cpu: {reason}; leave it out to scale on requests")
     account, most = arguments.service_account, arguments.max_replicas or str(max(DEFAULT_MAX_REPLICAS, least))
-    return ProductionSettings(
+    return ProductionServer(
+        recommendation,
         image=read_image(image) if image else "",
         repository=_repository(arguments),
-        name=read_name(arguments.name) if arguments.name else name_of(recommended.model),
+        name=read_name(arguments.name) if arguments.name else name_of(recommendation.model),
         service_account=read_name(account, "--service-account") if account else "",
-        min_replicas=least * recommended.server_processes,
+        min_replicas=least * recommendation.server_processes,
         max_replicas=parse_value("--max-replicas", most, whole_number(least, MAX_REPLICAS))
-        * recommended.server_processes,
+        * recommendation.server_processes,
         target_utilization=parse_utilization(arguments.target_utilization or DEFAULT_UTILIZATION_TEXT),
         autoscaled_by=metric,
     )
@@ -200,12 +201,12 @@ def main(words: list[str]) -> int:
     from optimizer.emit.recommended import read_recommendation
     from optimizer.results.finished_run import read_run
 
-    recommended_runs = [read_recommendation(read_run(run, arguments.results)) for run in arguments.runs]
-    for recommended in recommended_runs:
-        check_decided(recommended, "emits", force=arguments.force)
+    recommendations = [read_recommendation(read_run(run, arguments.results)) for run in arguments.runs]
+    for recommendation in recommendations:
+        check_decided(recommendation, "emits", force=arguments.force)
     if arguments.model_warmup:
-        recommended_runs = [with_warm_up(recommended) for recommended in recommended_runs]
-    files = _files(arguments, recommended_runs)
+        recommendations = [with_warm_up(recommendation) for recommendation in recommendations]
+    files = _files(arguments, recommendations)
     if arguments.out is None and len(files) > 1:
         raise BadInputError(f"--format {arguments.format} writes {len(files)} files here: give --out DIR")
     if arguments.out is None:
@@ -215,35 +216,35 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def check_decided(recommended: Recommendation, does: str, *, force: bool) -> None:
+def check_decided(recommendation: Recommendation, does: str, *, force: bool) -> None:
     """Raise BadInputError for an UNDECIDED recommendation; with ``force`` print a warning instead.
 
     ``does`` is the verb of the command, such as "emits".
     """
-    if not recommended.undecided:
+    if not recommendation.undecided:
         return
-    undecided = one_line(f"{recommended.run}: the verdict is UNDECIDED: {recommended.undecided}")
+    undecided = one_line(f"{recommendation.run}: the verdict is UNDECIDED: {recommendation.undecided}")
     if not force:
         raise BadInputError(f"{undecided}, and --force {does} it")
     print(f"tune: {undecided}", file=sys.stderr)
 
 
-def _files(arguments: argparse.Namespace, recommended_runs: list[Recommendation]) -> dict[str, str]:
+def _files(arguments: argparse.Namespace, recommendations: list[Recommendation]) -> dict[str, str]:
     from optimizer.emit import docker, kubernetes, pbtxt
 
     if arguments.format == "per-device":
-        return pbtxt.emit_per_device(recommended_runs, arguments.device or [])
-    (recommended,) = recommended_runs
+        return pbtxt.emit_per_device(recommendations, arguments.device or [])
+    (recommendation,) = recommendations
     if arguments.format == "pbtxt":
-        return pbtxt.emit_pbtxt(recommended)
-    emitters: Mapping[str, Callable[[Recommendation, ProductionSettings], dict[str, str]]] = {
+        return pbtxt.emit_pbtxt(recommendation)
+    emitters: Mapping[str, Callable[[ProductionServer], dict[str, str]]] = {
         "docker": docker.emit_docker,
         "compose": docker.emit_compose,
         "kubernetes": kubernetes.emit_kubernetes,
         "helm-values": kubernetes.emit_values,
         "kserve": kubernetes.emit_kserve,
     }
-    files = emitters[arguments.format](recommended, production_settings(arguments, recommended))
+    files = emitters[arguments.format](production_server(arguments, recommendation))
     with_chart = arguments.format == "helm-values" and arguments.out is not None
     return {**files, **kubernetes.chart()} if with_chart else files
 

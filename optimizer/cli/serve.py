@@ -123,19 +123,19 @@ def main(words: list[str]) -> int:
     from optimizer.study.recommendation_server import check_target, recommended_server, wait_for_failure
 
     run = read_run(arguments.run, arguments.results)
-    recommended = read_recommendation(run, "serve")
-    check_decided(recommended, "serves", force=arguments.force)
-    if arguments.latency_quantiles and recommended.no_quantiles_reason:
-        raise BadInputError(f"--latency-quantiles: {recommended.no_quantiles_reason}; leave it out")
-    check_target(run.folder, run.options, recommended.server_processes)
+    recommendation = read_recommendation(run, "serve")
+    check_decided(recommendation, "serves", force=arguments.force)
+    if arguments.latency_quantiles and recommendation.no_quantiles_reason:
+        raise BadInputError(f"--latency-quantiles: {recommendation.no_quantiles_reason}; leave it out")
+    check_target(run.folder, run.options, recommendation.server_processes)
     options = _read_options(run.folder, arguments)
-    choose = partial(choose_ports, recommended.server_processes, given)
+    choose = partial(choose_ports, recommendation.server_processes, given)
     choose()  # refuses a given port before the model is built
     say, _ = progress_on_terminal()
     say(f"starting the server of {show_path(run.folder.path)}")
-    candidate = recommended.point.candidate
-    quantiles = recommended.quantiles if arguments.latency_quantiles else recommended.affordable_quantiles
-    with recommended_server(run, candidate, recommended.configs, options, choose, quantiles, say) as server:
+    candidate = recommendation.point.candidate
+    quantiles = recommendation.quantiles if arguments.latency_quantiles else recommendation.affordable_quantiles
+    with recommended_server(run, candidate, recommendation.configs, options, choose, quantiles, say) as server:
         try:
             _show(run, server, as_json=arguments.json)
             say("serving until Ctrl-C")

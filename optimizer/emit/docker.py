@@ -15,7 +15,7 @@ from optimizer.emit.pbtxt import repository_files
 from optimizer.emit.production import (
     CREDENTIALS,
     ModelRepository,
-    ProductionSettings,
+    ProductionServer,
     commented,
     deployment_header,
     numbered_names,
@@ -28,28 +28,30 @@ BIND = "${ADDRESS:-127.0.0.1}"  # Triton does not authenticate clients, so other
 SERVES_ON = "listens on 127.0.0.1 only; set ADDRESS in the environment to listen on another address of this machine"
 
 
-def emit_docker(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
+def emit_docker(server: ProductionServer) -> dict[str, str]:
     """Return ``run.sh`` and the config.pbtxt and model.json files that it mounts over those of a model folder.
 
     Raises BadInputError for a model name with a colon, which ``docker --volume`` cannot mount, for several server
     processes, and if the model repository lacks a file that another one is mounted over.
     """
-    if (processes := recommended.server_processes) > 1:
+    if (processes := server.recommendation.server_processes) > 1:
         raise BadInputError(
             f"--format docker: starts one server, but the run recommends {processes} server processes; use --format "
             "compose"
         )
-    if settings.repository.is_mounted and (colons := [model for model in recommended.configs if ":" in model]):
+    if server.repository.is_mounted and (
+        colons := [model for model in server.recommendation.configs if ":" in model]
+    ):
         raise BadInputError(f"{one_line(colons[0])}: docker cannot mount a name with a colon; use --format compose")
-    _check_mount_points(recommended, settings.repository)
-    about = commented(deployment_header(recommended, settings, SERVES_ON))
-    command = ["exec docker run", *_flags(recommended, settings), quote(settings.image)]
-    command += [quote(word) for word in production.command(recommended, settings)]
+    _check_mount_points(server.recommendation, server.repository)
+    about = commented(deployment_header(server, SERVES_ON))
+    command = ["exec docker run", *_flags(server), quote(server.image)]
+    command += [quote(word) for word in server.command()]
     script = f'#!/bin/sh\n{about}set -eu\ncd "$(dirname "$0")"\n' + " \\\n  ".join(command) + "\n"
-    return {SCRIPT: script, **(repository_files(recommended) if settings.repository.is_mounted else {})}
+    return {SCRIPT: script, **(repository_files(server.recommendation) if server.repository.is_mounted else {})}
 
 
-def _check_mount_points(recommended: Recommendation, repository: ModelRepository) -> None:
+def _check_mount_points(recommendation: Recommendation, repository: ModelRepository) -> None:
     """Raise BadInputError if the repository is on this machine and lacks a file that another one is mounted over.
 
     A container engine cannot create it in a read-only folder, so the container would not start.
@@ -57,7 +59,7 @@ def _check_mount_points(recommended: Recommendation, repository: ModelRepository
     if repository.scheme != "path":
         return
     folder = Path(repository.text)
-    for file in repository_files(recommended):
+    for file in repository_files(recommendation):
         if is_folder(folder / file.partition("/")[0]) and not is_file(folder / file):
             raise BadInputError(
                 f"--model-repository {one_line(repository.text)}: has no {one_line(file)}, and that of the run is "
@@ -65,10 +67,10 @@ def _check_mount_points(recommended: Recommendation, repository: ModelRepository
             )
 
 
-def _flags(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
+def _flags(server: ProductionServer) -> list[str]:
     """Return the options of ``docker run``, quoted for a shell."""
-    limits = production.limits(recommended)
-    flags = ["--rm", f"--name={quote(settings.name)}", f"--stop-timeout={production.STOP_SECONDS}"]
+    limits = server.limits()
+    flags = ["--rm", f"--name={quote(server.name)}", f"--stop-timeout={production.STOP_SECONDS}"]
     flags += [f'--publish="{BIND}:{port}:{port}"' for port in (HTTP_PORT, GRPC_PORT, METRICS_PORT)]
     if limits.gpus:
         flags.append(f"--gpus={limits.gpus}")
@@ -77,26 +79,26 @@ def _flags(recommended: Recommendation, settings: ProductionSettings) -> list[st
     if limits.memory_bytes is not None:
         flags.append(f"--memory={mebibytes(limits.memory_bytes)}")
     flags.append(f"--shm-size={mebibytes(limits.shared_memory_bytes)}")
-    measured = ContainerSettings(binds=recommended.mounts, ulimits=_ulimits(recommended))
+    measured = ContainerSettings(binds=server.recommendation.mounts, ulimits=_ulimits(server.recommendation))
     flags += map(quote, measured.flags())
-    if settings.repository.is_mounted:
-        flags.append(quote(f"--volume={settings.repository.text}:{production.MODELS}:ro"))
-        files = repository_files(recommended)
+    if server.repository.is_mounted:
+        flags.append(quote(f"--volume={server.repository.text}:{production.MODELS}:ro"))
+        files = repository_files(server.recommendation)
         flags += [f'--volume="$PWD"/{quote(f"{file}:{production.MODELS}/{file}:ro")}' for file in files]
-    flags += [f"--env={name}" for name in CREDENTIALS.get(settings.repository.scheme, ())]
+    flags += [f"--env={name}" for name in CREDENTIALS.get(server.repository.scheme, ())]
     flags += [
         f"--health-cmd={quote(' '.join(health(production.READY)))}",
         "--health-interval=10s",
         f"--health-timeout={production.PROBE_SECONDS}s",
         "--health-retries=3",
-        f"--health-start-period={production.start_seconds(recommended)}s",
+        f"--health-start-period={server.start_seconds()}s",
     ]
     return flags
 
 
-def _ulimits(recommended: Recommendation) -> tuple[Ulimit, ...]:
+def _ulimits(recommendation: Recommendation) -> tuple[Ulimit, ...]:
     """Return the limits of the measured container, or those that a server usually needs."""
-    return read_ulimits([*ULIMITS, *recommended.ulimits])
+    return read_ulimits([*ULIMITS, *recommendation.ulimits])
 
 
 def health(path: str) -> list[str]:
@@ -112,39 +114,39 @@ def mebibytes(count: int) -> str:
 COMPOSE_FILE = "compose.yaml"
 
 
-def emit_compose(recommended: Recommendation, settings: ProductionSettings) -> dict[str, str]:
+def emit_compose(server: ProductionServer) -> dict[str, str]:
     """Return ``compose.yaml``, with a service for each server process, and the files that it mounts.
 
     Compose copies the content of a config into the container, which fails below a read-only folder. It mounts a
     config with a file. Raises BadInputError.
     """
-    _check_mount_points(recommended, settings.repository)
-    is_mounted = settings.repository.is_mounted
-    names = {path: f"config-{name}" for path, name in numbered_names(recommended).items()} if is_mounted else {}
+    _check_mount_points(server.recommendation, server.repository)
+    is_mounted = server.repository.is_mounted
+    names = (
+        {path: f"config-{name}" for path, name in numbered_names(server.recommendation).items()} if is_mounted else {}
+    )
     document: dict[str, Any] = {
-        "name": settings.name,
+        "name": server.name,
         "services": {
-            f"{settings.name}-{place + 1}" if recommended.server_processes > 1 else settings.name: _service(
-                recommended, settings, names, PORT_STEP * place
+            f"{server.name}-{place + 1}" if server.recommendation.server_processes > 1 else server.name: _service(
+                server, names, PORT_STEP * place
             )
-            for place in range(recommended.server_processes)
+            for place in range(server.recommendation.server_processes)
         },
     }
     if names:
         document["configs"] = {name: {"file": _literal(f"./{path}")} for path, name in names.items()}
-    text = to_yaml(document, header=deployment_header(recommended, settings, SERVES_ON))
-    return {COMPOSE_FILE: text, **(repository_files(recommended) if is_mounted else {})}
+    text = to_yaml(document, header=deployment_header(server, SERVES_ON))
+    return {COMPOSE_FILE: text, **(repository_files(server.recommendation) if is_mounted else {})}
 
 
-def _service(
-    recommended: Recommendation, settings: ProductionSettings, configs: dict[str, str], port_offset: int
-) -> dict[str, Any]:
+def _service(server: ProductionServer, configs: dict[str, str], port_offset: int) -> dict[str, Any]:
     """Return the service of a server. ``port_offset`` is added to its ports on the machine."""
-    repository = settings.repository
+    repository = server.repository
     ports = (HTTP_PORT, GRPC_PORT, METRICS_PORT)
     service: dict[str, Any] = {
-        "image": settings.image,
-        "command": [_literal(word) for word in production.command(recommended, settings)],
+        "image": server.image,
+        "command": [_literal(word) for word in server.command()],
         "restart": "unless-stopped",
         "stop_grace_period": f"{production.STOP_SECONDS}s",
         "ports": [f"{BIND}:{port + port_offset}:{port}" for port in ports],
@@ -153,12 +155,14 @@ def _service(
             "interval": "10s",
             "timeout": f"{production.PROBE_SECONDS}s",
             "retries": 3,
-            "start_period": f"{production.start_seconds(recommended)}s",
+            "start_period": f"{server.start_seconds()}s",
         },
-        "shm_size": mebibytes(production.limits(recommended).shared_memory_bytes),
-        "ulimits": {limit.name: {"soft": limit.soft, "hard": limit.hard} for limit in _ulimits(recommended)},
+        "shm_size": mebibytes(server.limits().shared_memory_bytes),
+        "ulimits": {
+            limit.name: {"soft": limit.soft, "hard": limit.hard} for limit in _ulimits(server.recommendation)
+        },
     }
-    mounts = list(recommended.mounts)
+    mounts = list(server.recommendation.mounts)
     if repository.is_mounted:
         mounts.insert(0, Bind(Path(repository.text), production.MODELS, read_only=True))
         service["configs"] = [
@@ -168,7 +172,7 @@ def _service(
         service["volumes"] = [_volume(mount) for mount in mounts]
     if names := CREDENTIALS.get(repository.scheme):
         service["environment"] = list(names)
-    if resources := _resources(recommended):
+    if resources := _resources(server):
         service["deploy"] = {"resources": resources}
     return service
 
@@ -179,8 +183,8 @@ def _volume(mount: Bind) -> dict[str, Any]:
     return {**volume, "read_only": True} if mount.read_only else volume
 
 
-def _resources(recommended: Recommendation) -> dict[str, Any]:
-    limits = production.limits(recommended)
+def _resources(server: ProductionServer) -> dict[str, Any]:
+    limits = server.limits()
     maximum: dict[str, Any] = {}
     if limits.cpus is not None:
         maximum["cpus"] = production.cpu_amount(limits.cpus)

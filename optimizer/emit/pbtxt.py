@@ -19,29 +19,29 @@ from optimizer.core.safe_text import one_line
 from optimizer.emit.production import commented, header
 from optimizer.emit.recommended import Recommendation
 
-LONGEST_DEVICE = 60
+MAX_DEVICE_CHARACTERS = 60
 _MADE_BY_TUNE = "tritune: "
 
 
-def emit_pbtxt(recommended: Recommendation) -> dict[str, str]:
+def emit_pbtxt(recommendation: Recommendation) -> dict[str, str]:
     """Return ``config.pbtxt``, or ``<model>/config.pbtxt`` of each model if there are several, by path.
 
     A model.json that the run changed is added, in its version folder.
     """
-    used_by = [_used_by(recommended)] if recommended.arguments else []
-    if len(recommended.configs) == 1:
-        files = {path.partition("/")[2]: text for path, text in recommended.files.items()}
-        return {"config.pbtxt": text_of(recommended, recommended.model, *used_by), **files}
-    return repository_files(recommended, *used_by)
+    used_by = [_used_by(recommendation)] if recommendation.arguments else []
+    if len(recommendation.configs) == 1:
+        files = {path.partition("/")[2]: text for path, text in recommendation.files.items()}
+        return {"config.pbtxt": text_of(recommendation, recommendation.model, *used_by), **files}
+    return repository_files(recommendation, *used_by)
 
 
-def repository_files(recommended: Recommendation, *more: str) -> dict[str, str]:
+def repository_files(recommendation: Recommendation, *more: str) -> dict[str, str]:
     """Return the config.pbtxt of each model and each changed model.json, by path below the model repository."""
-    configs = {f"{model}/config.pbtxt": text_of(recommended, model, *more) for model in recommended.configs}
-    return {**configs, **recommended.files}
+    configs = {f"{model}/config.pbtxt": text_of(recommendation, model, *more) for model in recommendation.configs}
+    return {**configs, **recommendation.files}
 
 
-def emit_per_device(recommended_runs: Sequence[Recommendation], devices: Sequence[str] = ()) -> dict[str, str]:
+def emit_per_device(recommendations: Sequence[Recommendation], devices: Sequence[str] = ()) -> dict[str, str]:
     """Return ``<model>/configs/<device>.pbtxt`` of each run, by path.
 
     ``devices`` are the names of the runs' devices; if empty, names are made from the hardware. Raises BadInputError
@@ -49,63 +49,63 @@ def emit_per_device(recommended_runs: Sequence[Recommendation], devices: Sequenc
     """
     files: dict[str, str] = {}
     runs: dict[str, str] = {}
-    for recommended, device in zip(recommended_runs, devices or map(device_name, recommended_runs), strict=True):
-        if recommended.files:
+    for recommendation, device in zip(recommendations, devices or map(device_name, recommendations), strict=True):
+        if recommendation.files:
             raise BadInputError(
-                f"{recommended.run}: it changes {', '.join(recommended.files)}, which tritonserver does not choose "
-                "by device; use --format pbtxt"
+                f"{recommendation.run}: it changes {', '.join(recommendation.files)}, which tritonserver does not "
+                "choose by device; use --format pbtxt"
             )
-        for model in recommended.configs:
+        for model in recommendation.configs:
             path = f"{model}/configs/{device}.pbtxt"
             if path in files:
                 raise BadInputError(
-                    f"{runs[path]} and {recommended.run}: both would write {path}; give one run per device, or "
+                    f"{runs[path]} and {recommendation.run}: both would write {path}; give one run per device, or "
                     "--device NAME once per run"
                 )
-            files[path] = text_of(recommended, model, _used_by(recommended, f"--model-config-name={device}"))
-            runs[path] = recommended.run
+            files[path] = text_of(recommendation, model, _used_by(recommendation, f"--model-config-name={device}"))
+            runs[path] = recommendation.run
     return files
 
 
-def text_of(recommended: Recommendation, model: str, *more: str) -> str:
+def text_of(recommendation: Recommendation, model: str, *more: str) -> str:
     """Return the config.pbtxt of ``model`` below its header, which is a comment in protobuf's text format."""
-    return commented(header(recommended, *more)) + "\n" + model_config.to_text(recommended.configs[model])
+    return commented(header(recommendation, *more)) + "\n" + model_config.to_text(recommendation.configs[model])
 
 
-def _used_by(recommended: Recommendation, *options: str) -> str:
+def _used_by(recommendation: Recommendation, *options: str) -> str:
     """Return a header line with the command line of the server that the file is for."""
-    return f"used by: {shlex.join(['tritonserver', *options, *recommended.arguments])}"
+    return f"used by: {shlex.join(['tritonserver', *options, *recommendation.arguments])}"
 
 
-def device_name(recommended: Recommendation) -> str:
+def device_name(recommendation: Recommendation) -> str:
     """Return a configuration name for the device: ``NVIDIA H100 80GB HBM3`` gives ``nvidia-h100-80gb-hbm3``.
 
     Raises BadInputError if the run was measured on another machine, whose device is unknown.
     """
-    if recommended.device is None:
+    if recommendation.device is None:
         raise BadInputError(
-            f"{recommended.run}: its server ran on another machine, whose device is unknown; name it with --device"
+            f"{recommendation.run}: its server ran on another machine, whose device is unknown; name it with --device"
         )
-    kept = re.sub(r"\((?:r|tm)\)|@.*", "", recommended.device.lower())
-    return re.sub(r"[^a-z0-9]+", "-", kept).strip("-")[:LONGEST_DEVICE].strip("-") or "device"
+    kept = re.sub(r"\((?:r|tm)\)|@.*", "", recommendation.device.lower())
+    return re.sub(r"[^a-z0-9]+", "-", kept).strip("-")[:MAX_DEVICE_CHARACTERS].strip("-") or "device"
 
 
-def with_warm_up(recommended: Recommendation) -> Recommendation:
+def with_warm_up(recommendation: Recommendation) -> Recommendation:
     """Add warm-up requests: each model except ensembles runs the batches of its batcher before it is ready.
 
     The shapes of the run are those of the model that clients send requests to, and its warm-up requests are kept.
     Raises BadInputError for an input whose size is not known, and for models that do not load with such requests.
     """
     try:
-        shapes = [parse_input_shape(text) for text in recommended.shapes]
+        shapes = [parse_input_shape(text) for text in recommendation.shapes]
     except ValueError as error:
-        raise BadInputError(f"{recommended.run}: its shapes cannot be read: {error}") from None
+        raise BadInputError(f"{recommendation.run}: its shapes cannot be read: {error}") from None
     dims = {name.strip(): shape.largest for shape in shapes for name in shape.names.split(",")}
     configs = {
-        name: _warmed_up(config, dims if name == recommended.model else {})
-        for name, config in recommended.configs.items()
+        name: _warmed_up(config, dims if name == recommendation.model else {})
+        for name, config in recommendation.configs.items()
     }
-    return replace(recommended, configs=configs, warms_up=True)
+    return replace(recommendation, configs=configs, warms_up=True)
 
 
 def _warmed_up(config: ModelConfig, dims: dict[str, tuple[int, ...]]) -> ModelConfig:

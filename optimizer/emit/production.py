@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
+from math import ceil, inf
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -22,7 +22,7 @@ from optimizer.options.values import quote
 from optimizer.results import autoscaling, formatting
 
 Scheme: TypeAlias = Literal["s3", "gs", "as", "https", "pvc", "path"]
-LONGEST_NAME = 50  # what Kubernetes and KServe add to it stays within 63
+MAX_NAME_CHARACTERS = 50  # what Kubernetes and KServe add to it stays within 63
 CREDENTIALS = {  # environment variables that Triton reads them from
     "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION"),
     "as": ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY"),
@@ -52,15 +52,39 @@ class ModelRepository:
         return self.scheme in ("pvc", "path")
 
 
+MODELS = "/models"
+LIVE, READY = "/v2/health/live", "/v2/health/ready"
+MEMORY_HEADROOM = 1.5  # times the measured memory: production may get larger or more concurrent requests
+MEMORY_STEP = 64 << 20
+MIN_START_SECONDS = 300  # allows for GPU initialisation and for a model that is copied over the network
+LOADS_ALLOWED = 10  # times the measured load time
+PROBE_SECONDS = 5
+STOP_SECONDS = 60  # until a server that stops is killed: Triton itself waits 30 s for requests in flight
+
+
 @dataclass(frozen=True)
-class ProductionSettings:
-    """Settings of the production server.
+class ResourceLimits:
+    """CPUs, memory and GPUs of a replica; None if the run did not measure them.
+
+    ``shared_memory_bytes`` is the size of /dev/shm, which is a part of the memory.
+    """
+
+    cpus: float | None
+    memory_bytes: int | None
+    gpus: int
+    shared_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class ProductionServer:
+    """A server that serves a recommendation in production, with the settings of the user.
 
     A replica is a server; several server processes on one device are several replicas. ``target_utilization`` is the
     share of the measured load that a replica should get on average. ``autoscaled_by``
     selects the metric of the autoscaler: the requests of a replica, or its CPU time.
     """
 
+    recommendation: Recommendation
     image: str
     repository: ModelRepository
     name: str
@@ -73,6 +97,31 @@ class ProductionSettings:
     @property
     def is_autoscaled(self) -> bool:
         return self.max_replicas > self.min_replicas
+
+    def limits(self) -> ResourceLimits:
+        """Return the CPUs and GPUs of the measured server, and its memory with MEMORY_HEADROOM.
+
+        Several server processes divide the CPUs and the memory, and share the GPUs. Shared memory is limited by the
+        memory, which it counts against; the measured memory includes the shared memory in use.
+        """
+        measured = self.recommendation
+        memory, cpus, processes = measured.memory_bytes, measured.cpus, measured.server_processes
+        rounded = None if memory is None else ceil(memory / processes * MEMORY_HEADROOM / MEMORY_STEP) * MEMORY_STEP
+        shared = min(measured.shared_memory_bytes, rounded or inf)
+        return ResourceLimits(None if cpus is None else cpus / processes, rounded, measured.gpus, int(shared))
+
+    def arguments(self) -> list[str]:
+        """Return the options of tritonserver except the model repository."""
+        return [*self.recommendation.arguments, *self.recommendation.affordable_quantiles]
+
+    def command(self) -> list[str]:
+        """Return the command line of tritonserver, on its default ports."""
+        at = MODELS if self.repository.is_mounted else self.repository.text
+        return ["tritonserver", f"--model-repository={at}", *self.arguments()]
+
+    def start_seconds(self) -> int:
+        """Return how long a server may take to start before it counts as failed."""
+        return max(MIN_START_SECONDS, ceil(LOADS_ALLOWED * (self.recommendation.load_seconds or 0)))
 
 
 def read_repository(text: str) -> ModelRepository:
@@ -107,7 +156,7 @@ def read_name(text: str, flag: str = "--name") -> str:
     if not _NAME.fullmatch(text):
         raise BadInputError(
             f"{flag} {quote(text)}: write a lower-case letter, then lower-case letters, digits and dashes, at most "
-            f"{LONGEST_NAME} together"
+            f"{MAX_NAME_CHARACTERS} together"
         )
     return text
 
@@ -116,13 +165,13 @@ def name_of(model: str) -> str:
     """Return a Kubernetes name for the service of ``model``: ``Tiny_Model v2`` gives ``tiny-model-v2``."""
     plain = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
     named = plain if plain[:1].isalpha() else f"model-{plain}"
-    return named[:LONGEST_NAME].strip("-")
+    return named[:MAX_NAME_CHARACTERS].strip("-")
 
 
-def numbered_names(recommended: Recommendation) -> dict[str, str]:
+def numbered_names(recommendation: Recommendation) -> dict[str, str]:
     """Return a name for each config.pbtxt and model.json, by path. The number keeps similar names apart."""
-    configs = {f"{model}/config.pbtxt": name_of(model) for model in recommended.configs}
-    names = configs | {path: name_of(path) for path in recommended.files}
+    configs = {f"{model}/config.pbtxt": name_of(model) for model in recommendation.configs}
+    names = configs | {path: name_of(path) for path in recommendation.files}
     return {path: f"{number}-{name}" for number, (path, name) in enumerate(names.items(), 1)}
 
 
@@ -130,149 +179,97 @@ def _refused(text: str, advice: str) -> BadInputError:
     return BadInputError(f"--model-repository {quote(text)}: {advice}")
 
 
-MODELS = "/models"
-LIVE, READY = "/v2/health/live", "/v2/health/ready"
-MEMORY_HEADROOM = 1.5  # times the measured memory: production may get larger or more concurrent requests
-MEMORY_STEP = 64 << 20
-LONGEST_START_SECONDS = 300  # allows for GPU initialisation and for a model that is copied over the network
-LOADS_ALLOWED = 10  # times the measured load time
-PROBE_SECONDS = 5
-STOP_SECONDS = 60  # until a server that stops is killed: Triton itself waits 30 s for requests in flight
+MAX_LINE_CHARACTERS = 400
 
 
-@dataclass(frozen=True)
-class ResourceLimits:
-    """CPUs, memory and GPUs of a replica; None if the run did not measure them.
-
-    ``shared_memory_bytes`` is the size of /dev/shm, which is a part of the memory.
-    """
-
-    cpus: float | None
-    memory_bytes: int | None
-    gpus: int
-    shared_memory_bytes: int
-
-
-def limits(recommended: Recommendation) -> ResourceLimits:
-    """Return the CPUs and GPUs of the measured server, and its memory with MEMORY_HEADROOM.
-
-    Several server processes divide the CPUs and the memory, and share the GPUs. Shared memory is limited by the
-    memory, which it counts against; the measured memory includes the shared memory in use.
-    """
-    memory, cpus, processes = recommended.memory_bytes, recommended.cpus, recommended.server_processes
-    rounded = None if memory is None else math.ceil(memory / processes * MEMORY_HEADROOM / MEMORY_STEP) * MEMORY_STEP
-    shared = min(recommended.shared_memory_bytes, rounded or math.inf)
-    return ResourceLimits(None if cpus is None else cpus / processes, rounded, recommended.gpus, int(shared))
-
-
-def command(recommended: Recommendation, settings: ProductionSettings) -> list[str]:
-    """Return the command line of tritonserver, on its default ports."""
-    at = MODELS if settings.repository.is_mounted else settings.repository.text
-    return ["tritonserver", f"--model-repository={at}", *recommended.arguments, *recommended.affordable_quantiles]
-
-
-def start_seconds(recommended: Recommendation) -> int:
-    """Return how long a server may take to start before it counts as failed."""
-    return max(LONGEST_START_SECONDS, math.ceil(LOADS_ALLOWED * (recommended.load_seconds or 0)))
-
-
-LONGEST_LINE = 400
-
-
-def header(recommended: Recommendation, *more: str) -> list[str]:
+def header(recommendation: Recommendation, *more: str) -> list[str]:
     """Return the comment lines on top of a file, without comment marks; ``more`` are lines about the file itself."""
-    load = recommended.point.load
+    load = recommendation.point.load
     samples = (
         f"{formatting.exact(load.request_batch_size)} sample{'' if load.request_batch_size == 1 else 's'} a request"
     )
-    memory = f", memory {formatting.size(recommended.memory_bytes)}" if recommended.memory_bytes else ""
+    memory = f", memory {formatting.size(recommendation.memory_bytes)}" if recommendation.memory_bytes else ""
     tritune = f"tritune {metadata.version('tritune')}"
     lines = [
-        f"{recommended.model}, as tuned by {tritune}: run {recommended.run}, written {recommended.written}",
-        f"measured: {formatting.performance(recommended.point, recommended.latency)} ({samples}){memory}",
-        *([f"load: {recommended.sending}"] if recommended.sending else []),
-        f"bound: {recommended.goal or 'none'}",
-        f"verdict: {recommended.verdict}",
-        f"on: {recommended.hardware}, Triton {recommended.triton}",
-        f"by: {recommended.command}",
+        f"{recommendation.model}, as tuned by {tritune}: run {recommendation.run}, written {recommendation.written}",
+        f"measured: {formatting.performance(recommendation.point, recommendation.latency)} ({samples}){memory}",
+        *([f"load: {recommendation.sending}"] if recommendation.sending else []),
+        f"bound: {recommendation.goal or 'none'}",
+        f"verdict: {recommendation.verdict}",
+        f"on: {recommendation.hardware}, Triton {recommendation.triton}",
+        f"by: {recommendation.command}",
     ]
-    if recommended.server_processes > 1:
+    if recommendation.server_processes > 1:
         lines.append(
-            f"server processes: {recommended.server_processes} servers with this configuration share the device, the "
-            "CPUs and the load; send each request to the one with the fewest unanswered requests, for example with "
-            "Envoy's LEAST_REQUEST or nginx's least_conn"
+            f"server processes: {recommendation.server_processes} servers with this configuration share the device, "
+            "the CPUs and the load; send each request to the one with the fewest unanswered requests, for example "
+            "with Envoy's LEAST_REQUEST or nginx's least_conn"
         )
-    if recommended.is_embedded:
+    if recommendation.is_embedded:
         lines.append(
             "NOTE: measured on tune's embedded server; the backends of NVIDIA's image differ in speed and memory, so "
             "measure there before you rely on limits and replicas: `tune verify --fresh --target docker` (or local, "
             "remote)"
         )
-        served = f"`tune serve {shlex.quote(recommended.folder)}`"
+        served = f"`tune serve {shlex.quote(recommendation.folder)}`"
         lines.append(f"without Docker: {served} starts the measured server on the machine of the run")
-    if recommended.unread:
-        lines.append(f"NOTE: {SettingsUnread(recommended.unread)}")
-    if recommended.undecided:
+    if recommendation.unread:
+        lines.append(f"NOTE: {SettingsUnread(recommendation.unread)}")
+    if recommendation.undecided:
         lines.append("WARNING: the verdict is UNDECIDED: run `tune verify` before you use this in production")
-    return [one_line(line, LONGEST_LINE) for line in (*lines, *more)]
+    return [one_line(line, MAX_LINE_CHARACTERS) for line in (*lines, *more)]
 
 
-def is_stateful(recommended: Recommendation) -> bool:
-    """Return whether a model keeps a state for each sequence of requests."""
-    return any(config.HasField("sequence_batching") for config in recommended.configs.values())
-
-
-def deployment_header(
-    recommended: Recommendation, settings: ProductionSettings, *more: str, mounts_configs: bool = True
-) -> list[str]:
+def deployment_header(server: ProductionServer, *more: str, mounts_configs: bool = True) -> list[str]:
     """Return the header with lines on the remaining steps and the origin of the resource limits.
 
     ``mounts_configs``: the format mounts its own config.pbtxt files into a mounted repository.
     """
-    names, where = ", ".join(recommended.configs), settings.repository.text
-    files = "config.pbtxt and model.json" if recommended.files else "config.pbtxt"
-    if mounts_configs and settings.repository.is_mounted:
+    recommendation = server.recommendation
+    names, where = ", ".join(recommendation.configs), server.repository.text
+    files = "config.pbtxt and model.json" if recommendation.files else "config.pbtxt"
+    if mounts_configs and server.repository.is_mounted:
         before = (
             f"{where} contains {names}; the {files} given here is mounted over the one of each model, which must "
             "exist there (it may be empty)"
         )
     else:
-        words = ["tune", "emit", recommended.folder, "--format", "pbtxt"]
-        words += ["--model-warmup"] * recommended.warms_up + ["--force"] * bool(recommended.undecided)
-        folder = where if len(recommended.configs) > 1 else f"{where.rstrip('/')}/{recommended.model}"
+        words = ["tune", "emit", recommendation.folder, "--format", "pbtxt"]
+        words += ["--model-warmup"] * recommendation.warms_up + ["--force"] * bool(recommendation.undecided)
+        folder = where if len(recommendation.configs) > 1 else f"{where.rstrip('/')}/{recommendation.model}"
         before = f"copy the {files} of {names} from `{shlex.join(words)}` into {folder}"
-    is_strict = "--disable-auto-complete-config" in recommended.arguments
+    is_strict = "--disable-auto-complete-config" in recommendation.arguments
     incomplete = ", such as one whose config.pbtxt is not complete" if is_strict else ""
-    image = "" if settings.image else "that of KServe's runtime, unless `tune emit --image` names another; it "
+    image = "" if server.image else "that of KServe's runtime, unless `tune emit --image` names another; it "
     lines = [
         f"before: {before}",
         f"models: the server loads all models of the repository and ends if one cannot be loaded{incomplete}; give "
         f"it a repository with only {names}",
-        f"image: {image}needs the measured Triton {recommended.triton} or newer, and the backends of the models",
+        f"image: {image}needs the measured Triton {recommendation.triton} or newer, and the backends of the models",
     ]
-    if recommended.memory_bytes is None:
+    if recommendation.memory_bytes is None:
         lines.append("memory: not measured, so no limit is set")
     else:
         lines.append(
             f"memory limit: {MEMORY_HEADROOM:g} times the measured memory, with the shared memory (/dev/shm)"
         )
-    lines += _quantile_lines(recommended)
-    if recommended.cpus is None:
+    lines += _quantile_lines(recommendation)
+    if recommendation.cpus is None:
         lines.append("CPUs: the server ran on another machine, so no limit is set")
-    if is_stateful(recommended):
+    if recommendation.is_stateful:
         lines.append(
             "WARNING: all steps of a sequence must reach the same server, which keeps its state; a proxy in front of "
             "several servers must send all requests of a client, or of a sequence, to one of them"
         )
-    return [*header(recommended, *lines), *more]
+    return [*header(recommendation, *lines), *more]
 
 
-def _quantile_lines(recommended: Recommendation) -> list[str]:
+def _quantile_lines(recommendation: Recommendation) -> list[str]:
     """Return a line on the quantiles in the server's metrics; empty if `tune watch` compares none with a bound."""
-    if not recommended.quantiles:
+    if not recommendation.quantiles:
         return []
-    options = " ".join(recommended.quantiles)
-    if recommended.affordable_quantiles:
+    options = " ".join(recommendation.quantiles)
+    if recommendation.affordable_quantiles:
         return [
             f"metrics: {options} lets `tune watch` compare the time in the server with the bound; the measured "
             f"server ran without it, and it takes {QUANTILE_COST}"

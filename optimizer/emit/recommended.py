@@ -24,8 +24,8 @@ from optimizer.results.recommendation import Outcome
 from optimizer.results.verification import passed_separately
 from optimizer.store.run_folder import model_files
 
-MOST_MODELS = 100
-MOST_SUMMARIES_PER_SECOND = 500  # at 30 µs a request (benchmarks/latency_quantiles.md): 1.5 % of a CPU
+MAX_MODELS = 100
+MAX_SUMMARIES_PER_SECOND = 500  # at 30 µs a request (benchmarks/latency_quantiles.md): 1.5 % of a CPU
 _BYTES = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -89,7 +89,7 @@ class Recommendation:
         return self.point.candidate.server_processes
 
     @property
-    def knee(self) -> float:
+    def measured_load(self) -> float:
         """The highest load of a server at which the SLA was met: requests in flight, or a second if ``is_rate``."""
         load = self.point.load
         return (load.request_rate or float(load.concurrency)) / self.server_processes
@@ -102,6 +102,11 @@ class Recommendation:
     def is_streaming(self) -> bool:
         """Whether the model streams its responses."""
         return bool(self.configs[self.model].model_transaction_policy.decoupled)
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether a model keeps a state for each sequence of requests."""
+        return any(config.HasField("sequence_batching") for config in self.configs.values())
 
     @property
     def served_rate(self) -> float:
@@ -130,7 +135,7 @@ class Recommendation:
     def affordable_quantiles(self) -> tuple[str, ...]:
         """``quantiles``, or nothing if exporting them takes a noticeable share of a CPU at the measured rate."""
         rate = self.served_rate * len(self.configs)
-        return self.quantiles if rate <= MOST_SUMMARIES_PER_SECOND else ()
+        return self.quantiles if rate <= MAX_SUMMARIES_PER_SECOND else ()
 
 
 def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendation:
@@ -224,7 +229,7 @@ def _undecided(run: FinishedRun, outcome: Outcome) -> str:
 def _read_configs(run: FinishedRun, model: str) -> dict[str, ModelConfig]:
     best = run.folder.best
     single = best / "config.pbtxt"
-    files = {path.parent.name: path for path in sorted(best.glob("*/config.pbtxt"))[:MOST_MODELS]}
+    files = {path.parent.name: path for path in sorted(best.glob("*/config.pbtxt"))[:MAX_MODELS]}
     if is_file(single):
         files = {model: single}
     try:

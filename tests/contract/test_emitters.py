@@ -21,7 +21,6 @@ import yaml
 from optimizer.cli.emit import FORMATS
 from optimizer.core.errors import BadInputError
 from optimizer.emit import kubernetes
-from optimizer.emit.production import is_stateful
 from optimizer.emit.recommended import Recommendation
 from tests.emitted_files import (
     IMAGE,
@@ -30,9 +29,9 @@ from tests.emitted_files import (
     by_kind,
     emitted,
     in_production,
+    production_server,
     read_config,
     recommendation_of,
-    settings,
 )
 from tests.run_folders import write_run
 
@@ -131,14 +130,12 @@ class TestKubernetes(EmitterContract):
             check_kubernetes(document, KUBERNETES)
 
     def test_manifests_satisfy_an_older_schema(self, tmp_path: Path) -> None:
-        recommended = recommendation_of(RUNS["gpu"](tmp_path))
-        for document in kubernetes.manifests(recommended, settings(recommended)):
+        for document in kubernetes.manifests(production_server(RUNS["gpu"](tmp_path))):
             check_kubernetes(document, OLDER_KUBERNETES)
 
     def test_unknown_fields_fail_the_schema(self, tmp_path: Path) -> None:
         """Shows that the schemas are strict, so that the tests above can fail."""
-        recommended = recommendation_of(write_run(tmp_path))
-        broken = kubernetes.deployment(recommended, settings(recommended))
+        broken = kubernetes.deployment(production_server(write_run(tmp_path)))
         broken["spec"]["template"]["spec"]["containers"][0]["startupProb"] = {}
         with pytest.raises(jsonschema.ValidationError):
             check_kubernetes(broken, KUBERNETES)
@@ -161,7 +158,7 @@ class TestKServe(EmitterContract):
 
     def test_the_files_are_valid(self, run: Path, models: str, tmp_path: Path) -> None:
         """Several replicas of a stateful model are refused: Knative sends the steps of a sequence to any of them."""
-        if not is_stateful(recommendation_of(run)):
+        if not recommendation_of(run).is_stateful:
             super().test_the_files_are_valid(run, models, tmp_path)
             return
         with pytest.raises(BadInputError, match=r"^--format kserve: doubler is stateful, .* \(--max-replicas 1\)"):
@@ -196,13 +193,13 @@ class TestCompose(EmitterContract):
     def check(self, files: dict[str, str], run: Path, models: str, folder: Path) -> None:
         document = yaml.safe_load(files["compose.yaml"])
         self.validator().validate(document)
-        recommended = recommendation_of(run)
+        recommendation = recommendation_of(run)
         services = list(document["services"].values())
-        assert len(services) == recommended.server_processes
+        assert len(services) == recommendation.server_processes
         ports = [port for each in services for port in each["ports"]]
         assert len({port.rpartition(":")[0] for port in ports}) == len(ports), "no port of the machine is taken twice"
         for service in services:
-            self.check_configs(service, document, files, recommended, models)
+            self.check_configs(service, document, files, recommendation, models)
         services[0]["healthchecks"] = {}
         assert not self.validator().is_valid(document)
 
@@ -211,7 +208,7 @@ class TestCompose(EmitterContract):
         service: dict[str, Any],
         document: dict[str, Any],
         files: dict[str, str],
-        recommended: Recommendation,
+        recommendation: Recommendation,
         models: str,
     ) -> None:
         """Check that each config is a file: Compose cannot copy a content below the read-only repository."""
@@ -220,7 +217,7 @@ class TestCompose(EmitterContract):
             for config in service["configs"]:
                 path = document["configs"][config["source"]]["file"].replace("$$", "$").removeprefix("./")
                 name = config["target"].replace("$$", "$").split("/")[2]
-                assert read_config(files[path]) == recommended.configs[name]
+                assert read_config(files[path]) == recommendation.configs[name]
         else:
             assert set(files) == {"compose.yaml"}
 
@@ -259,12 +256,11 @@ class TestHelmValues(EmitterContract):
             jsonschema.validate(defaults | values, schema)
 
     def test_without_autoscaling_the_number_of_replicas_is_fixed(self, tmp_path: Path) -> None:
-        recommended = recommendation_of(write_run(tmp_path))
-        fixed = settings(recommended, min_replicas=3, max_replicas=3)
-        documents = by_kind(kubernetes.manifests(recommended, fixed))
+        fixed = production_server(write_run(tmp_path), min_replicas=3, max_replicas=3)
+        documents = by_kind(kubernetes.manifests(fixed))
         assert documents["Deployment"]["spec"]["replicas"] == 3
         assert "HorizontalPodAutoscaler" not in documents
-        assert by_kind(rendered(kubernetes.CHART, kubernetes.values(recommended, fixed), "release")) == documents
+        assert by_kind(rendered(kubernetes.CHART, kubernetes.values(fixed), "release")) == documents
 
 
 DOCKER = """\
@@ -286,7 +282,7 @@ class TestDocker(EmitterContract):
 
     def check(self, files: dict[str, str], run: Path, models: str, folder: Path) -> None:
         """Check what the script passes to ``docker``, which is a script here that prints its arguments."""
-        recommended = recommendation_of(run)
+        recommendation = recommendation_of(run)
         docker = folder.with_name("docker")
         docker.write_text(DOCKER)
         docker.chmod(0o755)
@@ -300,18 +296,19 @@ class TestDocker(EmitterContract):
         volumes = [flag for flag in flags if flag.startswith("--volume=")]
         if models == "mounted":
             mounts = [
-                f"{script.parent}/{name}/config.pbtxt:/models/{name}/config.pbtxt:ro" for name in recommended.configs
+                f"{script.parent}/{name}/config.pbtxt:/models/{name}/config.pbtxt:ro"
+                for name in recommendation.configs
             ]
             assert volumes == [f"--volume={mount}" for mount in ("/srv/my $models:/models:ro", *mounts)]
-            for name, config in recommended.configs.items():
+            for name, config in recommendation.configs.items():
                 assert read_config(files[f"{name}/config.pbtxt"]) == config
         else:
             assert volumes == []
             assert "--env=AWS_ACCESS_KEY_ID" in flags
         where = "/models" if models == "mounted" else models
-        quantiles = [] if len(recommended.configs) > 1 else ["--metrics-config=summary_latencies=true"]  # cost
-        assert command == ["tritonserver", f"--model-repository={where}", *recommended.arguments, *quantiles]
-        assert (f"--gpus={recommended.gpus}" in flags) is bool(recommended.gpus)
+        quantiles = [] if len(recommendation.configs) > 1 else ["--metrics-config=summary_latencies=true"]  # cost
+        assert command == ["tritonserver", f"--model-repository={where}", *recommendation.arguments, *quantiles]
+        assert (f"--gpus={recommendation.gpus}" in flags) is bool(recommendation.gpus)
 
 
 def test_every_format_is_covered_by_the_contract() -> None:

@@ -39,16 +39,15 @@ from tests.emitted_files import (
     by_kind,
     emitted,
     in_production,
+    production_server,
     read_config,
     recommendation_of,
-    settings,
 )
 from tests.run_folders import CLOSED, MEASURED, OPEN, config_text, write_run
 
 
 def container(run: Path, **more: Any) -> dict[str, Any]:
-    recommended = recommendation_of(run)
-    pod = kubernetes.deployment(recommended, settings(recommended, **more))["spec"]["template"]["spec"]
+    pod = kubernetes.deployment(production_server(run, **more))["spec"]["template"]["spec"]
     container: dict[str, Any] = pod["containers"][0]
     return container
 
@@ -247,8 +246,7 @@ def test_the_image_of_the_runtime_is_named_where_none_is_given(tmp_path: Path) -
 
 
 def test_replicas_can_follow_cpu_time(tmp_path: Path) -> None:
-    recommended = recommendation_of(write_run(tmp_path))
-    scaler = kubernetes.autoscaler(recommended, settings(recommended, autoscaled_by="cpu"))
+    scaler = kubernetes.autoscaler(production_server(write_run(tmp_path), autoscaled_by="cpu"))
     assert scaler["spec"]["metrics"][0]["resource"]["target"] == {"type": "Utilization", "averageUtilization": 70}
 
 
@@ -377,9 +375,9 @@ def test_the_shapes_of_the_run_are_not_those_of_other_models(tmp_path: Path) -> 
 )
 def test_no_warm_up_is_made_for_models_that_would_not_load_with_it(change: str, words: str, tmp_path: Path) -> None:
     config = text_format.Parse(change, ModelConfig(name="doubler"))
-    recommended = replace(recommendation_of(write_run(tmp_path)), configs={"doubler": config})
+    recommendation = replace(recommendation_of(write_run(tmp_path)), configs={"doubler": config})
     with pytest.raises(BadInputError, match=rf"^--model-warmup: {words}"):
-        with_warm_up(recommended)
+        with_warm_up(recommendation)
 
 
 def test_folders_and_limits_of_the_measured_container_are_kept(tmp_path: Path) -> None:
@@ -461,8 +459,8 @@ def test_a_configuration_names_the_options_of_its_server(form: list[str], tmp_pa
     (text,) = emitted(RUNS["server options"](tmp_path / "a"), tmp_path / "out", *form).values()
     (command,) = re.findall(r"^# used by: (.*)$", text, re.M)
     device = ["--model-config-name=h100"] if form else []
-    recommended = recommendation_of(tmp_path / "a" / "run")
-    assert shlex.split(command) == ["tritonserver", *device, *recommended.arguments]
+    recommendation = recommendation_of(tmp_path / "a" / "run")
+    assert shlex.split(command) == ["tritonserver", *device, *recommendation.arguments]
     assert "--rate-limit=execution_count" in command
 
 
@@ -490,11 +488,11 @@ def test_service_names_are_valid_in_kubernetes(model: str, name: str) -> None:
 
 
 def test_models_with_similar_names_keep_their_configurations(tmp_path: Path) -> None:
-    recommended = recommendation_of(RUNS["several models"](tmp_path))
-    keys = kubernetes.config_keys(recommended)
-    assert len(set(keys.values())) == len(recommended.configs)
-    data = kubernetes.config_map(recommended, settings(recommended))["data"]
-    configs = {f"{name}/config.pbtxt": config for name, config in recommended.configs.items()}
+    server = production_server(RUNS["several models"](tmp_path))
+    keys = kubernetes.config_keys(server.recommendation)
+    assert len(set(keys.values())) == len(server.recommendation.configs)
+    data = kubernetes.config_map(server)["data"]
+    configs = {f"{name}/config.pbtxt": config for name, config in server.recommendation.configs.items()}
     assert {path: read_config(data[key]) for path, key in keys.items()} == configs
 
 
@@ -521,8 +519,7 @@ def test_a_changed_model_json_is_mounted_over_that_of_the_model(tmp_path: Path) 
     (name,) = [entry["source"] for entry in compose["services"]["doubler"]["configs"] if entry["target"] == mounted]
     assert compose["configs"][name] == {"file": "./doubler/1/model.json"}
     assert json.loads(files["doubler/1/model.json"]) == {"max_num_seqs": 128}
-    recommended = recommendation_of(run)
-    config_map, deployed = kubernetes.manifests(recommended, settings(recommended))[:2]
+    config_map, deployed = kubernetes.manifests(production_server(run))[:2]
     mounts = deployed["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
     (key,) = [mount["subPath"] for mount in mounts if mount["mountPath"] == mounted]
     assert json.loads(config_map["data"][key]) == {"max_num_seqs": 128}
@@ -675,7 +672,7 @@ def test_each_server_process_is_a_replica_with_its_share(tmp_path: Path) -> None
     one, two = (write_run(tmp_path / str(count), fields={SERVER_PROCESSES: [count]}) for count in (1, 2))
     limits = container(two)["resources"]["limits"]
     assert (limits["cpu"], limits["memory"]) == ("4", "768Mi")
-    assert recommendation_of(two).knee == recommendation_of(one).knee / 2
+    assert recommendation_of(two).measured_load == recommendation_of(one).measured_load / 2
     assert (recommendation_of(one).load_seconds, recommendation_of(two).load_seconds) == (45.0, 22.5)
     (text,) = emitted(two, tmp_path / "k", *in_production("s3://b/m", "kubernetes"), "--min-replicas", "3").values()
     assert "# server processes: 2 servers with this configuration share the device" in text
@@ -690,7 +687,10 @@ def test_each_server_process_is_a_replica_with_its_share(tmp_path: Path) -> None
     assert services["doubler-2"]["deploy"]["resources"]["limits"] == {"cpus": 4, "memory": "768m"}
     (text,) = emitted(two, tmp_path / "s", *in_production("s3://b/m", "kserve")).values()
     predictor = yaml.safe_load(text)["spec"]["predictor"]
-    assert (predictor["minReplicas"], predictor["containerConcurrency"]) == (2, int(recommendation_of(two).knee))
+    assert (predictor["minReplicas"], predictor["containerConcurrency"]) == (
+        2,
+        int(recommendation_of(two).measured_load),
+    )
 
 
 def test_server_processes_share_gpus(tmp_path: Path) -> None:
@@ -740,10 +740,10 @@ def test_an_undecided_run_that_passed_its_newest_separate_test_is_emitted(tmp_pa
     verify_separately(run, "20261122-100000", 60.0)
     assert recommendation_of(run).undecided
     verify_separately(run, "20261122-110000", 8.0)
-    recommended = recommendation_of(run)
-    assert not recommended.undecided
-    assert recommended.verdict.startswith("UNDECIDED: ")
-    assert recommended.verdict.endswith("; PASS in a separate test on 4 fresh servers (verify/20261122-110000)")
+    recommendation = recommendation_of(run)
+    assert not recommendation.undecided
+    assert recommendation.verdict.startswith("UNDECIDED: ")
+    assert recommendation.verdict.endswith("; PASS in a separate test on 4 fresh servers (verify/20261122-110000)")
     assert "WARNING" not in emitted(run, tmp_path / "out")["config.pbtxt"]
     verify_separately(run, "20261122-120000", 60.0)
     assert recommendation_of(run).undecided, "one of several tests passes by chance"

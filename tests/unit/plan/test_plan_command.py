@@ -18,7 +18,7 @@ import pytest
 from optimizer.cli.plan import main, read_plan_arguments
 from optimizer.core.errors import BadInputError
 from optimizer.emit.kubernetes import target_load
-from optimizer.emit.production import ProductionSettings, read_repository
+from optimizer.emit.production import ProductionServer, read_repository
 from optimizer.emit.recommended import read_recommendation
 from optimizer.plan.capacity_plan import plan
 from optimizer.plan.plan_report import headline
@@ -214,9 +214,9 @@ def test_further_measurements_and_forecast_errors_are_reported(run: Path, capsys
 def test_the_emitted_autoscaler_is_tested_on_a_day(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (run, "--traffic", "diurnal", "--peak-factor", "2", "--rate", "20000/s")
     test = planned(capsys, *words)["answers"][0]["autoscaler_test"]
-    recommended = read_recommendation(read_run(str(run), "results"))
-    emitted = ProductionSettings("image", read_repository("/models"), "dlrm")
-    assert test["target"] == target_load(recommended, emitted)
+    recommendation = read_recommendation(read_run(str(run), "results"))
+    emitted = ProductionServer(recommendation, "image", read_repository("/models"), "dlrm")
+    assert test["target"] == target_load(emitted)
     assert test["seconds"] == 24 * 3600
     assert (test["autoscaler"]["max_replicas"], test["autoscaler"]["cool_down_s"]) == (emitted.max_replicas, 300.0)
     options = ("--target-utilization", "30%", "--max-replicas", "40", "--replica-start", "90s", "--cool-down", "10m")
