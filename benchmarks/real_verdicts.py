@@ -57,7 +57,7 @@ from optimizer.core.errors import TuneError
 from optimizer.core.trial import LoadPoint
 from optimizer.deploy import runtime
 from optimizer.deploy.server_process import remove_leftovers
-from optimizer.machine.conditions import SpeedLog
+from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.perf_analyzer import PerfAnalyzer
 from optimizer.options.run_options import RunOptions
 from optimizer.simulator.simulate import compile_simulator
@@ -249,7 +249,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self._tasks: dict[str, Task] = {}
-        self._speed = SpeedLog()
+        self._speed = SpeedMeter()
 
     def prepare(self, models: Iterable[str]) -> None:
         """Do what tune does once on a machine: install the server, build the models and compile the simulator."""

@@ -51,7 +51,7 @@ from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.server_process import remove_leftovers
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine.conditions import SpeedLog
+from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.results import configuration_text
 from optimizer.study.task import Task
@@ -166,7 +166,7 @@ def measure(
 ) -> None:
     """Measure all entrants in each round that is not complete yet. Raises TuneError."""
     done = complete_rounds(entrants, records.read(machine))
-    speed = SpeedLog()
+    speed = SpeedMeter()
     with tempfile.TemporaryDirectory() as scratch:
         generator = ClosedLoopGenerator(
             log=Path(scratch, "closed_loop.log"),
@@ -194,7 +194,7 @@ def complete_rounds(
 
 
 def _measure(
-    target: EmbeddedTarget, generator: ClosedLoopGenerator, entrant: Entrant, speed: SpeedLog
+    target: EmbeddedTarget, generator: ClosedLoopGenerator, entrant: Entrant, speed: SpeedMeter
 ) -> tuple[list[Measurement], float]:
     """Return the windows on a fresh server, as the confirmation takes them, and the speed probe in ms."""
     known = Measurement(entrant.throughput_infer_per_sec)

@@ -52,7 +52,7 @@ from optimizer.measure import server_calls
 from optimizer.measure.load_client.client_files import SendPlan, StreamPlan
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.measure.load_client.measured_requests import MIN_STREAMED_REQUESTS
-from optimizer.model.inference_requests import stream_requests, to_message
+from optimizer.model.inference_requests import generate_request_inputs, to_message
 from optimizer.model.input_data import from_bytes
 from optimizer.model.repository import read_repository_model
 from optimizer.options.run_options import RunOptions
@@ -150,7 +150,7 @@ def figures(own: Measurement) -> list[float]:
 
 
 def measure_other(served: Served, endpoint: Endpoint, in_flight: int, seconds: float, folder: Path) -> list[float]:
-    inputs = stream_requests(
+    inputs = generate_request_inputs(
         server_calls.model_metadata(endpoint),
         endpoint.largest_request,
         input_data=served.input_data,

@@ -20,7 +20,7 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.trial import Candidate, LoadPoint, Trial
-from optimizer.machine.conditions import SpeedLog
+from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.measurer import Measurer
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
@@ -115,7 +115,7 @@ def confirm(
     problem: Problem,
     path: Path,
     seconds: float = 600,
-    speed: SpeedLog | None = None,
+    speed: SpeedMeter | None = None,
 ) -> list[Trial]:
     """Return ``trials`` with their confirmations; all rows are in trials.csv in ``path``."""
     table = TrialsTable(path / "trials.csv", "drawn", {})

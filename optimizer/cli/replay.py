@@ -11,7 +11,7 @@ from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option_reader import latency_bounds_ms
 from optimizer.options.run_options import SEARCHERS
 from optimizer.options.table import SLA_OPTIONS
-from optimizer.options.values import LARGEST_SEED, parse_value, quote, whole_number
+from optimizer.options.values import MAX_SEED, parse_value, quote, whole_number
 
 MAX_TRIALS = "30"
 GRID = "grid"
@@ -81,7 +81,7 @@ def main(words: list[str]) -> int:
     arguments = build_parser().read(words)
     sla = {name: value for name, value in values_of(arguments).items() if name in SLA_OPTIONS}
     bounds_ms = latency_bounds_ms(sla)
-    seeds = parse_value("--seeds", arguments.seeds, whole_number(1, LARGEST_SEED))
+    seeds = parse_value("--seeds", arguments.seeds, whole_number(1, MAX_SEED))
     max_trials = parse_value("--max-trials", arguments.max_trials, whole_number(1))
     methods = _methods(arguments.search, arguments.warm_start)
     from pathlib import Path

@@ -128,13 +128,13 @@ def main(words: list[str]) -> int:
 
         from optimizer.deploy.target_factory import visible_gpus
         from optimizer.model.default_space import DeviceAssignment
-        from optimizer.model.model_analyzer.reader import profile_text
+        from optimizer.model.model_analyzer.reader import render_imported_profile
         from optimizer.study.model_finder import DEFAULT_LARGEST_BATCH
 
         assignment = DeviceAssignment.of(options, visible_gpus(options).names)
         repository = Path(options.model_repository or ".")
         read = partial(assignment.read, repository, largest_batch=DEFAULT_LARGEST_BATCH)
-        print(profile_text(mapped, options, read), end="")
+        print(render_imported_profile(mapped, options, read), end="")
         return 0
     progress = progress_on_terminal(arguments.log)
     if arguments.dry_run:  # the preview has the notes

@@ -22,7 +22,7 @@ from optimizer.deploy.target_settings import (
     ServerPorts,
     choose_ports,
 )
-from optimizer.options.addresses import LARGEST_PORT
+from optimizer.options.addresses import MAX_PORT
 from optimizer.options.command_line import RUN_HELP, Parser, add_results, values_of
 from optimizer.options.option_reader import EXTERNAL, changed_options
 from optimizer.options.run_options import RunOptions
@@ -163,7 +163,7 @@ def _end(server: RecommendedServer, exit_seconds: float, say: Callable[[str], No
 
 def _given_ports(arguments: argparse.Namespace) -> dict[str, int]:
     """Return the ports of the command line by their field of ServerPorts. Raises BadInputError."""
-    parse = whole_number(1, LARGEST_PORT)
+    parse = whole_number(1, MAX_PORT)
     ports = {
         name: parse_optional(f"--{name}-port", getattr(arguments, f"{name}_port"), parse)
         for name in vars(ServerPorts())

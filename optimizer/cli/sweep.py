@@ -23,7 +23,7 @@ from optimizer.options.option_reader import external_names, external_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import LOAD, OPTIONS, OPTIONS_BY_NAME, OUTPUT
 from optimizer.options.values import (
-    LARGEST_INT32,
+    MAX_INT32,
     parse_optional,
     parse_rates,
     parse_value,
@@ -253,7 +253,7 @@ def _list(given: GivenOptions, name: str) -> list[str]:
     return value
 
 
-def _parse_numbers(flag: str, text: str | None, least: int, most: int = LARGEST_INT32) -> tuple[int, ...]:
+def _parse_numbers(flag: str, text: str | None, least: int, most: int = MAX_INT32) -> tuple[int, ...]:
     return parse_optional(flag, text, lambda list_: parse_whole_numbers(list_, least, most)) or ()
 
 
@@ -265,8 +265,8 @@ def _delay(text: str) -> int | None:
     if text == "off":
         return None
     microseconds = float(text) if text.isdecimal() and len(text) < 20 else 1000 * parse_duration_ms(text, "5ms")
-    if microseconds > LARGEST_INT32:
-        raise ValueError(f"write at most {LARGEST_INT32 // 1_000_000}s ({LARGEST_INT32} µs), Triton's maximum")
+    if microseconds > MAX_INT32:
+        raise ValueError(f"write at most {MAX_INT32 // 1_000_000}s ({MAX_INT32} µs), Triton's maximum")
     return round(microseconds)
 
 

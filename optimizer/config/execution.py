@@ -143,16 +143,16 @@ def check_execution(
     backend: str,
     *,
     on_gpu: bool | None,
-    embedded: bool,
+    is_embedded: bool,
 ) -> None:
     """Raise ParameterError if a choice of ``fields`` has no effect for a model with ``config`` on its device.
 
-    ``on_gpu`` is whether a GPU serves it; None is unknown. ``embedded`` is whether tune's own backend does.
+    ``on_gpu`` is whether a GPU serves it; None is unknown. ``is_embedded`` is whether tune's own backend does.
     ``backend`` is empty if it is unknown.
     """
     _check_backend(fields, backend)
     _check_device(fields, on_gpu=on_gpu)
-    if not embedded:
+    if not is_embedded:
         _check_read_by_triton(fields, config)
     _check_plan_graphs(fields, backend, on_gpu=on_gpu)
     _check_parameters(fields, config)

@@ -30,9 +30,9 @@ from optimizer.core.trial import INSTANCE_GPUS, Candidate, FieldValue, is_server
 FILENAME = "default_model_filename"
 ENVIRONMENT = "parameters.EXECUTION_ENV_PATH.string_value"  # Triton's Python backend sources its bin/activate
 MAX_BYTES = 1 << 20
-MOST_BACKSLASHES = 100  # in a row: protobuf's parser takes quadratic time
+MAX_BACKSLASHES = 100  # in a row: protobuf's parser takes quadratic time
 _MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"  # prefix of the environment's path
-_LONGEST_CAUSE = 200
+_MAX_CAUSE_LENGTH = 200
 _64_BITS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 # backends with two instances on a CPU by default (Triton's model_config_utils.cc)
 _TWO_ON_CPU = (ONNXRUNTIME, "tensorflow")
@@ -45,8 +45,8 @@ def read(path: Path) -> ModelConfig:
         raise BadInputError(f"{name}:1: begins with a byte order mark, which Triton does not read; save it without")
     try:
         text = data.decode()
-        if "\\" * MOST_BACKSLASHES in text:
-            raise BadInputError(f"{name}: has {MOST_BACKSLASHES} backslashes in a row; is this a config.pbtxt?")
+        if "\\" * MAX_BACKSLASHES in text:
+            raise BadInputError(f"{name}: has {MAX_BACKSLASHES} backslashes in a row; is this a config.pbtxt?")
         return text_format.Parse(text, ModelConfig())
     except UnicodeDecodeError as error:
         is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -55,13 +55,13 @@ def read(path: Path) -> ModelConfig:
     except text_format.ParseError as error:
         line = error.GetLine()
         where = f"{name}:{line}" if line is not None else name
-        cause = one_line(" ".join(str(error).split(" : ", 1)[-1].split()), _LONGEST_CAUSE)
+        cause = one_line(" ".join(str(error).split(" : ", 1)[-1].split()), _MAX_CAUSE_LENGTH)
         raise BadInputError(f"{where}: not a model configuration of Triton: {cause}") from None
     except (
         ValueError,
         OverflowError,
     ) as error:  # protobuf does not convert all its errors, such as an unknown enum number
-        cause = one_line(str(error), _LONGEST_CAUSE)
+        cause = one_line(str(error), _MAX_CAUSE_LENGTH)
         raise BadInputError(f"{name}: not a model configuration of Triton: {cause}") from None
 
 

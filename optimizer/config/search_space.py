@@ -1,4 +1,4 @@
-"""The search space: choices, valid combinations and one canonical candidate for each behaviour; and the problem."""
+"""The search space (choices, valid combinations, canonical candidates) and the problem that a search solves in it."""
 
 from __future__ import annotations
 
@@ -44,12 +44,11 @@ from optimizer.core.trial import (
 )
 from optimizer.options import server_options
 from optimizer.options.run_options import SIMULATED_OBJECTIVES
-from optimizer.options.values import format_cpus, parse_cpus
+from optimizer.options.values import MAX_INT32, format_cpus, parse_cpus
 
 T = TypeVar("T")
 OFF = "off"
-_LARGEST = 2**31 - 1
-MOST_SERVER_PROCESSES = 64
+MAX_SERVER_PROCESSES = 64
 _WAITING = (OLDEST_DELAY, DIRECT_DELAY, SLOT_UTILIZATION)  # how long the sequence batcher waits for more requests
 # ModelConfig fields that are dimensions of their own -> their keys in a profile and their options of ``tune sweep``
 _OWN = {
@@ -129,7 +128,7 @@ class SearchSpace:
         return any(map(is_sequence_field, self.fields))
 
     @property
-    def most_server_processes(self) -> int:
+    def max_server_processes(self) -> int:
         """The largest number of server processes that share the load."""
         return max(int(count) for count in self.fields.get(SERVER_PROCESSES, (1,)))
 
@@ -317,9 +316,9 @@ def _choices(name: str, values: Any) -> tuple[Any, ...]:
     return distinct
 
 
-def _whole(name: str, value: object, least: int, most: int = _LARGEST) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ParameterError(name, f"{value!r} is not a whole number from {least} to {most}")
+def _whole(name: str, value: object, minimum: int, maximum: int = MAX_INT32) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise ParameterError(name, f"{value!r} is not a whole number from {minimum} to {maximum}")
     return value
 
 
@@ -351,7 +350,7 @@ def _field(path: str, values: Any) -> tuple[FieldValue, ...]:
     if path == SERVER_CPUS:  # one text for each set of CPUs
         values = [format_cpus(_parsed(path, parse_cpus, value)) for value in values]
     if path == SERVER_PROCESSES:
-        values = [_whole(path, value, 1, MOST_SERVER_PROCESSES) for value in values]
+        values = [_whole(path, value, 1, MAX_SERVER_PROCESSES) for value in values]
     if path.startswith(SERVER_OPTION_PREFIX):
         values = _options(path, values)
     if path.startswith(MODEL_JSON_PREFIX):
@@ -388,7 +387,7 @@ def _words(values: tuple[object, ...]) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """The problem for a search method: the search space and the goal, without how candidates are measured.
+    """What a search optimizes: the space, the requests and their load, the objectives and the SLA.
 
     Attributes:
         model: Name of the model.
@@ -402,7 +401,7 @@ class Problem:
         confidence: Confidence of the verdict on the SLA.
         fixed_shapes: Whether all inputs have one fixed shape. It decides when Triton's batcher checks its queue.
         request_mix: Distribution of the samples of a request; None if all requests have the same number.
-        client_shares_cpus: Whether the load generator has no CPUs of its own beside the server's.
+        client_shares_cpus: Whether the load generator has no CPUs of its own.
         kind: Kind of the model.
         request_times: When an open loop sends; None for a closed loop.
         tokens: Lengths of the prompts and outputs of a model that generates tokens; None if they are unknown.
@@ -452,7 +451,7 @@ class Problem:
     @property
     def why_own_client(self) -> str:
         """Why only tune's own client can measure this, for a message to the user; empty if perf_analyzer can too."""
-        if self.space.most_server_processes > 1:
+        if self.space.max_server_processes > 1:
             return "server_processes needs tune's own client, which spreads the load"
         if self.priorities is not None:
             return "perf_analyzer does not send several priorities, and tune's own client measures it"

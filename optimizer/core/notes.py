@@ -156,22 +156,22 @@ class ServedOnCpu(Note):
     """The model is served on the CPU although there is a GPU."""
 
     cause: Literal[
-        "config asks for the CPU",
-        "config does not ask for the GPU",
-        "no CUDA provider",
-        "torch without CUDA",
-        "the server sees no GPU",
+        "kind_cpu",
+        "no_kind_gpu",
+        "onnxruntime_without_cuda",
+        "torch_without_cuda",
+        "server_sees_no_gpu",
     ]
 
     def __str__(self) -> str:
         reasons = {
-            "config asks for the CPU": "config.pbtxt asks for the CPU (KIND_CPU): served on the CPU",
-            "config does not ask for the GPU": "config.pbtxt does not ask for it (kind: KIND_GPU): served on the CPU",
-            "no CUDA provider": "the installed onnxruntime has no CUDA provider: served on the CPU (to change that, "
-            "install onnxruntime-gpu instead)",
-            "torch without CUDA": "the installed torch has no CUDA: served on the CPU (to change that, install its "
+            "kind_cpu": "config.pbtxt asks for the CPU (KIND_CPU): served on the CPU",
+            "no_kind_gpu": "config.pbtxt does not ask for it (kind: KIND_GPU): served on the CPU",
+            "onnxruntime_without_cuda": "the installed onnxruntime has no CUDA provider: served on the CPU (to "
+            "change that, install onnxruntime-gpu instead)",
+            "torch_without_cuda": "the installed torch has no CUDA: served on the CPU (to change that, install its "
             "CUDA build)",
-            "the server sees no GPU": "the server has put the instances, whose kind config.pbtxt leaves open, on the "
+            "server_sees_no_gpu": "the server has put the instances, whose kind config.pbtxt leaves open, on the "
             "CPU, and GPU metrics are left out (its log has the error of CUDA; kind: KIND_GPU refuses the CPU)",
         }
         return f"there is a GPU, but {reasons[self.cause]}"

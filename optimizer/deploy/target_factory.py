@@ -101,7 +101,7 @@ def make_target(
     Raises BadInputError if options do not fit the target, EnvironmentFault if the target is not available.
     """
     check_server_options(space, options, settings.say)
-    processes = space.most_server_processes
+    processes = space.max_server_processes
     if processes == 1:
         return _module(options).make_target(source, options, settings)
     targets = list[ManagedTarget]()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from optimizer.core.errors import BadInputError
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.options.addresses import LARGEST_PORT
+from optimizer.options.addresses import MAX_PORT
 
 LOOPBACK = "127.0.0.1"
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002  # Triton's own
@@ -67,8 +67,8 @@ def _other_port(taken: set[int]) -> int:
 
 def _problem(port: int) -> str:
     """Return why no server can listen on ``port`` of LOOPBACK; empty if one can."""
-    if port > LARGEST_PORT:
-        return f"the largest port is {LARGEST_PORT}"
+    if port > MAX_PORT:
+        return f"the largest port is {MAX_PORT}"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections do not occupy it, as for Triton
         try:

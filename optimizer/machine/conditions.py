@@ -263,8 +263,8 @@ class SpeedProbe:
 
 
 @dataclass
-class SpeedLog:
-    """Probes of the machine's speed, taken while a server is idle, before its first load.
+class SpeedMeter:
+    """Measures the speed of the machine while a server is idle, before its first load.
 
     ``seconds`` runs one probe and returns its time.
     """

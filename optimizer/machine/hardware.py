@@ -171,7 +171,6 @@ def make_fingerprint(
     *,
     target: str,
     server: str,
-    own_backends: bool,
     at: str = "",
     perf_analyzer: str = "",
 ) -> Fingerprint:
@@ -182,11 +181,10 @@ def make_fingerprint(
         backends: Names of the model's backends.
         target: embedded, local, docker or remote.
         server: Version of the server, or what identifies its program or image.
-        own_backends: Whether tune's own backends serve in place of the server's.
         at: Address of a server on an unknown machine; empty for a server on this machine.
         perf_analyzer: Version of perf_analyzer or ID of its image; empty if it does not measure.
     """
-    named = tuple(sorted({_versioned(name) if own_backends else name for name in backends}))
+    named = tuple(sorted({_versioned(name) if target == "embedded" else name for name in backends}))
     if at:
         return Fingerprint("", 0, hardware.gpus, target, server, named, at, perf_analyzer)
     return Fingerprint(

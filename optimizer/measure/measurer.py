@@ -22,7 +22,7 @@ from optimizer.core.trial import (
     LoadPoint,
     Trial,
 )
-from optimizer.machine.conditions import DISTURBANCE_LIMIT, SpeedLog, describe_disturbance, lost_cpu_time
+from optimizer.machine.conditions import DISTURBANCE_LIMIT, SpeedMeter, describe_disturbance, lost_cpu_time
 from optimizer.measure.output_check import NoOutputCheck
 from optimizer.measure.score import Scorer
 
@@ -52,7 +52,7 @@ class Measurer:
     confirmation: LoadGenerator | None = None
     cross_checking: LoadGenerator | None = None
     disturbance_limit: float = DISTURBANCE_LIMIT
-    speed: SpeedLog | None = None
+    speed: SpeedMeter | None = None
     with_forecast: Callable[[Candidate, LoadPoint, Measurement], Measurement] | None = None
     node: str = ""
 
@@ -65,7 +65,7 @@ class Measurer:
     @property
     def notes(self) -> tuple[Note, ...]:
         """Notes for the user on the deployments so far."""
-        on_cpu = ServedOnCpu("the server sees no GPU") if self._fell_back_to_cpu else None
+        on_cpu = ServedOnCpu("server_sees_no_gpu") if self._fell_back_to_cpu else None
         return present([on_cpu, self.output_check.note])
 
     def check_deployment(self, endpoint: Endpoint) -> None:
@@ -86,7 +86,7 @@ class Measurer:
         """Remember for the notes whether the server has put the deployment on the CPU although there is a GPU."""
         self._fell_back_to_cpu |= endpoint.fell_back_to_cpu
 
-    def _probe(self, speed: SpeedLog) -> float:
+    def _probe(self, speed: SpeedMeter) -> float:
         with self.stopwatch.count_own("probes"):
             return speed.probe()
 

@@ -171,13 +171,13 @@ class BaselineOutputCheck:
         return REQUESTS
 
     def _requests(self, endpoint: Endpoint) -> list[bytes]:
-        from optimizer.model.inference_requests import input_tensors, stream_requests, to_message
+        from optimizer.model.inference_requests import generate_request_inputs, input_tensors, to_message
 
         metadata, max_batch_size = server_calls.model_metadata(endpoint), endpoint.largest_request
         tensors = input_tensors(metadata, max_batch_size, self.shapes)
         size = self.request_batch_size * sum(abs(math.prod(t.shape)) * t.dtype.itemsize for t in tensors)
         count = max(_CHUNK, min(self._wanted_requests(), MAX_BYTES // max(size, 1)))
-        inputs = stream_requests(
+        inputs = generate_request_inputs(
             metadata,
             max_batch_size,
             input_data=self.input_data,

@@ -1,4 +1,4 @@
-"""The device that serves a model, and the search space that follows from both, also of a stateful model."""
+"""Decide whether a model is served on a GPU, and derive its search space from the model and the hardware."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ from optimizer.core.notes import ServedOnCpu
 from optimizer.core.request_sizes import SizeDistribution
 from optimizer.core.safe_text import one_line
 from optimizer.core.trial import INSTANCE_GPUS, VARIANT, FieldValue, model_of_field
-from optimizer.machine import hardware
-from optimizer.machine.hardware import Hardware
+from optimizer.machine.hardware import Hardware, onnxruntime_on_gpu, torch_on_gpu
 from optimizer.model.profile_schema import DEFAULT_DELAYS_US, DEFAULT_PREFERRED_SIZES, SpaceSection, keys_of_parameter
 from optimizer.model.repository import read_repository_model
 from optimizer.options.run_options import RunOptions
 
 # whether the embedded server's own backends can compute on a GPU; others do what their model does
 GPU_CHECKS: Final[Mapping[str, Callable[[], bool]]] = {
-    "onnxruntime": hardware.onnxruntime_on_gpu,
-    "pytorch": hardware.torch_on_gpu,
+    "onnxruntime": onnxruntime_on_gpu,
+    "pytorch": torch_on_gpu,
 }
 
 
@@ -43,16 +42,17 @@ GPU_CHECKS: Final[Mapping[str, Callable[[], bool]]] = {
 class DeviceAssignment:
     """Decides which models are served on a GPU.
 
-    ``gpu_count``: GPUs that the server sees. ``native``: the server has Triton's own backends, which use GPUs.
+    ``gpu_count``: GPUs that the server sees. ``is_embedded``: it is the embedded server, with
+    tune's own backends. Triton's native backends use GPUs.
     """
 
     gpu_count: int
-    native: bool = False
+    is_embedded: bool = True
 
     @classmethod
     def of(cls, options: RunOptions, gpus: Sequence[str]) -> DeviceAssignment:
         """Return the assignment for the server of ``options`` with these GPUs."""
-        return cls(len(gpus), native=options.target != "embedded")
+        return cls(len(gpus), is_embedded=options.target == "embedded")
 
     def on_gpu(self, config: ModelConfig) -> bool:
         """Return whether a model has instances on a GPU.
@@ -69,7 +69,7 @@ class DeviceAssignment:
 
     def reaches(self, backend: str) -> bool:
         """Return whether a backend computes on a GPU if the model does not set the kind of its instances."""
-        return bool(self.gpu_count) and (self.native or (backend in GPU_CHECKS and GPU_CHECKS[backend]()))
+        return bool(self.gpu_count) and (not self.is_embedded or (backend in GPU_CHECKS and GPU_CHECKS[backend]()))
 
     def source_on_gpu(self, source: ModelSource) -> bool:
         """Return whether any of the source's models has instances on a GPU."""
@@ -92,10 +92,12 @@ class DeviceAssignment:
         Raises the errors of ``read_repository_model``.
         """
         gpu = self.stored_on_gpu(repository, name)
-        return read_repository_model(repository, name, gpu=gpu, largest_batch=largest_batch, any_backend=self.native)
+        return read_repository_model(
+            repository, name, gpu=gpu, largest_batch=largest_batch, is_embedded=self.is_embedded
+        )
 
     def _read(self, repository: Path, name: str) -> ModelConfig:
-        return read_repository_model(repository, name, gpu=False, any_backend=self.native).config
+        return read_repository_model(repository, name, gpu=False, is_embedded=self.is_embedded).config
 
 
 def has_gpu_choice(fields: Mapping[str, Iterable[FieldValue]]) -> bool:
@@ -107,13 +109,13 @@ def explain_cpu_serving(config: ModelConfig) -> ServedOnCpu:
     """Return the note why a model is served on the CPU although there is a GPU."""
     kinds = {group.kind for group in config.instance_group}
     if kinds == {ModelConfig().instance_group.add().KIND_CPU}:
-        return ServedOnCpu("config asks for the CPU")
+        return ServedOnCpu("kind_cpu")
     match backend_of(config):
         case "onnxruntime":
-            return ServedOnCpu("no CUDA provider")
+            return ServedOnCpu("onnxruntime_without_cuda")
         case "pytorch":
-            return ServedOnCpu("torch without CUDA")
-    return ServedOnCpu("config does not ask for the GPU")
+            return ServedOnCpu("torch_without_cuda")
+    return ServedOnCpu("no_kind_gpu")
 
 
 MAX_THREADS = 16
@@ -126,24 +128,24 @@ def build_space(
     batch: SizeDistribution,
     hardware: Hardware,
     *,
-    embedded: bool = False,
+    is_embedded: bool = False,
 ) -> SearchSpace:
     """Return the search space for requests of ``batch`` samples.
 
-    Choices missing from ``section`` are derived from the model's configuration and the hardware. ``embedded`` is
+    Choices missing from ``section`` are derived from the model's configuration and the hardware. ``is_embedded`` is
     whether the embedded server serves, with tune's own backends. Raises ValueError if no configuration is valid.
     """
-    space = _tuned_space(section, source, batch, hardware, embedded=embedded)
+    space = _tuned_space(section, source, batch, hardware, is_embedded=is_embedded)
     derived = {p: choices for p, choices in _other_models(source, hardware).items() if p not in space.fields}
     limited = limit_choices(derived, MAX_DERIVED_CONFIGURATIONS // len(space)) if derived else {}
     return replace(space, fields={**space.fields, **limited})
 
 
 def _tuned_space(
-    section: SpaceSection, source: ModelSource, batch: SizeDistribution, hardware: Hardware, *, embedded: bool
+    section: SpaceSection, source: ModelSource, batch: SizeDistribution, hardware: Hardware, *, is_embedded: bool
 ) -> SearchSpace:
     """Return the search space without the derived choices of models other than the tuned one."""
-    fields = _fields(section, source, hardware, embedded=embedded)
+    fields = _fields(section, source, hardware, is_embedded=is_embedded)
     least = batch.largest  # a smaller max_batch_size would refuse requests
     largest = source.tuned_config.max_batch_size
     if source.is_stateful:
@@ -175,7 +177,7 @@ def _tuned_space(
 
 
 def _fields(
-    section: SpaceSection, source: ModelSource, hardware: Hardware, *, embedded: bool
+    section: SpaceSection, source: ModelSource, hardware: Hardware, *, is_embedded: bool
 ) -> dict[str, tuple[FieldValue, ...]]:
     """Return the choices of all settings but the batcher and the instances of the tuned model.
 
@@ -186,7 +188,7 @@ def _fields(
     fields = dict(section.fields())
     _check_backend(section, backend)
     if section == SpaceSection() and not hardware.gpus and backend == ONNXRUNTIME:
-        fields |= _execution_fields(source, hardware, embedded=embedded)
+        fields |= _execution_fields(source, hardware, is_embedded=is_embedded)
     check_sequence_fields(section, config, fields)
     check_queue_fields(config, fields)
     if config.max_batch_size == 0 and any(section.max_batch_size or ()):
@@ -200,19 +202,19 @@ def _fields(
 
 
 def _execution_fields(
-    source: ModelSource, hardware: Hardware, *, embedded: bool
+    source: ModelSource, hardware: Hardware, *, is_embedded: bool
 ) -> dict[str, tuple[FieldValue, ...]]:
     """Return the choices of ONNX Runtime's settings on a CPU that the machine suggests.
 
     Other settings gained nothing in benchmarks/execution.md, and each costs deployments.
     """
     has_openvino = execution.has_openvino(source.tuned_config)
-    if has_openvino and not embedded:  # Triton's own backend does not pass it the number of threads
+    if has_openvino and not is_embedded:  # Triton's own backend does not pass it the number of threads
         return {}
     # by default each instance uses every core, which is too many threads for several instances
     threads = _powers_of_two(1, min(hardware.cpu_count, MAX_THREADS))
     fields: dict[str, tuple[FieldValue, ...]] = {execution.INTRA_OP_THREADS: tuple(map(str, threads))}
-    if embedded and len(threads) > 1 and not has_openvino:
+    if is_embedded and len(threads) > 1 and not has_openvino:
         fields[execution.SPINNING] = ("1", "0")  # idle threads of an instance would take the cores of another one
     return fields
 
@@ -295,12 +297,12 @@ def limit_choices(choices: Mapping[str, Sequence[FieldValue]], limit: int) -> di
     }
 
 
-def _powers_of_two(least: int, most: int) -> tuple[int, ...]:
-    """Return ``least`` doubled up to ``most``, and ``most`` itself."""
-    sizes = [least]
-    while sizes[-1] * 2 <= most:
+def _powers_of_two(minimum: int, maximum: int) -> tuple[int, ...]:
+    """Return ``minimum`` doubled up to ``maximum``, and ``maximum`` itself."""
+    sizes = [minimum]
+    while sizes[-1] * 2 <= maximum:
         sizes.append(sizes[-1] * 2)
-    return tuple(dict.fromkeys([*sizes, most]))
+    return tuple(dict.fromkeys([*sizes, maximum]))
 
 
 def _counts(hardware: Hardware) -> tuple[int, ...]:

@@ -14,8 +14,15 @@ import numpy as np
 from optimizer.core.errors import BadInputError
 from optimizer.core.request_sizes import parse_input_shape
 from optimizer.core.safe_text import one_line
-from optimizer.model import input_data as request_data
-from optimizer.model.input_data import Array, InputSample, InputTensor, ValueGenerator, compatible
+from optimizer.model.input_data import (
+    Array,
+    InputSample,
+    InputTensor,
+    ValueGenerator,
+    compatible,
+    from_bytes,
+    parse_entries,
+)
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelMetadataResponse
@@ -51,7 +58,7 @@ def input_tensors(
     return tuple(tensors.values())
 
 
-def stream_requests(
+def generate_request_inputs(
     metadata: ModelMetadataResponse,
     max_batch_size: int,
     *,
@@ -71,7 +78,7 @@ def stream_requests(
         generator = ValueGenerator("random" if input_data == "random" else "zero")
         samples = _generate(model, tensors, generator, np.random.default_rng(seed))
     else:
-        samples = cycle(request_data.parse_entries(Path(input_data), tensors))
+        samples = cycle(parse_entries(Path(input_data), tensors))
     for size in request_batch_sizes:
         if max_batch_size == 0 and size != 1:
             raise BadInputError(f"{model} takes no batches; set the request batch size to 1")
@@ -108,7 +115,7 @@ def _decode(datatype: str, raw: bytes) -> Array:
 
     if datatype == "BF16":
         return (np.frombuffer(raw, dtype="<u2").astype("<u4") << 16).view("<f4")
-    return request_data.from_bytes(np.dtype(triton_to_np_dtype(datatype)), raw)
+    return from_bytes(np.dtype(triton_to_np_dtype(datatype)), raw)
 
 
 def _generate(

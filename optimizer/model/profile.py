@@ -49,7 +49,8 @@ from optimizer.model.profile_schema import (
     ToleranceSection,
     keys_of_parameter,
 )
-from optimizer.model.profile_values import INT32_MAX, MIX, NUMBER, fault_lines, suggest
+from optimizer.model.profile_values import MIX, NUMBER, fault_lines, suggest
+from optimizer.options.values import MAX_INT32
 
 _MAX_FAULTS: Final = 10
 _MAX_COMBINATIONS: Final = 100_000  # checking this many combinations takes a second
@@ -346,7 +347,7 @@ def _check_space(profile: Profile) -> None:
                     field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)
         stateful = any(map(is_sequence_field, space.fields()))  # its delay and sizes are fields of the batcher
         SearchSpace(
-            max_batch_size=space.max_batch_size or (INT32_MAX,),
+            max_batch_size=space.max_batch_size or (MAX_INT32,),
             max_queue_delay_us=(not stateful and space.max_queue_delay_microseconds) or ("off",),
             preferred_batch_sizes=(not stateful and space.max_batch_size and space.preferred_batch_size) or ("none",),
             instance_count=space.instance_group_count or (1,),

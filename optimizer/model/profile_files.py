@@ -31,7 +31,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*|[0-9]+(\.[0-9]+)?(us|ms|s)
 _NO_TEXT: Final = ("true", "false", "null", "yes", "no", "on", "y", "n")
 
 
-def profile_text(
+def render_profile(
     tree: Mapping[str, Any], header: Iterable[str] = (), remarks: Mapping[str, Iterable[str]] | None = None
 ) -> str:
     """Return a profile with the keys of ``tree``, which holds plain values as ``Profile.tree`` returns them.

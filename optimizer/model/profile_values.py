@@ -39,7 +39,7 @@ from optimizer.core.safe_text import check_file_name, format_value, is_folder, r
 from optimizer.core.trial import FieldValue
 from optimizer.core.yaml_lines import LocatedValue, located_error
 from optimizer.options import server_options
-from optimizer.options.values import format_cpus, parse_cpus
+from optimizer.options.values import MAX_INT32, format_cpus, parse_cpus
 
 
 def fault_lines(
@@ -125,7 +125,6 @@ def _problem(detail: ErrorDetails, keys: Sequence[str]) -> str:
 T = TypeVar("T")
 V = TypeVar("V")
 
-INT32_MAX: Final = 2**31 - 1  # ModelConfig's max_batch_size, preferred_batch_size and count
 MAX_TERMS: Final = 32  # limit of the terms of a preferred-size policy
 MAX_INPUT_DATA_BYTES: Final = 1 << 30  # perf_analyzer reads the file at every start, at about 20 MB/s
 NUMBER, MIX = "<number>", "<mix>"  # the two types of request size, as pydantic names them in error locations
@@ -164,7 +163,7 @@ def _parse_bound_ms(value: object) -> float:
 def _parse_delay(value: object) -> int | str:
     if value is False or (isinstance(value, str) and value.lower() == "off"):
         return "off"
-    if _is_whole(value) and 0 <= value <= INT32_MAX:
+    if _is_whole(value) and 0 <= value <= MAX_INT32:
         return value
     raise ValueError(f"{format_value(value)} is neither a number of µs from 0 on nor off (no dynamic batching)")
 
@@ -305,12 +304,12 @@ def _in_schema(*alternatives: dict[str, Any]) -> WithJsonSchema:
 
 _TEXT: Final[dict[str, Any]] = {"type": "string", "minLength": 1}
 _NUMBER_OR_TEXT: Final[dict[str, Any]] = {"type": ["number", "string"]}
-_WHOLE: Final[dict[str, Any]] = {"type": "integer", "minimum": 1, "maximum": INT32_MAX}
+_WHOLE: Final[dict[str, Any]] = {"type": "integer", "minimum": 1, "maximum": MAX_INT32}
 _TIME: Final[dict[str, Any]] = {
     "type": "string",
     "pattern": r"^\s*([0-9]+\.?|[0-9]*\.[0-9]+)\s*(us|ms|s|m|min|h)\s*$",
 }
-_DELAY: Final[dict[str, Any]] = {"type": "integer", "minimum": 0, "maximum": INT32_MAX}
+_DELAY: Final[dict[str, Any]] = {"type": "integer", "minimum": 0, "maximum": MAX_INT32}
 _SIZE_TERM: Final = r"\s*(max(/[1-9][0-9]*)?|[1-9][0-9]*)\s*"
 _POLICY: Final[dict[str, Any]] = {"type": "string", "pattern": rf"^(\s*none\s*|{_SIZE_TERM}(,{_SIZE_TERM})*)$"}
 _GPUS: Final[dict[str, Any]] = {"type": "string", "pattern": r"^\s*[0-9]+(\s*[,+]\s*[0-9]+)*\s*$"}
@@ -319,8 +318,8 @@ _INDEX: Final[dict[str, Any]] = {"type": "integer", "minimum": 0}
 NonEmpty = Annotated[tuple[T, ...], AfterValidator(_check_not_empty), Field(json_schema_extra={"minItems": 1})]
 Choices = NonEmpty[T] | None  # of a setting of the search space; None if the profile does not have the key
 PrintableText = Annotated[str, AfterValidator(_check_printable)]
-PositiveInt = Annotated[int, Field(ge=1, le=INT32_MAX)]
-NonNegativeInt = Annotated[int, Field(ge=0, le=INT32_MAX)]
+PositiveInt = Annotated[int, Field(ge=1, le=MAX_INT32)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_INT32)]
 ThreadCount = Annotated[int, Field(ge=1, le=4096)]
 PriorityLevel = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
 LatencyBound = Annotated[float | None, PlainValidator(_parse_bound_ms), _in_schema(_TIME)]

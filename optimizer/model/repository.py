@@ -70,12 +70,12 @@ MAX_ENSEMBLE_DEPTH = 8
 
 
 def read_repository_model(
-    repository: Path, name: str, *, gpu: bool, largest_batch: int = 64, any_backend: bool = False
+    repository: Path, name: str, *, gpu: bool, largest_batch: int = 64, is_embedded: bool = True
 ) -> ModelSource:
     """Return the model ``repository/name`` with an explicit instance count where Triton would choose one.
 
     ``gpu``: the server sees a GPU. ``largest_batch``: max_batch_size of an ONNX model without config.pbtxt whose
-    graph takes batches. ``any_backend``: the server is the user's own and may have any backend. Raises BadInputError
+    graph takes batches. ``is_embedded``: the embedded server serves, which lacks some backends. Raises BadInputError
     if the model cannot be served, EnvironmentFault if this machine lacks something that serves it.
     """
     try:
@@ -95,7 +95,7 @@ def read_repository_model(
     versions = _versions(folder)
     path = folder / "config.pbtxt"
     if path.exists():
-        config = _read_config(path, folder, versions, any_backend=any_backend)
+        config = _read_config(path, folder, versions, is_embedded=is_embedded)
     else:
         config = _derived_config(folder, versions, largest_batch)
     facts: dict[str, str | int | float] = {"model_bytes": sum(map(_size, _served_versions(config, versions)))}
@@ -143,7 +143,7 @@ def _served_versions(config: ModelConfig, versions: list[Path]) -> list[Path]:
     return sorted(versions, key=lambda version: int(version.name))[-max(1, policy.latest.num_versions) :]
 
 
-def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend: bool) -> ModelConfig:
+def _read_config(path: Path, folder: Path, versions: list[Path], *, is_embedded: bool) -> ModelConfig:
     config = model_config.read(path)
     if config.name and config.name != folder.name:
         problem = f"its name {format_value(config.name)} is not that of its folder {folder.name!r}; make them equal"
@@ -152,10 +152,10 @@ def _read_config(path: Path, folder: Path, versions: list[Path], *, any_backend:
     check_config(config, path, [int(version.name) for version in versions])
     if is_ensemble(config):
         return config
-    _check_shell_words(config, path, any_backend=any_backend)
+    _check_shell_words(config, path, is_embedded=is_embedded)
     if not config.backend and not config.platform:
         config.backend = _backend_by_file(versions)
-    if not any_backend:
+    if is_embedded:
         _prepare_for_embedded_server(config, path, versions)
         return config
     backend = backend_of(config)
@@ -248,12 +248,12 @@ def _backend_by_file(versions: list[Path]) -> str:
     return ""
 
 
-def _check_shell_words(config: ModelConfig, path: Path, *, any_backend: bool) -> None:
+def _check_shell_words(config: ModelConfig, path: Path, *, is_embedded: bool) -> None:
     """Raise BadInputError if a text that Triton's Python backend passes through a shell could run a command."""
     for field in (model_config.FILENAME, model_config.ENVIRONMENT):
         value = field_path.get_value(config, field)
         where = f"{show_path(path)}: {field}"
-        if value and field == model_config.ENVIRONMENT and backend_of(config) != "python" and not any_backend:
+        if value and field == model_config.ENVIRONMENT and backend_of(config) != "python" and is_embedded:
             raise BadInputError(f"{where}: only models of the backend python have an environment; remove it")
         try:
             model_config.check_shell_value(field, str(value or ""))

@@ -85,7 +85,7 @@ SSL_FLAGS: Final[dict[ProtocolName, dict[str, str]]] = {  # perf_analyzer's flag
         "key": "--ssl-https-private-key-file",
     },
 }
-LARGEST_PORT = 65535
+MAX_PORT = 65535
 LOCAL_CLUSTER, RAY_SCHEME, RAY_PORT = "auto", "ray://", 10001
 _HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _URL = re.compile(rf"(?:(grpc|grpcs|http|https)://)?({_HOST}:([0-9]{{1,5}}))/?", re.ASCII)
@@ -104,7 +104,7 @@ class ServerAddress(NamedTuple):
 def server_address(url: str | None) -> ServerAddress:
     """Return the address that ``--url`` names; None is the default server. Raises ValueError."""
     match = _URL.fullmatch(url or DEFAULT_URL)
-    if match is None or not 0 < int(match[3]) <= LARGEST_PORT:
+    if match is None or not 0 < int(match[3]) <= MAX_PORT:
         raise ValueError(f"write host:port of the server's gRPC, such as {DEFAULT_URL}, or http://host:port")
     scheme = match[1] or "grpc"
     return ServerAddress(match[2], "http" if scheme.startswith("http") else "grpc", scheme.endswith("s"))
@@ -113,7 +113,7 @@ def server_address(url: str | None) -> ServerAddress:
 def parse_metrics_address(text: str) -> str:
     """Return ``text`` if it is ``host:port``. Raises ValueError."""
     match = _URL.fullmatch(text)
-    if match is None or match[2] != text or not 0 < int(match[3]) <= LARGEST_PORT:
+    if match is None or match[2] != text or not 0 < int(match[3]) <= MAX_PORT:
         raise ValueError("write host:port alone, such as triton:8002")
     return text
 
@@ -121,7 +121,7 @@ def parse_metrics_address(text: str) -> str:
 def parse_metrics_url(text: str) -> str:
     """Return the URL of a metrics page; ``host:port`` stands for ``http://host:port/metrics``. Raises ValueError."""
     match = _METRICS_URL.fullmatch(text)
-    if match is None or not 0 < int(match[3]) <= LARGEST_PORT:
+    if match is None or not 0 < int(match[3]) <= MAX_PORT:
         raise ValueError("write the URL of Triton's metrics, such as http://triton:8002/metrics")
     return f"{match[1] or 'http'}://{match[2]}{match[4] or '/metrics'}"
 
@@ -132,6 +132,6 @@ def parse_cluster_address(text: str) -> str:
         return text
     match = _RAY_URL.fullmatch(text)
     port = int(match[2] or RAY_PORT) if match else 0
-    if match is None or not 0 < port <= LARGEST_PORT:
+    if match is None or not 0 < port <= MAX_PORT:
         raise ValueError("write auto for the cluster that this machine is part of, or ray://HOST:PORT")
     return f"{RAY_SCHEME}{match[1]}:{port}"

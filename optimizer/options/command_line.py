@@ -24,7 +24,7 @@ from optimizer.options.values import QUOTE_LENGTH, parse_latency_bound, parse_op
 _PERCENTILE_FLAG = re.compile(r"--sla-((?:ttft-|itl-)?p(?:-?[0-9.]+)?)", re.ASCII)
 _NEGATIVE = re.compile(r"-\.?[0-9]")  # the beginning of a negative number
 
-ENOUGH_SECONDS = 600.0  # the least budget that is proposed if the first trial took the whole time
+MIN_PROPOSED_SECONDS = 600.0  # the least budget that is proposed if the first trial took the whole time
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # of the environment: the shell asks for the words that may come next
 RUN_HELP = "Folder of a run, <model>/<run> in --results, a model for its newest run, or latest"
 
@@ -250,8 +250,8 @@ def command_line(options: RunOptions) -> str:
 
 
 def command_with_larger_budget(options: RunOptions) -> str:
-    """Return ``command_line`` with twice the budget, at least with ENOUGH_SECONDS."""
-    return command_line(replace(options, budget_seconds=max(2 * options.budget_seconds, ENOUGH_SECONDS)))
+    """Return ``command_line`` with twice the budget, at least with MIN_PROPOSED_SECONDS."""
+    return command_line(replace(options, budget_seconds=max(2 * options.budget_seconds, MIN_PROPOSED_SECONDS)))
 
 
 def option_words(values: Mapping[str, str | list[str] | bool]) -> list[str]:

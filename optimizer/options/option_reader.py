@@ -15,15 +15,15 @@ from optimizer.options.addresses import DEFAULT_URL, SSL_FLAGS, server_address
 from optimizer.options.option import DEFAULTS, Option
 from optimizer.options.run_options import SEARCHERS, SIMULATED_OBJECTIVES, RunOptions, default_search
 from optimizer.options.table import OPTIONS, OPTIONS_BY_NAME, REQUEST_TIME_OPTIONS, TARGET_OPTIONS
-from optimizer.options.values import LARGEST_INT32, OptionError, format_number, move_model, quote
+from optimizer.options.values import MAX_INT32, OptionError, format_number, move_model, quote
 
 CLUSTER_TARGETS = ("embedded", "local")  # each worker of a cluster starts a server of its own
-LEAST_SIMILARITY = 0.6  # of a proposed flag; 1 is the same text
-MOST_PROPOSALS = 5  # flags that are equally similar
+MIN_SIMILARITY = 0.6  # of a proposed flag; 1 is the same text
+MAX_PROPOSALS = 5  # flags that are equally similar
 MODEL_ARGUMENT = "MODEL"  # stands for the model among names of options
 # options that name code, a program, an address, or data that are sent to a server
 EXTERNAL = ("model-repository", "input-data", "cluster", *(option.name for option in TARGET_OPTIONS))
-LONGEST_FLAG = 100  # further characters are not compared
+MAX_FLAG_LENGTH = 100  # further characters are not compared
 SIMILAR_FLAGS: Final = {  # the folder of the runs, which commands that write runs name differently
     "--out": "--results",
     "--results": "--out",
@@ -139,7 +139,7 @@ def _check_shared_memory(options: RunOptions) -> None:
             raise _requires("--output-shared-memory-size", f"{format_number(size)}B", needed)
         return
     flag = f"--shared-memory {options.shared_memory}"
-    if size is not None and not 1 <= size <= LARGEST_INT32:
+    if size is not None and not 1 <= size <= MAX_INT32:
         problem = f"--output-shared-memory-size {format_number(size)}B: write 1B to 2GiB"
         raise OptionError("output-shared-memory-size", problem)
     if options.shared_memory == "cuda" and options.load == "rate":
@@ -237,13 +237,13 @@ def flag_advice(flag: str, known: Iterable[str]) -> str:
         return SEARCH_ADVICE[name]
     if (similar := SIMILAR_FLAGS.get(name)) in known:
         return f"did you mean {similar}?"
-    word = _letters(flag[:LONGEST_FLAG])
+    word = _letters(flag[:MAX_FLAG_LENGTH])
     similarity = {other: difflib.SequenceMatcher(None, _letters(other), word).ratio() for other in known}
     highest = max(similarity.values(), default=0.0)
     nearest = [other for other, value in similarity.items() if value == highest]
-    if highest < LEAST_SIMILARITY:
+    if highest < MIN_SIMILARITY:
         return ""
-    *others, last = nearest[:MOST_PROPOSALS]
+    *others, last = nearest[:MAX_PROPOSALS]
     return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
 
 

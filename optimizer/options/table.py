@@ -52,8 +52,8 @@ def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
     return keep
 
 
-def _number(metavar: str, least: int, most: int | None = None) -> ValueType:
-    return ValueType(metavar, values.whole_number(least, most), annotation="int")
+def _number(metavar: str, minimum: int, maximum: int | None = None) -> ValueType:
+    return ValueType(metavar, values.whole_number(minimum, maximum), annotation="int")
 
 
 def _text(metavar: str) -> ValueType:
@@ -302,7 +302,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         Option("variants", _MODELS, "Models that may be served in place of MODEL, separated by commas"),
         Option(
             "max-instance-count",
-            _number("N", 1, values.LARGEST_INT32),
+            _number("N", 1, values.MAX_INT32),
             "Largest number of instances of a model that a configuration may have",
             default="64, fewer if memory is short",
             is_common=True,
@@ -413,7 +413,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             default="those of the profile",
         ),
         Option("string-data", ValueType("TEXT", values.parse_string_data), "Value of each string tensor"),
-        Option("string-length", _number("N", 1, values.LONGEST_STRING), "Length of random strings", default="128"),
+        Option("string-length", _number("N", 1, values.MAX_STRING_LENGTH), "Length of random strings", default="128"),
         Option(
             "protocol",
             _choice("grpc", "http"),
@@ -460,7 +460,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         ),
         Option(
             "max-trials",
-            _number("N", 1, values.LARGEST_INT32),
+            _number("N", 1, values.MAX_INT32),
             "Number of configurations to try, including the baselines",
             default="unlimited",
             taken_by=("python", "batch", "resume"),
@@ -480,7 +480,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
             default="simulated; tpe for other objectives than throughput, goodput and output-throughput",
             taken_by=("python", "batch"),
         ),
-        Option("seed", _number("N", 0, values.LARGEST_SEED), "Seed of the random numbers", always_written=True),
+        Option("seed", _number("N", 0, values.MAX_SEED), "Seed of the random numbers", always_written=True),
         Option(
             "warm-start",
             _RUN,
@@ -516,7 +516,7 @@ _BY_GROUP: Final[dict[str, tuple[Option, ...]]] = {
         ),
         Option(
             "cluster-cpus",
-            _number("N", 1, values.LARGEST_COUNT),
+            _number("N", 1, values.MAX_CPU_COUNT),
             "CPUs per trial; such trials use no GPU",
             default="one GPU per trial, or a whole node without GPUs",
             taken_by=("python",),

@@ -92,12 +92,12 @@ def storage_file(storage: str) -> Path | None:
 T = TypeVar("T")
 
 QUOTE_LENGTH = 300  # limit for the characters of a value in a message
-LARGEST_SEED = 2**32 - 1  # numpy's limit
-LARGEST_INT32 = 2**31 - 1  # Triton's sizes
-LARGEST_RATE = 1e6  # requests per second
-LONGEST_TEXT = 4096  # characters
-LONGEST_STRING = 1 << 20
-LONGEST_STUDY_NAME = 400
+MAX_SEED = 2**32 - 1  # numpy's limit
+MAX_INT32 = 2**31 - 1  # Triton's sizes
+MAX_RATE = 1e6  # requests per second
+MAX_TEXT_LENGTH = 4096  # characters
+MAX_STRING_LENGTH = 1 << 20
+MAX_STUDY_NAME_LENGTH = 400
 MAX_VALUES = 1000  # limit for the values of a list
 MIN_CONFIDENCE, MAX_CONFIDENCE = 0.8, 0.9999
 OBJECTIVES = tuple(name for name in METRICS if name != "gpu-memory")  # the objective memory includes it
@@ -160,16 +160,16 @@ def parse_latency_bound(text: str) -> tuple[str, float]:
     return parse_latency_metric(metric.strip()), parse_duration_ms(bound)
 
 
-def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return a parser of whole numbers from ``least`` to ``most``."""
+def whole_number(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    """Return a parser of whole numbers from ``minimum`` to ``maximum``."""
 
     def parse(text: str) -> int:
         try:
             number = int(text) if len(text) <= 20 else None
         except ValueError:
             number = None
-        if number is None or number < least or (most is not None and number > most):
-            bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
+        if number is None or number < minimum or (maximum is not None and number > maximum):
+            bounds = f"of {minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
             raise ValueError(f"write a whole number {bounds}")
         return number
 
@@ -224,17 +224,17 @@ def text_where(is_allowed: Callable[[str], bool], rule: str) -> Callable[[str], 
 
 
 parse_string_data = text_where(
-    lambda text: len(text) <= LONGEST_STRING, f"it is longer than {LONGEST_STRING} characters"
+    lambda text: len(text) <= MAX_STRING_LENGTH, f"it is longer than {MAX_STRING_LENGTH} characters"
 )
 parse_input_data = text_where(bool, "write random, zero, or a file or folder of samples")
 parse_text = text_where(
-    lambda text: 0 < len(text) <= LONGEST_TEXT and text.isprintable(),
-    f"give 1 to {LONGEST_TEXT:,} printable characters",
+    lambda text: 0 < len(text) <= MAX_TEXT_LENGTH and text.isprintable(),
+    f"give 1 to {MAX_TEXT_LENGTH:,} printable characters",
 )
 parse_path = text_where(lambda text: bool(text.strip()), "write a path")
 parse_study_name = text_where(
-    lambda text: bool(text.strip()) and text.isprintable() and len(text) <= LONGEST_STUDY_NAME,
-    f"give a name of 1 to {LONGEST_STUDY_NAME} printable characters",
+    lambda text: bool(text.strip()) and text.isprintable() and len(text) <= MAX_STUDY_NAME_LENGTH,
+    f"give a name of 1 to {MAX_STUDY_NAME_LENGTH} printable characters",
 )
 
 
@@ -298,7 +298,7 @@ def parse_batch_size(text: str) -> int | str:
         parse_size_distribution(text)
         return text
     try:
-        return whole_number(1, LARGEST_INT32)(text)
+        return whole_number(1, MAX_INT32)(text)
     except ValueError as error:
         raise ValueError(f"{error}, or a mix such as 10..30") from None
 
@@ -366,14 +366,14 @@ def parse_server_arg(text: str) -> str:
     return text
 
 
-def parse_whole_numbers(text: str, least: int, most: int = LARGEST_INT32) -> tuple[int, ...]:
+def parse_whole_numbers(text: str, minimum: int, maximum: int = MAX_INT32) -> tuple[int, ...]:
     """Return a list such as ``1,2,4``, ``2:16:2`` or ``1..256`` in its order, without repetitions."""
-    return tuple(int(number) for number in _parse_list(text, least, most, "whole number"))
+    return tuple(int(number) for number in _parse_list(text, minimum, maximum, "whole number"))
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
     """Return a list of request rates per second, which may be fractions."""
-    return tuple(float(number) for number in _parse_list(text, 1, LARGEST_RATE, "rate"))
+    return tuple(float(number) for number in _parse_list(text, 1, MAX_RATE, "rate"))
 
 
 def parse_words(text: str) -> tuple[str, ...]:
@@ -384,15 +384,16 @@ def parse_words(text: str) -> tuple[str, ...]:
     return words
 
 
-def _parse_list(text: str, least: float, most: float, kind: str) -> tuple[Decimal, ...]:
+def _parse_list(text: str, minimum: float, maximum: float, kind: str) -> tuple[Decimal, ...]:
     numbers = (number for part in text.split(",") for number in _parse_part(part.strip(), kind))
     try:
         values = tuple(dict.fromkeys(itertools.islice(numbers, MAX_VALUES + 1)))
-        if not all(least <= number <= most for number in values):
+        if not all(minimum <= number <= maximum for number in values):
             raise ValueError
     except ValueError:
         raise ValueError(
-            f"write {kind}s from {least:g} to {most:,.0f} as 1,2,4 or start:end:step (2:16:2) or doubled (1..256)"
+            f"write {kind}s from {minimum:g} to {maximum:,.0f} as 1,2,4 or start:end:step (2:16:2) or doubled "
+            "(1..256)"
         ) from None
     if len(values) > MAX_VALUES:
         raise ValueError(f"more than {MAX_VALUES:,} values; take a larger step")
@@ -417,7 +418,7 @@ def _parse_part(text: str, kind: str) -> Iterator[Decimal]:
 
 # Lists of CPUs as taskset and cpuset write them: ``0-3,8``.
 
-LARGEST_COUNT = 8192  # the kernel's NR_CPUS
+MAX_CPU_COUNT = 8192  # the kernel's NR_CPUS
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 
 
@@ -435,8 +436,8 @@ def parse_cpus(text: str, among: frozenset[int] | None = None) -> frozenset[int]
         last, step = int(match[2] or first), int(match[3] or 1)
         if last < first or step < 1:
             raise ValueError(f"{part.strip()} contains no CPU; write the lower number first, such as 0-3")
-        if last >= LARGEST_COUNT:
-            raise ValueError(f"Linux has no CPU {last}; the last can be {LARGEST_COUNT - 1}")
+        if last >= MAX_CPU_COUNT:
+            raise ValueError(f"Linux has no CPU {last}; the last can be {MAX_CPU_COUNT - 1}")
         numbers.update(range(first, last + 1, step))
     if among is not None and numbers - among:
         unusable = format_cpus(numbers - among)

@@ -21,7 +21,7 @@ from optimizer.core.request_sizes import MAX_TOKENS, SizeDistribution, TokenRequ
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.core.trial import SETTING_COLUMNS, Candidate, Trial
 from optimizer.options.run_options import RunOptions
-from optimizer.options.values import LARGEST_COUNT
+from optimizer.options.values import MAX_CPU_COUNT
 from optimizer.results.recommendation import Outcome, assess, count_confirmations, count_measurements
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.run_lookup import find_run
@@ -183,7 +183,7 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
     size, (least, most) = info["request_batch_size"], NUMBER_RANGES["request_batch_size"]
     if type(size) not in (int, float) or not least <= size <= most:
         raise ValueError(f"request_batch_size {size!r} is not a number from {least} to {most}")
-    if type(hardware["cpu_count"]) is not int or not 1 <= hardware["cpu_count"] <= LARGEST_COUNT:
+    if type(hardware["cpu_count"]) is not int or not 1 <= hardware["cpu_count"] <= MAX_CPU_COUNT:
         raise ValueError(f"hardware.cpu_count {hardware['cpu_count']!r} is not a number of CPUs")
     if not isinstance(hardware["cpu"], str):
         raise ValueError("hardware.cpu is not a name")
@@ -228,7 +228,7 @@ def _problem(record: Mapping[str, Any], options: RunOptions) -> Problem:
 def _cpu_count(info: Mapping[str, Any], hardware: Mapping[str, Any]) -> int | None:
     """Return the CPUs of the server in the problem of run.json; those of the machine for a run that lacks them."""
     count = info.get("cpu_count", None if hardware["gpus"] else hardware["cpu_count"])
-    if count is not None and (type(count) is not int or not 1 <= count <= LARGEST_COUNT):
+    if count is not None and (type(count) is not int or not 1 <= count <= MAX_CPU_COUNT):
         raise ValueError(f"problem.cpu_count {count!r} is not a number of CPUs")
     return count
 

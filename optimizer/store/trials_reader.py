@@ -19,7 +19,7 @@ from optimizer.config.search_space import OFF
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line, read_bytes, show_path
 from optimizer.core.trial import CROSS_CHECK_GENERATOR, MAX_CONCURRENCY, SETTING_COLUMNS
-from optimizer.options.values import LARGEST_COUNT, LARGEST_INT32
+from optimizer.options.values import MAX_CPU_COUNT, MAX_INT32
 
 MAX_BYTES = 64 << 20
 MAX_ROWS, MAX_COLUMNS = 50_000, 1_000
@@ -163,14 +163,14 @@ DESCRIPTIONS: Final = {  # for the columns that are no attribute of Candidate, L
 
 _COUNTS = ("requests", "rejected_requests", "timed_out_requests", "failed_requests")
 INTEGER_RANGES: Mapping[str, tuple[int, int]] = {  # column: smallest and largest allowed value
-    "trial": (0, LARGEST_INT32),
-    "max_batch_size": (0, LARGEST_INT32),
-    "max_queue_delay_us": (0, LARGEST_INT32),
+    "trial": (0, MAX_INT32),
+    "max_batch_size": (0, MAX_INT32),
+    "max_queue_delay_us": (0, MAX_INT32),
     "instance_count": (1, MAX_INSTANCES),
     "concurrency": (1, MAX_CONCURRENCY),
-    **dict.fromkeys(_COUNTS, (0, LARGEST_INT32)),
-    "confirmation": (1, LARGEST_INT32),
-    "cpu_count": (1, LARGEST_COUNT),
+    **dict.fromkeys(_COUNTS, (0, MAX_INT32)),
+    "confirmation": (1, MAX_INT32),
+    "cpu_count": (1, MAX_CPU_COUNT),
 }
 _SHARES = ("gpu_utilization", "other_cpu_share", "kv_cache_utilization", "late_request_share", "output_deviation")
 _OVER, _SKETCHES = ([timing.over_field for timing in TIMINGS], [timing.sketch_field for timing in TIMINGS])
@@ -180,7 +180,7 @@ _FLOAT_COLUMNS = tuple(
     name for name in MEASUREMENT_COLUMNS if name not in (*INTEGER_RANGES, *TEXT_COLUMNS, "stable", *_FLAGS)
 )
 NUMBER_RANGES: Mapping[str, tuple[float, float]] = {
-    "request_batch_size": (1, LARGEST_INT32),  # the mean of a mix may be a fraction
+    "request_batch_size": (1, MAX_INT32),  # the mean of a mix may be a fraction
     "request_rate": (1e-6, MAX_VALUE),
     "deploy_seconds": (0, MAX_VALUE),
     **{name: (0, MAX_MS) if name.endswith("_ms") else (0, MAX_VALUE) for name in _FLOAT_COLUMNS},
@@ -424,8 +424,8 @@ def _latency_metric(text: str) -> str:
 
 def _sizes(text: str) -> tuple[int, ...]:
     words = text.replace(",", " ").strip("[]()").split()
-    if not all(re.fullmatch("[1-9][0-9]{0,9}", word) and int(word) <= LARGEST_INT32 for word in words):
-        raise ValueError(f"not a list of whole numbers from 1 to {LARGEST_INT32}, such as 8 16")
+    if not all(re.fullmatch("[1-9][0-9]{0,9}", word) and int(word) <= MAX_INT32 for word in words):
+        raise ValueError(f"not a list of whole numbers from 1 to {MAX_INT32}, such as 8 16")
     return tuple(sorted(set(map(int, words))))
 
 

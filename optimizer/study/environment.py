@@ -38,7 +38,7 @@ from optimizer.deploy.target_factory import VisibleGpus, visible_gpus
 from optimizer.deploy.target_settings import ServerPorts, TargetSettings, model_load_timeout_within
 from optimizer.machine import cpus
 from optimizer.machine import hardware as machine
-from optimizer.machine.conditions import ProcessTelemetry, SpeedLog
+from optimizer.machine.conditions import ProcessTelemetry, SpeedMeter
 from optimizer.machine.cpus import CpuPlacement
 from optimizer.machine.engine_telemetry import EngineTelemetry
 from optimizer.machine.gpu_telemetry import GpuTelemetry
@@ -171,7 +171,6 @@ class Environment:
             backends,
             target=self.options.target,
             server=target_factory.server_identity(self.options, self.say),
-            own_backends=self.options.target == "embedded",
             at=target_factory.other_machine_address(self.options),
             perf_analyzer=perf_analyzer_identity(self.options, task, self.say),
         )
@@ -226,7 +225,7 @@ class Environment:
             self.stopwatch,
             confirmation=generators.confirmation,
             cross_checking=generators.cross_checking,
-            speed=None if self._is_remote else SpeedLog(),
+            speed=None if self._is_remote else SpeedMeter(),
         )
 
     def make_output_check(self, task: Task, folder: RunFolder) -> OutputCheck:
@@ -313,7 +312,7 @@ class Environment:
         notes += [self.remote_note() or self.placement(task).note, task.request_note]
         if self.options.shared_memory != "none":
             notes.append(SharedMemoryUsed(self.options.shared_memory))
-        if task.problem.space.most_server_processes > 1:
+        if task.problem.space.max_server_processes > 1:
             notes.append(ServerProcessesVaried())
         if task.source.batcher:
             notes.append(BatcherTuned(task.source.batcher))

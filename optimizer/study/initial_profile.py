@@ -16,7 +16,7 @@ from optimizer.machine.hardware import Hardware
 from optimizer.model.builders.builder import TensorSpec, inputs_of_config
 from optimizer.model.default_space import space_keys
 from optimizer.model.profile import Profile, inputs_and_source, load_profile, parse_profile
-from optimizer.model.profile_files import MODELINE, flow, profile_text
+from optimizer.model.profile_files import MODELINE, flow, render_profile
 from optimizer.model.profile_lookup import PROFILE_ENDINGS, find_profile
 from optimizer.model.profile_schema import LoadSection, RequestSection
 from optimizer.options.run_options import RunOptions
@@ -70,7 +70,7 @@ def initial_profile(options: RunOptions, output: Path | None, say: Say, *, with_
     remarks["model"] = _input_remarks(inputs, batched=named.source.config.max_batch_size > 0)
     remarks["request"] = [_open_dims(tensor) for tensor in inputs if -1 in tensor.dims]
     header = _header(named.source.name, path, with_schema=with_schema)
-    text = profile_text(tree, header, remarks)
+    text = render_profile(tree, header, remarks)
     parse_profile(text.encode(), path)  # raises BadInputError if it is not valid there
     return InitialProfile(path, text, (*missing, *remarks["request"]))
 
@@ -89,7 +89,7 @@ def _from_profile(profile: Profile, options: RunOptions, output: Path | None, *,
     inputs: tuple[TensorSpec, ...] = ()
     with contextlib.suppress(BadInputError):  # the inputs are only a comment
         inputs, _ = inputs_and_source(profile)
-    text = profile_text(
+    text = render_profile(
         tree,
         _header(profile.name, path, with_schema=with_schema),
         {"model": _input_remarks(inputs, batched=True) if inputs else []},

@@ -76,7 +76,7 @@ def choose_clients(options: RunOptions, task: Task) -> ClientChoice:
         reason = _perf_analyzer_reason(options, task)
         return ClientChoice(False, reason, perf_analyzer_checks=reason is None)
     has_mix = problem.priorities is not None or (length is not None and length.fixed is None)
-    would_collide = problem.space.most_server_processes > 1 and options.shared_memory != "none"
+    would_collide = problem.space.max_server_processes > 1 and options.shared_memory != "none"
     checks = not (problem.open_loop or streams or has_mix or would_collide)
     return ClientChoice(True, None, perf_analyzer_checks=checks)
 
@@ -138,7 +138,7 @@ def make_load_generators(
         checker = _make_perf_analyzer(options, folder, say, own)
         if task.sequence_length is not None:
             checker = replace(checker, sequence_length=task.sequence_length.fixed)
-        if task.problem.space.most_server_processes > 1:
+        if task.problem.space.max_server_processes > 1:
             checkers = ServerProcessesLoadGenerator(partial(_for_process, checker))
             return LoadGenerators(generator, generator, cross_checking=checkers)
         return LoadGenerators(generator, generator, cross_checking=checker)

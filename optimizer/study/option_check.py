@@ -53,7 +53,7 @@ def check_server_settings(source: ModelSource, options: RunOptions, problem: Pro
     not allowed at all, or a BadInputError that names the option.
     """
     settings = [path for path in problem.space.fields if path.startswith(SERVER_OPTION_PREFIX) or path == SERVER_CPUS]
-    has_several = problem.space.most_server_processes > 1
+    has_several = problem.space.max_server_processes > 1
     settings += [SERVER_PROCESSES] if has_several else []
     if settings and options.target not in CAN_RESTART:
         targets = " or ".join(CAN_RESTART)

@@ -216,7 +216,7 @@ def search_space(named: NamedModel, hardware: Hardware, options: RunOptions) -> 
     section = named.profile.space if named.profile else None
     try:
         embedded = options.target == "embedded"
-        space = build_space(section or SpaceSection(), named.source, named.batch, hardware, embedded=embedded)
+        space = build_space(section or SpaceSection(), named.source, named.batch, hardware, is_embedded=embedded)
         _check_instances(space, named.source, options, on_gpu=bool(hardware.gpus))
         check_settings(space.fields, named.source, options, on_gpu=bool(hardware.gpus))
         return space
@@ -236,7 +236,7 @@ def check_settings(
     """
     config = source.tuned_config
     is_known = on_gpu or options.target != "remote"  # a remote server need not report its GPUs
-    assignment = DeviceAssignment(int(on_gpu), native=options.target != "embedded")
+    assignment = DeviceAssignment(int(on_gpu), is_embedded=options.target == "embedded")
     own = {path: values for path, values in fields.items() if not model_of_field(path)}
     on_gpu = assignment.on_gpu(config) or (on_gpu and has_gpu_choice(own))
     check_execution(
@@ -244,7 +244,7 @@ def check_settings(
         config,
         backend_of(config),
         on_gpu=on_gpu if is_known else None,
-        embedded=options.target == "embedded",
+        is_embedded=options.target == "embedded",
     )
 
 

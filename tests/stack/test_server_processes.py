@@ -327,4 +327,4 @@ def test_instances_without_a_kind_are_on_the_cpu_if_the_server_sees_no_gpu(mlp: 
     client, table = ClosedLoopGenerator(log=tmp_path / "client.log"), TrialsTable(tmp_path / "trials.csv", "mlp", {})
     measurer = Measurer(client, telemetry, table, QuietObserver())
     measurer.check_deployment(endpoint)
-    assert ServedOnCpu("the server sees no GPU") in measurer.notes
+    assert ServedOnCpu("server_sees_no_gpu") in measurer.notes

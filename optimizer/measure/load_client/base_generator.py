@@ -44,7 +44,7 @@ from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.model_statistics import read_statistics, with_statistics
 from optimizer.measure.server_calls import all_servers_respond, unresponsive_server
 from optimizer.measure.shared_memory import OutgoingRequests, in_shared_memory, output_bytes
-from optimizer.model.inference_requests import stream_requests, to_message
+from optimizer.model.inference_requests import generate_request_inputs, to_message
 from optimizer.model.input_data import GENERATED_DATA, MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
 
 if TYPE_CHECKING:
@@ -409,7 +409,7 @@ class LoadClientGenerator:
             raise kind(str(error)) from error
 
         def serialize(sizes: Sequence[int], priorities: Sequence[int]) -> list[bytes]:
-            inputs = stream_requests(
+            inputs = generate_request_inputs(
                 metadata,
                 endpoint.largest_request,
                 input_data=self.input_data,

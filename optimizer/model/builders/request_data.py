@@ -86,7 +86,7 @@ a an the this that these those is are be been has have had do did does not no ye
 with as about into over more most some any all one two first last new old day time year people way what who when where
 why how which there here he she we they you me him her us them my your his our their live sign right home life"""
 SPECIAL_TOKENS = {0: "[PAD]", 100: "[UNK]", 101: "[CLS]", 102: "[SEP]", 103: "[MASK]"}
-LONGEST_WHOLE_WORD = 7  # longer words are two pieces, as rare words are in a vocabulary of fixed size
+MAX_WHOLE_WORD_LENGTH = 7  # longer words are two pieces, as rare words are in a vocabulary of fixed size
 ENDING_LETTERS = 4  # length of the second piece
 REMARK_SHARE = 0.3
 LAST_CLAUSE_PROBABILITY = 0.5
@@ -106,7 +106,7 @@ def vocabulary() -> dict[str, int]:
     pieces += [f"##{character}" for character in string.digits + string.ascii_lowercase]
     for word in re.findall("[a-z]+", text):
         pieces += (
-            [word] if len(word) <= LONGEST_WHOLE_WORD else [word[:-ENDING_LETTERS], f"##{word[-ENDING_LETTERS:]}"]
+            [word] if len(word) <= MAX_WHOLE_WORD_LENGTH else [word[:-ENDING_LETTERS], f"##{word[-ENDING_LETTERS:]}"]
         )
     return {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
 

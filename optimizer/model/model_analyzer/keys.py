@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from objectives.metrics import ITL, METRICS, STATISTICS, TTFT
 
-Support: TypeAlias = Literal["mapped to", "ignored:", "not supported:"]
+Support: TypeAlias = Literal["mapped", "ignored", "unsupported"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,25 +18,26 @@ class KeySupport:
     description: str
 
     def __str__(self) -> str:
-        return f"{self.support} {self.description}"
+        words = {"mapped": "mapped to", "ignored": "ignored:", "unsupported": "not supported:"}
+        return f"{words[self.support]} {self.description}"
 
 
 KeyTable: TypeAlias = dict[str, KeySupport]
-NESTED_KEYS = KeySupport("mapped to", "its keys, each with a table below")
+NESTED_KEYS = KeySupport("mapped", "its keys, each with a table below")
 
 
 def _mapped(description: str, *names: str) -> KeyTable:
-    return dict.fromkeys(names, KeySupport("mapped to", description))
+    return dict.fromkeys(names, KeySupport("mapped", description))
 
 
 def ignored(reason: str) -> KeySupport:
     """Return the support of a key that has no effect."""
-    return KeySupport("ignored:", reason)
+    return KeySupport("ignored", reason)
 
 
 def unsupported(advice: str) -> KeySupport:
     """Return the support of a key that cannot be imported; ``advice`` says what to use instead, if anything."""
-    return KeySupport("not supported:", advice)
+    return KeySupport("unsupported", advice)
 
 
 def _ignored(reason: str, *names: str) -> KeyTable:
@@ -169,10 +170,10 @@ PARAMETERS: KeyTable = {name: FILE[name] for name in ("batch_sizes", "concurrenc
 
 CONSTRAINTS: KeyTable = {
     **_mapped("`--min-throughput`", "perf_throughput"),
-    **{name: KeySupport("mapped to", f"the bound `sla.{statistic}`") for name, statistic in LATENCIES.items()},
+    **{name: KeySupport("mapped", f"the bound `sla.{statistic}`") for name, statistic in LATENCIES.items()},
     **_mapped("`--max-memory`: of the GPU if there is one, else of the server", "gpu_used_memory"),
     **{
-        name: KeySupport("mapped to", f"the bound `sla.{metric.name.replace('-', '_')}`")
+        name: KeySupport("mapped", f"the bound `sla.{metric.name.replace('-', '_')}`")
         for name, metric in TOKEN_LATENCIES.items()
     },
     **_NO_STATISTIC,
@@ -181,7 +182,7 @@ CONSTRAINTS: KeyTable = {
 
 OBJECTIVES: KeyTable = {
     **_mapped("`--objective throughput`", "perf_throughput"),
-    **{name: KeySupport("mapped to", f"`--objective latency-{statistic}`") for name, statistic in LATENCIES.items()},
+    **{name: KeySupport("mapped", f"`--objective latency-{statistic}`") for name, statistic in LATENCIES.items()},
     **_mapped(
         "`--objective memory`: of the GPU if there is one, else of the server", "gpu_used_memory", "cpu_used_ram"
     ),
@@ -197,7 +198,7 @@ OBJECTIVES: KeyTable = {
         *("perf_server_compute_infer", "perf_server_compute_output"),
     ),
     **_mapped("`--objective output-throughput`", "output_token_throughput"),
-    **{name: KeySupport("mapped to", f"`--objective {metric.name}`") for name, metric in TOKEN_LATENCIES.items()},
+    **{name: KeySupport("mapped", f"`--objective {metric.name}`") for name, metric in TOKEN_LATENCIES.items()},
     **_NO_STATISTIC,
 }
 

@@ -47,7 +47,7 @@ ROOT: Final = Path("/")  # the file is the user's own: the paths in it may lead 
 _GPUS: Final = "instance_group.0.gpus."
 _EMPTY: Final = ignored("nothing is given")
 _CONCURRENT: Final = KeySupport(
-    "mapped to", "`model.concurrent_models`: its load; its other settings are not taken over"
+    "mapped", "`model.concurrent_models`: its load; its other settings are not taken over"
 )
 
 
@@ -120,7 +120,9 @@ def build_profile(imported: ModelAnalyzerImport, options: RunOptions, read: Call
     return parse_profile_tree(_profile_tree(imported, options, read, ROOT), imported.file, ROOT)
 
 
-def profile_text(imported: ModelAnalyzerImport, options: RunOptions, read: Callable[[str], ModelSource]) -> str:
+def render_imported_profile(
+    imported: ModelAnalyzerImport, options: RunOptions, read: Callable[[str], ModelSource]
+) -> str:
     """Return the profile as YAML; comments list the keys that a profile cannot express.
 
     The arguments and errors are those of ``build_profile``.

@@ -12,7 +12,8 @@ from optimizer.core.safe_text import check_file_name, format_value, one_line, sh
 from optimizer.core.trial import FieldValue
 from optimizer.core.yaml_lines import LocatedValue, located_error
 from optimizer.model.model_analyzer.keys import NESTED_KEYS, KeySupport, KeyTable, ignored
-from optimizer.model.profile_values import INT32_MAX, suggest
+from optimizer.model.profile_values import suggest
+from optimizer.options.values import MAX_INT32
 
 MAX_VALUES = 10_000  # limit of the numbers in a range
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # as in YAML 1.1
@@ -78,13 +79,13 @@ class ValueReader:
             raise self.fault(where, f"{format_value(where.plain())} is neither true nor false")
         return value
 
-    def whole(self, where: LocatedValue, least: int = 1) -> int:
+    def whole(self, where: LocatedValue, minimum: int = 1) -> int:
         """Return a whole number, which may be quoted, up to the largest that Triton accepts."""
         value = where.value
         if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal() and len(value) < 20:
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= INT32_MAX:
-            problem = f"{format_value(where.plain())} is not a whole number from {least} to {INT32_MAX}"
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= MAX_INT32:
+            problem = f"{format_value(where.plain())} is not a whole number from {minimum} to {MAX_INT32}"
             raise self.fault(where, problem)
         return value
 
@@ -94,8 +95,8 @@ class ValueReader:
             number = float(self.text(where)) if not isinstance(where.value, bool) else 0.0
         except ValueError:
             number = 0.0
-        if not 0 < number <= INT32_MAX:
-            raise self.fault(where, f"{format_value(where.plain())} is not a number above 0 and up to {INT32_MAX}")
+        if not 0 < number <= MAX_INT32:
+            raise self.fault(where, f"{format_value(where.plain())} is not a number above 0 and up to {MAX_INT32}")
         return number
 
     def numbers(self, where: LocatedValue) -> list[int]:
@@ -152,7 +153,7 @@ class ImportNote:
     @property
     def is_mapped(self) -> bool:
         """Whether the key has an equivalent in tune."""
-        return self.key.support == "mapped to"
+        return self.key.support == "mapped"
 
     def __str__(self) -> str:
         path = one_line(".".join(self.keys), MAX_PATH_CHARACTERS)

@@ -55,8 +55,8 @@ _NOTES: Final = {
     KIND: MODEL_CONFIG_PARAMETERS["instance_group.kind"],
 }
 _OTHER: Final = MODEL_CONFIG_PARAMETERS["any other field"]
-_PRESENT: Final = KeySupport("mapped to", "dynamic batching, without a delay if config.pbtxt has none")
-_COMBINED: Final = KeySupport("mapped to", "the same values; each is combined with each of the others")
+_PRESENT: Final = KeySupport("mapped", "dynamic batching, without a delay if config.pbtxt has none")
+_COMBINED: Final = KeySupport("mapped", "the same values; each is combined with each of the others")
 _GROUPS: Final = unsupported("several instance groups; config.pbtxt may have them")
 _UNEQUAL: Final = unsupported(
     "choices that set different fields; give each choice the same fields, or use config.pbtxt"
@@ -233,7 +233,7 @@ def _checked(path: str, leaf: _Leaf, reader: ValueReader) -> SweepValue:
         assert isinstance(leaf.where.value, tuple)
         return ",".join(str(reader.whole(item)) for item in leaf.where.value) or "none"
     if path in _KEYS_BY_PATH:
-        return reader.whole(leaf.where, least=1 if _KEYS_BY_PATH[path] == INSTANCE_COUNT else 0)
+        return reader.whole(leaf.where, minimum=1 if _KEYS_BY_PATH[path] == INSTANCE_COUNT else 0)
     try:
         field_path.normalize_value(ModelConfig.DESCRIPTOR, path, leaf.value)
     except ParameterError as error:

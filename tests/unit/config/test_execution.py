@@ -169,7 +169,7 @@ def test_choices_without_effect_are_refused(
     choices: dict[str, tuple[Any, ...]], on_gpu: bool, embedded: bool, problem: str
 ) -> None:
     with pytest.raises(ParameterError, match=problem):
-        check_execution(choices, PLAIN, "onnxruntime", on_gpu=on_gpu, embedded=embedded)
+        check_execution(choices, PLAIN, "onnxruntime", on_gpu=on_gpu, is_embedded=embedded)
 
 
 @pytest.mark.parametrize(
@@ -184,16 +184,16 @@ def test_choices_without_effect_are_refused(
     ],
 )
 def test_choices_with_an_effect_are_taken(choices: dict[str, tuple[Any, ...]], on_gpu: bool | None) -> None:
-    check_execution(choices, PLAIN, "onnxruntime", on_gpu=on_gpu, embedded=True)
+    check_execution(choices, PLAIN, "onnxruntime", on_gpu=on_gpu, is_embedded=True)
 
 
 def test_the_values_of_the_model_decide_on_what_is_no_choice() -> None:
     threads = {execution.INTER_OP_THREADS: ("1", "2")}
-    check_execution(threads, applied(execution_mode=1), "onnxruntime", on_gpu=False, embedded=True)
+    check_execution(threads, applied(execution_mode=1), "onnxruntime", on_gpu=False, is_embedded=True)
     openvino = applied(execution_accelerator="openvino", execution_mode=1)
     for choices in (threads, {execution.SPINNING: ("1", "0")}):
         with pytest.raises(ParameterError, match="no effect with openvino"):
-            check_execution(choices, openvino, "onnxruntime", on_gpu=False, embedded=True)
+            check_execution(choices, openvino, "onnxruntime", on_gpu=False, is_embedded=True)
 
 
 @pytest.mark.parametrize("backend", ["pytorch", "python"])
@@ -208,7 +208,7 @@ def test_the_values_of_the_model_decide_on_what_is_no_choice() -> None:
 )
 def test_settings_of_another_backend_are_refused(choices: dict[str, tuple[Any, ...]], backend: str) -> None:
     with pytest.raises(ParameterError, match=f"only ONNX models have it, and the backend is {backend}"):
-        check_execution(choices, PLAIN, backend, on_gpu=None, embedded=True)
+        check_execution(choices, PLAIN, backend, on_gpu=None, is_embedded=True)
 
 
 def test_settings_that_the_native_backend_does_not_read() -> None:
@@ -228,9 +228,9 @@ def test_settings_that_the_native_backend_does_not_read() -> None:
 
 def test_cuda_graphs_of_a_tensorrt_model_need_a_gpu() -> None:
     choices = {"optimization.cuda.graphs": (False, True)}
-    check_execution(choices, PLAIN, "tensorrt", on_gpu=True, embedded=False)
+    check_execution(choices, PLAIN, "tensorrt", on_gpu=True, is_embedded=False)
     with pytest.raises(ParameterError, match="needs a GPU"):
-        check_execution(choices, PLAIN, "tensorrt", on_gpu=False, embedded=False)
+        check_execution(choices, PLAIN, "tensorrt", on_gpu=False, is_embedded=False)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_the_derived_space_has_what_the_machine_suggests(
     hardware = Hardware((), "a CPU", cpus, 2**33)
 
     def derived(section: SpaceSection) -> SearchSpace:
-        return build_space(section, source, parse_size_distribution("1"), hardware, embedded=embedded)
+        return build_space(section, source, parse_size_distribution("1"), hardware, is_embedded=embedded)
 
     space = derived(SpaceSection())
     assert {short_path(path) for path in space.fields} == settings

@@ -171,8 +171,8 @@ def test_the_simulation_knows_how_many_instances_there_are() -> None:
 def test_the_backend_and_the_kind_decide(backend: str, group: str, embedded: bool, native: bool) -> None:
     base = config(backend, group)
     assert DeviceAssignment(1).on_gpu(base) is embedded
-    assert DeviceAssignment(1, native=True).on_gpu(base) is native
-    assert not DeviceAssignment(0, native=True).on_gpu(base)
+    assert DeviceAssignment(1, is_embedded=False).on_gpu(base) is native
+    assert not DeviceAssignment(0, is_embedded=False).on_gpu(base)
 
 
 @pytest.mark.parametrize(("kind", "is_allowed"), [("KIND_CPU", True), ("KIND_GPU", False)])

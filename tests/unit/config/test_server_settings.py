@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from objectives.metrics import METRICS
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.config import model_config
-from optimizer.config.search_space import MOST_SERVER_PROCESSES, Problem, SearchSpace
+from optimizer.config.search_space import MAX_SERVER_PROCESSES, Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import SERVER_CPUS, SERVER_PROCESSES, Candidate
 from optimizer.machine.hardware import Hardware
@@ -100,11 +100,11 @@ space:
 def test_each_number_is_a_choice() -> None:
     space = SearchSpace((8,), fields={SERVER_PROCESSES: (1, 2, 4, 2)})
     assert [candidate.server_processes for candidate in space.candidates()] == [1, 2, 4]
-    assert space.most_server_processes == 4
-    assert SearchSpace((8,)).most_server_processes == Candidate(8).server_processes == 1
+    assert space.max_server_processes == 4
+    assert SearchSpace((8,)).max_server_processes == Candidate(8).server_processes == 1
 
 
-@pytest.mark.parametrize("value", [0, -1, MOST_SERVER_PROCESSES + 1, 1.5, True, "two"])
+@pytest.mark.parametrize("value", [0, -1, MAX_SERVER_PROCESSES + 1, 1.5, True, "two"])
 def test_another_value_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^server_processes: .* is not a whole number from 1 to 64$"):
         SearchSpace((8,), fields={SERVER_PROCESSES: (value,)})
@@ -183,7 +183,7 @@ def test_a_stateful_model_has_one_server(models: Path) -> None:
     with pytest.raises(BadInputError, match="all requests of a sequence have to reach the same server") as caught:
         task(models, "sums")
     assert "\n" not in str(caught.value)
-    assert task(models, "sums", "[1]").problem.space.most_server_processes == 1
+    assert task(models, "sums", "[1]").problem.space.max_server_processes == 1
 
 
 def test_a_sweep_lists_numbers() -> None:

@@ -21,8 +21,8 @@ EXAMPLES: tuple[Note, ...] = (
     notes.SharedMemoryUsed("system"),
     notes.SettingsUnread(("session.intra_op.allow_spinning 0",)),
     notes.ServerProcessesVaried(),
-    notes.ServedOnCpu("no CUDA provider"),
-    notes.ServedOnCpu("the server sees no GPU"),
+    notes.ServedOnCpu("onnxruntime_without_cuda"),
+    notes.ServedOnCpu("server_sees_no_gpu"),
     notes.MigInstanceUsed(),
     notes.GpusNotRead("NVML does not answer"),
     notes.BatcherTuned("dlrm"),
@@ -106,5 +106,5 @@ def test_what_is_no_note_that_lasts_is_left_out(record: object) -> None:
 
 
 def test_a_note_of_an_earlier_session_that_occurs_again_is_shown_once() -> None:
-    note, other = notes.ServedOnCpu("the server sees no GPU"), notes.WarmStarted(12, "an earlier run", "")
+    note, other = notes.ServedOnCpu("server_sees_no_gpu"), notes.WarmStarted(12, "an earlier run", "")
     assert present([note, None, other, *read_lasting(lasting_documents([note]))]) == (note, other)

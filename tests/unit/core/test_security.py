@@ -185,15 +185,15 @@ def test_a_name_that_a_shell_takes_literally_is_accepted(name: str, tmp_path: Pa
     assert read_repository_model(tmp_path, name, gpu=False).name == name
 
 
-@pytest.mark.parametrize("any_backend", [False, True])
+@pytest.mark.parametrize("is_embedded", [False, True])
 @pytest.mark.parametrize("filename", ["$(touch PWNED).onnx", "m x.onnx"])
 def test_a_file_name_that_a_shell_would_interpret_is_refused(
-    filename: str, any_backend: bool, tmp_path: Path
+    filename: str, is_embedded: bool, tmp_path: Path
 ) -> None:
     folder = write_model(tmp_path, "m", f'{ONNX_CONFIG}default_model_filename: "{filename}"\n', doubler())
     (folder / "1" / "model.onnx").rename(folder / "1" / filename)
     with pytest.raises(BadInputError, match=r"config.pbtxt: default_model_filename: .* shell ") as error:
-        read_repository_model(tmp_path, "m", gpu=False, any_backend=any_backend)
+        read_repository_model(tmp_path, "m", gpu=False, is_embedded=is_embedded)
     refusal(error)
 
 

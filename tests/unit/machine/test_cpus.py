@@ -22,7 +22,7 @@ from optimizer.machine.cpus import (
     read_topology,
     split_server_and_client,
 )
-from optimizer.options.values import LARGEST_COUNT, format_cpus, parse_cpus, usable_cpus
+from optimizer.options.values import MAX_CPU_COUNT, format_cpus, parse_cpus, usable_cpus
 
 
 def write(root: Path, files: Mapping[str, str]) -> Path:
@@ -85,7 +85,7 @@ def test_an_invalid_list_is_reported_on_one_line(text: str, message: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-@given(st.frozensets(st.integers(0, LARGEST_COUNT - 1), min_size=1, max_size=50))
+@given(st.frozensets(st.integers(0, MAX_CPU_COUNT - 1), min_size=1, max_size=50))
 def test_a_formatted_list_is_read_back(chosen: frozenset[int]) -> None:
     assert parse_cpus(format_cpus(chosen)) == chosen
 

@@ -78,8 +78,8 @@ def test_the_difference_of_two_fingerprints_is_described() -> None:
 
 def test_the_versions_of_tritunes_own_backends_are_part_of_the_fingerprint() -> None:
     machine = Hardware((), "Some CPU", 2, 8 << 30)
-    own = make_fingerprint(machine, ["python", "onnxruntime"], target="embedded", server="2.51.0", own_backends=True)
-    fingerprint = make_fingerprint(machine, ["onnxruntime"], target="local", server="2.51.0", own_backends=False)
+    own = make_fingerprint(machine, ["python", "onnxruntime"], target="embedded", server="2.51.0")
+    fingerprint = make_fingerprint(machine, ["onnxruntime"], target="local", server="2.51.0")
     assert own.backends[0].startswith("onnxruntime 1.")
     assert own.backends[1] == "python"
     assert fingerprint.backends == ("onnxruntime",)

@@ -22,7 +22,7 @@ from optimizer.machine.conditions import (
     DISTURBANCE_LIMIT,
     CpuUsage,
     ProcessTelemetry,
-    SpeedLog,
+    SpeedMeter,
     SpeedProbe,
     describe_disturbance,
     process_tree,
@@ -194,7 +194,7 @@ def test_a_disturbance_is_described_with_its_share() -> None:
 
 def test_a_short_disturbance_of_a_probe_does_not_count() -> None:
     probes = iter([0.040, 0.900])
-    assert SpeedLog(probes.__next__).probe() == 0.040
+    assert SpeedMeter(probes.__next__).probe() == 0.040
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from optimizer.core.errors import BadInputError
 from optimizer.model.builders.request_data import write_input_data
-from optimizer.model.inference_requests import decode_outputs, stream_requests, to_message
+from optimizer.model.inference_requests import decode_outputs, generate_request_inputs, to_message
 from optimizer.model.input_data import InputSample
 
 NUMBERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "BF16", "FP32", "FP64")
@@ -33,7 +33,7 @@ def metadata(**inputs: tuple[str, Sequence[int]]) -> Any:
 def requests(
     model: Any, data: object, *, batch: int = 1, count: int = 1, max_batch_size: int = 8, **more: Any
 ) -> Any:
-    requests = stream_requests(
+    requests = generate_request_inputs(
         model,
         max_batch_size,
         input_data=str(data),

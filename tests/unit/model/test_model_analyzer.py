@@ -17,8 +17,8 @@ from optimizer.model.model_analyzer.keys import NESTED_KEYS, SECTIONS, KeyTable
 from optimizer.model.model_analyzer.reader import (
     ModelAnalyzerImport,
     build_profile,
-    profile_text,
     read_model_analyzer,
+    render_imported_profile,
 )
 from optimizer.model.profile import Profile, parse_profile
 from optimizer.model.profile_schema import StoredModel
@@ -458,7 +458,7 @@ def assert_each_key_has_one_note(example: Example, mapped: ModelAnalyzerImport) 
 def assert_the_printed_profile_is_the_same(example: Example, mapped: ModelAnalyzerImport, folder: Path) -> None:
     options = read_run_arguments(["--from-model-analyzer", "ma.yaml", *([example.model] if example.model else [])])
     for gpu in (False, True):
-        text = profile_text(mapped, options.options, stored(Path("models")))
+        text = render_imported_profile(mapped, options.options, stored(Path("models")))
         printed = parse_profile(text.encode(), folder / "m.yaml").for_hardware(gpu=gpu)
         ours = profile(mapped, gpu=gpu)
         assert printed.model == ours.model
@@ -473,7 +473,7 @@ def test_the_task_is_that_of_the_printed_profile() -> None:
     values = read_run_arguments(["--from-model-analyzer", "ma.yaml", "--print-profile", "--budget", "1m"])
     assert values.mapped is not None
     assert values.print_profile
-    printed = profile_text(values.mapped, values.options, stored(Path("models")))
+    printed = render_imported_profile(values.mapped, values.options, stored(Path("models")))
     Path("m.yaml").write_text(printed)
     (command,) = re.findall("^#   (tune .*)", printed, re.MULTILINE)
     again = read_run_arguments(shlex.split(command)[1:])
@@ -811,7 +811,7 @@ def test_the_commands_of_the_page_can_be_given(folder: Path) -> None:
         if "--from-model-analyzer" in words:
             values = read_run_arguments(words[1:])
             assert task.prepare_task(values.options, MACHINE, print).source.name == "my_model"
-            text = profile_text(values.mapped or read(ONE), values.options, stored(folder / "models"))
+            text = render_imported_profile(values.mapped or read(ONE), values.options, stored(folder / "models"))
             (folder / "my_model.yaml").write_text(text)
         else:
             assert task.prepare_task(read_run_arguments(words[1:]).options, MACHINE, print).source.name == "my_model"

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from optimizer.core import yaml_lines
 from optimizer.model.profile import SECTIONS, Profile, load_profile, parse_profile
-from optimizer.model.profile_files import MODELINE, SCHEMA_FILE, flow, profile_text
+from optimizer.model.profile_files import MODELINE, SCHEMA_FILE, flow, render_profile
 from optimizer.model.profile_schema import ModelSpaceSection
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
@@ -127,7 +127,7 @@ def sections(profile: Profile) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_text_of_a_profile_has_its_values(path: Path) -> None:
     profile = load_profile(path)
-    text = profile_text(profile.tree(), [MODELINE], {"model": ["a remark: []"], "space": ["another: }"]})
+    text = render_profile(profile.tree(), [MODELINE], {"model": ["a remark: []"], "space": ["another: }"]})
     assert text.startswith(f"# {MODELINE}\n")
     assert sections(parse_profile(text.encode(), path)) == sections(profile)
     assert faults(text) == []
@@ -136,7 +136,7 @@ def test_the_text_of_a_profile_has_its_values(path: Path) -> None:
 
 def test_the_text_explains_every_key(tmp_path: Path) -> None:
     (tmp_path / "models" / "mine").mkdir(parents=True)
-    text = profile_text(STORED)
+    text = render_profile(STORED)
     lines = text.splitlines()
     types: list[type[BaseModel]] = [Profile, *(kind for name, kind in SECTIONS.items() if not name.startswith("<"))]
     for section in types:
@@ -152,7 +152,7 @@ def test_the_text_explains_every_key(tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_not_set_becomes_one_without_its_comment() -> None:
-    text = COMMENTED_KEY.sub(r"\1", profile_text(STORED))
+    text = COMMENTED_KEY.sub(r"\1", render_profile(STORED))
     assert faults(text) == []
     tree = yaml_lines.parse(text.encode(), "p.yaml", hint="").plain()
     assert isinstance(tree, dict)
@@ -166,7 +166,8 @@ def test_a_key_that_is_not_set_becomes_one_without_its_comment() -> None:
 def test_an_empty_mapping_stays() -> None:
     tree = {"model": {"builder": "mlp"}, "gpu": {"space": {"config": {}}}}
     assert (
-        yaml_lines.parse(profile_text(tree).encode(), "p.yaml", hint="").at(("gpu", "space", "config")).plain() == {}
+        yaml_lines.parse(render_profile(tree).encode(), "p.yaml", hint="").at(("gpu", "space", "config")).plain()
+        == {}
     )
 
 

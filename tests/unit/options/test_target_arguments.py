@@ -27,7 +27,7 @@ from optimizer.options.option import Option
 from optimizer.options.option_reader import external_values
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import TARGET_OPTIONS
-from optimizer.options.values import LARGEST_COUNT, usable_cpus
+from optimizer.options.values import MAX_CPU_COUNT, usable_cpus
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.run_request import read_stored_options
 
@@ -340,7 +340,7 @@ def test_a_server_at_another_address_gets_nothing_of_the_former_one(tmp_path: Pa
 
 def test_a_separate_test_leaves_out_cpus_that_this_machine_lacks(tmp_path: Path) -> None:
     usable = str(min(usable_cpus()))
-    before = RunOptions("m", server_cpus=f"{usable},{LARGEST_COUNT - 1}", client_cpus=f"{LARGEST_COUNT - 1}")
+    before = RunOptions("m", server_cpus=f"{usable},{MAX_CPU_COUNT - 1}", client_cpus=f"{MAX_CPU_COUNT - 1}")
     folder = run(tmp_path / "r", before)
     options = read_verify_arguments(["--fresh", str(folder.path)]).options
     assert options == replace(before, server_cpus=None, client_cpus=None)

@@ -36,7 +36,7 @@ from optimizer.study.scheduler import Scheduler
 from tests.conftest import known_server
 
 BASELINE = Candidate(64)
-ON_CPU = ServedOnCpu("the server sees no GPU")
+ON_CPU = ServedOnCpu("server_sees_no_gpu")
 PLAN = ConfirmationPlan(0.01, 0.1, (2,))
 LOADS = tuple(LoadPoint(1, concurrency) for concurrency in (4, 8, 16, 32))
 

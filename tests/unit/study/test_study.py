@@ -24,7 +24,7 @@ from optimizer.study.run_record import RunRecord
 from optimizer.study.scheduler import OtherWorkers, Scheduler
 from optimizer.study.study import StudySetup, run_study
 
-ON_CPU = ServedOnCpu("the server sees no GPU")
+ON_CPU = ServedOnCpu("server_sees_no_gpu")
 
 
 class Executor:

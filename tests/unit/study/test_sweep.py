@@ -403,7 +403,7 @@ class ServerOnCpu(Server):
 
 
 def test_a_note_says_that_the_cpu_served_in_place_of_the_gpu(tmp_path: Path) -> None:
-    for broken, notes in ((None, (ServedOnCpu("the server sees no GPU"),)), (DYNAMIC, ())):
+    for broken, notes in ((None, (ServedOnCpu("server_sees_no_gpu"),)), (DYNAMIC, ())):
         server = ServerOnCpu(broken=broken)
         folder = RunFolder(tmp_path / str(broken))
         folder.path.mkdir()

@@ -148,7 +148,7 @@ def test_a_note_says_that_a_deployment_of_the_search_fell_back_to_the_cpu(
     study.target = ServerOnCpu(known_table)
     search = study.new_search(max_trials=2)
     search.run()
-    assert search.measurer.notes == (ServedOnCpu("the server sees no GPU"),)
+    assert search.measurer.notes == (ServedOnCpu("server_sees_no_gpu"),)
 
 
 def test_the_comparisons_come_first(study: Session) -> None:
