@@ -149,7 +149,7 @@ def production_server(arguments: argparse.Namespace, recommendation: Recommendat
     if not image and arguments.format != "kserve":
         raise BadInputError(
             f"--format {arguments.format}: --image is missing; give an image of NVIDIA with Triton "
-            f"{recommendation.triton}, the measured version, or newer"
+            f"{recommendation.triton_version}, the measured version, or newer"
         )
     least = parse_value(
         "--min-replicas", arguments.min_replicas or str(DEFAULT_MIN_REPLICAS), whole_number(1, MAX_REPLICAS)

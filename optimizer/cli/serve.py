@@ -115,7 +115,7 @@ def build_parser() -> Parser:
 def main(words: list[str]) -> int:
     """Run ``tune serve`` and return its exit code. Raises TuneError."""
     arguments = build_parser().read(words)
-    given = _given_ports(arguments)
+    user_ports = _user_ports(arguments)
     exit_seconds = parse_value("--exit-timeout", arguments.exit_timeout, parse_budget_seconds)
     from optimizer.cli.emit import check_decided
     from optimizer.emit.recommended import read_recommendation
@@ -129,8 +129,8 @@ def main(words: list[str]) -> int:
         raise BadInputError(f"--latency-quantiles: {recommendation.no_quantiles_reason}; leave it out")
     check_target(run.folder, run.options, recommendation.server_processes)
     options = _read_options(run.folder, arguments)
-    choose = partial(choose_ports, recommendation.server_processes, given)
-    choose()  # refuses a given port before the model is built
+    choose = partial(choose_ports, recommendation.server_processes, user_ports)
+    choose()  # refuses an unusable port before the model is built
     say, _ = progress_on_terminal()
     say(f"starting the server of {show_path(run.folder.path)}")
     candidate = recommendation.point.candidate
@@ -161,7 +161,7 @@ def _end(server: RecommendedServer, exit_seconds: float, say: Callable[[str], No
         interrupts.acknowledge()
 
 
-def _given_ports(arguments: argparse.Namespace) -> dict[str, int]:
+def _user_ports(arguments: argparse.Namespace) -> dict[str, int]:
     """Return the ports of the command line by their field of ServerPorts. Raises BadInputError."""
     parse = whole_number(1, MAX_PORT)
     ports = {

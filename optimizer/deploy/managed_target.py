@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
+from typing import TypeAlias
 
 from google.protobuf.message import Message
 
@@ -116,6 +117,8 @@ def _disk_errors() -> Iterator[None]:
         ) from error
 
 
+Content: TypeAlias = tuple[str, Mapping[str, bytes]]  # the config.pbtxt of a model, and its model.json files
+UNKNOWN_CONTENT: Content = ("", {})  # of a model that is loaded, but not with a known configuration
 CHECK_SECONDS = 2.0  # between two checks whether a server that loads a model still responds
 
 
@@ -128,7 +131,7 @@ class ModelLoader:
         self._log = settings.log
         self._timeout_seconds = settings.model_load_timeout_seconds
         self._sees_gpus = settings.sees_gpus
-        self._loaded: dict[str, tuple[str, Mapping[str, bytes]]] = {}  # model -> config.pbtxt, model.json files
+        self._loaded: dict[str, Content] = {}  # of each loaded model
         self._loaded_by: RunningProcess | None = None
 
     def load(self, wanted: ServedModels, *, from_files: bool) -> dict[str, ModelConfig]:
@@ -169,7 +172,7 @@ class ModelLoader:
             if name in self._loaded and (files[name] or self._fills_gpu(configs[name])):
                 self._unload(name, client)
             if name in self._loaded:
-                self._loaded[name] = ("", {})  # a refused reload leaves the old configuration loaded
+                self._loaded[name] = UNKNOWN_CONTENT  # a refused reload leaves the old configuration loaded
             config = None if from_files else model_config.to_override_json(configs[name])
             self._load(client, name, config)
             self._loaded[name] = contents[name]  # also if the next model is refused
@@ -193,7 +196,7 @@ class ModelLoader:
                     self._unload(name, client)
         if any(name in self._loaded for name in connected):
             return changed
-        self._loaded |= dict.fromkeys(steps, ("", {}))  # some are loaded even if another step is refused
+        self._loaded |= dict.fromkeys(steps, UNKNOWN_CONTENT)  # some are loaded even if another step is refused
         wanted = {*changed, *ensembles} - steps
         return [name for name in configs if name in wanted]
 
@@ -237,7 +240,7 @@ class ModelLoader:
             raise self._handle_failure(error) from error
         wrong = wanted.differences(serving)
         if wrong or not ready:
-            self._loaded = dict.fromkeys(self._loaded, ("", {}))  # loaded, but not with a known configuration
+            self._loaded = dict.fromkeys(self._loaded, UNKNOWN_CONTENT)
             raise DeploymentError(
                 f"the server serves another configuration: {'; '.join(wrong) or 'not ready'}", log=self._log
             )

@@ -28,25 +28,25 @@ class ServerPorts:
     metrics: int = METRICS_PORT
 
 
-def choose_ports(processes: int, given: Mapping[str, int]) -> tuple[ServerPorts, ...]:
+def choose_ports(processes: int, user_ports: Mapping[str, int]) -> tuple[ServerPorts, ...]:
     """Return the ports of each of ``processes`` servers on LOOPBACK.
 
-    ``given`` are the ports of the first server by their field of ServerPorts. Another port is Triton's own if that is
-    free, otherwise any free one. The ports of each further server are PORT_STEP higher.
+    ``user_ports`` are the ports of the first server that the user chose, by their field of ServerPorts. Another port
+    is Triton's own if that is free, otherwise any free one. The ports of each further server are PORT_STEP higher.
 
-    Raises BadInputError, which names the option, for a given port that cannot be used.
+    Raises BadInputError, which names the option, for a chosen port that cannot be used.
     """
-    usual = ServerPorts(**given)
-    reserved = {port + PORT_STEP * place for place in range(processes) for port in given.values()}
+    first_server = ServerPorts(**user_ports)
+    reserved = {port + PORT_STEP * position for position in range(processes) for port in user_ports.values()}
     taken, chosen = set[int](), list[ServerPorts]()
-    for place in range(processes):
+    for position in range(processes):
         ports = {}
-        for name, first in vars(usual).items():
-            port = first + PORT_STEP * place
-            unusable = taken if name in given else taken | reserved
+        for name, first in vars(first_server).items():
+            port = first + PORT_STEP * position
+            unusable = taken if name in user_ports else taken | reserved
             problem = "it is given twice" if port in unusable else _problem(port)
-            if problem and name in given:
-                where = f"port {port} of server process {place + 1}" if place else f"port {port}"
+            if problem and name in user_ports:
+                where = f"port {port} of server process {position + 1}" if position else f"port {port}"
                 raise BadInputError(f"--{name}-port {first}: {where} cannot be used ({problem}); give another")
             ports[name] = _other_port(taken | reserved) if problem else port
             taken.add(ports[name])

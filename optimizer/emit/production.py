@@ -193,10 +193,10 @@ def header(recommendation: Recommendation, *more: str) -> list[str]:
     lines = [
         f"{recommendation.model}, as tuned by {tritune}: run {recommendation.run}, written {recommendation.written}",
         f"measured: {formatting.performance(recommendation.point, recommendation.latency)} ({samples}){memory}",
-        *([f"load: {recommendation.sending}"] if recommendation.sending else []),
+        *([f"load: {recommendation.load_shape}"] if recommendation.load_shape else []),
         f"bound: {recommendation.goal or 'none'}",
         f"verdict: {recommendation.verdict}",
-        f"on: {recommendation.hardware}, Triton {recommendation.triton}",
+        f"on: {recommendation.hardware}, Triton {recommendation.triton_version}",
         f"by: {recommendation.command}",
     ]
     if recommendation.server_processes > 1:
@@ -213,8 +213,8 @@ def header(recommendation: Recommendation, *more: str) -> list[str]:
         )
         served = f"`tune serve {shlex.quote(recommendation.folder)}`"
         lines.append(f"without Docker: {served} starts the measured server on the machine of the run")
-    if recommendation.unread:
-        lines.append(f"NOTE: {SettingsUnread(recommendation.unread)}")
+    if recommendation.unread_settings:
+        lines.append(f"NOTE: {SettingsUnread(recommendation.unread_settings)}")
     if recommendation.undecided:
         lines.append("WARNING: the verdict is UNDECIDED: run `tune verify` before you use this in production")
     return [one_line(line, MAX_LINE_CHARACTERS) for line in (*lines, *more)]
@@ -245,7 +245,8 @@ def deployment_header(server: ProductionServer, *more: str, mounts_configs: bool
         f"before: {before}",
         f"models: the server loads all models of the repository and ends if one cannot be loaded{incomplete}; give "
         f"it a repository with only {names}",
-        f"image: {image}needs the measured Triton {recommendation.triton} or newer, and the backends of the models",
+        f"image: {image}needs the measured Triton {recommendation.triton_version} or newer, and the backends of the "
+        "models",
     ]
     if recommendation.memory_bytes is None:
         lines.append("memory: not measured, so no limit is set")

@@ -33,19 +33,38 @@ _BYTES = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 class Recommendation:
     """A configuration for production, and the resources of the server that was measured with it.
 
-    ``configs`` is by model name; ``model`` is the one that clients send requests to. ``files`` are the texts of each
-    model.json that the run changed, by path below the model repository. ``arguments`` are the options of the measured
-    tritonserver except repository and ports. ``cpus`` is the number of CPUs it could use, fractional under a CPU
-    quota, all ``server_processes`` together; ``device`` is the name of its GPU, or else of its CPU. Both are None if
-    it ran on another machine. ``gpus`` is the number of its GPUs. ``image`` is the measured container image, if any.
-    ``load_seconds`` is the time that loading the configuration took on each server. ``undecided`` says why the
-    verdict is UNDECIDED and which command continues the test; it is empty for PASS, also in a separate test.
-    ``sending`` says how a load shape or a recording was sent; it is empty for other loads. ``unread`` are settings
-    that only tune's own backend reads. ``levels`` are those of the bounds on quantiles of the latency.
-    ``mounts`` are the folders of the measured machine in its container, and ``ulimits`` its limits, such as
-    ``nofile=100000``; both are empty for other targets.
-    ``is_embedded`` says whether the embedded server was measured, ``warms_up`` whether warm-up requests were added to
-    ``configs``.
+    Attributes:
+        run: The name of the run.
+        folder: The folder of the run.
+        written: The time at which the run was written.
+        model: The model that clients send requests to.
+        configs: The configuration of each model by its name.
+        arguments: The options of the measured tritonserver except repository and ports.
+        point: The recommended candidate at its load, with the measurement.
+        latency: The name of the latency that the SLA bounds, or of the one that is shown without a bound.
+        goal: The bounds of the SLA as text.
+        verdict: The verdict as text, with that of a separate test.
+        undecided: Why the verdict is UNDECIDED and which command continues the test; empty for PASS, also in a
+            separate test.
+        hardware: The device and the CPUs of the measured server as text.
+        device: The name of the measured server's GPU, or else of its CPU; None if it ran on another machine.
+        gpus: The number of its GPUs.
+        cpus: The number of CPUs that all its processes together could use, fractional under a CPU quota; None if it
+            ran on another machine.
+        triton_version: The version of the measured tritonserver.
+        command: The command line of the run.
+        shapes: The input shapes of the run, as ``--shape`` takes them.
+        image: The measured container image, if any.
+        shared_memory_bytes: The size of /dev/shm of the measured container.
+        load_seconds: The time that loading the configuration took on each server.
+        files: The text of each model.json that the run changed, by path below the model repository.
+        load_shape: How a load shape or a recording was sent; empty for other loads.
+        unread_settings: Settings that only tune's own backend reads.
+        latency_levels: The levels of the bounds on quantiles of the latency.
+        is_embedded: Whether the embedded server was measured.
+        warms_up: Whether warm-up requests were added to ``configs``.
+        mounts: The folders of the measured machine in its container; empty for other targets.
+        ulimits: The limits of that container, such as ``nofile=100000``.
     """
 
     run: str
@@ -63,16 +82,16 @@ class Recommendation:
     device: str | None
     gpus: int
     cpus: float | None
-    triton: str
+    triton_version: str
     command: str
     shapes: tuple[str, ...] = ()
     image: str | None = None
     shared_memory_bytes: int = 1 << 30
     load_seconds: float | None = None
     files: Mapping[str, str] = field(default_factory=dict)
-    sending: str = ""
-    unread: tuple[str, ...] = ()
-    levels: tuple[float, ...] = ()
+    load_shape: str = ""
+    unread_settings: tuple[str, ...] = ()
+    latency_levels: tuple[float, ...] = ()
     is_embedded: bool = False
     warms_up: bool = False
     mounts: tuple[Bind, ...] = ()
@@ -119,7 +138,7 @@ class Recommendation:
     @property
     def no_quantiles_reason(self) -> str:
         """Why Triton cannot export quantiles that `tune watch` compares with the bounds; empty if it can."""
-        if not self.levels:
+        if not self.latency_levels:
             return "the SLA bounds no percentile of the latency"
         if self.is_streaming:
             return "Triton does not time the whole request of a model that streams"
@@ -129,7 +148,7 @@ class Recommendation:
     @property
     def quantiles(self) -> tuple[str, ...]:
         """The options with which Triton exports the bounded quantiles, for `tune watch`; empty if it cannot."""
-        return () if self.no_quantiles_reason else server_options.latency_quantiles(self.levels)
+        return () if self.no_quantiles_reason else server_options.latency_quantiles(self.latency_levels)
 
     @property
     def affordable_quantiles(self) -> tuple[str, ...]:
@@ -173,16 +192,16 @@ def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendatio
             device=None if remote else str(hardware["gpus"][0] if gpus else hardware["cpu"]),
             gpus=gpus,
             cpus=_cpu_count(run, point),
-            triton=str(run.info.get("versions", {}).get("tritonserver", "unknown")),
+            triton_version=str(run.info.get("versions", {}).get("tritonserver", "unknown")),
             command=str(run.info.get("command", "")),
             shapes=options.shapes,
             image=options.docker_image,
             shared_memory_bytes=_parse_bytes(options.docker_shm_size or SHM_SIZE),
             load_seconds=_load_seconds(run, point),
             files=files,
-            sending=_sending(run.problem, point),
-            levels=run.problem.sla.latency_levels,
-            unread=execution.unread_settings(configs.values()) if options.target == "embedded" else (),
+            load_shape=_load_shape(run.problem, point),
+            latency_levels=run.problem.sla.latency_levels,
+            unread_settings=execution.unread_settings(configs.values()) if options.target == "embedded" else (),
             is_embedded=options.target == "embedded",
             mounts=tuple(map(parse_mount, options.docker_mounts)),
             ulimits=options.docker_ulimits,
@@ -191,7 +210,7 @@ def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendatio
         raise run.folder.no_record(error) from None
 
 
-def _sending(problem: Problem, point: Point) -> str:
+def _load_shape(problem: Problem, point: Point) -> str:
     times = problem.request_times
     if times is None or times.distribution in STEADY_DISTRIBUTIONS:
         return ""

@@ -292,7 +292,7 @@ def test_the_quantiles_of_a_model_that_streams_are_not_exported(tmp_path: Path) 
     assert recommendation_of(run).quantiles == ()
     text = config_text("doubler") + "model_transaction_policy { decoupled: true }\n"
     run = write_run(tmp_path / "bounded", configs={"doubler": text})
-    assert recommendation_of(run).levels == (0.95,)
+    assert recommendation_of(run).latency_levels == (0.95,)
     assert recommendation_of(run).quantiles == ()
 
 
