@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from optimizer.api.keywords import RunKeywords
-from optimizer.core.safe_text import read_bytes
+from optimizer.core.safe_text import is_file, read_bytes
 from optimizer.results import configuration_text, outcome_values, result_document, summary
 from optimizer.results.finished_run import FinishedRun, read_run
 
@@ -31,8 +31,8 @@ def tune(model: str | Path | None = None, **keywords: Unpack[RunKeywords]) -> Ru
         keywords: The command's options with ``_`` for ``-``, such as ``sla_p95="20ms"`` (docs/reference-options.md).
             Nothing is printed unless ``log`` asks for it.
 
-    Make one run at a time: two at once would measure each other. An interrupt, such as a notebook's stop button,
-    ends the run early; its status is then ``interrupted``.
+    Make one run at a time, because parallel runs disturb each other's measurements. An interrupt, such as a
+    notebook's stop button, ends the run early; its status is then ``interrupted``.
 
     Raises:
         BadInputError: A value or a file is invalid.
@@ -84,9 +84,9 @@ class Run:
 
     @property
     def status(self) -> str:
-        """``found``, ``none`` (no configuration meets the SLA), ``interrupted``, ``failed`` or ``running``.
+        """``found``, ``none`` (no configuration meets the SLA), ``interrupted``, ``failed``, ``left`` or ``running``.
 
-        A run that was killed stays ``running``.
+        ``left``: other workers continue the shared study of the run. A run that was killed stays ``running``.
         """
         return self.finished.status
 
@@ -124,14 +124,21 @@ class Run:
         return result_document.confirmation(confirmed) if confirmed else None
 
     @property
-    def config_pbtxt(self) -> str | None:
-        """The recommended config.pbtxt of the tuned model; None without a recommendation."""
+    def configs(self) -> dict[str, str]:
+        """The recommended config.pbtxt of each served model by its name; empty without a recommendation.
+
+        An ensemble or a BLS model has one for each of its models. The changed settings are in those of its steps.
+        """
+        if self.recommended is None:
+            return {}
         best = self.finished.folder.best
-        files = (best / "config.pbtxt", best / self.finished.problem.model / "config.pbtxt")
-        path = next((file for file in files if file.is_file()), None)
-        if self.recommended is None or path is None:
-            return None
-        return read_bytes(path, MAX_CONFIG_BYTES, "is this a model's configuration?").decode(errors="replace")
+        files = {path.parent.name: path for path in sorted(best.glob("*/config.pbtxt"))}
+        if is_file(best / "config.pbtxt"):
+            files = {self.recommended.candidate.served_model(self.finished.problem.model): best / "config.pbtxt"}
+        return {
+            name: read_bytes(path, MAX_CONFIG_BYTES, "is this a model's configuration?").decode(errors="replace")
+            for name, path in files.items()
+        }
 
     @cached_property
     def trials(self) -> pd.DataFrame:

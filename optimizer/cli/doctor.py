@@ -89,7 +89,7 @@ def check_python_stub() -> Finding:
 
 
 def check_libpython(folders: Sequence[str | Path] | None = None) -> Finding:
-    """Check Python's shared library, in ``folders`` if arguments."""
+    """Check Python's shared library. ``folders`` replaces the folders that are searched."""
     folder = runtime.libpython_folder(folders)
     if folder is None:
         return Finding("libpython", "fail", "the shared library is missing", runtime.libpython_advice())
@@ -178,8 +178,8 @@ def check_gpu() -> Finding:
         fix = "pip uninstall onnxruntime; pip install onnxruntime-gpu (PyTorch models: torch's CUDA build)"
         return Finding("GPU", "warn", f"{names}; not used: ONNX Runtime has no CUDA provider, torch no CUDA", fix)
     if any(gpu.mig for gpu in gpus):
-        fix = "utilization and power stay unknown: neither Triton nor NVML reports them for a MIG instance"
-        return Finding("GPU", "warn", names, fix)
+        unknown = "utilization and power stay unknown: neither Triton nor NVML reports them for a MIG instance"
+        return Finding("GPU", "warn", f"{names}; {unknown}", "nothing, or use a GPU without MIG to measure them")
     served = " and ".join(kind for kind, works in on_gpu.items() if works)
     return Finding("GPU", "ok", f"{names}, for {served} models")
 

@@ -16,14 +16,16 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="tune explain",
         usage="[options] RUN",
-        description="Explain what limits the throughput of a run, which constraint is active,\n"
+        description="Explain what limits the throughput of a run, which constraint binds,\n"
         "which changes would help, and why the runner-up was not recommended. Reads\n"
         "the folder of the run, and starts a server only with --measure.",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     add_results(parser)
     parser.add_argument(
-        "--fp16-factor", metavar="SHARE", help="Assumed compute time in FP16 relative to now (default: 0.5)"
+        "--fp16-factor",
+        metavar="SHARE",
+        help="Assumed compute time in FP16, as a share of the measured one (default: 0.5)",
     )
     parser.add_argument(
         "--measure",

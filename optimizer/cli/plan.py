@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from textwrap import fill
 from objectives.sla import Sla, parse_duration_ms, parse_rate
 from optimizer.cli.emit import DEFAULT_UTILIZATION_TEXT, parse_utilization
 from optimizer.cli.emit import MAX_REPLICAS as MOST_AUTOSCALED
-from optimizer.cli.output import EXIT_CODES, busy, progress_on_terminal
+from optimizer.cli.output import EXIT_CODES, busy, progress_on_terminal, say
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.model.profile_lookup import find_profile
@@ -280,15 +279,15 @@ def main(words: list[str]) -> int:
     if not arguments.names_traffic:
         _refuse_shapes(runs)
     if any(run.problem.priorities for run in runs):
-        _say("note: the latencies of the plan are those of all requests in one queue, whatever their priority")
+        say("note: the latencies of the plan are those of all requests in one queue, whatever their priority")
     if arguments.note:
-        _say(arguments.note)
+        say(arguments.note)
     with busy("simulating replicas"):
         answer = _plan(arguments.question, runs)
     forecasts = [own.at_rate for own in answer.answers]
     is_simulated = all(load is not None and load.refused is not None for load in forecasts)
     if any(run.problem.may_refuse for run in runs) and not is_simulated:
-        _say(
+        say(
             "note: the plan simulates no refused requests, and docs/plan.md says why: with a limited queue, fewer "
             "requests may be served than it expects"
         )
@@ -321,7 +320,7 @@ def _plan(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPl
         return plan_by_measurements(question, runs)
     from optimizer.simulator.simulate import compile_simulator
 
-    compile_simulator(_say)
+    compile_simulator(say)
     return plan(question, runs)
 
 
@@ -334,7 +333,7 @@ def _runs(arguments: PlanArguments) -> list[FinishedRun]:
         except BadInputError as error:
             fault = error
             if len(arguments.names) > 1:
-                _say(f"left out: {error}")
+                say(f"left out: {error}")
     if not runs:
         raise fault
     return runs
@@ -360,7 +359,7 @@ def _run(name: str, arguments: PlanArguments) -> FinishedRun:
         try:
             run = read_run(folder.path, arguments.results)
         except BadInputError as error:
-            _say(f"left out: {error}")
+            say(f"left out: {error}")
             continue
         if profile is not None and not _has_profile(run, profile):
             continue
@@ -417,12 +416,8 @@ def _tune_model(model: str, arguments: PlanArguments) -> FinishedRun:
     from optimizer.study.tuning_run import tune
 
     options = run_options(model, {**arguments.sla, "out": arguments.results})
-    _say(f"{quote(model)} has no run in {arguments.results} yet: tuning it first")
+    say(f"{quote(model)} has no run in {arguments.results} yet: tuning it first")
     with tune(options, None, *progress_on_terminal()) as result:
         if result.status == "interrupted":
             raise KeyboardInterrupt
     return read_run(result.folder.path, arguments.results)
-
-
-def _say(line: str) -> None:
-    print(one_line(line), file=sys.stderr, flush=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from optimizer.cli.output import fail
+from optimizer.cli.output import fail, say
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.options.command_line import Parser, values_of
@@ -103,7 +101,7 @@ def main(words: list[str]) -> int:
     recordings, comparisons = read_recordings(Path(arguments.table)), dict[str, Comparison]()
     if len(recordings) > 1:
         several = f"measured on {len(recordings)} devices or servers, which are searched separately"
-        print(f"{one_line(arguments.table)}: {several}", file=sys.stderr)
+        say(f"{one_line(arguments.table)}: {several}")
     for recording in recordings:
         problem = recorded_problem(recording, bounds_ms)
         best = recording.best(problem)
@@ -112,7 +110,7 @@ def main(words: list[str]) -> int:
             continue
         transferred, notes = read_transfer(arguments.warm_start, problem)
         for note in filter(None, (*map(str, notes), unstable_rows(recording, problem))):
-            print(note, file=sys.stderr)
+            say(note)
         with Console(stderr=True).status("") as status:
             comparisons[recording.fingerprint] = compare(
                 recording,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.cli.output import busy
+from optimizer.cli.output import busy, say
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
@@ -79,19 +78,15 @@ def _readable(names: list[str], out: str) -> list[FinishedRun]:
         try:
             run = read_run(name, out)
         except BadInputError as error:
-            _say(str(error))
+            say(str(error))
             continue
         if run.outcome is None or run.outcome.measurements == 0:
-            _say(f"{name}: nothing was measured: {run.info.get('reason') or run.status}")
+            say(f"{name}: nothing was measured: {run.info.get('reason') or run.status}")
             continue
         if text := remark(run):
-            _say(f"{name}: {text}")
+            say(f"{name}: {text}")
         runs[run.folder.path.resolve()] = run
     models = sorted({run.problem.model for run in runs.values()})
     if len(models) > 1:
-        _say(f"runs of different models ({', '.join(models)}): each has a section of its own")
+        say(f"runs of different models ({', '.join(models)}): each has a section of its own")
     return list(runs.values())
-
-
-def _say(line: str) -> None:
-    print(f"tune: {one_line(line, 600)}", file=sys.stderr)

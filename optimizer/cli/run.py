@@ -1,4 +1,4 @@
-"""``tune run``, or without a name: find the best configuration."""
+"""``tune MODEL`` or ``tune run MODEL``: find the best configuration of a model."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from optimizer.study.run_request import RunRequest, read_run_request
 
 if TYPE_CHECKING:
     from objectives.confidence import Verdict
+    from optimizer.model.model_analyzer.reader import ModelAnalyzerImport
     from optimizer.study.tuning_run import RunResult, RunStatus
 
 
@@ -123,29 +124,35 @@ def main(words: list[str]) -> int:
     arguments = read_run_arguments(words)
     options, mapped = arguments.options, arguments.mapped
     if mapped is not None and arguments.print_profile:
-        from functools import partial
-        from pathlib import Path
-
-        from optimizer.deploy.target_factory import visible_gpus
-        from optimizer.model.default_space import DeviceAssignment
-        from optimizer.model.model_analyzer.reader import render_imported_profile
-        from optimizer.study.model_finder import DEFAULT_LARGEST_BATCH
-
-        assignment = DeviceAssignment.of(options, visible_gpus(options).names)
-        repository = Path(options.model_repository or ".")
-        read = partial(assignment.read, repository, largest_batch=DEFAULT_LARGEST_BATCH)
-        print(render_imported_profile(mapped, options, read), end="")
-        return 0
-    progress = progress_on_terminal(arguments.log)
+        return _print_profile(mapped, options)
+    say, open_observer = progress_on_terminal(arguments.log)
     if arguments.dry_run:  # the preview has the notes
-        return _preview(options, progress[0], as_json=arguments.as_json)
-    for note in mapped.notes if mapped is not None and not arguments.as_json else ():
-        print(note, file=sys.stderr, flush=True)
+        return _preview(options, say, as_json=arguments.as_json)
+    if mapped is not None and not arguments.as_json:
+        for note in mapped.notes:
+            print(note, file=sys.stderr, flush=True)
     from optimizer.study.tuning_run import tune
 
-    with tune(options, arguments.resumed, *progress, report=arguments.report) as result:
+    with tune(options, arguments.resumed, say, open_observer, report=arguments.report) as result:
         show_result(result, as_json=arguments.as_json, verbose=arguments.verbose)
     return exit_code(result.status, result.outcome.verdict)
+
+
+def _print_profile(mapped: ModelAnalyzerImport, options: RunOptions) -> int:
+    """Print the profile of Model Analyzer's file and return the exit code. Raises BadInputError."""
+    from functools import partial
+    from pathlib import Path
+
+    from optimizer.deploy.target_factory import visible_gpus
+    from optimizer.model.default_space import DeviceAssignment
+    from optimizer.model.model_analyzer.reader import render_imported_profile
+    from optimizer.study.model_finder import DEFAULT_LARGEST_BATCH
+
+    assignment = DeviceAssignment.of(options, visible_gpus(options).names)
+    repository = Path(options.model_repository or ".")
+    read = partial(assignment.read, repository, largest_batch=DEFAULT_LARGEST_BATCH)
+    print(render_imported_profile(mapped, options, read), end="")
+    return 0
 
 
 def _preview(options: RunOptions, say: Callable[[str], None], *, as_json: bool) -> int:

@@ -11,10 +11,12 @@ from optimizer.options.command_line import Parser
 
 def build_parser() -> Parser:
     """Return the parser of the command line."""
-    description = "Download and unpack the embedded server and perf_analyzer, and compile the\nsimulator."
+    description = "Download and unpack the embedded server and perf_analyzer, and compile the\nsimulators."
     parser = Parser("tune setup", "[options]", description)
     parser.add_argument(
-        "--openvino", action="store_true", help="Download ONNX Runtime with OpenVINO, too (a run that names it does)"
+        "--openvino",
+        action="store_true",
+        help="Also download ONNX Runtime with OpenVINO (otherwise by the first run that needs it)",
     )
     return parser
 

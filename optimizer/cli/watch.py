@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 
 from objectives.sla import parse_duration_ms
-from optimizer.cli.output import EXIT_CODES
+from optimizer.cli.output import EXIT_CODES, say
 from optimizer.core.errors import BadInputError
-from optimizer.core.safe_text import one_line
 from optimizer.options.addresses import parse_metrics_url
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
 from optimizer.options.values import parse_value, whole_number
@@ -97,14 +95,14 @@ def main(words: list[str]) -> int:
     from optimizer.watch.server_metrics import samples
     from optimizer.watch.watch_report import document, line, print_judgement
 
-    compile_simulator(_say)
+    compile_simulator(say)
     expected = expectation(read_run(arguments.run, arguments.results))
     check_server_count(expected, len(urls))
 
     def started() -> None:
         if not arguments.json:
             of_servers = formatting.count(len(urls), "server")
-            _say(f"reading the metrics of {of_servers} every {interval_seconds:g} s: {count * interval_seconds:,g} s")
+            say(f"reading the metrics of {of_servers} every {interval_seconds:g} s: {count * interval_seconds:,g} s")
 
     judgement = None
     model = arguments.model or expected.model
@@ -130,7 +128,3 @@ def _parse_interval(text: str) -> float:
     if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
         raise ValueError(f"write a time from {SHORTEST_SECONDS * 1000:g}ms to {LONGEST_SECONDS / 3600:g}h")
     return seconds
-
-
-def _say(line: str) -> None:
-    print(one_line(line), file=sys.stderr, flush=True)

@@ -123,7 +123,7 @@ def served_models(source: ModelSource, candidate: Candidate) -> ServedModels:
     Raises DeploymentError if settings of one model contradict each other, and the errors of ``model_config.apply``
     and ``model_json.files_with``.
     """
-    model = str(dict(candidate.fields).get(VARIANT, source.name))
+    model = candidate.served_model(source.name)
     batcher = source.batcher or model
     own = replace(candidate, fields=candidate.config_fields)
     settings = {

@@ -124,6 +124,10 @@ class Candidate:
         """The total number of instances: ``instance_count`` on each of its GPUs."""
         return self.instance_count * (self.instance_gpus.count(",") + 1 if self.instance_gpus else 1)
 
+    def served_model(self, default: str) -> str:
+        """Return the variant that serves in place of the tuned model, or ``default``, the name of that model."""
+        return str(dict(self.fields).get(VARIANT, default))
+
     @property
     def server_cpus(self) -> str | None:
         """The CPUs of the server, as text; None if the search does not vary them."""

@@ -19,7 +19,7 @@ from optimizer.core.endpoint import Connection, Endpoint, Tls
 from optimizer.core.errors import DeploymentError, EnvironmentFault, ServerCrashed, ServerFault, TuneError
 from optimizer.core.files import cache_folder
 from optimizer.core.stopwatch import Stopwatch
-from optimizer.core.trial import VARIANT, Candidate
+from optimizer.core.trial import Candidate
 from optimizer.deploy.remote_server import FOLDER, RemoteServer, ServerState, ServerStateFile, listener_pid
 from optimizer.deploy.target_settings import MODEL_LOAD_TIMEOUT_SECONDS, TargetSettings
 from optimizer.options.addresses import expand_headers, server_address
@@ -192,7 +192,7 @@ class RemoteTarget:
 
     def _deployment(self, candidate: Candidate) -> ServedModels:
         """Return the configurations of ``candidate``, based on those of the server."""
-        model = str(dict(candidate.fields).get(VARIANT, self.source.name))
+        model = candidate.served_model(self.source.name)
         composing = {name: self._base(name) for name in self.source.composing}
         return served_models(
             replace(self.source, composing=composing, variants={model: self._base(model)}), candidate

@@ -13,7 +13,7 @@ from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
 from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_file, one_line
-from optimizer.core.trial import VARIANT, Point
+from optimizer.core.trial import Point
 from optimizer.deploy.docker_container import ALL_GPUS, SHM_SIZE, Bind, parse_mount, read_gpus
 from optimizer.options import server_options
 from optimizer.options.run_options import STEADY_DISTRIBUTIONS
@@ -165,7 +165,7 @@ def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendatio
     point, outcome = _recommended_point(run, action)
     options, hardware = run.options, run.info["hardware"]
     remote = options.target == "remote"
-    model = str(dict(point.candidate.fields).get(VARIANT, run.problem.model))
+    model = point.candidate.served_model(run.problem.model)
     configs = _read_configs(run, model)
     files = _read_files(run, model, configs)
     _check_measured(run, point, configs, files)

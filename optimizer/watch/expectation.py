@@ -25,7 +25,7 @@ from objectives.sla import Sla
 from optimizer.confirmation.windows import confirmed_spreads, windows_of
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
-from optimizer.core.trial import VARIANT, Candidate, LoadPoint, Point
+from optimizer.core.trial import Candidate, LoadPoint, Point
 from optimizer.deploy.target_settings import METRICS_PORT, PORT_STEP
 from optimizer.options.run_options import STEADY_DISTRIBUTIONS
 from optimizer.plan.evidence import (
@@ -308,7 +308,7 @@ def expectation(run: FinishedRun) -> Expectation:
     return Expectation(
         run,
         point,
-        str(dict(point.candidate.fields).get(VARIANT, run.problem.model)),
+        point.candidate.served_model(run.problem.model),
         _values(servers or [[point.measurement]], lambda m: _per_size(m.throughput_infer_per_sec, size), spread),
         _values(windows, lambda m: m.queue_ms),
         _values(windows, time_in_server_ms),

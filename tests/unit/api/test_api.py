@@ -123,7 +123,7 @@ def test_tables_have_types_and_every_measurement() -> None:
     assert best.trial == run.recommended.trial
     assert best.throughput_infer_per_sec_low < best.throughput_infer_per_sec < best.throughput_infer_per_sec_high
     assert run.pareto.throughput_infer_per_sec.is_monotonic_decreasing
-    assert run.config_pbtxt == (SAMPLE / "best/config.pbtxt").read_text()
+    assert run.configs == {"dlrm": (SAMPLE / "best/config.pbtxt").read_text()}
     assert (run.verdict, run.undecided_cause) == ("PASS", None)
     assert run.confirmation is not None
     assert "expected share of requests over the bound" in str(run.confirmation["estimand"])
@@ -133,13 +133,22 @@ def test_tables_have_types_and_every_measurement() -> None:
     ]
 
 
+def test_an_ensemble_has_a_configuration_for_each_model(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SAMPLE, tmp_path / "run"))
+    (folder / "best" / "config.pbtxt").unlink()
+    for name in ("chain", "first"):
+        (folder / "best" / name).mkdir()
+        (folder / "best" / name / "config.pbtxt").write_text(f'name: "{name}"')
+    assert load_run(folder).configs == {"chain": 'name: "chain"', "first": 'name: "first"'}
+
+
 def test_a_run_that_measured_nothing_has_empty_tables(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(SAMPLE, tmp_path / "run"))
     (folder / "trials.csv").unlink()
     info = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**info, "status": "failed"}))
     run = load_run(folder)
-    assert (run.recommended, run.verdict, run.confirmation, run.config_pbtxt) == (None, None, None, None)
+    assert (run.recommended, run.verdict, run.confirmation, run.configs) == (None, None, None, {})
     for table in (run.trials, run.pareto, run.confirmations):
         assert table.empty
         assert "throughput_infer_per_sec" in table.columns

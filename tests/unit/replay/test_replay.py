@@ -601,7 +601,9 @@ def test_a_table_of_unstable_rows(tables: Playground, called_tune: Tune) -> None
     refused = called_tune("replay", table.name, "--sla-p95", "20ms")
     table.unlink()
     assert ended.code == 0
-    assert ended.stderr.startswith("unstable.csv: 4 of 5 rows that meet p95 <= 20 ms are not stable, and only the")
+    assert ended.stderr.startswith(
+        "tune: unstable.csv: 4 of 5 rows that meet p95 <= 20 ms are not stable, and only the"
+    )
     assert refused.code == 1
     assert "unstable.csv: no stable row meets p95 <= 20 ms; the closest: " in refused.stderr
 
