@@ -58,7 +58,7 @@ class StreamingClient(LoadClient):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        assert self._plan.stream is not None, "the launcher starts this client for a model that streams"
+        assert self._plan.stream is not None, "this client is only started for a model that streams"
         self._stream = self._plan.stream
         # of each response, in the order of arrival; the message itself is written to a file at once
         self._requests, self._arrived_ns, self._sizes = array("q"), array("q"), array("q")
