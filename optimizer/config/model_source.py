@@ -9,7 +9,15 @@ from pathlib import Path
 from optimizer.config import model_config, model_json
 from optimizer.config.batching import resolve_preferred_sizes
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.config.search_space import OFF, ModelKind
+from optimizer.config.search_space import (
+    INSTANCE_COUNT,
+    MAX_BATCH_SIZE,
+    MAX_QUEUE_DELAY,
+    OFF,
+    PREFERRED_BATCH_SIZE,
+    SPACE_KEYS,
+    ModelKind,
+)
 from optimizer.core.errors import DeploymentError
 from optimizer.core.trial import SERVER_PROCESSES, VARIANT, Candidate, FieldValue, fields_of_model, model_of_field
 
@@ -86,11 +94,6 @@ class ModelSource:
     def folder(self, model: str) -> Path:
         """Return the folder with the versions of a model."""
         return self.repository / model
-
-
-# the keys of a profile's space for the settings that each model has
-SPACE_KEYS = ("max_batch_size", "max_queue_delay_microseconds", "preferred_batch_size", "instance_group_count")
-MAX_BATCH_SIZE, MAX_QUEUE_DELAY, PREFERRED_BATCH_SIZE, INSTANCE_COUNT = SPACE_KEYS
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,7 @@ def _settings(name: str, config: ModelConfig, fields: Mapping[str, FieldValue]) 
     sizes = tuple(size for size in own.preferred_batch_sizes if size <= own.max_batch_size)
     if own.dynamic_batching and PREFERRED_BATCH_SIZE in fields:
         resolved = resolve_preferred_sizes(str(fields[PREFERRED_BATCH_SIZE]), own.max_batch_size)
-        if resolved is None:
+        if resolved is None or max(resolved, default=0) > own.max_batch_size:
             raise DeploymentError(
                 f"{name}: preferred_batch_size {fields[PREFERRED_BATCH_SIZE]} does not fit {own.max_batch_size}"
             )

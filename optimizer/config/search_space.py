@@ -40,6 +40,7 @@ from optimizer.core.trial import (
     Candidate,
     FieldChoices,
     FieldValue,
+    model_of_field,
     short_path,
 )
 from optimizer.options import server_options
@@ -48,6 +49,9 @@ from optimizer.options.values import MAX_INT32, format_cpus, parse_cpus
 
 T = TypeVar("T")
 OFF = "off"
+# the keys of a profile's space for the settings that each model has
+SPACE_KEYS = ("max_batch_size", "max_queue_delay_microseconds", "preferred_batch_size", "instance_group_count")
+MAX_BATCH_SIZE, MAX_QUEUE_DELAY, PREFERRED_BATCH_SIZE, INSTANCE_COUNT = SPACE_KEYS
 MAX_SERVER_PROCESSES = 64
 _WAITING = (OLDEST_DELAY, DIRECT_DELAY, SLOT_UTILIZATION)  # how long the sequence batcher waits for more requests
 # ModelConfig fields that are dimensions of their own -> their keys in a profile and their options of ``tune sweep``
@@ -115,11 +119,13 @@ class SearchSpace:
                 f"no valid configuration: max_batch_size {_words(self.max_batch_size)}, preferred sizes "
                 f"{_words(self.preferred_batch_sizes)}, request batch size {self.request_batch_size}"
             )
-        if SEQUENCE_PREFERRED in self.fields and next(self._enumerate(), None) is None:
+        if self._preferred_paths and next(self._enumerate(), None) is None:
+            path = self._preferred_paths[0]
+            largest = self.fields.get(f"{model_of_field(path)}/{MAX_BATCH_SIZE}", self.max_batch_size)
             raise ParameterError(
-                SEQUENCE_PREFERRED,
-                f"{_words(self.fields[SEQUENCE_PREFERRED])}: no choice divides or fits max_batch_size "
-                f"{_words(self.max_batch_size)}; give smaller sizes, or none",
+                path,
+                f"{_words(self.fields[path])}: no choice divides or fits max_batch_size {_words(largest)}; give "
+                "smaller sizes, or none",
             )
 
     @property
@@ -152,7 +158,7 @@ class SearchSpace:
         if batching is None:
             return None
         fields = tuple((path, values[path]) for path in self.fields)
-        if not _prefers_possible_sizes(batching.max_batch_size, fields):
+        if not self._prefers_possible_sizes(batching.max_batch_size, fields):
             return None
         return self.canonical(replace(batching, instance_count=int(values["instance_count"]), fields=fields))
 
@@ -202,7 +208,7 @@ class SearchSpace:
     def __len__(self) -> int:
         """Return the number of canonical candidates."""
         conditional = any(map(is_queue_field, self.fields)) or execution.is_conditional(self.fields)
-        if self.is_stateful or conditional:
+        if self._preferred_paths or self.is_stateful or conditional:
             return self._enumerated_count
         every = math.prod(map(len, self.fields.values()))
         without_batcher = math.prod(len(v) for path, v in self.fields.items() if not is_batcher_field(path))
@@ -219,7 +225,7 @@ class SearchSpace:
             for count in self.instance_count:
                 for values in product(*(self.fields[path] for path in paths)):
                     fields = tuple(zip(paths, values, strict=True))
-                    possible = _prefers_possible_sizes(batching.max_batch_size, fields)
+                    possible = self._prefers_possible_sizes(batching.max_batch_size, fields)
                     if not possible or self.effective_fields(batching.max_batch_size, fields) != fields:
                         continue
                     yield replace(batching, instance_count=count, fields=fields)
@@ -282,6 +288,9 @@ class SearchSpace:
         the strategy ``direct`` a batch waits only if both its delay and its share of slots are above 0.
         """
         reasons = {**execution.without_effect(fields), **queue_policy.without_effect(fields)}
+        for path in self._preferred_paths:
+            if fields.get(delay := f"{model_of_field(path)}/{MAX_QUEUE_DELAY}") == OFF:
+                reasons[path] = f"with {delay} off"
         if max_batch_size <= 1:
             reasons |= {path: f"with max_batch_size {max_batch_size}" for path in _WAITING if path in fields}
         elif {DIRECT_DELAY, SLOT_UTILIZATION} <= fields.keys():
@@ -291,16 +300,29 @@ class SearchSpace:
                     break
         return reasons
 
+    @cached_property
+    def _preferred_paths(self) -> tuple[str, ...]:
+        """The fields that are preferred batch sizes: those of the sequence batcher, and of other models."""
+        return tuple(p for p in self.fields if p == SEQUENCE_PREFERRED or p.endswith(f"/{PREFERRED_BATCH_SIZE}"))
+
+    def _prefers_possible_sizes(self, max_batch_size: int, fields: Fields) -> bool:
+        """Return whether Triton accepts the chosen preferred sizes of the sequence batcher and of other models.
+
+        Those of a model whose ``max_batch_size`` is not in the space are not checked.
+        """
+        values = dict(fields) if self._preferred_paths else {}
+        for path in self._preferred_paths:
+            model = model_of_field(path)
+            limit = values.get(f"{model}/{MAX_BATCH_SIZE}") if model else max_batch_size
+            if limit is not None and values.get(f"{model}/{MAX_QUEUE_DELAY}") != OFF:
+                sizes = resolve_preferred_sizes(str(values[path]), int(limit))
+                if sizes is None or max(sizes, default=0) > int(limit):
+                    return False
+        return True
+
     def _choice(self, path: str, value: FieldValue) -> FieldValue:
         """Return the choice of ``path`` that equals ``value``: config.pbtxt has "4" for a 4 in the profile."""
         return next((choice for choice in self.fields.get(path, ()) if _text(choice) == _text(value)), value)
-
-
-def _prefers_possible_sizes(max_batch_size: int, fields: tuple[tuple[str, FieldValue], ...]) -> bool:
-    """Return whether Triton accepts the preferred sizes of the sequence batcher; True if none are chosen."""
-    policy = dict(fields).get(SEQUENCE_PREFERRED)
-    sizes = () if policy is None else resolve_preferred_sizes(str(policy), max_batch_size)
-    return sizes is not None and all(size <= max_batch_size for size in sizes)
 
 
 def _simplicity(batching: Candidate) -> tuple[object, ...]:

@@ -18,9 +18,9 @@ from optimizer.config.batching import (
     is_sequence_field,
 )
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.config.model_source import INSTANCE_COUNT, MAX_QUEUE_DELAY, ModelSource
+from optimizer.config.model_source import ModelSource
 from optimizer.config.queue_policy import check_queue_fields, is_queue_field
-from optimizer.config.search_space import OFF, SearchSpace
+from optimizer.config.search_space import INSTANCE_COUNT, MAX_QUEUE_DELAY, OFF, SearchSpace
 from optimizer.core.errors import ParameterError
 from optimizer.core.notes import ServedOnCpu
 from optimizer.core.request_sizes import SizeDistribution

@@ -10,9 +10,9 @@ from objectives.sla import Sla, parse_rate
 from optimizer.config import model_config
 from optimizer.config.backends import backend_of
 from optimizer.config.execution import check_execution
-from optimizer.config.model_source import INSTANCE_COUNT, ModelSource, configured_candidate
+from optimizer.config.model_source import ModelSource, configured_candidate
 from optimizer.config.queue_policy import Fields, configured_queue, with_default_queue
-from optimizer.config.search_space import Problem, SearchSpace
+from optimizer.config.search_space import INSTANCE_COUNT, Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.files import cache_folder
 from optimizer.core.notes import OpenLoopSampleLimit, PerfAnalyzerSampleLimit

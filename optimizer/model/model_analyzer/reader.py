@@ -11,13 +11,8 @@ from typing import Any, Final
 import yaml
 
 from optimizer.config import model_config
-from optimizer.config.model_source import (
-    INSTANCE_COUNT,
-    MAX_BATCH_SIZE,
-    MAX_QUEUE_DELAY,
-    SPACE_KEYS,
-    ModelSource,
-)
+from optimizer.config.model_source import ModelSource
+from optimizer.config.search_space import INSTANCE_COUNT, MAX_BATCH_SIZE, MAX_QUEUE_DELAY, SPACE_KEYS
 from optimizer.core import yaml_lines
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, read_bytes, show_path

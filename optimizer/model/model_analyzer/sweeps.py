@@ -15,7 +15,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from optimizer.config import field_path
 from optimizer.config.model_config_proto import ModelConfig
-from optimizer.config.model_source import (
+from optimizer.config.search_space import (
     INSTANCE_COUNT,
     MAX_BATCH_SIZE,
     MAX_QUEUE_DELAY,

@@ -23,6 +23,24 @@ def spell(space: SearchSpace, **values: FieldValue) -> Candidate | None:
     return space.candidate(first | values)
 
 
+def test_the_preferred_sizes_of_another_model_fit_its_batches_and_its_delay() -> None:
+    size, delay, preferred = (
+        f"first/{key}" for key in ("max_batch_size", "max_queue_delay_microseconds", "preferred_batch_size")
+    )
+    space = SearchSpace((1,), fields={size: (4, 8), delay: ("off", 0), preferred: ("none", "8")})
+    fields = [dict(candidate.fields) for candidate in space.candidates()]
+    chosen = [(each[size], each[delay], each[preferred]) for each in fields]
+    assert chosen == [(4, "off", "none"), (4, 0, "none"), (8, "off", "none"), (8, 0, "none"), (8, 0, "8")]
+    assert len(space) == 5
+    values: dict[str, str | int | float] = {**dict.fromkeys(space.parameters(), 1)}
+    values |= {"max_queue_delay_us": "off", "preferred_batch_sizes": "none"}
+    assert space.candidate({**values, size: 4, delay: 0, preferred: "8"}) is None
+    off = space.candidate({**values, size: 4, delay: "off", preferred: "8"})
+    assert off == space.candidate({**values, size: 4, delay: "off", preferred: "none"})
+    with pytest.raises(ValueError, match=r"first/preferred_batch_size: 8: no choice divides or fits .* 4; give"):
+        SearchSpace((1,), fields={size: (4,), preferred: ("8",)})
+
+
 def test_a_resource_of_the_rate_limiter_may_have_choices() -> None:
     path = "instance_group.0.rate_limiter.resources.0.count"
     assert SearchSpace((1,), fields={path: (1, 2)}).fields == {path: (1, 2)}
