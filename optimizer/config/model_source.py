@@ -39,8 +39,8 @@ class ModelSource:
         concurrent: Composing models that receive load of their own at the same time on the same device.
         variants: Configurations of models with the same inputs and outputs, one of which is served in its place. The
             model itself is one of them.
-        warm_up: If not None, the server runs the batch sizes before it accepts requests. The value has the sizes of
-            inputs with variable dimensions, by name.
+        warm_up: Sizes of the variable dimensions of warm-up requests, by input. The server runs such requests of each
+            batch size before it accepts others. None for no warm-up.
         varies_model_json: Whether candidates set keys of model.json. Otherwise tune does not read this file.
     """
 

@@ -37,8 +37,9 @@ from optimizer.measure.perf_output import failure_text, read_average_ms, read_cs
 from optimizer.measure.server_calls import PROBE_SECONDS, all_servers_respond
 from optimizer.measure.server_client import ca_file
 from optimizer.measure.shared_memory import claimed
-from optimizer.model.input_data import GENERATED_DATA, count_entries
+from optimizer.model.input_data import count_entries
 from optimizer.options.addresses import SSL_FLAGS
+from optimizer.options.run_options import GENERATED_DATA
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelStatistics

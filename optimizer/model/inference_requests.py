@@ -23,6 +23,7 @@ from optimizer.model.input_data import (
     from_bytes,
     parse_entries,
 )
+from optimizer.options.run_options import GENERATED_DATA
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelMetadataResponse
@@ -74,7 +75,7 @@ def generate_request_inputs(
     normally distributed, while perf_analyzer sends any bits, including NaN. Raises BadInputError.
     """
     model, tensors = metadata.name, input_tensors(metadata, max_batch_size, shapes)
-    if input_data in ("random", "zero"):
+    if input_data in GENERATED_DATA:
         generator = ValueGenerator("random" if input_data == "random" else "zero")
         samples = _generate(model, tensors, generator, np.random.default_rng(seed))
     else:

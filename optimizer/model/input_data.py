@@ -30,7 +30,6 @@ from optimizer.core.safe_text import one_line, read_bytes, show_path
 Array: TypeAlias = npt.NDArray[Any]
 InputSample: TypeAlias = dict[str, Array]  # one array per input, without the batch dimension
 
-GENERATED_DATA = ("random", "zero")  # input data without a file, which a load generator makes up
 MAX_BYTES = 2**30
 MAX_SENT_BYTES, MAX_SENT_ENTRIES = 32 << 20, 65_536  # of a file that tune's own client keeps in memory
 STRING_LENGTH = 128  # perf_analyzer's default

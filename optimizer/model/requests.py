@@ -26,7 +26,7 @@ from optimizer.core.request_sizes import (
 )
 from optimizer.core.safe_text import exists, is_file, is_folder, one_line
 from optimizer.model import input_data
-from optimizer.model.input_data import GENERATED_DATA, InputSample, InputTensor, ValueGenerator
+from optimizer.model.input_data import InputSample, InputTensor, ValueGenerator
 from optimizer.model.recorded_samples import (
     read_csv_samples,
     read_folder,
@@ -35,6 +35,7 @@ from optimizer.model.recorded_samples import (
     read_parquet_samples,
 )
 from optimizer.model.token_inputs import TokenInputs
+from optimizer.options.run_options import GENERATED_DATA
 
 READERS: dict[str, Callable[[Path, Sequence[InputTensor], frozenset[str]], list[InputSample]]] = {
     ".npz": read_npz_samples,

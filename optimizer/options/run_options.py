@@ -27,6 +27,7 @@ SIMULATED_OBJECTIVES = ("throughput", "goodput", "output-throughput")
 STEADY_DISTRIBUTIONS: Final = ("poisson", "constant")  # of requests over time
 DISTRIBUTIONS: Final = (*STEADY_DISTRIBUTIONS, *SHAPES)
 TRACE_ENDING: Final = ".csv"
+GENERATED_DATA: Final = ("random", "zero")  # input data without a file, which a load generator makes up
 
 
 def is_distribution(request_times: str) -> bool:

@@ -23,6 +23,7 @@ from optimizer.core.request_sizes import DISTRIBUTION_MARKS, names_file, parse_s
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.options.run_options import (
     DISTRIBUTIONS,
+    GENERATED_DATA,
     STEADY_DISTRIBUTIONS,
     TRACE_ENDING,
     RunOptions,
@@ -53,7 +54,7 @@ def _move_where(is_path: Callable[[str], bool]) -> MovePath:
 
 move_path = _move_where(lambda text: True)
 move_request_times = _move_where(lambda text: not is_distribution(text))
-move_input_data = _move_where(lambda text: text not in ("random", "zero"))
+move_input_data = _move_where(lambda text: text not in GENERATED_DATA)
 move_token_lengths = _move_where(names_file)
 
 

@@ -31,9 +31,9 @@ from optimizer.measure.load_wrappers import (
     SharedMemoryLoadGenerator,
 )
 from optimizer.measure.perf_analyzer import FallbackRunner, PerfAnalyzer, PerfAnalyzerRunner
-from optimizer.model.input_data import GENERATED_DATA, MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
+from optimizer.model.input_data import MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
 from optimizer.options.addresses import server_address
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import GENERATED_DATA, RunOptions
 from optimizer.options.values import quote
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.task import Task

@@ -45,7 +45,8 @@ from optimizer.measure.model_statistics import read_statistics, with_statistics
 from optimizer.measure.server_calls import all_servers_respond, unresponsive_server
 from optimizer.measure.shared_memory import OutgoingRequests, in_shared_memory, output_bytes
 from optimizer.model.inference_requests import generate_request_inputs, to_message
-from optimizer.model.input_data import GENERATED_DATA, MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
+from optimizer.model.input_data import MAX_SENT_BYTES, MAX_SENT_ENTRIES, count_entries
+from optimizer.options.run_options import GENERATED_DATA
 
 if TYPE_CHECKING:
     from tritonclient.grpc.service_pb2 import ModelMetadataResponse, ModelStatistics

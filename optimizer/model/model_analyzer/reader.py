@@ -35,7 +35,7 @@ from optimizer.model.model_analyzer.sweeps import KIND, KIND_GPU, import_space
 from optimizer.model.profile import Profile, parse_profile_tree
 from optimizer.model.repository import read_source
 from optimizer.options.command_line import command_line
-from optimizer.options.run_options import RunOptions
+from optimizer.options.run_options import GENERATED_DATA, RunOptions
 
 MAX_LIST_CHARACTERS = 300  # limit for a list in an error
 ROOT: Final = Path("/")  # the file is the user's own: the paths in it may lead anywhere
@@ -177,7 +177,7 @@ def _models(where: LocatedValue | None, reader: ValueReader) -> list[tuple[Locat
 
 
 def _is_path(where: LocatedValue) -> bool:
-    return where.value not in ("random", "zero")
+    return where.value not in GENERATED_DATA
 
 
 def _repository(options: RunOptions) -> Path:

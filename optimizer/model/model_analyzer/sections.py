@@ -31,6 +31,7 @@ from optimizer.model.model_analyzer.settings import (
     ModelSettings,
     ValueReader,
 )
+from optimizer.options.run_options import GENERATED_DATA
 
 LocatedValues: TypeAlias = Mapping[str, LocatedValue]
 
@@ -163,7 +164,7 @@ def _request(
             request["request", flag.replace("-", "_")] = replace(where, value=read(where))
     if (where := flags.get("input-data")) is not None:
         first_data = _items(where, reader)[0]
-        if (text := reader.text(first_data)) not in ("random", "zero"):
+        if (text := reader.text(first_data)) not in GENERATED_DATA:
             text = str(reader.path(first_data).absolute())
         request["request", "input_data"] = replace(first_data, value=text)
     return request
