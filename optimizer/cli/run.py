@@ -193,7 +193,8 @@ def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
     from optimizer.results.terminal_summary import RunDetails, print_best_so_far, print_outcome
 
     if result.status == "interrupted":
-        print_best_so_far(Console(), result.outcome, result.task.problem, results_dir=result.folder.path)
+        problem, command = result.task.problem, result.continue_command
+        print_best_so_far(Console(), result.outcome, problem, results_dir=result.folder.path, command=command)
         return
     details = RunDetails(
         baseline=result.task.baseline,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,8 +103,10 @@ def print_outcome(
         print_unwrapped(console, "", step.alternative.command)
 
 
-def print_best_so_far(console: Console, outcome: Outcome, problem: Problem, *, results_dir: Path) -> None:
-    """Print the best result of an interrupted run, and the command that continues it."""
+def print_best_so_far(
+    console: Console, outcome: Outcome, problem: Problem, *, results_dir: Path, command: str
+) -> None:
+    """Print the best result of an interrupted run, and the ``command`` that continues it."""
     measured = formatting.count(outcome.measurements, "measurement")
     print_line(
         console, f"Interrupted after {measured} of {formatting.count(outcome.trials, 'configuration')}.", "bold"
@@ -120,7 +121,7 @@ def print_best_so_far(console: Console, outcome: Outcome, problem: Problem, *, r
         nothing = f"no measurement meets {goal}" if goal and outcome.measurements else "nothing was measured"
         print_wrapped(console, "best so far", nothing)
     print_unwrapped(console, "results", str(results_dir))
-    print_unwrapped(console, "continue", f"tune --resume {shlex.quote(str(results_dir))}")
+    print_unwrapped(console, "continue", command)
 
 
 def _print_answer(console: Console, outcome: Outcome, problem: Problem) -> None:

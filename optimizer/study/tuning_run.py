@@ -47,11 +47,14 @@ RunStatus = Literal["found", "none", "left", "interrupted"]
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended.
+    """How a session of a run ended.
 
-    ``status`` is ``found`` if there is a recommendation, whose verdict ``outcome`` has, and ``none`` otherwise.
-    ``document`` is what ``--json`` prints. ``report_path`` is the report page; None if there is none.
-    ``continued_by`` names the workers that continue a study that this run has ``left``.
+    Attributes:
+        status: ``found`` if there is a recommendation, whose verdict ``outcome`` has, and ``none`` otherwise.
+        document: The document that ``--json`` prints.
+        continue_command: The command that continues an interrupted session.
+        report_path: The report page; None if there is none.
+        continued_by: Names the workers that continue a study that this run has ``left``.
     """
 
     status: RunStatus
@@ -62,6 +65,7 @@ class RunResult:
     folder: RunFolder
     options: RunOptions
     document: dict[str, Any]
+    continue_command: str
     report_path: Path | None = None
     continued_by: str = ""
 
@@ -181,6 +185,9 @@ class _Session:
             outcome = assess(trials, problem, task.baseline, task.dynamic_batching)
             record.add_notes([*notes_on_measurements(trials), *notes_on_outcome(outcome, trials, task, options)])
             status = _status(result, outcome)
+            recorded = status
+            if status == "interrupted" and self.mode is RunMode.CONFIRM:  # an interrupted test leaves the run usable
+                recorded = "found" if outcome.recommended else "none"
             ended = RunResult(
                 status,
                 outcome,
@@ -189,7 +196,8 @@ class _Session:
                 record.notes,
                 folder,
                 options,
-                record.write(status, outcome),
+                record.write(recorded, outcome),
+                self._continue_command(folder),
                 folder.report if report or is_file(folder.report) else None,
                 result.continued_by if result else "",
             )
@@ -197,7 +205,7 @@ class _Session:
                 yield ended
             finally:  # the folder gets its page even if nothing can be shown
                 if report:
-                    record.write_page(status, outcome, trials, ended.document)
+                    record.write_page(recorded, outcome, trials, ended.document)
 
     def _fingerprint(self, task: Task) -> Fingerprint:
         """Return the fingerprint of the machine. Raises BadInputError if the resumed run has another one."""
@@ -275,7 +283,11 @@ class _Session:
             outcome = assess(trials, task.problem, task.baseline, task.dynamic_batching)
             setup.record.write("failed", outcome, reason=str(error))
             if any(trial.measurements for trial in trials):
-                error.add_note(_how_to_continue(folder, only_confirms=self.mode is RunMode.CONFIRM))
+                error.add_note(f"the measurements are kept; to continue: {self._continue_command(folder)}")
+
+    def _continue_command(self, folder: RunFolder) -> str:
+        action = "verify" if self.mode is RunMode.CONFIRM else "--resume"
+        return f"tune {action} {shlex.quote(show_path(folder.path))}"
 
 
 def _status(result: StudyResult | None, outcome: Outcome) -> RunStatus:
@@ -285,12 +297,6 @@ def _status(result: StudyResult | None, outcome: Outcome) -> RunStatus:
     if result.continued_by:
         return "left"
     return "found" if outcome.recommended else "none"
-
-
-def _how_to_continue(folder: RunFolder, *, only_confirms: bool) -> str:
-    """Return where the measurements of a failed run are, and the command that continues it."""
-    path = shlex.quote(show_path(folder.path))
-    return f"the measurements are kept; to continue: tune {'verify' if only_confirms else '--resume'} {path}"
 
 
 def _check_folders(options: RunOptions, resumed: RunFolder | None) -> None:

@@ -246,6 +246,20 @@ def test_signals_end_it_at_once(signum: signal.Signals, moment: Moment, steady: 
     assert info(steady)["status"] == "interrupted"
 
 
+def test_ctrl_c_in_a_continued_test_leaves_the_search_ended(steady: Playground) -> None:
+    if not assert_search_ended(run_tune(steady, *STUDY, *SHORT, "steady.yaml"), run_folder(steady)):
+        pytest.skip("no load was steady on this busy machine")
+    assert info(steady)["status"] == "found"
+    process = steady.fork("verify", "--budget", "2m", run_folder(steady))
+    server_starts(steady, process)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 130, stderr
+    (line,) = (line for line in stdout.splitlines() if line.startswith("continue"))
+    assert line.split()[-3:-1] == ["tune", "verify"]
+    assert info(steady)["status"] == "found"
+
+
 def test_signals_that_nohup_ignores_stay_ignored(steady: Playground) -> None:
     """The run continues after a hang-up."""
     process = steady.start(*STUDY, *MORE_TRIALS, "steady.yaml", under=["nohup"])

@@ -431,7 +431,8 @@ class TestText:
     def test_interrupted(self) -> None:
         text = io.StringIO()
         for result in (outcome(), outcome(sla_ms=1.0), outcome([])):
-            print_best_so_far(Console(file=text, width=80), result, problem(), results_dir=Path("a b/1"))
+            console, command = Console(file=text, width=80), "tune --resume 'a b/1'"
+            print_best_so_far(console, result, problem(), results_dir=Path("a b/1"), command=command)
         assert "12,345 infer/s, p95 18.2 ms" in text.getvalue()
         assert text.getvalue().count("tune --resume 'a b/1'\n") == 3
         assert "configurations.\nbest so far   no measurement meets p95 <= 20 ms\n" in text.getvalue()
