@@ -7,9 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from objectives.arrays import FloatArray
+from objectives.batch_stats import BatchStatistic
 from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS, PRIORITY_POLICY
 from optimizer.core.trial import Candidate, FieldValue
+from optimizer.simulator.calibration import Observation
 from optimizer.simulator.scenario import (
+    ClosedLoopLoad,
     MeasurementInterval,
     OpenLoopLoad,
     Overheads,
@@ -18,7 +21,7 @@ from optimizer.simulator.scenario import (
     SimulatedLoad,
     SimulationResult,
 )
-from optimizer.simulator.simulate import simulate_many
+from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
 
 
 def linear_times(
@@ -27,6 +30,22 @@ def linear_times(
     """Return times of ``(fixed_s + per_sample_s * b) * (1 + contention * (k - 1))`` for b samples, k busy."""
     uncontended = fixed_s + per_sample_s * np.arange(1, max(1, max_batch_size) + 1)
     return ServiceTimes(np.outer(uncontended, 1 + contention * np.arange(instances)))
+
+
+MS, US = 1e-3, 1e-6
+TYPICAL_TIMES = linear_times(2 * MS, 0.3 * MS, 16, 4, contention=0.4)
+TYPICAL_OVERHEADS = Overheads(50 * US, 80 * US, 20 * US, 5 * US, 40 * US, 30 * US, 10 * US)
+ALL_REQUESTS = MeasurementInterval(warm_up_requests=0)
+
+
+def constant(seconds: float, sizes: int = 64, instances: int = 4) -> ServiceTimes:
+    """Return equal times for all batches."""
+    return ServiceTimes(np.full((sizes, instances), seconds))
+
+
+def batcher(limit: int, delay_us: int = 0, *preferred: int, instances: int = 1) -> Candidate:
+    """Return a candidate with dynamic batching."""
+    return Candidate(limit, True, delay_us, preferred, instances)
 
 
 def with_policy(
@@ -77,3 +96,21 @@ def simulate(
     """Simulate one candidate under one load. For the arguments see ``Scenario`` and ``simulate_many``."""
     scenario = Scenario(candidate, load, service, overheads or Overheads(), request_batch_size, fixed_shapes)
     return simulate_many([scenario], jitter=jitter, gaps_s=gaps_s, interval=interval)[0]
+
+
+def observed_deployment(
+    times: ServiceTimes, candidate: Candidate, concurrency: int, overheads: Overheads
+) -> Observation:
+    """Return the statistics of a simulated deployment."""
+    log = trace(
+        Scenario(candidate, ClosedLoopLoad(concurrency), times, overheads),
+        jitter=lognormal_jitter(0.05),
+        interval=MeasurementInterval(0, 3000),
+    )
+    done = ~np.isnan(log.end_s)
+    lasted, sizes = (log.end_s - log.start_s)[done], log.requests[done]
+    batches = tuple(
+        BatchStatistic(int(b), int((sizes == b).sum()), round(1e9 * float(lasted[sizes == b].sum())))
+        for b in np.unique(sizes)
+    )
+    return Observation(candidate.instance_count, concurrency, float(np.nanmax(log.end_s)), batches)

@@ -134,7 +134,7 @@ def finished_trials(study: optuna.Study) -> list[Trial]:
         if TRIAL in trial.user_attrs
     ]
     if len({trial.number for trial in trials}) < len(trials):
-        return [replace(trial, number=place) for place, trial in enumerate(trials)]
+        return [replace(trial, number=number) for number, trial in enumerate(trials)]
     return sorted(trials, key=lambda trial: trial.number)
 
 

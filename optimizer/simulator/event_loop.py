@@ -223,7 +223,7 @@ class State:
     timed_out: int
     unanswered: int  # expired in the queue; the batcher rejects them when it runs again
     refused: int  # answered now without having been executed
-    total: int  # of an open loop
+    total: int  # requests of an open loop
     last_arrival: int
     last_response: int
     # the queue
@@ -503,7 +503,7 @@ def _watch_queue(state: State, scenario: Ints) -> None:
 
 @inlined
 def _is_queue_full(state: State, scenario: Ints, arrays: Arrays, level: int) -> bool:
-    """Return whether the queue, or that of the priority ``level``, has no place for another request."""
+    """Return whether the queue, or that of the priority ``level``, has no room for another request."""
     limit = scenario[QUEUE_LIMIT]
     waiting = _queued(state)
     if state.has_levels:
@@ -579,9 +579,9 @@ def _form_payload(state: State, scenario: Ints, arrays: Arrays) -> bool:
     if pending > 0 and state.current < 0:
         state.current = state.tail
         state.tail += 1
-        own = state.current & state.mask
-        payloads[PAYLOAD_OLDEST, own] = FOREVER
-        payloads[PAYLOAD_REQUESTS, own] = payloads[PAYLOAD_SHAPE, own] = payloads[PAYLOAD_CLOSED, own] = 0
+        payload = state.current & state.mask
+        payloads[PAYLOAD_OLDEST, payload] = FOREVER
+        payloads[PAYLOAD_REQUESTS, payload] = payloads[PAYLOAD_SHAPE, payload] = payloads[PAYLOAD_CLOSED, payload] = 0
         _notify_instance(state.now + scenario[DISPATCH], arrays.instances)
     if other_shape:
         payloads[PAYLOAD_CLOSED, state.current & state.mask] = 1
@@ -780,9 +780,11 @@ def _extend_payload(state: State, scenario: Ints, arrays: Arrays, pending: int) 
     payloads = arrays.payloads
     samples, mask = scenario[SAMPLES], state.mask
     queue, batched = arrays.flight[state.queue_place], arrays.flight[state.payload_place]
-    own = state.current & state.mask
+    payload = state.current & state.mask
     if state.alike:
-        payloads[PAYLOAD_OLDEST, own] = min(payloads[PAYLOAD_OLDEST, own], queue[ARRIVED, state.queue_head & mask])
+        payloads[PAYLOAD_OLDEST, payload] = min(
+            payloads[PAYLOAD_OLDEST, payload], queue[ARRIVED, state.queue_head & mask]
+        )
         state.queue_head += pending
         state.formed += pending
         state.current_size += pending
@@ -802,10 +804,10 @@ def _extend_payload(state: State, scenario: Ints, arrays: Arrays, pending: int) 
             state.formed += 1
             state.current_size += batched[UNITS, i]
             state.queued_samples -= batched[UNITS, i] * samples
-            payloads[PAYLOAD_OLDEST, own] = min(payloads[PAYLOAD_OLDEST, own], batched[ARRIVED, i])
-            payloads[PAYLOAD_SHAPE, own] = batched[SHAPE, i]  # if shapes matter, all have this one
-    payloads[PAYLOAD_UNITS, own] = state.current_size
-    payloads[PAYLOAD_REQUESTS, own] += pending
+            payloads[PAYLOAD_OLDEST, payload] = min(payloads[PAYLOAD_OLDEST, payload], batched[ARRIVED, i])
+            payloads[PAYLOAD_SHAPE, payload] = batched[SHAPE, i]  # if shapes matter, all have this one
+    payloads[PAYLOAD_UNITS, payload] = state.current_size
+    payloads[PAYLOAD_REQUESTS, payload] += pending
 
 
 # -- expiry ----------------------------------------------------------------------------------------------------------

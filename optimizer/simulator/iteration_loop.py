@@ -49,7 +49,7 @@ TOTALS = 7
 
 NEVER = np.inf
 NONE = cast(int, np.int64(-1))  # instead of an instance; a literal would have another type
-MAX_PASSES = 5  # that are simulated together while other instances may change the speed
+MAX_PASSES = 5  # passes that are simulated together while other instances may change the speed
 
 
 class Stream(NamedTuple):
@@ -370,8 +370,8 @@ def _end_passes(
         instances.lacking[j, k] -= passes
         if instances.lacking[j, k] <= 0:
             request = instances.running[j, k]
-            place = (request + state.offset) % len(stream.prompts)
-            instances.kept_tokens[j] -= stream.prompts[place] + stream.outputs[place]
+            index = (request + state.offset) % len(stream.prompts)
+            instances.kept_tokens[j] -= stream.prompts[index] + stream.outputs[index]
             _end_request(state, scenario, stream, requests, times, request, now + sending * k)
     kept = 0
     while kept < instances.active[j]:
@@ -412,9 +412,9 @@ def _end_request(
 def _insert(state: State, requests: Requests, request: int, at: float) -> None:
     """Insert ``request``, which arrives ``at`` this time, into those on the way."""
     arriving, arrives = requests.arriving, requests.arrives
-    place = state.tail
-    while place > state.head and arrives[place - 1] > at:
-        arriving[place], arrives[place] = arriving[place - 1], arrives[place - 1]
-        place -= 1
-    arriving[place], arrives[place] = request, at
+    slot = state.tail
+    while slot > state.head and arrives[slot - 1] > at:
+        arriving[slot], arrives[slot] = arriving[slot - 1], arrives[slot - 1]
+        slot -= 1
+    arriving[slot], arrives[slot] = request, at
     state.tail += 1

@@ -261,10 +261,11 @@ def _queue_policy(scenario: Scenario, level: int) -> tuple[int, int, bool]:
     """
     applies = scenario.refuses and scenario.candidate.dynamic_batching
     policy = dict(scenario.candidate.fields) if applies else {}
-    own = f"{PRIORITY_POLICY}.{level}."
-    head = own if any(path.startswith(own) for path in policy) else f"{DEFAULT_POLICY}."
-    timeout_ns = 1000 * int(policy.get(f"{head}default_timeout_microseconds", 0))
-    return int(policy.get(f"{head}max_queue_size", 0)), timeout_ns, policy.get(f"{head}timeout_action") != "DELAY"
+    prefix = f"{PRIORITY_POLICY}.{level}."
+    if not any(path.startswith(prefix) for path in policy):
+        prefix = f"{DEFAULT_POLICY}."
+    timeout_ns = 1000 * int(policy.get(f"{prefix}default_timeout_microseconds", 0))
+    return int(policy.get(f"{prefix}max_queue_size", 0)), timeout_ns, policy.get(f"{prefix}timeout_action") != "DELAY"
 
 
 def _prefetches(scenario: Scenario) -> bool:

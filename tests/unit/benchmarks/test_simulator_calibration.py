@@ -11,8 +11,7 @@ from optimizer.core.trial import Candidate
 from optimizer.simulator.calibration import Observation
 from optimizer.simulator.scenario import ClosedLoopLoad, MeasurementInterval, Overheads
 from optimizer.simulator.simulate import lognormal_jitter
-from tests.simulation import linear_times, simulate
-from tests.unit.simulator.test_calibration import observed
+from tests.simulation import linear_times, observed_deployment, simulate
 
 MS = 1e-3
 
@@ -77,7 +76,7 @@ def test_the_spread_of_service_times_is_seen_in_a_single_client_s_latencies() ->
 def test_the_release_time_is_recovered_from_a_saturating_load() -> None:
     over = Overheads(release_s=0.2 * MS)
     truth = linear_times(2 * MS, 0.25 * MS, 8, 2)
-    assert estimate_release_s(observed(truth, Candidate(8, True, 0, (), 2), 64, over)) == pytest.approx(
+    assert estimate_release_s(observed_deployment(truth, Candidate(8, True, 0, (), 2), 64, over)) == pytest.approx(
         0.2 * MS, rel=0.1
     )
     with pytest.raises(ValueError, match="no executions"):

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from objectives.batch_stats import BatchStatistic
 from optimizer.core.trial import Candidate
 from optimizer.simulator.calibration import Observation, service_times
-from optimizer.simulator.scenario import ClosedLoopLoad, MeasurementInterval, Overheads, Scenario, ServiceTimes
-from optimizer.simulator.simulate import lognormal_jitter, trace
-from tests.simulation import linear_times, simulate
+from optimizer.simulator.scenario import ClosedLoopLoad, Overheads
+from tests.simulation import linear_times, observed_deployment, simulate
 
 MS = 1e-3
 
@@ -129,28 +128,12 @@ def test_whatever_was_seen_the_times_are_positive_and_rise(
     assert (np.diff(times, axis=1) >= -1e-12).all()
 
 
-def observed(truth: ServiceTimes, candidate: Candidate, concurrency: int, over: Overheads) -> Observation:
-    """Return the statistics of a simulated deployment."""
-    log = trace(
-        Scenario(candidate, ClosedLoopLoad(concurrency), truth, over),
-        jitter=lognormal_jitter(0.05),
-        interval=MeasurementInterval(0, 3000),
-    )
-    done = ~np.isnan(log.end_s)
-    lasted, sizes = (log.end_s - log.start_s)[done], log.requests[done]
-    batches = tuple(
-        BatchStatistic(int(b), int((sizes == b).sum()), round(1e9 * float(lasted[sizes == b].sum())))
-        for b in np.unique(sizes)
-    )
-    return Observation(candidate.instance_count, concurrency, float(np.nanmax(log.end_s)), batches)
-
-
 def test_a_few_loads_on_three_deployments_tell_the_rest() -> None:
     """Predict throughput and latency of other configurations from 1, 2 and 4 instances under a few loads."""
     truth = linear_times(2 * MS, 0.25 * MS, 32, 6, contention=0.35)
     over = Overheads(0.1 * MS, 0.1 * MS, 0.02 * MS, 0, 0.05 * MS, 0.05 * MS, 0.02 * MS)
     observations = [
-        observed(truth, Candidate(32, True, 0, (), instances), concurrency, over)
+        observed_deployment(truth, Candidate(32, True, 0, (), instances), concurrency, over)
         for instances in (1, 2, 4)
         for concurrency in (1, 4, 16, 64, 128)
     ]

@@ -17,6 +17,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, LoadPoint, Point
+from optimizer.simulator import continuous_batching, iteration_loop
 from optimizer.simulator.closed_network import ClosedNetwork
 from optimizer.simulator.continuous_batching import (
     LATENCY_METRICS,
@@ -292,3 +293,9 @@ def test_any_percentile_is_estimated_from_the_simulated_ones() -> None:
     assert performance.latency_s("latency-avg") == 11.0
     assert 4.0 < performance.latency_s("ttft-p97") < 5.0
     assert performance.latency_s("ttft-p99.9") == pytest.approx(2 * (5 + math.log(10) / math.log(5)))
+
+
+def test_the_columns_of_the_results_are_those_of_the_compiled_loop() -> None:
+    for name in ("TOKENS_PER_S", "TOGETHER", "OCCUPIED"):
+        assert getattr(continuous_batching, name) == getattr(iteration_loop, name)
+    assert slice(iteration_loop.LATENCIES, iteration_loop.RESULTS) == continuous_batching.LATENCY_COLUMNS

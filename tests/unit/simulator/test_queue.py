@@ -28,8 +28,19 @@ from optimizer.simulator.scenario import (
     SimulationTrace,
 )
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
-from tests.simulation import leveled, linear_times, poisson_load, with_policy
-from tests.unit.simulator.test_simulator import ALL, LATENCIES, MS, TYPICAL, US, batcher, constant
+from tests.simulation import (
+    ALL_REQUESTS,
+    MS,
+    TYPICAL_OVERHEADS,
+    TYPICAL_TIMES,
+    US,
+    batcher,
+    constant,
+    leveled,
+    linear_times,
+    poisson_load,
+    with_policy,
+)
 
 WAKE = Overheads(wake_s=50 * US)
 
@@ -69,7 +80,7 @@ def run(
         missed_share=missed_share,
         priorities=SizeDistribution(((1, 1, 1.0),)) if priorities else None,
     )
-    return trace(job, interval=ALL)
+    return trace(job, interval=ALL_REQUESTS)
 
 
 def schedule(log: SimulationTrace) -> list[tuple[float, list[int]]]:
@@ -95,9 +106,9 @@ def test_the_service_time_is_that_of_the_samples() -> None:
         linear_times(0, 1 * MS, 8),
         request_mix=parse_size_distribution("3"),
     )
-    log = trace(job, interval=ALL)
+    log = trace(job, interval=ALL_REQUESTS)
     assert log.end_s - log.start_s == pytest.approx([6 * MS])
-    (result,) = simulate_many([job], interval=ALL)
+    (result,) = simulate_many([job], interval=ALL_REQUESTS)
     assert result.mean_batch_size == 6
     assert result.throughput_infer_per_sec == pytest.approx(6 / (7 * MS))
 
@@ -151,7 +162,7 @@ def test_missed_notifications_lower_the_capacity_of_single_requests(missed_share
     """Load and share must not exceed 1: after each missed end the next execution waits for an arrival."""
     load = poisson_load(50, 1000)
     job = Scenario(leveled(batcher(1, 0)), load, constant(10 * MS), missed_share=missed_share)
-    (result,) = simulate_many([job], interval=ALL)
+    (result,) = simulate_many([job], interval=ALL_REQUESTS)
     assert result.overloaded == overloaded
 
 
@@ -174,7 +185,7 @@ def test_a_request_expires_while_the_batcher_waits_for_more() -> None:
 
 
 def test_a_batcher_without_an_idle_instance_answers_expired_requests_after_half_a_second() -> None:
-    busy = Scenario(with_policy(batcher(1), timeout_us=5000), ClosedLoopLoad(2), constant(2.0), LATENCIES)
+    busy = Scenario(with_policy(batcher(1), timeout_us=5000), ClosedLoopLoad(2), constant(2.0), TYPICAL_OVERHEADS)
     log = trace(busy, interval=MeasurementInterval(0, 2))
     assert log.execution[1] == TIMED_OUT
     assert log.sent_s[2] == pytest.approx(0.5, abs=0.01)
@@ -221,7 +232,7 @@ def test_delayed_requests_of_a_high_level_come_before_a_low_level() -> None:
 def test_figures_are_of_the_requests_that_complete() -> None:
     load = OpenLoopLoad(np.array([0, 1, 7]) * MS)
     job = Scenario(with_policy(batcher(4), timeout_us=5000), load, constant(10 * MS))
-    (result,) = simulate_many([job], interval=ALL)
+    (result,) = simulate_many([job], interval=ALL_REQUESTS)
     assert (result.requests, result.rejected, result.timed_out) == (2, 0, 1)
     assert result.timed_out_share == pytest.approx(1 / 3)
     assert result.rejected_share == 0
@@ -230,14 +241,16 @@ def test_figures_are_of_the_requests_that_complete() -> None:
 
 
 def test_without_refusals_the_policy_only_turns_prefetching_off() -> None:
-    limited = Scenario(with_policy(batcher(4), 1, 1000), poisson_load(1000, 400), TYPICAL, LATENCIES, refuses=False)
+    limited = Scenario(
+        with_policy(batcher(4), 1, 1000), poisson_load(1000, 400), TYPICAL_TIMES, TYPICAL_OVERHEADS, refuses=False
+    )
     plain = replace(limited, candidate=batcher(4), prefetch=False)
     assert simulate_many([limited]) == simulate_many([plain]) != simulate_many([replace(limited, refuses=True)])
 
 
 def test_a_closed_loop_that_completes_nothing_ends() -> None:
     hopeless = with_policy(batcher(4, 8000), timeout_us=4000)
-    (result,) = simulate_many([Scenario(hopeless, ClosedLoopLoad(1), TYPICAL, LATENCIES)])
+    (result,) = simulate_many([Scenario(hopeless, ClosedLoopLoad(1), TYPICAL_TIMES, TYPICAL_OVERHEADS)])
     assert result.requests == 0
     assert result.timed_out_share == 1
     assert math.isnan(result.throughput_infer_per_sec)
@@ -245,7 +258,9 @@ def test_a_closed_loop_that_completes_nothing_ends() -> None:
 
 def test_clients_that_are_refused_at_once_do_not_stop_the_clock() -> None:
     crowded = with_policy(batcher(4), max_queue_size=2)
-    (result,) = simulate_many([Scenario(crowded, ClosedLoopLoad(20), TYPICAL)], interval=MeasurementInterval(0, 200))
+    (result,) = simulate_many(
+        [Scenario(crowded, ClosedLoopLoad(20), TYPICAL_TIMES)], interval=MeasurementInterval(0, 200)
+    )
     assert result.requests > 0
     assert result.rejected_share > 0.5
 
@@ -254,20 +269,20 @@ def test_clients_that_are_refused_at_once_do_not_stop_the_clock() -> None:
     ("job", "message"),
     [
         (
-            Scenario(batcher(4), ClosedLoopLoad(1), TYPICAL, request_mix=parse_size_distribution("1|5")),
+            Scenario(batcher(4), ClosedLoopLoad(1), TYPICAL_TIMES, request_mix=parse_size_distribution("1|5")),
             "requests of 5 samples are refused",
         ),
         (
             Scenario(
                 batcher(16),
                 ClosedLoopLoad(1),
-                ServiceTimes(TYPICAL.seconds, 4),
+                ServiceTimes(TYPICAL_TIMES.seconds, 4),
                 request_mix=parse_size_distribution("4..8"),
             ),
             "in steps of 4 samples",
         ),
         (
-            Scenario(batcher(4), ClosedLoopLoad(1), TYPICAL, fixed_shapes=False, shape_shares=(1.0, 0.0)),
+            Scenario(batcher(4), ClosedLoopLoad(1), TYPICAL_TIMES, fixed_shapes=False, shape_shares=(1.0, 0.0)),
             "all must be positive",
         ),
     ],
@@ -280,7 +295,7 @@ def test_a_mix_that_cannot_be_simulated_is_refused(job: Scenario, message: str) 
 # --- properties ---
 
 
-def draw_scenario(seed: int, load: SimulatedLoad | None = None, overheads: Overheads = LATENCIES) -> Scenario:
+def draw_scenario(seed: int, load: SimulatedLoad | None = None, overheads: Overheads = TYPICAL_OVERHEADS) -> Scenario:
     """Return a scenario in which requests differ or the queue has a policy."""
     chance = np.random.default_rng(seed)
     limit = int(chance.choice([4, 8, 16]))
@@ -293,7 +308,7 @@ def draw_scenario(seed: int, load: SimulatedLoad | None = None, overheads: Overh
     return Scenario(
         leveled(limited) if has_levels else limited,
         load or poisson_load(rate, 400, seed),
-        TYPICAL,
+        TYPICAL_TIMES,
         overheads,
         fixed_shapes=bool(chance.random() < 0.5),
         request_mix=parse_size_distribution(str(chance.choice(["1", "1*3|4", "1..3"]))),
@@ -308,11 +323,11 @@ def draw_scenario(seed: int, load: SimulatedLoad | None = None, overheads: Overh
 def test_no_more_requests_wait_than_the_queue_holds(seed: int, most: int) -> None:
     """Check the queue at each arrival, and the counts. Without overheads a batch starts as it is formed."""
     drawn = draw_scenario(seed, overheads=Overheads())
-    (result,), log = simulate_many([drawn], interval=ALL), trace(drawn, interval=ALL)
+    (result,), log = simulate_many([drawn], interval=ALL_REQUESTS), trace(drawn, interval=ALL_REQUESTS)
     assert (log.execution == REJECTED).sum() == result.rejected
     assert (log.execution == TIMED_OUT).sum() == result.timed_out
     assert result.requests + result.rejected + result.timed_out == len(log.execution)
-    log = trace(replace(drawn, candidate=with_policy(drawn.candidate, max_queue_size=most)), interval=ALL)
+    log = trace(replace(drawn, candidate=with_policy(drawn.candidate, max_queue_size=most)), interval=ALL_REQUESTS)
     executed = log.execution >= 0
     arrived, start = log.arrived_s[executed], log.start_s[log.execution[executed]]
     for moment in arrived:
@@ -334,7 +349,7 @@ def test_what_never_applies_changes_nothing(seed: int, fixed_shapes: bool) -> No
     """Sizes of 1, a queue that is never full and a timeout that never ends are as nothing, with the same batches."""
     candidate = replace(draw_scenario(seed).candidate, fields=())
     load = poisson_load(1000, 400, seed)
-    plain = Scenario(candidate, load, TYPICAL, LATENCIES, fixed_shapes=fixed_shapes, prefetch=False)
+    plain = Scenario(candidate, load, TYPICAL_TIMES, TYPICAL_OVERHEADS, fixed_shapes=fixed_shapes, prefetch=False)
     one = replace(plain, request_mix=parse_size_distribution("1"))
     roomy = replace(plain, candidate=with_policy(candidate, max_queue_size=10**6))
     assert simulate_many([one, roomy]) == [simulate_many([plain])[0]] * 2

@@ -39,18 +39,21 @@ from optimizer.simulator.scenario import (
     SimulationResult,
 )
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many, trace
-from tests.simulation import constant_load, leveled, linear_times, poisson_load, simulate, with_policy
-
-MS, US = 1e-3, 1e-6
-ALL = MeasurementInterval(warm_up_requests=0)
-
-
-def batcher(limit: int, delay_us: int = 0, *preferred: int, instances: int = 1) -> Candidate:
-    return Candidate(limit, True, delay_us, preferred, instances)
-
-
-def constant(seconds: float, sizes: int = 64, instances: int = 4) -> ServiceTimes:
-    return ServiceTimes(np.full((sizes, instances), seconds))
+from tests.simulation import (
+    ALL_REQUESTS,
+    MS,
+    TYPICAL_OVERHEADS,
+    TYPICAL_TIMES,
+    US,
+    batcher,
+    constant,
+    constant_load,
+    leveled,
+    linear_times,
+    poisson_load,
+    simulate,
+    with_policy,
+)
 
 
 def executions(
@@ -58,7 +61,7 @@ def executions(
 ) -> list[tuple[float, int]]:
     """Return (start in ms, requests) of each execution of an open loop without overheads."""
     load = OpenLoopLoad(np.array(arrivals_ms) * MS)
-    log = trace(Scenario(candidate, load, constant(service_ms * MS), **options), interval=ALL)
+    log = trace(Scenario(candidate, load, constant(service_ms * MS), **options), interval=ALL_REQUESTS)
     return list(zip((log.start_s / MS).round(6).tolist(), log.requests.tolist(), strict=True))
 
 
@@ -121,13 +124,14 @@ def test_batches_are_formed_ahead_up_to_two_for_each_instance() -> None:
     assert executions(batcher(2), arrivals) == [(0, 1), (10, 2), (20, 2), (30, 2), (40, 2)]
     slow = Overheads(wake_s=12 * MS)  # the batcher runs at 12 and 24 ms
     job = Scenario(batcher(4), OpenLoopLoad(np.array([0, *[13] * 4, 14, 15, 16]) * MS), constant(100 * MS), slow)
-    assert trace(job, interval=ALL).requests.tolist() == [1, 4, 3]
+    assert trace(job, interval=ALL_REQUESTS).requests.tolist() == [1, 4, 3]
 
 
 def test_two_instances_take_turns() -> None:
     assert executions(batcher(4, instances=2), [0, 1, 2, 3]) == [(0, 1), (1, 1), (10, 2)]
     log = trace(
-        Scenario(batcher(4, instances=2), OpenLoopLoad(np.array([0, 1, 2, 3]) * MS), constant(10 * MS)), interval=ALL
+        Scenario(batcher(4, instances=2), OpenLoopLoad(np.array([0, 1, 2, 3]) * MS), constant(10 * MS)),
+        interval=ALL_REQUESTS,
     )
     assert log.instance.tolist() == [0, 1, 0]
 
@@ -139,7 +143,9 @@ def test_without_dynamic_batching_requests_are_served_one_by_one() -> None:
 
 def test_the_remaining_work_goes_on_at_the_speed_of_the_instances_now_busy() -> None:
     halves = ServiceTimes(np.array([[10 * MS, 20 * MS]]))
-    log = trace(Scenario(Candidate(1, instance_count=2), OpenLoopLoad(np.array([0, 5]) * MS), halves), interval=ALL)
+    log = trace(
+        Scenario(Candidate(1, instance_count=2), OpenLoopLoad(np.array([0, 5]) * MS), halves), interval=ALL_REQUESTS
+    )
     # alone for 5 ms, at half speed to 15 ms, then the other alone again
     assert log.end_s == pytest.approx([15 * MS, 20 * MS])
 
@@ -163,7 +169,7 @@ def test_latencies_on_the_way() -> None:
 
 def test_arrivals_and_responses_keep_their_distance() -> None:
     spaced = Overheads(spacing_s=1 * MS)
-    log = trace(Scenario(Candidate(1), OpenLoopLoad(np.zeros(3)), constant(1 * MS), spaced), interval=ALL)
+    log = trace(Scenario(Candidate(1), OpenLoopLoad(np.zeros(3)), constant(1 * MS), spaced), interval=ALL_REQUESTS)
     assert log.arrived_s == pytest.approx([0, 1 * MS, 2 * MS])
     three = simulate(
         batcher(3, 9000), ClosedLoopLoad(3), constant(10 * MS), spaced
@@ -175,7 +181,7 @@ def test_arrivals_and_responses_keep_their_distance() -> None:
 def test_a_gap_delays_all_later_arrivals() -> None:
     job = Scenario(batcher(4), OpenLoopLoad(np.zeros(4)), constant(10 * MS), Overheads(spacing_s=1 * MS))
     slow = np.array([0, 5, 0, 0]) * MS
-    assert trace(job, gaps_s=slow, interval=ALL).arrived_s == pytest.approx(np.array([0, 6, 7, 8]) * MS)
+    assert trace(job, gaps_s=slow, interval=ALL_REQUESTS).arrived_s == pytest.approx(np.array([0, 6, 7, 8]) * MS)
 
 
 def test_a_trace_reaches_back_to_the_first_request() -> None:
@@ -187,7 +193,7 @@ def test_a_trace_reaches_back_to_the_first_request() -> None:
 
 def test_quantiles_are_taken_as_by_perf_analyzer() -> None:
     """Latencies are 1, 2, ... 10 ms, as 10 requests are served one by one; quantile q is element int(q * 9 + 0.5)."""
-    result = simulate(Candidate(1), OpenLoopLoad(np.zeros(10)), constant(1 * MS), interval=ALL)
+    result = simulate(Candidate(1), OpenLoopLoad(np.zeros(10)), constant(1 * MS), interval=ALL_REQUESTS)
     assert result.latency_p50_s == pytest.approx(6 * MS)
     assert result.latency_p90_s == pytest.approx(9 * MS)
     assert result.latency_p95_s == pytest.approx(10 * MS)
@@ -654,10 +660,6 @@ def random_candidate(seed: int) -> Candidate:
     return Candidate(limit, True, int(chance.choice([0, 500, 3000])), sizes, int(chance.integers(1, 5)))
 
 
-TYPICAL = linear_times(2 * MS, 0.3 * MS, 16, 4, contention=0.4)
-LATENCIES = Overheads(50 * US, 80 * US, 20 * US, 5 * US, 40 * US, 30 * US, 10 * US)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 40), st.booleans())
 def test_little_s_law_holds_in_a_closed_loop(seed: int, concurrency: int, fixed: bool) -> None:
@@ -665,8 +667,8 @@ def test_little_s_law_holds_in_a_closed_loop(seed: int, concurrency: int, fixed:
     result = simulate(
         random_candidate(seed),
         ClosedLoopLoad(concurrency),
-        TYPICAL,
-        LATENCIES,
+        TYPICAL_TIMES,
+        TYPICAL_OVERHEADS,
         fixed_shapes=fixed,
         jitter=lognormal_jitter(0.1, seed),
         interval=MeasurementInterval(500, 6000),
@@ -681,8 +683,10 @@ def test_little_s_law_holds_in_a_closed_loop(seed: int, concurrency: int, fixed:
 @given(st.integers(0, 10**6))
 def test_the_throughput_of_an_open_loop_below_capacity_is_its_rate(seed: int) -> None:
     candidate = random_candidate(seed)
-    rate = 0.5 / TYPICAL.seconds[0, candidate.instance_count - 1] * candidate.instance_count
-    result = simulate(candidate, poisson_load(rate, 3000, seed), TYPICAL, LATENCIES, interval=MeasurementInterval(0))
+    rate = 0.5 / TYPICAL_TIMES.seconds[0, candidate.instance_count - 1] * candidate.instance_count
+    result = simulate(
+        candidate, poisson_load(rate, 3000, seed), TYPICAL_TIMES, TYPICAL_OVERHEADS, interval=MeasurementInterval(0)
+    )
     assert not result.overloaded
     assert result.requests == 3000
     assert result.throughput_infer_per_sec == pytest.approx(3000 / result.duration_s)
@@ -751,12 +755,14 @@ def test_requests_that_wait_for_a_preferred_size_are_no_overload() -> None:
 def test_more_never_hurts_where_nothing_contends() -> None:
     times = constant(2 * MS, 16, 8)
     rates = [
-        simulate(Candidate(16), ClosedLoopLoad(c), times, LATENCIES).throughput_infer_per_sec for c in range(1, 12)
+        simulate(Candidate(16), ClosedLoopLoad(c), times, TYPICAL_OVERHEADS).throughput_infer_per_sec
+        for c in range(1, 12)
     ]
     assert rates == sorted(rates)
     for candidate in (batcher(16), Candidate(16)):
         loads = [
-            simulate(replace(candidate, instance_count=n), ClosedLoopLoad(32), times, LATENCIES) for n in range(1, 9)
+            simulate(replace(candidate, instance_count=n), ClosedLoopLoad(32), times, TYPICAL_OVERHEADS)
+            for n in range(1, 9)
         ]
         rates = [result.throughput_infer_per_sec for result in loads]
         assert all(after >= 0.98 * before for before, after in pairwise(rates))
@@ -765,9 +771,9 @@ def test_more_never_hurts_where_nothing_contends() -> None:
 
 
 def test_samples_and_requests_are_distinguished() -> None:
-    single = simulate(batcher(8, 1000), ClosedLoopLoad(6), TYPICAL, LATENCIES)
-    coarse = ServiceTimes(TYPICAL.seconds, step=100)  # the same times for a hundred times the samples
-    bulk = simulate(batcher(800, 1000), ClosedLoopLoad(6), coarse, LATENCIES, request_batch_size=100)
+    single = simulate(batcher(8, 1000), ClosedLoopLoad(6), TYPICAL_TIMES, TYPICAL_OVERHEADS)
+    coarse = ServiceTimes(TYPICAL_TIMES.seconds, step=100)  # the same times for a hundred times the samples
+    bulk = simulate(batcher(800, 1000), ClosedLoopLoad(6), coarse, TYPICAL_OVERHEADS, request_batch_size=100)
     assert bulk.throughput_infer_per_sec == pytest.approx(100 * single.throughput_infer_per_sec)
     assert bulk.latency_p95_s == single.latency_p95_s
     assert bulk.mean_batch_size == pytest.approx(100 * single.mean_batch_size)
@@ -776,10 +782,10 @@ def test_samples_and_requests_are_distinguished() -> None:
 def test_one_late_request_separates_clients_that_shared_a_batch() -> None:
     """Both states are stable, and one is a third faster."""
     candidate, times = batcher(8, 5000), linear_times(20 * MS, 0.5 * MS, 8)
-    together = simulate(candidate, ClosedLoopLoad(4), times, LATENCIES)
+    together = simulate(candidate, ClosedLoopLoad(4), times, TYPICAL_OVERHEADS)
     assert together.mean_batch_size == 4
     late = np.array([0.0, 0.0, 9 * MS, 9 * MS] + [0.0] * 9999)
-    parted = simulate(candidate, ClosedLoopLoad(4), times, LATENCIES, gaps_s=late)
+    parted = simulate(candidate, ClosedLoopLoad(4), times, TYPICAL_OVERHEADS, gaps_s=late)
     assert parted.mean_batch_size == 2
     assert parted.throughput_infer_per_sec < 0.75 * together.throughput_infer_per_sec
 
@@ -795,7 +801,11 @@ def many_jobs() -> list[Scenario]:
         poisson_load(300, 500),
         constant_load(900, 700),
     ]
-    return [Scenario(random_candidate(seed), load, TYPICAL, LATENCIES) for seed in range(20) for load in loads]
+    return [
+        Scenario(random_candidate(seed), load, TYPICAL_TIMES, TYPICAL_OVERHEADS)
+        for seed in range(20)
+        for load in loads
+    ]
 
 
 def test_equal_input_gives_equal_output_alone_and_in_threads() -> None:
@@ -822,18 +832,27 @@ def test_jitter_has_the_requested_mean_and_spread() -> None:
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        (Scenario(batcher(4), ClosedLoopLoad(1), TYPICAL, request_batch_size=5), "requests of 5 samples are refused"),
         (
-            Scenario(Candidate(0), ClosedLoopLoad(1), TYPICAL, request_batch_size=2),
+            Scenario(batcher(4), ClosedLoopLoad(1), TYPICAL_TIMES, request_batch_size=5),
+            "requests of 5 samples are refused",
+        ),
+        (
+            Scenario(Candidate(0), ClosedLoopLoad(1), TYPICAL_TIMES, request_batch_size=2),
             "requests of 2 samples are refused",
         ),
-        (Scenario(batcher(32), ClosedLoopLoad(32), TYPICAL), "up to 16 samples, but a batch can have 32"),
-        (Scenario(batcher(4, instances=5), ClosedLoopLoad(9), TYPICAL), "up to 4 busy instances, but 5 can be busy"),
-        (Scenario(batcher(4), ClosedLoopLoad(1), ServiceTimes(TYPICAL.seconds, step=3)), "in steps of 3 samples"),
-        (Scenario(batcher(4), ClosedLoopLoad(0), TYPICAL), "load: no requests"),
-        (Scenario(batcher(4), OpenLoopLoad(np.array([])), TYPICAL), "load: no requests"),
-        (Scenario(batcher(4), OpenLoopLoad(np.array([1.0, 0.5])), TYPICAL), "not ascending"),
-        (Scenario(batcher(4, instances=0), ClosedLoopLoad(1), TYPICAL), "instance_count: must be at least 1"),
+        (Scenario(batcher(32), ClosedLoopLoad(32), TYPICAL_TIMES), "up to 16 samples, but a batch can have 32"),
+        (
+            Scenario(batcher(4, instances=5), ClosedLoopLoad(9), TYPICAL_TIMES),
+            "up to 4 busy instances, but 5 can be busy",
+        ),
+        (
+            Scenario(batcher(4), ClosedLoopLoad(1), ServiceTimes(TYPICAL_TIMES.seconds, step=3)),
+            "in steps of 3 samples",
+        ),
+        (Scenario(batcher(4), ClosedLoopLoad(0), TYPICAL_TIMES), "load: no requests"),
+        (Scenario(batcher(4), OpenLoopLoad(np.array([])), TYPICAL_TIMES), "load: no requests"),
+        (Scenario(batcher(4), OpenLoopLoad(np.array([1.0, 0.5])), TYPICAL_TIMES), "not ascending"),
+        (Scenario(batcher(4, instances=0), ClosedLoopLoad(1), TYPICAL_TIMES), "instance_count: must be at least 1"),
     ],
 )
 def test_a_scenario_that_cannot_be_simulated_is_refused(job: Scenario, message: str) -> None:
@@ -848,15 +867,15 @@ def test_bad_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="wake_s is -1"):
         Overheads(wake_s=-1)
     with pytest.raises(ValueError, match="jitter"):
-        simulate(batcher(1), ClosedLoopLoad(1), TYPICAL, jitter=np.zeros(3))
+        simulate(batcher(1), ClosedLoopLoad(1), TYPICAL_TIMES, jitter=np.zeros(3))
     with pytest.raises(ValueError, match="gaps"):
-        simulate(batcher(1), ClosedLoopLoad(1), TYPICAL, gaps_s=np.array([-1.0]))
+        simulate(batcher(1), ClosedLoopLoad(1), TYPICAL_TIMES, gaps_s=np.array([-1.0]))
     with pytest.raises(ValueError, match="no request is left to measure"):
-        simulate(batcher(1), OpenLoopLoad(np.zeros(5)), TYPICAL, interval=MeasurementInterval(5))
+        simulate(batcher(1), OpenLoopLoad(np.zeros(5)), TYPICAL_TIMES, interval=MeasurementInterval(5))
 
 
 def test_service_times_need_cover_no_more_than_can_happen() -> None:
-    assert simulate(batcher(64, instances=9), ClosedLoopLoad(3), TYPICAL).requests >= 2000
+    assert simulate(batcher(64, instances=9), ClosedLoopLoad(3), TYPICAL_TIMES).requests >= 2000
 
 
 @pytest.mark.parametrize("known", [2, 3, 16])
