@@ -52,7 +52,7 @@ from optimizer.core.files import cache_folder, write_atomically
 from optimizer.core.process import SUPERVISOR
 from optimizer.model.profile_files import COPY_NAME
 from optimizer.simulator.simulate import compile_simulator
-from tests.command_fixtures import TUNE, Ended, Playground, call_tune
+from tests.command_fixtures import TUNE, Ended, Sandbox, call_tune
 
 CASES, SMOKE_CASES = 10_000, 300
 BATCH = 25  # cases of a section before the next section's turn
@@ -230,10 +230,10 @@ class Place:
     """
 
     def __init__(self, root: Path) -> None:
-        self.playground = Playground(root)
+        self.sandbox = Sandbox(root)
         self._cache = root / "cache"
         self._home = root / "home"
-        for folder in (self.playground.working_folder, self.playground.temporary, self._cache, self._home):
+        for folder in (self.sandbox.working_folder, self.sandbox.temporary, self._cache, self._home):
             folder.mkdir(parents=True)
         self.compiled = cache_folder() / "compiled"
         compile_simulator(lambda _: None)  # a first case must not take that time
@@ -256,7 +256,7 @@ class Place:
     def folder(self, case: CommandCase) -> Iterator[Path]:
         """Yield a new working folder with the case's files. Afterwards check what was written, and remove it."""
         self._count += 1
-        folder = self.playground.working_folder / "a/b" / str(self._count)
+        folder = self.sandbox.working_folder / "a/b" / str(self._count)
         folder.mkdir(parents=True)
         for name, content in {**case.valid, **case.files}.items():
             path = folder / name
@@ -275,7 +275,7 @@ class Place:
             wrong = [path for path in sorted(changed - made) if not any(map(path.is_relative_to, allowed))]
             assert not wrong, f"wrote {wrong[0]}"
         finally:
-            shutil.rmtree(self.playground.working_folder / "a")
+            shutil.rmtree(self.sandbox.working_folder / "a")
             self._link_compiled()
             if len(list(self._cache.glob("*/*"))) > 100:
                 for kept in self._cache.iterdir():
@@ -285,9 +285,9 @@ class Place:
     def _files(self) -> dict[Path, bytes | str | None]:
         """Return the content of each file, the target of each link and None for each folder, without the cache."""
         contents: dict[Path, bytes | str | None] = {}
-        for parent, folders, files in os.walk(self.playground.root):
+        for parent, folders, files in os.walk(self.sandbox.root):
             path = Path(parent)
-            if path == self.playground.root:
+            if path == self.sandbox.root:
                 folders.remove(self._cache.name)
             for name in (*folders, *files):
                 file = path / name
@@ -333,11 +333,11 @@ def attempt(case: Case, place: Place, *, as_command: bool = False) -> tuple[str,
 
 def _call(case: CommandCase, place: Place) -> int | None:
     """Return the exit code of the case in this process; None if it came to the start of a server."""
-    watch = Watch(place.playground.root, place.compiled)
+    watch = Watch(place.sandbox.root, place.compiled)
     with place.folder(case) as folder, Output() as output:
         try:
             with limited(output.error_descriptor), watched(watch):
-                ended = call_tune(place.playground, output, *case.words, cwd=folder, env=place.env)
+                ended = call_tune(place.sandbox, output, *case.words, cwd=folder, env=place.env)
         except Stopped:
             ended = Ended(STOPPED, *output.readouterr(), os.getpid())
         except OutOfTime:
@@ -354,7 +354,7 @@ def _run(case: CommandCase, place: Place) -> int:
             process = subprocess.run(
                 [TUNE, *case.words],
                 cwd=folder,
-                env={**os.environ, "TMPDIR": str(place.playground.temporary), **place.env},
+                env={**os.environ, "TMPDIR": str(place.sandbox.temporary), **place.env},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=MOST_SECONDS,
@@ -363,7 +363,7 @@ def _run(case: CommandCase, place: Place) -> int:
             )
         except subprocess.TimeoutExpired as error:
             raise AssertionError(str(error)) from None
-        left = place.playground.processes()
+        left = place.sandbox.processes()
         assert not left, f"left {left}"
         ended = Ended(
             process.returncode, process.stdout.decode(errors="replace"), process.stderr.decode(errors="replace"), 0

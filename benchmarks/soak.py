@@ -62,7 +62,7 @@ from optimizer.deploy.server_process import remove_leftovers
 from optimizer.measure.load_client.base_generator import CLIENT
 from optimizer.simulator.simulate import compile_simulator
 from optimizer.store.run_folder import RUN_FILE, SWEEP_FILE
-from tests.command_fixtures import FINISHED, Ended, Playground, eventually
+from tests.command_fixtures import FINISHED, Ended, Sandbox, eventually
 from tests.storage_fixtures import SmallDisk, mounted_disk
 
 MODEL = "mlp"
@@ -385,15 +385,15 @@ class Findings:
 
 
 class Soak:
-    """Runs rounds in the folders of ``playground``."""
+    """Runs rounds in the folders of ``sandbox``."""
 
-    def __init__(self, playground: Playground, seed: int, machine: str) -> None:
-        self._playground, self._seed, self._machine = playground, seed, machine
-        kill(playground.processes())  # of a soak that was killed
-        for folder in (playground.working_folder, playground.temporary):
+    def __init__(self, sandbox: Sandbox, seed: int, machine: str) -> None:
+        self._playground, self._seed, self._machine = sandbox, seed, machine
+        kill(sandbox.processes())  # of a soak that was killed
+        for folder in (sandbox.working_folder, sandbox.temporary):
             folder.mkdir(parents=True, exist_ok=True)
-        env = {**os.environ, "TMPDIR": str(playground.temporary)}
-        self._worker = StudyWorker(playground.working_folder, env, playground.root / "studies.log")
+        env = {**os.environ, "TMPDIR": str(sandbox.temporary)}
+        self._worker = StudyWorker(sandbox.working_folder, env, sandbox.root / "studies.log")
 
     def close(self) -> None:
         """End everything that was started."""
@@ -657,7 +657,7 @@ def main() -> int:
         sys.exit(f"{work}: rounds of another seed; give another folder (--work)")
     runtime.ensure(say)
     compile_simulator(say)
-    soak = Soak(Playground(work / "play"), arguments.seed, machine)
+    soak = Soak(Sandbox(work / "play"), arguments.seed, machine)
     try:
         while sum(one.seconds for one in rounds) < 60 * minutes:
             rounds.append(soak.run(len(rounds)))

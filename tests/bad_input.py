@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.command_fixtures import Ended, Playground, Tune
+from tests.command_fixtures import Ended, Sandbox, Tune
 
 CONFIG = """\
 platform: "onnxruntime_onnx"
@@ -43,22 +43,22 @@ def profile(text: str, *lines: tuple[str, ...]) -> Bad:
     return Bad("p.yaml", lines, {"p.yaml": text})
 
 
-def tune_without_server(tune: Tune, playground: Playground, *arguments: str) -> Ended:
+def tune_without_server(tune: Tune, sandbox: Sandbox, *arguments: str) -> Ended:
     """Run the command and assert that it neither prepared a server nor left files."""
-    before = entries(playground.working_folder)
-    ended = tune(*arguments, env=without_server(playground))
-    assert not (playground.root / "cache").exists()
-    assert entries(playground.working_folder) == before
+    before = entries(sandbox.working_folder)
+    ended = tune(*arguments, env=without_server(sandbox))
+    assert not (sandbox.root / "cache").exists()
+    assert entries(sandbox.working_folder) == before
     assert ended.stdout == ""
     return ended
 
 
-def without_server(playground: Playground) -> dict[str, str | Path]:
+def without_server(sandbox: Sandbox) -> dict[str, str | Path]:
     """Return an environment in which the server is not installed and cannot be downloaded."""
     return {
-        "TRITUNE_CACHE": playground.root / "cache",
+        "TRITUNE_CACHE": sandbox.root / "cache",
         "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": playground.root / "no wheels",
+        "PIP_FIND_LINKS": sandbox.root / "no wheels",
         "PIP_CONFIG_FILE": os.devnull,
     }
 

@@ -72,7 +72,7 @@ def tls_proxy(to: str, certificate: Path) -> Iterator[str]:
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:
-    """Forward in both directions until either side closes."""
+    """Forward bytes from ``source`` to ``sink`` until one of them closes, then shut both down."""
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             sink.sendall(data)

@@ -57,7 +57,7 @@ class Ended:
     pid: int
 
     @property
-    def complaints(self) -> list[str]:
+    def stderr_lines(self) -> list[str]:
         """Return the lines of standard error; fail if they hold a traceback."""
         assert "Traceback" not in self.stderr, self.stderr
         return self.stderr.splitlines()
@@ -65,11 +65,11 @@ class Ended:
     @property
     def errors(self) -> list[str]:
         """Return the lines of standard error that are errors; the others are progress."""
-        return [line for line in self.complaints if line.startswith("tune: ")]
+        return [line for line in self.stderr_lines if line.startswith("tune: ")]
 
 
 @dataclass(frozen=True)
-class Playground:
+class Sandbox:
     """The folders of one test. All files of ``tune`` lie below ``root``, and its processes name ``root``."""
 
     root: Path
@@ -134,7 +134,7 @@ class Playground:
 
 
 def _words(arguments: Sequence[str | Path]) -> list[str | Path]:
-    """Return the arguments without REPORT, and for a run with the options of ``Playground.start``."""
+    """Return the arguments without REPORT, and for a run with the options of ``Sandbox.start``."""
     words = [word for word in arguments if word != REPORT]
     first = str(words[0]) if words else ""
     more = [] if first in (*COMMANDS, "--help", "--version") else ["--log", "none"]
@@ -147,7 +147,7 @@ def _words(arguments: Sequence[str | Path]) -> list[str | Path]:
 class Run:
     """A run that has ended, with its files."""
 
-    playground: Playground
+    sandbox: Sandbox
     ended: Ended
 
     @property
@@ -159,7 +159,7 @@ class Run:
     @property
     def folder(self) -> Path:
         """Return the only run folder in ``results``."""
-        (folder,) = (self.playground.working_folder / "results").glob("*/*")
+        (folder,) = (self.sandbox.working_folder / "results").glob("*/*")
         return folder
 
     def rows(self) -> list[dict[str, str]]:
@@ -207,23 +207,23 @@ class Tune(Protocol):
 
 
 @contextlib.contextmanager
-def playing_in(root: Path) -> Iterator[Playground]:
-    """Yield a playground; afterwards check that no process and no temporary folder is left."""
-    playground = Playground(root)
-    playground.working_folder.mkdir()
-    playground.temporary.mkdir()
-    yield playground
-    survivors = playground.processes()
+def open_sandbox(root: Path) -> Iterator[Sandbox]:
+    """Yield a sandbox; afterwards check that no process and no temporary folder is left."""
+    sandbox = Sandbox(root)
+    sandbox.working_folder.mkdir()
+    sandbox.temporary.mkdir()
+    yield sandbox
+    survivors = sandbox.processes()
     names = [f"{process.pid} {process.name()}" for process in survivors if process.is_running()]
     for process in survivors:
         with contextlib.suppress(psutil.Error):
             process.kill()
     assert names == []
-    assert list(playground.temporary.iterdir()) == []
+    assert list(sandbox.temporary.iterdir()) == []
 
 
 def run_tune(
-    playground: Playground,
+    sandbox: Sandbox,
     *arguments: str | Path,
     cwd: Path | None = None,
     timeout: float = RUN_SECONDS,
@@ -235,28 +235,28 @@ def run_tune(
     Run the installed program instead of a fork if it gets variables, which may matter before its first line.
     """
     is_forked = forks and not env
-    process = playground.fork(*arguments, cwd=cwd) if is_forked else playground.start(*arguments, cwd=cwd, env=env)
+    process = sandbox.fork(*arguments, cwd=cwd) if is_forked else sandbox.start(*arguments, cwd=cwd, env=env)
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     finally:
         process.kill()
-    assert playground.shared_memory(process.pid) == []
+    assert sandbox.shared_memory(process.pid) == []
     return Ended(process.returncode, stdout, stderr, process.pid)
 
 
 @pytest.fixture
-def playground(tmp_path: Path) -> Iterator[Playground]:
-    with playing_in(tmp_path) as instance:
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    with open_sandbox(tmp_path) as instance:
         yield instance
 
 
 @pytest.fixture
-def tune(playground: Playground) -> Tune:
-    return functools.partial(run_tune, playground)
+def tune(sandbox: Sandbox) -> Tune:
+    return functools.partial(run_tune, sandbox)
 
 
 def call_tune(
-    playground: Playground,
+    sandbox: Sandbox,
     output: Output,
     *arguments: str | Path,
     cwd: Path | None = None,
@@ -267,14 +267,14 @@ def call_tune(
 
     ``timeout`` does not apply: the test's own timeout interrupts the command.
     """
-    settings = {"TMPDIR": playground.temporary, **(env or {})}
+    settings = {"TMPDIR": sandbox.temporary, **(env or {})}
     output.readouterr()
     with (
         pytest.MonkeyPatch.context() as patch,
         mock.patch.dict(os.environ, {name: str(value) for name, value in settings.items()}),
         _signal_handlers_restored(),
     ):
-        patch.chdir(cwd or playground.working_folder)
+        patch.chdir(cwd or sandbox.working_folder)
         patch.setattr(tempfile, "tempdir", None)  # TMPDIR applies
         patch.setattr(sys, "argv", ["tune", *map(str, arguments)])
         patch.setattr(sys, "unraisablehook", sys.unraisablehook)
@@ -282,7 +282,7 @@ def call_tune(
         with pytest.raises(SystemExit) as ended:
             main()
     assert isinstance(ended.value.code, int)
-    assert playground.shared_memory(os.getpid()) == []
+    assert sandbox.shared_memory(os.getpid()) == []
     stdout, stderr = output.readouterr()
     return Ended(ended.value.code, stdout, stderr, os.getpid())
 
@@ -298,8 +298,8 @@ def _signal_handlers_restored() -> Iterator[None]:
 
 
 @pytest.fixture
-def called_tune(playground: Playground, capfd: pytest.CaptureFixture[str]) -> Tune:
-    return functools.partial(call_tune, playground, capfd)
+def called_tune(sandbox: Sandbox, capfd: pytest.CaptureFixture[str]) -> Tune:
+    return functools.partial(call_tune, sandbox, capfd)
 
 
 def eventually(condition: Callable[[], object], seconds: float) -> bool:

@@ -30,7 +30,7 @@ class StandIn:
     library: Path
     answers: Path
 
-    def tell(self, *devices: Mapping[str, object], **library: object) -> None:
+    def set_answers(self, *devices: Mapping[str, object], **library: object) -> None:
         """Set what NVML answers from now on; ``error N`` instead of a value is that error. ``process`` is a list."""
         lines = [f"- {key} {value}" for key, value in ({"driver": "580.159.04"} | library).items()]
         lines += [f"- devices {len(devices)}"] if "devices" not in library else []

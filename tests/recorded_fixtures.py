@@ -21,8 +21,8 @@ from optimizer.core.files import write_atomically
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.store.trials_table import TrialsTable
 from tests import recorded_run
-from tests.command_fixtures import Ended, Playground, playing_in
-from tests.conftest import known_server, measurement
+from tests.command_fixtures import Ended, Sandbox, open_sandbox
+from tests.conftest import measure_known_server, measurement
 from tests.forked_tune import FORKS
 
 LOADS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64)
@@ -50,19 +50,19 @@ class RecordedRuns:
 @pytest.fixture(scope="session")
 def recorded_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedRuns]:
     """Runs of the default search method, whose next decision depends on all measurements in the study."""
-    with playing_in(tmp_path_factory.mktemp("recorded")) as playground:
-        yield undisturbed_run(playground, "simulated", SPACE)
+    with open_sandbox(tmp_path_factory.mktemp("recorded")) as sandbox:
+        yield undisturbed_run(sandbox, "simulated", SPACE)
 
 
 @pytest.fixture(scope="session")
 def quick_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedRuns]:
     """Runs of a search method that needs no time, for faults of a disk or database during the first trial."""
-    with playing_in(tmp_path_factory.mktemp("quick")) as playground:
-        yield undisturbed_run(playground, "random", QUICK_SPACE)
+    with open_sandbox(tmp_path_factory.mktemp("quick")) as sandbox:
+        yield undisturbed_run(sandbox, "random", QUICK_SPACE)
 
 
-def undisturbed_run(playground: Playground, search: str, space: SearchSpace) -> RecordedRuns:
-    table, folder = playground.root / "recorded.csv", playground.working_folder / "run"
+def undisturbed_run(sandbox: Sandbox, search: str, space: SearchSpace) -> RecordedRuns:
+    table, folder = sandbox.root / "recorded.csv", sandbox.working_folder / "run"
     record(table, space)
     folder.mkdir()
     ended = start(folder, RecordedRuns(table, search, [], {})).finish()
@@ -71,7 +71,7 @@ def undisturbed_run(playground: Playground, search: str, space: SearchSpace) -> 
 
 
 def record(path: Path, space: SearchSpace, loads: Sequence[int] = LOADS) -> None:
-    """Return the table of a server that some configurations suit better or worse than the simulator can predict."""
+    """Write the table of a server whose configurations are 0.6 to 1.4 times as fast as the known server."""
     table = TrialsTable(path, "known", {})
     chance = random.Random(1)
     for number, candidate in enumerate(space.candidates()):
@@ -82,7 +82,7 @@ def record(path: Path, space: SearchSpace, loads: Sequence[int] = LOADS) -> None
 
 
 def _lucky(candidate: Candidate, concurrency: int, luck: float) -> Measurement:
-    usual = known_server(candidate, concurrency, 1)
+    usual = measure_known_server(candidate, concurrency, 1)
     assert usual.throughput_infer_per_sec is not None
     assert usual.latency_p95_ms is not None
     return measurement(luck * usual.throughput_infer_per_sec, usual.latency_p95_ms / luck)
@@ -90,10 +90,10 @@ def _lucky(candidate: Candidate, concurrency: int, luck: float) -> Measurement:
 
 @dataclass(frozen=True)
 class RecordedProcess:
-    """The process of a run. ``complaints`` is its standard error."""
+    """The process of a run. ``stderr_path`` is the file of its standard error."""
 
     process: ForkServerProcess
-    complaints: Path
+    stderr_path: Path
 
     @property
     def pid(self) -> int:
@@ -111,11 +111,11 @@ class RecordedProcess:
         self.process.terminate()
 
     def finish(self, seconds: float = 600.0) -> Ended:
-        """Wait for the end and return the exit code; that of a signal is negative."""
+        """Wait for the end; return the exit code, which is negative for a signal, and standard error."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, "still running"
-        stderr = self.complaints.read_text()
-        self.complaints.unlink()
+        stderr = self.stderr_path.read_text()
+        self.stderr_path.unlink()
         return Ended(self.process.exitcode, "", stderr, self.pid)
 
 
@@ -127,11 +127,11 @@ def start(folder: Path, runs: RecordedRuns, storage: str | None = None) -> Recor
 
 def started(main: Callable[[list[str]], NoReturn], words: list[str], place: Path) -> RecordedProcess:
     """Start a command; its standard error goes to a file in the folder ``place``."""
-    descriptor, complaints = tempfile.mkstemp(prefix="stderr-", dir=place)
+    descriptor, stderr_path = tempfile.mkstemp(prefix="stderr-", dir=place)
     os.close(descriptor)
-    process = FORKS.Process(target=_command, args=(main, words, complaints))
+    process = FORKS.Process(target=_command, args=(main, words, stderr_path))
     process.start()
-    return RecordedProcess(process, Path(complaints))
+    return RecordedProcess(process, Path(stderr_path))
 
 
 def hold(folder: Path, count: int) -> None:
@@ -165,6 +165,6 @@ def recommended(folder: Path) -> dict[str, object]:
     return result
 
 
-def _command(main: Callable[[list[str]], NoReturn], words: list[str], complaints: str) -> None:
-    os.dup2(os.open(complaints, os.O_WRONLY), 2)
+def _command(main: Callable[[list[str]], NoReturn], words: list[str], stderr_path: str) -> None:
+    os.dup2(os.open(stderr_path, os.O_WRONLY), 2)
     main(words)

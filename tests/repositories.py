@@ -25,7 +25,7 @@ def stored(repository: Path) -> Callable[[str], ModelSource]:
 def onnx_model(
     nodes: Sequence[NodeProto], inputs: Mapping[str, tuple[int, Dims]], outputs: Mapping[str, tuple[int, Dims]]
 ) -> ModelProto:
-    """Return ONNX tensors from (type, dims) by name."""
+    """Return an ONNX model of ``nodes`` whose inputs and outputs are (type, dims) by name."""
 
     def tensors(named: Mapping[str, tuple[int, Dims]]) -> list[object]:
         return [helper.make_tensor_value_info(name, kind, list(dims)) for name, (kind, dims) in named.items()]
@@ -219,7 +219,7 @@ def write_bls(repository: Path, milliseconds: float) -> Path:
 
 
 def write_python_model(repository: Path, name: str, program: str) -> Path:
-    """Add the tensors of the sleeper to ``config``."""
+    """Write the Python model ``name`` with the tensors of the sleeper and the code ``program``; return its folder."""
     folder = repository / name
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(SLEEPER_CONFIG)

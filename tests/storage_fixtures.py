@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests.command_fixtures import Playground, eventually
+from tests.command_fixtures import Sandbox, eventually
 
 START_SECONDS = 600.0
 
@@ -90,11 +90,11 @@ def mounted_disk(mount: Path, mebibytes: int = 1) -> Iterator[SmallDisk]:
 
 
 @pytest.fixture
-def small_disk(playground: Playground) -> Iterator[SmallDisk]:
+def small_disk(sandbox: Sandbox) -> Iterator[SmallDisk]:
     """Yield a disk of 1 MiB at ``results``."""
     with contextlib.ExitStack() as mounted:
         try:
-            disk = mounted.enter_context(mounted_disk(playground.working_folder / "results"))
+            disk = mounted.enter_context(mounted_disk(sandbox.working_folder / "results"))
         except OSError as error:
             pytest.skip(str(error))
         yield disk

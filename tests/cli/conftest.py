@@ -4,11 +4,11 @@ import functools
 
 import pytest
 
-from tests.command_fixtures import Playground, Tune, called_tune, playground, run_tune
+from tests.command_fixtures import Sandbox, Tune, called_tune, run_tune, sandbox
 
-__all__ = ["called_tune", "playground"]
+__all__ = ["called_tune", "sandbox"]
 
 
 @pytest.fixture
-def tune(playground: Playground) -> Tune:
-    return functools.partial(run_tune, playground, forks=False)
+def tune(sandbox: Sandbox) -> Tune:
+    return functools.partial(run_tune, sandbox, forks=False)

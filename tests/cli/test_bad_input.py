@@ -20,7 +20,7 @@ from tests.bad_input import (
     tune_without_server,
     without_server,
 )
-from tests.command_fixtures import Playground, Tune
+from tests.command_fixtures import Sandbox, Tune
 from tests.repositories import doubler, write_model
 
 FLAGS = [
@@ -178,54 +178,50 @@ MODEL_ANALYZER = [
 ]
 
 
-def test_the_installed_command_reports_bad_input_in_one_line(tune: Tune, playground: Playground) -> None:
+def test_the_installed_command_reports_bad_input_in_one_line(tune: Tune, sandbox: Sandbox) -> None:
     """The command runs in a new process, as users start it."""
-    ended = tune_without_server(tune, playground, *NAMES[0].arguments.split())
+    ended = tune_without_server(tune, sandbox, *NAMES[0].arguments.split())
     assert_says(ended, *NAMES[0].lines)
 
 
 @pytest.mark.parametrize("case", [*FLAGS, *NAMES, *PROFILES], ids=str)
-def test_bad_flags_model_names_and_profiles_are_reported(
-    case: Bad, called_tune: Tune, playground: Playground
-) -> None:
-    case.write_files(playground.working_folder)
-    assert_says(tune_without_server(called_tune, playground, *case.arguments.split()), *case.lines)
+def test_bad_flags_model_names_and_profiles_are_reported(case: Bad, called_tune: Tune, sandbox: Sandbox) -> None:
+    case.write_files(sandbox.working_folder)
+    assert_says(tune_without_server(called_tune, sandbox, *case.arguments.split()), *case.lines)
 
 
 @pytest.mark.parametrize("case", MODEL_ANALYZER, ids=str)
-def test_errors_in_a_model_analyzer_file_name_the_line(case: Bad, called_tune: Tune, playground: Playground) -> None:
-    case.write_files(playground.working_folder)
-    ended = tune_without_server(called_tune, playground, *case.arguments.split(), "--json")
+def test_errors_in_a_model_analyzer_file_name_the_line(case: Bad, called_tune: Tune, sandbox: Sandbox) -> None:
+    case.write_files(sandbox.working_folder)
+    ended = tune_without_server(called_tune, sandbox, *case.arguments.split(), "--json")
     assert_says(ended, *case.lines)
 
 
-def test_a_model_analyzer_file_is_printed_as_a_profile(called_tune: Tune, playground: Playground) -> None:
-    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
-    (playground.working_folder / "f").write_text(
+def test_a_model_analyzer_file_is_printed_as_a_profile(called_tune: Tune, sandbox: Sandbox) -> None:
+    write_model(sandbox.working_folder / "models", "m", CONFIG, doubler())
+    (sandbox.working_folder / "f").write_text(
         "model_repository: models\nprofile_models: m\nlatency_budget: 5\ngpus: all\n"
     )
-    ended = called_tune("--from-model-analyzer", "f", "--print-profile", env=without_server(playground))
-    assert (ended.code, ended.complaints) == (0, [])
+    ended = called_tune("--from-model-analyzer", "f", "--print-profile", env=without_server(sandbox))
+    assert (ended.code, ended.stderr_lines) == (0, [])
     assert "line 4, gpus: ignored: " in ended.stdout
     assert ended.stdout.endswith("model: {repository: models, name: m}\nsla: {p99: 5ms}\n")
 
 
 @pytest.mark.parametrize("case", STORAGES, ids=str)
-def test_a_bad_storage_is_reported_without_its_password(case: Bad, called_tune: Tune, playground: Playground) -> None:
-    case.write_files(playground.working_folder)
-    ended = tune_without_server(called_tune, playground, *case.arguments.split())
+def test_a_bad_storage_is_reported_without_its_password(case: Bad, called_tune: Tune, sandbox: Sandbox) -> None:
+    case.write_files(sandbox.working_folder)
+    ended = tune_without_server(called_tune, sandbox, *case.arguments.split())
     assert_says(ended, *case.lines)
     assert SECRET not in ended.stderr
 
 
 @pytest.mark.parametrize("case", ESCAPES, ids=str)
-def test_a_profile_cannot_refer_to_files_outside_its_folder(
-    case: Bad, called_tune: Tune, playground: Playground
-) -> None:
-    write_model(playground.root, "m", CONFIG, doubler())
-    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
-    (playground.root / "secret.json").write_text("{}")
-    (playground.working_folder / "link.json").symlink_to(playground.root / "secret.json")
-    (playground.working_folder / "models" / "out").symlink_to(playground.root / "m")
-    case.write_files(playground.working_folder)
-    assert_says(tune_without_server(called_tune, playground, *case.arguments.split()), *case.lines)
+def test_a_profile_cannot_refer_to_files_outside_its_folder(case: Bad, called_tune: Tune, sandbox: Sandbox) -> None:
+    write_model(sandbox.root, "m", CONFIG, doubler())
+    write_model(sandbox.working_folder / "models", "m", CONFIG, doubler())
+    (sandbox.root / "secret.json").write_text("{}")
+    (sandbox.working_folder / "link.json").symlink_to(sandbox.root / "secret.json")
+    (sandbox.working_folder / "models" / "out").symlink_to(sandbox.root / "m")
+    case.write_files(sandbox.working_folder)
+    assert_says(tune_without_server(called_tune, sandbox, *case.arguments.split()), *case.lines)

@@ -18,7 +18,7 @@ from tests.bad_input import (
     tune_without_server,
     without_server,
 )
-from tests.command_fixtures import Playground, Tune
+from tests.command_fixtures import Sandbox, Tune
 from tests.repositories import doubler, serialized, write_model
 
 
@@ -246,54 +246,54 @@ REPOSITORIES = {
 
 
 @pytest.mark.parametrize("case", REPOSITORIES)
-def test_a_faulty_model_repository_is_reported(case: str, called_tune: Tune, playground: Playground) -> None:
+def test_a_faulty_model_repository_is_reported(case: str, called_tune: Tune, sandbox: Sandbox) -> None:
     spoilt = REPOSITORIES[case]
-    spoilt.spoil(write_model(playground.working_folder / "models", "m", CONFIG, doubler()))
-    ended = tune_without_server(called_tune, playground, "--sla-p95", "20ms", "--model-repository", "models", "m")
+    spoilt.spoil(write_model(sandbox.working_folder / "models", "m", CONFIG, doubler()))
+    ended = tune_without_server(called_tune, sandbox, "--sla-p95", "20ms", "--model-repository", "models", "m")
     assert_says(ended, spoilt.words)
 
 
 @pytest.mark.skipif(bool(hardware.gpu_names()), reason="needs a machine without a GPU")
 @pytest.mark.parametrize("group", ["kind: KIND_GPU", "gpus: 0"])
-def test_a_model_for_a_gpu_is_refused_without_one(group: str, called_tune: Tune, playground: Playground) -> None:
-    write_model(playground.working_folder, "m", f"{CONFIG}instance_group {{ count: 1 {group} }}\n", doubler())
-    ended = tune_without_server(called_tune, playground, "--sla-p95", "20ms", "m")
+def test_a_model_for_a_gpu_is_refused_without_one(group: str, called_tune: Tune, sandbox: Sandbox) -> None:
+    write_model(sandbox.working_folder, "m", f"{CONFIG}instance_group {{ count: 1 {group} }}\n", doubler())
+    ended = tune_without_server(called_tune, sandbox, "--sla-p95", "20ms", "m")
     assert_says(ended, ("m/config.pbtxt: instance_group: ", "GPU"))
 
 
 @pytest.mark.skipif(bool(hardware.gpu_names()), reason="needs a machine without a GPU")
-def test_an_accelerator_of_a_gpu_is_refused_on_a_cpu(called_tune: Tune, playground: Playground) -> None:
-    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
+def test_an_accelerator_of_a_gpu_is_refused_on_a_cpu(called_tune: Tune, sandbox: Sandbox) -> None:
+    write_model(sandbox.working_folder / "models", "m", CONFIG, doubler())
     choices = "  onnxruntime:\n    precision_mode: [FP16]\n    execution_accelerator: [none, tensorrt]\n"
     profile = f"model: {{repository: models, name: m}}\nspace:\n{choices}"
-    (playground.working_folder / "p.yaml").write_text(profile)
-    ended = tune_without_server(called_tune, playground, "--sla-p95", "20ms", "p.yaml")
+    (sandbox.working_folder / "p.yaml").write_text(profile)
+    ended = tune_without_server(called_tune, sandbox, "--sla-p95", "20ms", "p.yaml")
     assert_says(ended, ("p.yaml:5: space.onnxruntime.execution_accelerator: needs a GPU, and this model is served",))
 
 
-def test_the_number_of_instances_is_limited(called_tune: Tune, playground: Playground) -> None:
-    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
+def test_the_number_of_instances_is_limited(called_tune: Tune, sandbox: Sandbox) -> None:
+    write_model(sandbox.working_folder / "models", "m", CONFIG, doubler())
     profile = "model: {repository: models, name: m}\nspace: {instance_group_count: [1, 65]}\n"
-    (playground.working_folder / "p.yaml").write_text(profile)
+    (sandbox.working_folder / "p.yaml").write_text(profile)
     too_many = ("65 instances are above the limit of 64", "--max-instance-count")
-    ended = tune_without_server(called_tune, playground, "--sla-p95", "20ms", "p.yaml")
+    ended = tune_without_server(called_tune, sandbox, "--sla-p95", "20ms", "p.yaml")
     assert_says(ended, ("p.yaml:2: space.instance_group_count: ", *too_many))
     assert_says(called_tune("sweep", "--instance-count", "1,65", "models/m"), ("--instance-count: ", *too_many))
-    allowed = called_tune("--max-instance-count", "65", "--sla-p95", "20ms", "p.yaml", env=without_server(playground))
+    allowed = called_tune("--max-instance-count", "65", "--sla-p95", "20ms", "p.yaml", env=without_server(sandbox))
     assert_says(allowed, ("pip could not fetch the server",), code=3)
 
 
-def test_instances_that_cannot_fit_into_memory_are_refused(called_tune: Tune, playground: Playground) -> None:
+def test_instances_that_cannot_fit_into_memory_are_refused(called_tune: Tune, sandbox: Sandbox) -> None:
     group = "instance_group { count: 1000000 kind: KIND_CPU }\n"
-    write_model(playground.working_folder, "m", CONFIG + group, doubler())
+    write_model(sandbox.working_folder, "m", CONFIG + group, doubler())
     arguments = ["--max-instance-count", "1000000", "--sla-p95", "20ms", "m"]
-    ended = tune_without_server(called_tune, playground, *arguments)
+    ended = tune_without_server(called_tune, sandbox, *arguments)
     assert_says(ended, ("m/config.pbtxt: instance_group: ", "1,000,000 instances need about", "GiB; write fewer"))
 
 
-def test_a_model_folder_is_checked_like_a_repository(called_tune: Tune, playground: Playground) -> None:
-    folder = write_model(playground.working_folder, "m", CONFIG, None)
-    ended = tune_without_server(called_tune, playground, "--sla-p95", "20ms", str(folder))
+def test_a_model_folder_is_checked_like_a_repository(called_tune: Tune, sandbox: Sandbox) -> None:
+    folder = write_model(sandbox.working_folder, "m", CONFIG, None)
+    ended = tune_without_server(called_tune, sandbox, "--sla-p95", "20ms", str(folder))
     assert_says(ended, (f"{folder}: ", "model.onnx", f"{folder}/1/model.onnx"))
 
 
@@ -305,59 +305,55 @@ def test_a_model_folder_is_checked_like_a_repository(called_tune: Tune, playgrou
     ],
 )
 def test_a_file_that_is_not_a_model_is_reported(
-    name: str, words: tuple[str, ...], called_tune: Tune, playground: Playground
+    name: str, words: tuple[str, ...], called_tune: Tune, sandbox: Sandbox
 ) -> None:
-    assert_says(tune_without_server(called_tune, playground, "--sla-p95", "20ms", name), words)
+    assert_says(tune_without_server(called_tune, sandbox, "--sla-p95", "20ms", name), words)
 
 
-def test_an_unknown_model_is_reported_with_the_models_of_the_repository(
-    called_tune: Tune, playground: Playground
-) -> None:
-    write_model(playground.working_folder / "models", "first", CONFIG, doubler())
-    write_model(playground.working_folder / "models", "second", CONFIG, doubler())
+def test_an_unknown_model_is_reported_with_the_models_of_the_repository(called_tune: Tune, sandbox: Sandbox) -> None:
+    write_model(sandbox.working_folder / "models", "first", CONFIG, doubler())
+    write_model(sandbox.working_folder / "models", "second", CONFIG, doubler())
     for name, shown in (("third", "'third'"), (LONG, f"'{LONG[:58]}…")):
-        ended = tune_without_server(called_tune, playground, "--model-repository", "models", name)
+        ended = tune_without_server(called_tune, sandbox, "--model-repository", "models", name)
         assert_says(ended, ("models: no model ", f"{shown} there", "first, second"))
 
 
-def test_a_missing_model_is_reported_with_the_models_of_the_repository(
-    called_tune: Tune, playground: Playground
-) -> None:
-    folder = playground.working_folder / "models"
+def test_a_missing_model_is_reported_with_the_models_of_the_repository(called_tune: Tune, sandbox: Sandbox) -> None:
+    folder = sandbox.working_folder / "models"
     write_model(folder, "first", CONFIG, doubler())
     write_model(folder, "bare", CONFIG, doubler())
     (folder / "bare" / "config.pbtxt").unlink()  # an ONNX model needs none
     (folder / "notes").mkdir()
-    ended = tune_without_server(called_tune, playground, "--model-repository", "models")
+    ended = tune_without_server(called_tune, sandbox, "--model-repository", "models")
     assert_says(ended, ("MODEL is missing: models has the models bare, first",))
-    ended = tune_without_server(called_tune, playground, "./models")
+    ended = tune_without_server(called_tune, sandbox, "./models")
     assert_says(ended, ("this is a model repository with bare, first; give --model-repository FOLDER and one",))
-    ended = tune_without_server(called_tune, playground, "--model-repository", "models/notes", "first")
+    ended = tune_without_server(called_tune, sandbox, "--model-repository", "models/notes", "first")
     assert_says(ended, ("models/notes: no model 'first' there; it has none",))
-    ended = tune_without_server(called_tune, playground, "--model-repository", "models/first", "first")
+    ended = tune_without_server(called_tune, sandbox, "--model-repository", "models/first", "first")
     assert_says(ended, ("models/first: is the folder of a model; give the repository, which contains that folder: ",))
 
 
-def test_a_model_name_cannot_lead_out_of_its_repository(called_tune: Tune, playground: Playground) -> None:
-    write_model(playground.working_folder, "m", CONFIG, doubler())
-    (playground.working_folder / "models").mkdir()
-    ended = tune_without_server(called_tune, playground, "--model-repository", "models", "../m")
+def test_a_model_name_cannot_lead_out_of_its_repository(called_tune: Tune, sandbox: Sandbox) -> None:
+    write_model(sandbox.working_folder, "m", CONFIG, doubler())
+    (sandbox.working_folder / "models").mkdir()
+    ended = tune_without_server(called_tune, sandbox, "--model-repository", "models", "../m")
     assert_says(ended, ("'../m'",))
 
 
 @pytest.mark.parametrize("path", ["nowhere", "file", LONG])
-def test_a_missing_repository_folder_is_reported(path: str, called_tune: Tune, playground: Playground) -> None:
-    (playground.working_folder / "file").write_text("")
-    ended = tune_without_server(called_tune, playground, "--model-repository", path, "m")
+def test_a_missing_repository_folder_is_reported(path: str, called_tune: Tune, sandbox: Sandbox) -> None:
+    (sandbox.working_folder / "file").write_text("")
+    ended = tune_without_server(called_tune, sandbox, "--model-repository", path, "m")
     assert_says(ended, (f"--model-repository {path[:100]}", "no such folder"))
 
 
 @pytest.mark.parametrize("name", ["m$(touch PWNED)", "m x"])
 @pytest.mark.parametrize("kind", ["model", "step", "bls-composing-models", "concurrent-models", "variants"])
 def test_a_model_name_that_a_shell_would_interpret_is_refused(
-    name: str, kind: str, called_tune: Tune, playground: Playground
+    name: str, kind: str, called_tune: Tune, sandbox: Sandbox
 ) -> None:
-    models = playground.working_folder / "models"
+    models = sandbox.working_folder / "models"
     write_model(models, name, CONFIG, doubler())
     arguments = [f"models/{name}"]
     if kind == "step":
@@ -367,22 +363,22 @@ def test_a_model_name_that_a_shell_would_interpret_is_refused(
     elif kind != "model":
         write_model(models, "m", CONFIG, doubler())
         arguments = [f"--{kind}", name, "models/m"]
-    assert_says(tune_without_server(called_tune, playground, *arguments), (repr(name), "shell", "rename it"))
+    assert_says(tune_without_server(called_tune, sandbox, *arguments), (repr(name), "shell", "rename it"))
 
 
-def test_a_request_larger_than_max_batch_size_is_refused(called_tune: Tune, playground: Playground) -> None:
-    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
+def test_a_request_larger_than_max_batch_size_is_refused(called_tune: Tune, sandbox: Sandbox) -> None:
+    write_model(sandbox.working_folder / "models", "m", CONFIG, doubler())
     arguments = ["--request-batch-size", "9", "--model-repository", "models", "m"]
-    ended = tune_without_server(called_tune, playground, *arguments)
+    ended = tune_without_server(called_tune, sandbox, *arguments)
     assert_says(ended, ("--request-batch-size 9 ", "max_batch_size 8", "config.pbtxt"))
 
 
-def test_a_request_batch_for_a_model_without_batching_is_refused(called_tune: Tune, playground: Playground) -> None:
+def test_a_request_batch_for_a_model_without_batching_is_refused(called_tune: Tune, sandbox: Sandbox) -> None:
     config = CONFIG.replace("max_batch_size: 8", "max_batch_size: 0")
-    write_model(playground.working_folder / "models", "m", config, doubler(dims=(4,)))
+    write_model(sandbox.working_folder / "models", "m", config, doubler(dims=(4,)))
     arguments = ["--request-batch-size", "2", "--model-repository", "models", "m"]
     assert_says(
-        tune_without_server(called_tune, playground, *arguments), ("--request-batch-size 2 ", "max_batch_size 0")
+        tune_without_server(called_tune, sandbox, *arguments), ("--request-batch-size 2 ", "max_batch_size 0")
     )
 
 
@@ -412,14 +408,14 @@ def test_a_request_batch_for_a_model_without_batching_is_refused(called_tune: Tu
     ],
 )
 def test_request_data_that_does_not_fit_the_model_is_refused(
-    called_tune: Tune, playground: Playground, arguments: str, words: tuple[str, ...]
+    called_tune: Tune, sandbox: Sandbox, arguments: str, words: tuple[str, ...]
 ) -> None:
-    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
-    (playground.working_folder / "x.json").write_text('{"data": [{"x": [1]}]}')
-    (playground.working_folder / "x.csv").write_text("x[0],x[1],x[2],x[3]\n1,2,3,4\n1,b,3,4\n")
-    (playground.working_folder / "nan.json").write_text('{"data": [{"x": [1, 2, 3, NaN]}]}')
-    (playground.working_folder / "huge.json").write_text('{"data": [{"x": [1, 2, 3, 1e400]}]}')
-    (playground.working_folder / "large.json").write_text('{"data": [{"x": [1, 2, 3, 1e39]}]}')
-    (playground.working_folder / "huge.csv").write_text("x[0],x[1],x[2],x[3]\n1,2,3,1e400\n")
+    write_model(sandbox.working_folder / "models", "m", CONFIG, doubler())
+    (sandbox.working_folder / "x.json").write_text('{"data": [{"x": [1]}]}')
+    (sandbox.working_folder / "x.csv").write_text("x[0],x[1],x[2],x[3]\n1,2,3,4\n1,b,3,4\n")
+    (sandbox.working_folder / "nan.json").write_text('{"data": [{"x": [1, 2, 3, NaN]}]}')
+    (sandbox.working_folder / "huge.json").write_text('{"data": [{"x": [1, 2, 3, 1e400]}]}')
+    (sandbox.working_folder / "large.json").write_text('{"data": [{"x": [1, 2, 3, 1e39]}]}')
+    (sandbox.working_folder / "huge.csv").write_text("x[0],x[1],x[2],x[3]\n1,2,3,1e400\n")
     options = [*arguments.split(), "--model-repository", "models", "m"]
-    assert_says(tune_without_server(called_tune, playground, *options), words)
+    assert_says(tune_without_server(called_tune, sandbox, *options), words)

@@ -20,23 +20,23 @@ from tests.bad_input import (
     tune_without_server,
     without_server,
 )
-from tests.command_fixtures import TUNE, Ended, Playground, Tune
+from tests.command_fixtures import TUNE, Ended, Sandbox, Tune
 from tests.repositories import doubler, write_model
 
 
-def test_a_read_only_results_folder_is_reported(called_tune: Tune, playground: Playground) -> None:
+def test_a_read_only_results_folder_is_reported(called_tune: Tune, sandbox: Sandbox) -> None:
     """Permissions do not stop root, so the folder is a read-only mount in a separate mount namespace."""
-    (playground.working_folder / "results").mkdir()
+    (sandbox.working_folder / "results").mkdir()
     mount = "mount --bind results results && mount -o remount,bind,ro results"
     space = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-    if subprocess.run([*space, mount], cwd=playground.working_folder, capture_output=True, check=False).returncode:
+    if subprocess.run([*space, mount], cwd=sandbox.working_folder, capture_output=True, check=False).returncode:
         pytest.skip("mounting is not possible here")
     command = [*space, f'{mount} && exec "$0" "$@"', str(TUNE), "--sla-p95", "20ms", "mlp"]
-    done = subprocess.run(command, cwd=playground.working_folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=sandbox.working_folder, capture_output=True, text=True, check=False)
     assert_says(
         Ended(done.returncode, done.stdout, done.stderr, 0), ("folder results: ", "Read-only file system", "--out")
     )
-    assert entries(playground.working_folder / "results") == set()
+    assert entries(sandbox.working_folder / "results") == set()
 
 
 def write_run(folder: Path, text: str) -> None:
@@ -49,10 +49,10 @@ def record(**options: object) -> str:
     return json.dumps({"schema_version": SCHEMA_VERSION, "options": kept})
 
 
-def test_resuming_a_folder_without_run_json_is_refused(called_tune: Tune, playground: Playground) -> None:
-    (playground.working_folder / "empty").mkdir()
+def test_resuming_a_folder_without_run_json_is_refused(called_tune: Tune, sandbox: Sandbox) -> None:
+    (sandbox.working_folder / "empty").mkdir()
     for run in ("nowhere", "empty", LONG):
-        ended = tune_without_server(called_tune, playground, "--resume", run)
+        ended = tune_without_server(called_tune, sandbox, "--resume", run)
         assert_says(ended, (f"--resume {run[:100]}", "run.json", "give a run's folder"))
 
 
@@ -116,22 +116,22 @@ REFUSED_RUNS = {
 
 @pytest.mark.parametrize("case", REFUSED_RUNS)
 def test_a_run_that_cannot_be_continued_or_verified_is_refused(
-    case: str, called_tune: Tune, playground: Playground
+    case: str, called_tune: Tune, sandbox: Sandbox
 ) -> None:
     text, arguments, words = REFUSED_RUNS[case]
-    write_run(playground.working_folder / "run", text)
-    assert_says(tune_without_server(called_tune, playground, *arguments.split()), words)
+    write_run(sandbox.working_folder / "run", text)
+    assert_says(tune_without_server(called_tune, sandbox, *arguments.split()), words)
 
 
 @pytest.mark.parametrize("name", ["trials.csv", "study.journal", "logs", "logs/commands.log"])
-def test_a_run_whose_file_is_a_link_is_not_continued(name: str, called_tune: Tune, playground: Playground) -> None:
-    write_run(playground.working_folder / "run", record())
-    path = playground.working_folder / "run" / name
+def test_a_run_whose_file_is_a_link_is_not_continued(name: str, called_tune: Tune, sandbox: Sandbox) -> None:
+    write_run(sandbox.working_folder / "run", record())
+    path = sandbox.working_folder / "run" / name
     path.parent.mkdir(exist_ok=True)
-    path.symlink_to(playground.working_folder)
+    path.symlink_to(sandbox.working_folder)
     for words in (("--resume", "run"), ("verify", "--fresh", "run")):
         assert_says(
-            tune_without_server(called_tune, playground, *words),
+            tune_without_server(called_tune, sandbox, *words),
             (f"run/{name}: is a link", "replace it by that file"),
         )
 
@@ -159,9 +159,9 @@ BROKEN_RECORDS = {
 
 
 @pytest.mark.parametrize("text", BROKEN_RECORDS)
-def test_resume_reports_an_invalid_run_json(text: str, called_tune: Tune, playground: Playground) -> None:
-    write_run(playground.working_folder / "run", text)
-    ended = tune_without_server(called_tune, playground, "--resume", "run")
+def test_resume_reports_an_invalid_run_json(text: str, called_tune: Tune, sandbox: Sandbox) -> None:
+    write_run(sandbox.working_folder / "run", text)
+    ended = tune_without_server(called_tune, sandbox, "--resume", "run")
     assert_says(ended, ("run/run.json: ", *BROKEN_RECORDS[text]))
 
 
@@ -169,16 +169,16 @@ def test_resume_reports_an_invalid_run_json(text: str, called_tune: Tune, playgr
 
 
 @pytest.mark.skipif(bool(hardware.gpu_names()), reason="needs a machine without a GPU")
-def test_the_energy_objective_without_a_gpu_ends_with_exit_code_3(called_tune: Tune, playground: Playground) -> None:
-    ended = tune_without_server(called_tune, playground, "--objective", "energy", "mlp")
+def test_the_energy_objective_without_a_gpu_ends_with_exit_code_3(called_tune: Tune, sandbox: Sandbox) -> None:
+    ended = tune_without_server(called_tune, sandbox, "--objective", "energy", "mlp")
     assert_says(ended, ("--objective energy: ", "NVIDIA GPU", "throughput, latency-p95 or memory"), code=3)
 
 
-def test_a_server_that_cannot_be_downloaded_ends_with_exit_code_3(tune: Tune, playground: Playground) -> None:
+def test_a_server_that_cannot_be_downloaded_ends_with_exit_code_3(tune: Tune, sandbox: Sandbox) -> None:
     """Valid input gets as far as the server, which pip then tries to download; the tests above rely on that."""
-    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
+    write_model(sandbox.working_folder / "models", "m", CONFIG, doubler())
     arguments = ["--sla-p95", "20ms", "--model-repository", "models", "m"]
-    ended = tune(*arguments, env=without_server(playground))
+    ended = tune(*arguments, env=without_server(sandbox))
     assert_says(ended, ("pip could not fetch the server: ", "nvidia-pytriton==0.7.0", "pip config list"), code=3)
     assert ended.stdout == ""
-    assert not (playground.working_folder / "results").exists()
+    assert not (sandbox.working_folder / "results").exists()

@@ -21,7 +21,7 @@ from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment
 from optimizer.study.run_record import RunRecord
 from tests.bad_input import assert_says
-from tests.command_fixtures import Playground, Tune
+from tests.command_fixtures import Sandbox, Tune
 from tests.conftest import measurement
 from tests.repositories import doubler, onnx_model, serialized
 
@@ -52,8 +52,8 @@ class FinishedFolder:
 
 
 @pytest.fixture
-def finished(playground: Playground, monkeypatch: pytest.MonkeyPatch) -> FinishedFolder:
-    here = playground.working_folder
+def finished(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> FinishedFolder:
+    here = sandbox.working_folder
     (here / "net.onnx").write_bytes(serialized(doubler()))
     (here / "p.yaml").write_text(PROFILE)
     monkeypatch.chdir(here)

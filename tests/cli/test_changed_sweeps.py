@@ -19,7 +19,7 @@ from optimizer.study.environment import Environment
 from optimizer.study.sweep_plan import SweepPlan, sweep_cells
 from optimizer.study.sweeper import SweepTables
 from tests.bad_input import assert_says
-from tests.command_fixtures import Playground, Tune
+from tests.command_fixtures import Sandbox, Tune
 from tests.conftest import measurement
 from tests.repositories import doubler, serialized
 
@@ -35,9 +35,9 @@ OPTIONS = ("--concurrency", "1,4", "--target", "local", "--tritonserver", "./ser
 
 
 @pytest.fixture
-def finished(playground: Playground, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+def finished(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """Return the folder of a finished sweep of net.onnx, on a server program that answers only --help."""
-    here = playground.working_folder
+    here = sandbox.working_folder
     monkeypatch.chdir(here)
     (here / "net.onnx").write_bytes(serialized(doubler()))
     (here / "backends" / "onnxruntime").mkdir(parents=True)

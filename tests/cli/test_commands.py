@@ -18,7 +18,7 @@ from optimizer.cli import doctor
 from optimizer.cli.commands import COMMANDS, overview
 from optimizer.core.files import cache_folder
 from optimizer.deploy import perf_analyzer_release, runtime
-from tests.command_fixtures import RUN_SECONDS, Playground, Tune
+from tests.command_fixtures import RUN_SECONDS, Sandbox, Tune
 from tests.repositories import doubler, serialized
 
 CHECKS = (
@@ -111,8 +111,8 @@ def test_models_lists_the_built_in_models_from_any_folder(tune: Tune) -> None:
     assert lines[at + 2].strip() == "NVIDIA DeepLearningExamples, PyTorch/Recommendation/DLRM"
 
 
-def test_models_lists_profiles_in_configs_with_their_errors(called_tune: Tune, playground: Playground) -> None:
-    configs = playground.working_folder / "configs"
+def test_models_lists_profiles_in_configs_with_their_errors(called_tune: Tune, sandbox: Sandbox) -> None:
+    configs = sandbox.working_folder / "configs"
     configs.mkdir()
     (configs / "mine.yaml").write_text("description: my own\nmodel: {builder: mlp}\nsla: {p99: 5ms}\n")
     (configs / "broken.yaml").write_text("model: {builder: mlp}\nslo: {p99: 5ms}\n")
@@ -126,8 +126,8 @@ def test_models_lists_profiles_in_configs_with_their_errors(called_tune: Tune, p
     assert "dlrm" in at
 
 
-def test_models_json_has_inputs_sla_and_errors(called_tune: Tune, playground: Playground) -> None:
-    configs = playground.working_folder / "configs"
+def test_models_json_has_inputs_sla_and_errors(called_tune: Tune, sandbox: Sandbox) -> None:
+    configs = sandbox.working_folder / "configs"
     (configs / "models" / "stored").mkdir(parents=True)
     config = 'input { name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] }'
     (configs / "models" / "stored" / "config.pbtxt").write_text(config)
@@ -191,24 +191,24 @@ def test_doctor_checks_what_starts_the_process_of_a_model(called_tune: Tune, mon
         "apt-get install bash",
     )
     ended = called_tune("--sla-p95", "20ms", "mlp", env={"PATH": "/nowhere"})
-    assert (ended.code, ended.complaints[-1].partition(",")[0]) == (3, "tune: bash is missing")
+    assert (ended.code, ended.stderr_lines[-1].partition(",")[0]) == (3, "tune: bash is missing")
 
 
-def test_a_small_address_space_is_reported(playground: Playground) -> None:
+def test_a_small_address_space_is_reported(sandbox: Sandbox) -> None:
     runtime.ensure(print)
     problem = "the address space is limited to 3.0 GiB, and the server needs 4 GiB"
     limited = ("sh", "-c", f'ulimit -v {3 << 20}; exec "$@"', "sh")
-    check = playground.start("doctor", under=limited)
+    check = sandbox.start("doctor", under=limited)
     stdout, _ = check.communicate(timeout=RUN_SECONDS)
     assert check.returncode == 3
     assert findings(stdout)["address space"] == ("fail", problem, "ulimit -v unlimited")
-    run = playground.start("--sla-p95", "20ms", "mlp", under=limited)
+    run = sandbox.start("--sla-p95", "20ms", "mlp", under=limited)
     _, stderr = run.communicate(timeout=RUN_SECONDS)
     assert (run.returncode, stderr) == (3, f"tune: {problem}; ulimit -v unlimited\n")
 
 
-def test_doctor_before_setup_suggests_setup_and_downloads_nothing(called_tune: Tune, playground: Playground) -> None:
-    cache = playground.root / "cache"
+def test_doctor_before_setup_suggests_setup_and_downloads_nothing(called_tune: Tune, sandbox: Sandbox) -> None:
+    cache = sandbox.root / "cache"
     shown = called_tune("doctor", env={"TRITUNE_CACHE": cache})
     assert shown.code == 0
     for name in ("tritonserver", "Python backend", "perf_analyzer"):
@@ -219,13 +219,13 @@ def test_doctor_before_setup_suggests_setup_and_downloads_nothing(called_tune: T
 
 
 def test_doctor_warns_of_a_remote_server_whose_configuration_was_not_restored(
-    called_tune: Tune, playground: Playground
+    called_tune: Tune, sandbox: Sandbox
 ) -> None:
-    kept = playground.root / "cache" / "remote" / "triton_8001.json"
+    kept = sandbox.root / "cache" / "remote" / "triton_8001.json"
     kept.parent.mkdir(parents=True)
     kept.write_text('{"address": "triton:8001"}')
     kept.with_name("damaged.json").touch()
-    state, text, fix = findings(called_tune("doctor", env={"TRITUNE_CACHE": playground.root / "cache"}).stdout)[
+    state, text, fix = findings(called_tune("doctor", env={"TRITUNE_CACHE": sandbox.root / "cache"}).stdout)[
         "other targets"
     ]
     assert (state, text.rpartition("; ")[2]) == (
@@ -235,21 +235,21 @@ def test_doctor_warns_of_a_remote_server_whose_configuration_was_not_restored(
     assert fix == "tune --target remote with that --url restores the server first"
 
 
-def test_doctor_reports_an_unwritable_cache(called_tune: Tune, playground: Playground) -> None:
-    (playground.working_folder / "file").write_text("")
-    shown = called_tune("doctor", env={"TRITUNE_CACHE": playground.working_folder / "file" / "cache"})
+def test_doctor_reports_an_unwritable_cache(called_tune: Tune, sandbox: Sandbox) -> None:
+    (sandbox.working_folder / "file").write_text("")
+    shown = called_tune("doctor", env={"TRITUNE_CACHE": sandbox.working_folder / "file" / "cache"})
     assert shown.code == 3
     state, text, fix = findings(shown.stdout)["disk"]
     assert state == "fail"
-    assert str(playground.working_folder / "file") in text
+    assert str(sandbox.working_folder / "file") in text
     assert "TRITUNE_CACHE" in fix
     assert shown.stdout.splitlines()[-1].startswith("1 to fix")
 
 
-def test_doctor_reports_missing_files_of_an_unpacked_server(called_tune: Tune, playground: Playground) -> None:
+def test_doctor_reports_missing_files_of_an_unpacked_server(called_tune: Tune, sandbox: Sandbox) -> None:
     """Files are missing, for example because the disk was full."""
     real = runtime.ensure(print)
-    cache = playground.root / "cache"
+    cache = sandbox.root / "cache"
     spoilt = runtime.Runtime(cache / real.root.name)
     spoilt.pinned_perf_analyzer.parent.mkdir(parents=True)
     spoilt.pinned_perf_analyzer.symlink_to(real.pinned_perf_analyzer)
@@ -335,10 +335,8 @@ def offline(wheels: Path, cache: Path) -> dict[str, str | Path]:
     }
 
 
-def test_setup_installs_from_a_folder_of_wheels_and_only_once(
-    tune: Tune, playground: Playground, wheels: Path
-) -> None:
-    cache, nothing = playground.root / "cache", playground.root / "nothing"
+def test_setup_installs_from_a_folder_of_wheels_and_only_once(tune: Tune, sandbox: Sandbox, wheels: Path) -> None:
+    cache, nothing = sandbox.root / "cache", sandbox.root / "nothing"
     nothing.mkdir()
     cache.mkdir()
     compiled = cache_folder() / "compiled"
@@ -358,27 +356,27 @@ def test_setup_installs_from_a_folder_of_wheels_and_only_once(
     shutil.rmtree(cache)  # 300 MB
 
 
-def test_setup_without_wheels_names_the_missing_wheel(called_tune: Tune, playground: Playground) -> None:
-    nothing, cache = playground.root / "nothing", playground.root / "cache"
+def test_setup_without_wheels_names_the_missing_wheel(called_tune: Tune, sandbox: Sandbox) -> None:
+    nothing, cache = sandbox.root / "nothing", sandbox.root / "cache"
     nothing.mkdir()
     done = called_tune("setup", env=offline(nothing, cache))
     assert done.code == 3
-    (complaint,) = done.complaints
+    (complaint,) = done.stderr_lines
     assert complaint.startswith("tune: pip could not fetch the server: ")
     assert runtime.WHEELS[0].requirement in complaint
     assert "find-links" in complaint
     assert list(cache.iterdir()) == []
 
 
-def test_setup_refuses_a_wheel_with_another_hash(called_tune: Tune, playground: Playground, wheels: Path) -> None:
-    forged, cache = playground.root / "forged", playground.root / "cache"
+def test_setup_refuses_a_wheel_with_another_hash(called_tune: Tune, sandbox: Sandbox, wheels: Path) -> None:
+    forged, cache = sandbox.root / "forged", sandbox.root / "cache"
     forged.mkdir()
     for wheel in wheels.glob("*.whl"):
         with zipfile.ZipFile(forged / wheel.name, "w") as archive:
             archive.writestr("-".join(wheel.name.split("-")[:2]) + ".dist-info/METADATA", "Metadata-Version: 2.1\n")
     done = called_tune("setup", env=offline(forged, cache))
     assert done.code == 3
-    (complaint,) = done.complaints
+    (complaint,) = done.stderr_lines
     assert runtime.WHEELS[0].requirement in complaint
     assert "is not the pinned wheel" in complaint
     assert str(forged) in complaint
@@ -386,10 +384,10 @@ def test_setup_refuses_a_wheel_with_another_hash(called_tune: Tune, playground: 
 
 
 @pytest.mark.parametrize("cache", ["file/cache", "/proc/tritune"])
-def test_setup_reports_an_unwritable_cache(cache: str, called_tune: Tune, playground: Playground) -> None:
-    (playground.working_folder / "file").write_text("")
+def test_setup_reports_an_unwritable_cache(cache: str, called_tune: Tune, sandbox: Sandbox) -> None:
+    (sandbox.working_folder / "file").write_text("")
     done = called_tune("setup", env={"TRITUNE_CACHE": cache})
     assert done.code == 3
-    (complaint,) = done.complaints
+    (complaint,) = done.stderr_lines
     assert complaint.startswith("tune: cannot unpack into ")
     assert "TRITUNE_CACHE" in complaint

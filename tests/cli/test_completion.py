@@ -69,4 +69,4 @@ def test_each_shell_gets_a_script(shell: str, called_tune: Tune) -> None:
 def test_another_shell_is_refused(words: tuple[str, ...], shown: str, called_tune: Tune) -> None:
     refused = called_tune("--print-completion", *words)
     assert (refused.code, refused.stdout) == (2, "")
-    assert refused.complaints == [f"tune: --print-completion {shown}: write one of bash, zsh, tcsh, fish"]
+    assert refused.stderr_lines == [f"tune: --print-completion {shown}: write one of bash, zsh, tcsh, fish"]

@@ -14,7 +14,7 @@ from optimizer.core.trial import Candidate
 from optimizer.deploy import runtime
 from optimizer.search import make_searcher
 from optimizer.study.run_preview import PROPOSALS, first_proposals
-from tests.command_fixtures import Playground, Tune
+from tests.command_fixtures import Sandbox, Tune
 from tests.contract.test_searchers import WIDE, problem_of, trial
 from tests.repositories import doubler, serialized, write_python_model, write_sums
 
@@ -35,10 +35,10 @@ COMPLETING = textwrap.dedent("""\
 
 
 @pytest.fixture
-def dry_run(called_tune: Tune, playground: Playground) -> Tune:
+def dry_run(called_tune: Tune, sandbox: Sandbox) -> Tune:
     """Return ``tune --dry-run`` in a folder with an ONNX file; no server is installed."""
-    (playground.working_folder / "net.onnx").write_bytes(serialized(doubler()))
-    return functools.partial(called_tune, "--dry-run", env={"TRITUNE_CACHE": playground.root / "cache"})
+    (sandbox.working_folder / "net.onnx").write_bytes(serialized(doubler()))
+    return functools.partial(called_tune, "--dry-run", env={"TRITUNE_CACHE": sandbox.root / "cache"})
 
 
 def files(folder: Path) -> list[Path]:
@@ -49,9 +49,9 @@ def write_undeclared(folder: Path) -> None:
     write_python_model(folder / "models", "auto", COMPLETING).joinpath("config.pbtxt").write_text(UNDECLARED)
 
 
-def test_space_first_trials_and_time_are_shown_and_nothing_is_written(dry_run: Tune, playground: Playground) -> None:
+def test_space_first_trials_and_time_are_shown_and_nothing_is_written(dry_run: Tune, sandbox: Sandbox) -> None:
     shown = dry_run("--sla-p95", "50ms", "--budget", "100s", "net.onnx")
-    assert (shown.code, shown.complaints) == (0, [])
+    assert (shown.code, shown.stderr_lines) == (0, [])
     for text in (
         "highest throughput within p95 <= 50 ms",
         "embedded, on ",
@@ -67,14 +67,14 @@ def test_space_first_trials_and_time_are_shown_and_nothing_is_written(dry_run: T
         assert text in " ".join(shown.stdout.split()), text
     assert max(map(len, shown.stdout.splitlines())) <= 80
     assert re.search(r"\nnote: [^\n]*production\n {6}build's", shown.stdout)
-    assert files(playground.working_folder) == [playground.working_folder / "net.onnx"]
-    assert not any(path.name.startswith("runtime") for path in (playground.root / "cache").iterdir())
+    assert files(sandbox.working_folder) == [sandbox.working_folder / "net.onnx"]
+    assert not any(path.name.startswith("runtime") for path in (sandbox.root / "cache").iterdir())
 
 
 def test_the_document_has_the_names_of_run_json(dry_run: Tune) -> None:
     words = ("--search", "random", "--seed", "3", "--max-trials", "3", "--no-confirmation", "--json")
     shown = dry_run("--sla-p95", "50ms", *words, "net.onnx")
-    assert (shown.code, shown.complaints) == (0, [])
+    assert (shown.code, shown.stderr_lines) == (0, [])
     document = json.loads(shown.stdout)
     problem = document["problem"]
     assert (problem["model"], problem["constraints"]) == ("net", ["p95 <= 50 ms"])
@@ -110,24 +110,24 @@ def test_a_request_rate_is_shown(dry_run: Tune) -> None:
     assert "tune's own client, at constant request rates" in " ".join(shown.stdout.split())
 
 
-def test_a_model_that_needs_the_server_does_not_download_it(dry_run: Tune, playground: Playground) -> None:
-    write_undeclared(playground.working_folder)
+def test_a_model_that_needs_the_server_does_not_download_it(dry_run: Tune, sandbox: Sandbox) -> None:
+    write_undeclared(sandbox.working_folder)
     ended = dry_run("--sla-p95", "50ms", "models/auto")
     assert (ended.code, ended.stdout) == (3, "")
-    assert ended.complaints[-1].startswith("tune: --dry-run: config.pbtxt of auto declares no inputs or outputs, ")
-    assert ended.complaints[-1].endswith("install it (`tune setup`), or declare them")
+    assert ended.stderr_lines[-1].startswith("tune: --dry-run: config.pbtxt of auto declares no inputs or outputs, ")
+    assert ended.stderr_lines[-1].endswith("install it (`tune setup`), or declare them")
 
 
-def test_a_server_that_reads_the_inputs_is_mentioned(called_tune: Tune, playground: Playground) -> None:
+def test_a_server_that_reads_the_inputs_is_mentioned(called_tune: Tune, sandbox: Sandbox) -> None:
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
     runtime.ensure(print)
-    write_undeclared(playground.working_folder)
+    write_undeclared(sandbox.working_folder)
     shown = called_tune("--dry-run", "--sla-p95", "50ms", "models/auto")
-    assert (shown.code, len(shown.complaints)) == (0, 1)
-    assert "auto/config.pbtxt declares no inputs or outputs: starting a server" in shown.complaints[0]
+    assert (shown.code, len(shown.stderr_lines)) == (0, 1)
+    assert "auto/config.pbtxt declares no inputs or outputs: starting a server" in shown.stderr_lines[0]
     assert shown.stdout.endswith("A server was started to read the inputs, and nothing was measured.\n")
-    assert not (playground.working_folder / "results").exists()
+    assert not (sandbox.working_folder / "results").exists()
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,14 @@ def test_a_server_that_reads_the_inputs_is_mentioned(called_tune: Tune, playgrou
 def test_bad_input_is_one_line(dry_run: Tune, words: tuple[str, ...], message: str) -> None:
     ended = dry_run(*words)
     assert (ended.code, ended.stdout) == (2, "")
-    (line,) = ended.complaints
+    (line,) = ended.stderr_lines
     assert line.startswith(f"tune: {message}")
 
 
-def test_the_sequences_of_a_stateful_model_are_shown(dry_run: Tune, playground: Playground) -> None:
-    write_sums(playground.working_folder / "models", playground.working_folder / "log")
+def test_the_sequences_of_a_stateful_model_are_shown(dry_run: Tune, sandbox: Sandbox) -> None:
+    write_sums(sandbox.working_folder / "models", sandbox.working_folder / "log")
     shown = dry_run("--sla-p95", "50ms", "--sequence-length", "5..9", "--model-repository", "models", "sums")
-    assert (shown.code, shown.complaints) == (0, [])
+    assert (shown.code, shown.stderr_lines) == (0, [])
     assert "sequences of 5..9 requests of 1 sample" in shown.stdout
     assert "tune's own client over grpc" in shown.stdout
     assert "sequence_batching.oldest.max_candidate_sequences" in shown.stdout

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_fixtures import Playground, Tune, eventually
+from tests.command_fixtures import Sandbox, Tune, eventually
 
 START_SECONDS = 600.0
 GONE_SECONDS = 600.0
@@ -188,50 +188,50 @@ def fetching_from(index: socket.socket, cache: Path) -> dict[str, str | Path]:
     }
 
 
-def fetching_from_nowhere(playground: Playground, cache: Path) -> dict[str, str | Path]:
-    nothing = playground.root / "nothing"
+def fetching_from_nowhere(sandbox: Sandbox, cache: Path) -> dict[str, str | Path]:
+    nothing = sandbox.root / "nothing"
     nothing.mkdir()
     return {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": nothing, "TRITUNE_CACHE": cache}
 
 
-def test_an_interrupted_setup_leaves_nothing(playground: Playground, silent_index: socket.socket) -> None:
-    cache = playground.root / "cache"
-    process = playground.start("setup", env=fetching_from(silent_index, cache))
+def test_an_interrupted_setup_leaves_nothing(sandbox: Sandbox, silent_index: socket.socket) -> None:
+    cache = sandbox.root / "cache"
+    process = sandbox.start("setup", env=fetching_from(silent_index, cache))
     connection, _ = silent_index.accept()  # pip is at work
     with connection:
         assert list(cache.glob(".setup-*/wheels"))
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=START_SECONDS)
     assert (process.returncode, stderr) == (130, "tune: interrupted\n")
-    assert playground.processes() == []
+    assert sandbox.processes() == []
     assert list(cache.iterdir()) == []
 
 
 def test_the_next_setup_removes_the_files_of_a_killed_one(
-    playground: Playground, silent_index: socket.socket, tune: Tune
+    sandbox: Sandbox, silent_index: socket.socket, tune: Tune
 ) -> None:
     """The pip process ends too."""
-    cache = playground.root / "cache"
+    cache = sandbox.root / "cache"
     (cache / ".setup-of-an-earlier-version").mkdir(parents=True)
-    process = playground.start("setup", env=fetching_from(silent_index, cache))
+    process = sandbox.start("setup", env=fetching_from(silent_index, cache))
     connection, _ = silent_index.accept()
     with connection:
         process.kill()
         process.communicate()
-        assert eventually(lambda: playground.processes() == [], GONE_SECONDS), playground.processes()
+        assert eventually(lambda: sandbox.processes() == [], GONE_SECONDS), sandbox.processes()
     assert list(cache.glob(".setup-*/wheels"))
-    ended = tune("setup", env=fetching_from_nowhere(playground, cache))
+    ended = tune("setup", env=fetching_from_nowhere(sandbox, cache))
     assert ended.code == 3
     assert list(cache.iterdir()) == []
 
 
-def test_a_setup_waits_for_a_running_setup(playground: Playground, silent_index: socket.socket) -> None:
+def test_a_setup_waits_for_a_running_setup(sandbox: Sandbox, silent_index: socket.socket) -> None:
     """The command names the process that it waits for, and installs the server itself when that process ends."""
-    cache = playground.root / "cache"
-    first = playground.start("setup", env=fetching_from(silent_index, cache))
+    cache = sandbox.root / "cache"
+    first = sandbox.start("setup", env=fetching_from(silent_index, cache))
     connection, _ = silent_index.accept()
     with connection:
-        second = playground.start("setup", env=fetching_from_nowhere(playground, cache))
+        second = sandbox.start("setup", env=fetching_from_nowhere(sandbox, cache))
         assert second.stdout is not None
         assert second.stdout.readline().startswith(f"waiting: process {first.pid} on ")
         first.terminate()

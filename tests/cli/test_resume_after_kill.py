@@ -11,7 +11,7 @@ import signal
 import time
 from pathlib import Path
 
-from tests.command_fixtures import Playground, eventually
+from tests.command_fixtures import Sandbox, eventually
 from tests.recorded_fixtures import RecordedRuns, hold, is_held, quick_runs, recorded_runs, release, rows, start
 from tests.recorded_run import MEASURE_SECONDS
 
@@ -38,10 +38,8 @@ def wait_for_rows(folder: Path, count: int) -> None:
     assert eventually(lambda: len(rows(folder)) >= count, START_SECONDS)
 
 
-def test_a_run_killed_at_random_moments_gives_the_same_result(
-    playground: Playground, recorded_runs: RecordedRuns
-) -> None:
-    folder = playground.working_folder / "run"
+def test_a_run_killed_at_random_moments_gives_the_same_result(sandbox: Sandbox, recorded_runs: RecordedRuns) -> None:
+    folder = sandbox.working_folder / "run"
     folder.mkdir()
     for place, seconds in moments(recorded_runs, KILLS):
         before = rows(folder)
@@ -61,9 +59,9 @@ def test_a_run_killed_at_random_moments_gives_the_same_result(
 
 
 def test_a_run_interrupted_at_random_moments_gives_the_same_result(
-    playground: Playground, recorded_runs: RecordedRuns
+    sandbox: Sandbox, recorded_runs: RecordedRuns
 ) -> None:
-    folder = playground.working_folder / "run"
+    folder = sandbox.working_folder / "run"
     folder.mkdir()
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTERM)
     for left, signum, (place, seconds) in zip(
@@ -84,9 +82,9 @@ def test_a_run_interrupted_at_random_moments_gives_the_same_result(
     recorded_runs.assert_complete(folder)
 
 
-def test_a_second_run_in_the_same_folder_is_refused(playground: Playground, quick_runs: RecordedRuns) -> None:
+def test_a_second_run_in_the_same_folder_is_refused(sandbox: Sandbox, quick_runs: RecordedRuns) -> None:
     """The second process is refused and names the first one, which is not disturbed."""
-    folder, other = playground.working_folder / "run", playground.working_folder / "other"
+    folder, other = sandbox.working_folder / "run", sandbox.working_folder / "other"
     folder.mkdir()
     other.mkdir()
     hold(folder, 1)
@@ -95,7 +93,7 @@ def test_a_second_run_in_the_same_folder_is_refused(playground: Playground, quic
     beside = start(other, quick_runs)  # no other run uses its folder
     ended = start(folder, quick_runs).finish()
     assert ended.code == 3
-    (complaint,) = ended.complaints
+    (complaint,) = ended.stderr_lines
     assert complaint.startswith(f"tune: {folder}: process {first.pid} on ")
     assert complaint.endswith(" uses it for this run; wait until it ends, or stop it")
     release(folder)

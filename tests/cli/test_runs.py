@@ -14,34 +14,34 @@ import pytest
 
 from optimizer.cli.commands import version_line
 from optimizer.core.locks import LOCK_FILE, file_lock
-from tests.command_fixtures import REPORT, RUN_SECONDS, TUNE, Playground, Tune
+from tests.command_fixtures import REPORT, RUN_SECONDS, TUNE, Sandbox, Tune
 from tests.run_folders import write_run
 
 RUNS = ("20261120-072139", "20261121-072139", "20261122-091502")
 
 
 @pytest.fixture
-def results(playground: Playground) -> Path:
+def results(sandbox: Sandbox) -> Path:
     """Return the folder of results, with three runs of a model."""
     for name in RUNS:
-        run = write_run(playground.working_folder / "results" / "doubler")
+        run = write_run(sandbox.working_folder / "results" / "doubler")
         run.rename(run.with_name(name))
-    return playground.working_folder / "results"
+    return sandbox.working_folder / "results"
 
 
 def refuse(holder: str) -> None:
     raise AssertionError(f"held by {holder}")
 
 
-def answered(playground: Playground, answer: str, words: Sequence[str]) -> tuple[int, str, str]:
+def answered(sandbox: Sandbox, answer: str, words: Sequence[str]) -> tuple[int, str, str]:
     """Run ``tune`` on a terminal, type ``answer``, and return exit code, standard output and the terminal's text."""
     keyboard, terminal = os.openpty()
     try:
         os.write(keyboard, answer.encode())
-        cache = {"TRITUNE_CACHE": str(playground.root / "cache"), "TMPDIR": str(playground.temporary)}
+        cache = {"TRITUNE_CACHE": str(sandbox.root / "cache"), "TMPDIR": str(sandbox.temporary)}
         done = subprocess.run(
             [TUNE, *words],
-            cwd=playground.working_folder,
+            cwd=sandbox.working_folder,
             env={**os.environ, **cache},
             stdin=terminal,
             stdout=subprocess.PIPE,
@@ -88,7 +88,7 @@ def test_the_version_imports_no_slow_package() -> None:
 # -- runs ---------------------------------------------------------------------------------------------------------
 
 
-def test_runs_are_listed_the_newest_first(called_tune: Tune, playground: Playground, results: Path) -> None:
+def test_runs_are_listed_the_newest_first(called_tune: Tune, sandbox: Sandbox, results: Path) -> None:
     damaged = results / "mlp" / "20261123-010000"
     damaged.mkdir(parents=True)
     (damaged / "run.json").write_text("{")
@@ -107,15 +107,15 @@ def test_runs_are_listed_the_newest_first(called_tune: Tune, playground: Playgro
     assert [run["run"] for run in document] == list(reversed(RUNS))
 
 
-def test_an_empty_folder_of_results_and_batches_are_named(called_tune: Tune, playground: Playground) -> None:
+def test_an_empty_folder_of_results_and_batches_are_named(called_tune: Tune, sandbox: Sandbox) -> None:
     assert called_tune("runs").stdout == "no runs in results; `tune models` lists what can be tuned\n"
     assert called_tune("runs", "--json").stdout == "[]\n"
-    (playground.working_folder / "results" / "batches" / "nightly").mkdir(parents=True)
+    (sandbox.working_folder / "results" / "batches" / "nightly").mkdir(parents=True)
     lines = called_tune("runs").stdout.splitlines()
     assert lines[1:] == ["batches are in results/batches; --results results/batches/SUITE lists their runs"]
 
 
-def test_commands_take_the_newest_run_by_name(called_tune: Tune, playground: Playground, results: Path) -> None:
+def test_commands_take_the_newest_run_by_name(called_tune: Tune, sandbox: Sandbox, results: Path) -> None:
     newest = results / "doubler" / RUNS[-1]
     for name in ("latest", "doubler", f"doubler/{RUNS[-1]}"):
         written = called_tune("report", name, "--format", "csv")
@@ -126,25 +126,25 @@ def test_commands_take_the_newest_run_by_name(called_tune: Tune, playground: Pla
 
 
 def test_a_run_that_is_not_there_is_reported_with_the_command_that_lists_runs(
-    called_tune: Tune, playground: Playground
+    called_tune: Tune, sandbox: Sandbox
 ) -> None:
     for words in (["verify", "latest"], ["explain", "dlrm"], ["emit", "latest"], ["plan", "latest", "--gpus", "2"]):
         ended = called_tune(*words)
-        (line,) = ended.complaints
+        (line,) = ended.stderr_lines
         assert (ended.code, ended.stdout) == (2, "")
         assert line.endswith("(`tune runs` lists runs)")
-    (line,) = called_tune("sweep", "--resume", "latest").complaints
+    (line,) = called_tune("sweep", "--resume", "latest").stderr_lines
     assert line.endswith("(`tune runs` lists sweeps)")
 
 
-def test_runs_are_deleted_together_or_not_at_all(called_tune: Tune, playground: Playground, results: Path) -> None:
+def test_runs_are_deleted_together_or_not_at_all(called_tune: Tune, sandbox: Sandbox, results: Path) -> None:
     names = [f"doubler/{name}" for name in RUNS]
     for words in ([names[0], "nowhere"], [names[0], "doubler"], [names[0], ""]):
         ended = called_tune("runs", "--yes", "--delete", *words)
-        assert (ended.code, len(ended.complaints), ended.stdout) == (2, 1, "")
+        assert (ended.code, len(ended.stderr_lines), ended.stdout) == (2, 1, "")
     with file_lock(results / names[1] / LOCK_FILE, refuse):
         ended = called_tune("runs", "--yes", "--delete", *names)
-        assert (ended.code, len(ended.complaints), ended.stdout) == (3, 1, "")
+        assert (ended.code, len(ended.stderr_lines), ended.stdout) == (3, 1, "")
     assert sorted(path.name for path in (results / "doubler").iterdir()) == sorted(RUNS)
     ended = called_tune("runs", "--delete", names[0], names[1], f"results/{names[0]}", "--yes")
     assert (ended.code, ended.stderr) == (0, "")
@@ -169,12 +169,12 @@ def test_runs_are_deleted_together_or_not_at_all(called_tune: Tune, playground: 
     ],
 )
 def test_bad_input_deletes_nothing(
-    words: str, message: str, called_tune: Tune, playground: Playground, results: Path
+    words: str, message: str, called_tune: Tune, sandbox: Sandbox, results: Path
 ) -> None:
-    cached = playground.root / "cache" / "models"
+    cached = sandbox.root / "cache" / "models"
     cached.mkdir(parents=True)
     ended = called_tune(*words.split(), env={"TRITUNE_CACHE": cached.parent})
-    (line,) = ended.complaints
+    (line,) = ended.stderr_lines
     assert (ended.code, ended.stdout) == (2, "")
     assert line.startswith(message)
     assert len(list((results / "doubler").iterdir())) == len(RUNS)
@@ -183,12 +183,12 @@ def test_bad_input_deletes_nothing(
 
 @pytest.mark.parametrize("words", ["runs --delete latest", "cache --clean"])
 def test_nothing_is_deleted_without_a_terminal_to_ask_on(
-    words: str, tune: Tune, playground: Playground, results: Path
+    words: str, tune: Tune, sandbox: Sandbox, results: Path
 ) -> None:
-    cached = playground.root / "cache" / "models"
+    cached = sandbox.root / "cache" / "models"
     cached.mkdir(parents=True)
     ended = tune(*words.split(), env={"TRITUNE_CACHE": cached.parent})
-    (line,) = ended.complaints
+    (line,) = ended.stderr_lines
     flag = words.split()[1]
     assert (ended.code, ended.stdout) == (2, "")
     assert line == f"tune: {flag}: there is no terminal to ask on; give --yes to delete without a question"
@@ -197,14 +197,14 @@ def test_nothing_is_deleted_without_a_terminal_to_ask_on(
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("\x04", 1)])
-def test_a_deletion_is_asked_for_on_a_terminal(answer: str, code: int, playground: Playground, results: Path) -> None:
-    cached = playground.root / "cache" / "models"
+def test_a_deletion_is_asked_for_on_a_terminal(answer: str, code: int, sandbox: Sandbox, results: Path) -> None:
+    cached = sandbox.root / "cache" / "models"
     cached.mkdir(parents=True)
-    ended, stdout, shown = answered(playground, answer, ["runs", "--delete", "latest"])
+    ended, stdout, shown = answered(sandbox, answer, ["runs", "--delete", "latest"])
     assert (ended, stdout.startswith("deleted " if code == 0 else "nothing was deleted\n")) == (code, True)
     assert f"delete results/doubler/{RUNS[2]} (" in shown
     assert (results / "doubler" / RUNS[2]).exists() == bool(code)
-    ended, stdout, shown = answered(playground, answer, ["cache", "--clean", "models"])
+    ended, stdout, shown = answered(sandbox, answer, ["cache", "--clean", "models"])
     assert (ended, stdout) == (code, "nothing was removed\n" if code else "removed models (0 bytes)\n")
     assert "remove models (0 bytes) from " in shown
     assert cached.exists() == bool(code)
@@ -213,8 +213,8 @@ def test_a_deletion_is_asked_for_on_a_terminal(answer: str, code: int, playgroun
 # -- cache --------------------------------------------------------------------------------------------------------
 
 
-def test_the_cache_is_shown_and_removed(called_tune: Tune, playground: Playground) -> None:
-    cache = playground.root / "cache"
+def test_the_cache_is_shown_and_removed(called_tune: Tune, sandbox: Sandbox) -> None:
+    cache = sandbox.root / "cache"
     env = {"TRITUNE_CACHE": cache}
     (cache / "models" / "mlp").mkdir(parents=True)
     (cache / "models" / "mlp" / "model.onnx").write_bytes(bytes(2000))

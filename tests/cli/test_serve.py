@@ -18,7 +18,7 @@ from optimizer.results.finished_run import read_run
 from optimizer.store.run_folder import RunFolder
 from optimizer.study.recommendation_server import RecommendedServer
 from tests.bad_input import assert_says
-from tests.command_fixtures import Playground, Tune
+from tests.command_fixtures import Sandbox, Tune
 from tests.run_folders import CANDIDATE, MEASURED, write_run
 
 IMAGE = "example/triton:24.10-py3"
@@ -48,11 +48,9 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_run_that_cannot_be_served_is_refused_with_advice(
-    case: str, called_tune: Tune, playground: Playground
-) -> None:
+def test_a_run_that_cannot_be_served_is_refused_with_advice(case: str, called_tune: Tune, sandbox: Sandbox) -> None:
     settings, words = REFUSED[case]
-    run = write_run(playground.working_folder, **settings)
+    run = write_run(sandbox.working_folder, **settings)
     assert_says(called_tune("serve", run), words)
     assert not (run / "serve").exists()
 
@@ -70,22 +68,22 @@ def test_a_run_that_cannot_be_served_is_refused_with_advice(
     ],
 )
 def test_wrong_options_are_refused(
-    arguments: str, words: tuple[str, ...], called_tune: Tune, playground: Playground
+    arguments: str, words: tuple[str, ...], called_tune: Tune, sandbox: Sandbox
 ) -> None:
-    write_run(playground.working_folder)
+    write_run(sandbox.working_folder)
     assert_says(called_tune("serve", *arguments.split()), words)
 
 
-def test_quantiles_that_the_run_cannot_export_are_refused(called_tune: Tune, playground: Playground) -> None:
+def test_quantiles_that_the_run_cannot_export_are_refused(called_tune: Tune, sandbox: Sandbox) -> None:
     options = RunOptions("", target="local", server_args=("--metrics-config=summary_latencies=false",))
-    write_run(playground.working_folder, options=options)
+    write_run(sandbox.working_folder, options=options)
     words = ("--latency-quantiles: the run has its own --metrics-config", "leave it out")
     assert_says(called_tune("serve", "--latency-quantiles", "run"), words)
 
 
-def test_a_program_that_a_foreign_run_names_is_not_started(called_tune: Tune, playground: Playground) -> None:
+def test_a_program_that_a_foreign_run_names_is_not_started(called_tune: Tune, sandbox: Sandbox) -> None:
     options = RunOptions("", target="local", tritonserver="./evil", model_repository="models")
-    run = write_run(playground.working_folder, options=options)
+    run = write_run(sandbox.working_folder, options=options)
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, "signature": "0"}))
     assert_says(called_tune("serve", "run"), ("run.json was not written by your tune", "--tritonserver "))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.bad_input import CONFIG, assert_says, tune_without_server
-from tests.command_fixtures import Playground, Tune
+from tests.command_fixtures import Sandbox, Tune
 from tests.repositories import doubler, write_model
 
 PROFILE = "model: {builder: mlp}\nsla: {p95: 20ms}\n"
@@ -57,69 +57,65 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_a_wrong_file_is_reported_with_the_remedy(case: str, called_tune: Tune, playground: Playground) -> None:
+def test_a_wrong_file_is_reported_with_the_remedy(case: str, called_tune: Tune, sandbox: Sandbox) -> None:
     name, content, words = FILES[case]
-    (playground.working_folder / name).write_bytes(content)
+    (sandbox.working_folder / name).write_bytes(content)
     if "batch dimension" in case:  # mlp is built before
         assert_says(called_tune(*SLA, "--dry-run", name), words)
     else:
-        assert_says(tune_without_server(called_tune, playground, *SLA, name), words)
+        assert_says(tune_without_server(called_tune, sandbox, *SLA, name), words)
 
 
 @pytest.mark.parametrize("case", CONFIGS)
-def test_the_encoding_of_a_config_is_named(case: str, called_tune: Tune, playground: Playground) -> None:
+def test_the_encoding_of_a_config_is_named(case: str, called_tune: Tune, sandbox: Sandbox) -> None:
     content, words = CONFIGS[case]
-    model = write_model(playground.working_folder / "models", "m", CONFIG, doubler())
+    model = write_model(sandbox.working_folder / "models", "m", CONFIG, doubler())
     (model / "config.pbtxt").write_bytes(content)
-    assert_says(tune_without_server(called_tune, playground, *SLA, "--model-repository", "models", "m"), words)
+    assert_says(tune_without_server(called_tune, sandbox, *SLA, "--model-repository", "models", "m"), words)
 
 
-def test_windows_line_ends_and_a_mark_before_a_profile_are_read(called_tune: Tune, playground: Playground) -> None:
-    model = write_model(playground.working_folder / "models", "m", CONFIG, doubler())
+def test_windows_line_ends_and_a_mark_before_a_profile_are_read(called_tune: Tune, sandbox: Sandbox) -> None:
+    model = write_model(sandbox.working_folder / "models", "m", CONFIG, doubler())
     (model / "config.pbtxt").write_bytes(CONFIG.replace("\n", "\r\n").encode())
     profile = "model: {repository: models, name: m}\r\nsla: {p95: 20ms}\r\nslo: 1\r\n"
-    (playground.working_folder / "p.yaml").write_bytes(codecs.BOM_UTF8 + profile.encode())
-    assert_says(tune_without_server(called_tune, playground, "p.yaml"), ("p.yaml:3: slo: ", "did you mean sla?"))
-    (playground.working_folder / "p.yaml").write_bytes(codecs.BOM_UTF8 + profile.replace("slo: 1\r\n", "").encode())
+    (sandbox.working_folder / "p.yaml").write_bytes(codecs.BOM_UTF8 + profile.encode())
+    assert_says(tune_without_server(called_tune, sandbox, "p.yaml"), ("p.yaml:3: slo: ", "did you mean sla?"))
+    (sandbox.working_folder / "p.yaml").write_bytes(codecs.BOM_UTF8 + profile.replace("slo: 1\r\n", "").encode())
     shown = called_tune("--dry-run", "p.yaml")
     assert (shown.code, shown.errors) == (0, [])
 
 
-def test_a_config_given_as_the_model_is_answered_with_its_folder(called_tune: Tune, playground: Playground) -> None:
-    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
-    ended = tune_without_server(called_tune, playground, *SLA, "models/m/config.pbtxt")
+def test_a_config_given_as_the_model_is_answered_with_its_folder(called_tune: Tune, sandbox: Sandbox) -> None:
+    write_model(sandbox.working_folder / "models", "m", CONFIG, doubler())
+    ended = tune_without_server(called_tune, sandbox, *SLA, "models/m/config.pbtxt")
     assert_says(ended, ("models/m/config.pbtxt: ", "give the folder of the model, models/m"))
 
 
-def test_a_run_given_as_the_model_is_answered_with_its_commands(called_tune: Tune, playground: Playground) -> None:
-    run = playground.working_folder / "run"
+def test_a_run_given_as_the_model_is_answered_with_its_commands(called_tune: Tune, sandbox: Sandbox) -> None:
+    run = sandbox.working_folder / "run"
     (run / "best").mkdir(parents=True)
     (run / "run.json").write_text("{}")
     (run / "best" / "config.pbtxt").write_text(CONFIG)
-    ended = tune_without_server(called_tune, playground, *SLA, "run")
+    ended = tune_without_server(called_tune, sandbox, *SLA, "run")
     assert_says(ended, (f"{run}: ", "this is the folder of a run", "--resume", "`tune explain`"))
 
 
-def test_a_profile_given_as_a_suite_is_answered_in_one_line(called_tune: Tune, playground: Playground) -> None:
-    (playground.working_folder / "p.yaml").write_text(PROFILE)
+def test_a_profile_given_as_a_suite_is_answered_in_one_line(called_tune: Tune, sandbox: Sandbox) -> None:
+    (sandbox.working_folder / "p.yaml").write_text(PROFILE)
     assert_says(called_tune("batch", "p.yaml"), ("p.yaml:1: ", "this is the profile of a model", "`tune FILE`"))
 
 
 @pytest.mark.parametrize("name", ["nowhere", "p.yaml"])
-def test_a_folder_of_results_that_does_not_exist_is_reported(
-    name: str, called_tune: Tune, playground: Playground
-) -> None:
-    (playground.working_folder / "p.yaml").write_text(PROFILE)
+def test_a_folder_of_results_that_does_not_exist_is_reported(name: str, called_tune: Tune, sandbox: Sandbox) -> None:
+    (sandbox.working_folder / "p.yaml").write_text(PROFILE)
     assert_says(called_tune("runs", "--results", name), (f"--results {name}: no such folder",))
 
 
-def test_a_sweep_without_the_batch_dimension_of_the_model_is_refused(
-    called_tune: Tune, playground: Playground
-) -> None:
-    write_model(playground.working_folder / "models", "m", CONFIG, doubler())
+def test_a_sweep_without_the_batch_dimension_of_the_model_is_refused(called_tune: Tune, sandbox: Sandbox) -> None:
+    write_model(sandbox.working_folder / "models", "m", CONFIG, doubler())
     ended = called_tune("sweep", "--max-batch-size", "0,8", "models/m")
     assert_says(ended, ("--max-batch-size: ", "0 is for a model without a batch dimension", "write sizes from 1"))
-    assert not (playground.working_folder / "results").exists()
+    assert not (sandbox.working_folder / "results").exists()
 
 
 def test_a_home_that_cannot_be_written_is_not_called_full(called_tune: Tune) -> None:
@@ -129,9 +125,9 @@ def test_a_home_that_cannot_be_written_is_not_called_full(called_tune: Tune) -> 
 
 
 def test_a_model_that_is_not_that_of_the_run_is_refused_with_the_command_as_given(
-    called_tune: Tune, playground: Playground
+    called_tune: Tune, sandbox: Sandbox
 ) -> None:
-    run = playground.working_folder / "run"
+    run = sandbox.working_folder / "run"
     shutil.copytree("tests/data/dlrm/sample", run)
     assert_says(called_tune("verify", "run", "mlp"), ("verify ", "run: the run has its own model; leave 'mlp' out"))
     assert_says(called_tune("--resume", "run", "mlp"), ("--resume run: the run has its own model; leave 'mlp' out",))

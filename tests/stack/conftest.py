@@ -1,7 +1,7 @@
 """Stack tests run on the real server."""
 
-from tests.command_fixtures import called_tune, playground, tune
+from tests.command_fixtures import called_tune, sandbox, tune
 from tests.podman import engine
 from tests.stack_fixtures import embedded, mlp, perf_analyzer, records
 
-__all__ = ["called_tune", "embedded", "engine", "mlp", "perf_analyzer", "playground", "records", "tune"]
+__all__ = ["called_tune", "embedded", "engine", "mlp", "perf_analyzer", "records", "sandbox", "tune"]

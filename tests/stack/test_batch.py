@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.cli.output import EXIT_CODES
-from tests.command_fixtures import Ended, Playground, Tune
+from tests.command_fixtures import Ended, Sandbox, Tune
 from tests.repositories import write_sleeper
 from tests.stack.test_main_job import write_steady
 
@@ -26,18 +26,18 @@ def batch(ended: Ended) -> dict[str, Any]:
     return document
 
 
-def test_a_failed_entry_does_not_stop_the_batch(tune: Tune, playground: Playground) -> None:
-    write_steady(playground.working_folder)
-    (playground.working_folder / "suite.yaml").write_text(SUITE)
+def test_a_failed_entry_does_not_stop_the_batch(tune: Tune, sandbox: Sandbox) -> None:
+    write_steady(sandbox.working_folder)
+    (sandbox.working_folder / "suite.yaml").write_text(SUITE)
     first = tune("batch", "suite.yaml", "--json")
     assert first.code == 3, first.stderr
     assert [entry["state"] for entry in batch(first)["entries"]] == ["found", "failed"]
-    (folder,) = (playground.working_folder / "results" / "batches" / "suite").iterdir()
+    (folder,) = (sandbox.working_folder / "results" / "batches" / "suite").iterdir()
     assert {path.name for path in folder.iterdir()} >= {"batch.json", "index.html", "junit.xml"}
     (run,) = folder.glob("*/run.json")
     measured = (run.parent / "trials.csv").read_bytes()
 
-    write_sleeper(playground.working_folder / "late", milliseconds=8)
+    write_sleeper(sandbox.working_folder / "late", milliseconds=8)
     again = tune("batch", "suite.yaml", "--resume", folder, "--budget", "15s", "--json")
     resumed = batch(again)
     verdicts = [entry["verdict"] for entry in resumed["entries"]]

@@ -21,7 +21,7 @@ from optimizer.deploy.target_settings import TargetSettings
 from optimizer.measure.load_client.generators import ClosedLoopGenerator, OpenLoopGenerator
 from optimizer.measure.output_check import BaselineOutputCheck
 from optimizer.model.repository import read_repository_model, read_source
-from tests.command_fixtures import Playground, Run, run_tune
+from tests.command_fixtures import Run, Sandbox, run_tune
 from tests.repositories import stored, write_ensemble, write_sleeper
 
 pytestmark = pytest.mark.alone
@@ -158,9 +158,9 @@ def test_requests_of_a_low_priority_expire_first(target: str, request: pytest.Fi
     assert second.timed_out == window.timed_out_requests
 
 
-def test_a_run_with_priorities_shows_each_of_them(playground: Playground) -> None:
-    write_sleeper(playground.working_folder / "models", 2.0)
-    (playground.working_folder / "p.yaml").write_text(
+def test_a_run_with_priorities_shows_each_of_them(sandbox: Sandbox) -> None:
+    write_sleeper(sandbox.working_folder / "models", 2.0)
+    (sandbox.working_folder / "p.yaml").write_text(
         "model: {repository: models, name: sleeper}\n"
         "load: {max_concurrency: 4}\n"
         "sla: {p95: 500ms}\n"
@@ -175,17 +175,17 @@ def test_a_run_with_priorities_shows_each_of_them(playground: Playground) -> Non
     )
     options = ["--max-error-rate", "5%", "--search", "grid", "--max-trials", "3", "--no-confirmation"]
     limits = ["--measurement-interval", "200ms", "--budget", "60s"]
-    run = Run(playground, run_tune(playground, *options, *limits, "--json", "p.yaml"))
+    run = Run(sandbox, run_tune(sandbox, *options, *limits, "--json", "p.yaml"))
     run.assert_found()
     assert [own["priority"] for own in run.document["recommended"]["priorities"]] == [1, 2]
     assert all(row["by_priority"] for row in run.rows())
     assert any(row[PRIORITY_LEVELS] == "2" for row in run.rows())
 
 
-def test_a_run_with_a_high_percentile_an_error_rate_and_goodput(playground: Playground) -> None:
+def test_a_run_with_a_high_percentile_an_error_rate_and_goodput(sandbox: Sandbox) -> None:
     """The queue is limited to two requests, so that a high load loses requests."""
-    write_sleeper(playground.working_folder / "models", 2.0)
-    (playground.working_folder / "p.yaml").write_text(
+    write_sleeper(sandbox.working_folder / "models", 2.0)
+    (sandbox.working_folder / "p.yaml").write_text(
         "model: {repository: models, name: sleeper}\n"
         "load: {max_concurrency: 8}\n"
         "sla: {p99.9: 500ms}\n"
@@ -196,7 +196,7 @@ def test_a_run_with_a_high_percentile_an_error_rate_and_goodput(playground: Play
         f"  config: {{{POLICY}max_queue_size: [2]}}\n"
     )
     options = ["--max-error-rate", "1%", "--objective", "goodput", "--max-trials", "2", "--budget", "25s", "--json"]
-    run = Run(playground, run_tune(playground, *options, "--measurement-interval", "200ms", "p.yaml"))
+    run = Run(sandbox, run_tune(sandbox, *options, "--measurement-interval", "200ms", "p.yaml"))
     run.assert_found()
     assert run.document["sla"] == ["p99.9 <= 500 ms", "error-rate <= 1 %"]
     searched = [row for row in run.rows() if not row["load_generator"]]

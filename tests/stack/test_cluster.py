@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.deploy import runtime
-from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Playground, eventually, run_tune
+from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Sandbox, eventually, run_tune
 from tests.forked_tune import ForkedTune
 from tests.local_cluster import LocalCluster, local_cluster
 from tests.repositories import write_sleeper
@@ -35,30 +35,30 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def steady(playground: Playground, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Playground:
-    """Return a playground whose commands find the cluster."""
+def steady(sandbox: Sandbox, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    """Return a sandbox whose commands find the cluster."""
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
-    write_sleeper(playground.working_folder / "models", milliseconds=8)
-    (playground.working_folder / "steady.yaml").write_text(PROFILE)
-    return playground
+    write_sleeper(sandbox.working_folder / "models", milliseconds=8)
+    (sandbox.working_folder / "steady.yaml").write_text(PROFILE)
+    return sandbox
 
 
-def table(playground: Playground) -> str:
-    tables = list((playground.working_folder / "results").glob("*/*/trials.csv"))
+def table(sandbox: Sandbox) -> str:
+    tables = list((sandbox.working_folder / "results").glob("*/*/trials.csv"))
     return tables[0].read_text() if tables else ""
 
 
-def wait_for_a_row(playground: Playground, process: ForkedTune) -> None:
-    before = table(playground).count("\n")
+def wait_for_a_row(sandbox: Sandbox, process: ForkedTune) -> None:
+    before = table(sandbox).count("\n")
     more = max(before, 1)  # the header
-    assert eventually(lambda: table(playground).count("\n") > more or process.poll() is not None, HANG_SECONDS)
+    assert eventually(lambda: table(sandbox).count("\n") > more or process.poll() is not None, HANG_SECONDS)
     assert process.poll() is None, process.communicate()
 
 
-def rows(playground: Playground) -> list[dict[str, str]]:
-    return list(csv.DictReader(table(playground).rpartition("\n")[0].splitlines()))
+def rows(sandbox: Sandbox) -> list[dict[str, str]]:
+    return list(csv.DictReader(table(sandbox).rpartition("\n")[0].splitlines()))
 
 
 def interrupt(process: ForkedTune) -> None:
@@ -68,7 +68,7 @@ def interrupt(process: ForkedTune) -> None:
 
 
 @pytest.mark.timeout(2400)  # several waits of at most RUN_SECONDS and HANG_SECONDS
-def test_no_measurement_is_lost_with_workers_and_nodes(cluster: LocalCluster, steady: Playground) -> None:
+def test_no_measurement_is_lost_with_workers_and_nodes(cluster: LocalCluster, steady: Sandbox) -> None:
     """A worker is killed, the run is interrupted and resumed, a node is killed; lost trials are repeated."""
     first = steady.fork(*STUDY, "--budget", "10m", "--max-trials", "5", "steady.yaml")
     wait_for_a_row(steady, first)
@@ -100,11 +100,11 @@ def test_no_measurement_is_lost_with_workers_and_nodes(cluster: LocalCluster, st
     assert eventually(lambda: not steady.processes(), HANG_SECONDS)  # the supervisors end after their servers
 
 
-def test_a_model_that_needs_a_gpu_is_refused(steady: Playground) -> None:
+def test_a_model_that_needs_a_gpu_is_refused(steady: Sandbox) -> None:
     config = steady.working_folder / "models/sleeper/config.pbtxt"
     config.write_text(config.read_text().replace("KIND_CPU", "KIND_GPU"))
     ended = run_tune(steady, *STUDY, "steady.yaml")
     assert ended.code == 3
-    assert ended.complaints == [
+    assert ended.stderr_lines == [
         "tune: sleeper: its instances are KIND_GPU, and trials have no GPU: no node of the cluster has one"
     ]

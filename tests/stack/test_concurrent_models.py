@@ -6,7 +6,7 @@ import csv
 import json
 
 from optimizer.config import model_config
-from tests.command_fixtures import Playground, assert_search_ended, run_tune
+from tests.command_fixtures import Sandbox, assert_search_ended, run_tune
 from tests.repositories import sleeper_program, write_python_model, write_sleeper
 
 SLA_MS = 500.0
@@ -22,10 +22,10 @@ space:
 """
 
 
-def test_both_models_get_load_and_a_configuration(playground: Playground) -> None:
-    write_sleeper(playground.working_folder / "models", milliseconds=8)
-    write_python_model(playground.working_folder / "models", "other", sleeper_program(16))
-    (playground.working_folder / "both.yaml").write_text(PROFILE)
+def test_both_models_get_load_and_a_configuration(sandbox: Sandbox) -> None:
+    write_sleeper(sandbox.working_folder / "models", milliseconds=8)
+    write_python_model(sandbox.working_folder / "models", "other", sleeper_program(16))
+    (sandbox.working_folder / "both.yaml").write_text(PROFILE)
     arguments = [
         "--sla-p95",
         f"{SLA_MS:g}ms",
@@ -39,9 +39,9 @@ def test_both_models_get_load_and_a_configuration(playground: Playground) -> Non
         "--json",
         "both.yaml",
     ]
-    ended = run_tune(playground, *arguments)
+    ended = run_tune(sandbox, *arguments)
     document = json.loads(ended.stdout)
-    folder = playground.working_folder / document["results_dir"]
+    folder = sandbox.working_folder / document["results_dir"]
     is_found = assert_search_ended(ended, folder)
     with (folder / "trials.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

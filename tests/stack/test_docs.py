@@ -12,7 +12,7 @@ import pytest
 
 from optimizer.cli.commands import COMMANDS
 from optimizer.deploy import runtime
-from tests.command_fixtures import FINISHED, Playground, run_tune
+from tests.command_fixtures import FINISHED, Sandbox, run_tune
 from tests.documents import PAGES_WITH_COMMANDS, ROOT, blocks, run_commands
 from tests.own_server import write_installation
 from tests.repositories import doubler, serialized, write_bls, write_model
@@ -25,25 +25,25 @@ CONFIG = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
 
 
 @pytest.fixture
-def playground_with_models(playground: Playground) -> Playground:
-    """Return a playground with every model, run and table that the pages name."""
+def playground_with_models(sandbox: Sandbox) -> Sandbox:
+    """Return a sandbox with every model, run and table that the pages name."""
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
-    models = playground.working_folder / "models"
+    models = sandbox.working_folder / "models"
     write_bls(models, milliseconds=2)
     for name in ("doubler", "doubler_int8", "my_model"):
         write_model(models, name, CONFIG, doubler())
-    (playground.working_folder / "model.onnx").write_bytes(serialized(doubler()))
+    (sandbox.working_folder / "model.onnx").write_bytes(serialized(doubler()))
     for name in ("sample", "20261121-072139", "20261122-091502"):
-        shutil.copytree(ROOT / RUNS / "sample", playground.working_folder / RUNS / name)
-    (playground.working_folder / TABLE).parent.mkdir(parents=True)
-    shutil.copy(ROOT / TABLE, playground.working_folder / TABLE)
-    return playground
+        shutil.copytree(ROOT / RUNS / "sample", sandbox.working_folder / RUNS / name)
+    (sandbox.working_folder / TABLE).parent.mkdir(parents=True)
+    shutil.copy(ROOT / TABLE, sandbox.working_folder / TABLE)
+    return sandbox
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.stem)
-def test_each_command_of_the_page_works(page: Path, playground_with_models: Playground) -> None:
+def test_each_command_of_the_page_works(page: Path, playground_with_models: Sandbox) -> None:
     if page.stem == "pytorch":
         pytest.importorskip("torch")
     env = {}

@@ -7,16 +7,16 @@ import json
 import pytest
 
 from optimizer.study import shared_memory_measurement
-from tests.command_fixtures import FINISHED, Playground, Tune
+from tests.command_fixtures import FINISHED, Sandbox, Tune
 from tests.repositories import write_wide
 
 
 def test_explain_measures_the_recommendation_of_a_run(
-    called_tune: Tune, playground: Playground, monkeypatch: pytest.MonkeyPatch
+    called_tune: Tune, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_memory_measurement, "ROUNDS", 4)
     monkeypatch.setattr(shared_memory_measurement, "SECONDS", 0.3)
-    write_wide(playground.working_folder / "models")
+    write_wide(sandbox.working_folder / "models")
     study = ("--budget", "30s", "--max-trials", "1", "--measurement-interval", "100ms", "--no-confirmation")
     assert called_tune("--log", "none", "--no-report", *study, "models/wide").code in FINISHED
     ended = called_tune("explain", "--measure", "--json", "wide")

@@ -27,8 +27,8 @@ from tests.command_fixtures import (
     HANG_SECONDS,
     RUN_SECONDS,
     Ended,
-    Playground,
     RunningTune,
+    Sandbox,
     assert_search_ended,
     eventually,
     run_tune,
@@ -48,46 +48,46 @@ MORE_TRIALS = ("--max-trials", "100")  # a study that is still running whenever 
 
 
 @pytest.fixture
-def steady(playground: Playground) -> Playground:
-    """Return a playground with the profile ``steady.yaml`` of a model whose batches all take 8 ms."""
+def steady(sandbox: Sandbox) -> Sandbox:
+    """Return a sandbox with the profile ``steady.yaml`` of a model whose batches all take 8 ms."""
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
-    write_sleeper(playground.working_folder / "models", milliseconds=8)
-    (playground.working_folder / "steady.yaml").write_text(PROFILE)
-    return playground
+    write_sleeper(sandbox.working_folder / "models", milliseconds=8)
+    (sandbox.working_folder / "steady.yaml").write_text(PROFILE)
+    return sandbox
 
 
 # -- state of a run ----------------------------------------------------------------------------------
 
 
-def run_folder(playground: Playground) -> Path:
-    (folder,) = (playground.working_folder / "results").glob("*/*")
+def run_folder(sandbox: Sandbox) -> Path:
+    (folder,) = (sandbox.working_folder / "results").glob("*/*")
     return folder
 
 
-def content(playground: Playground, name: str) -> bytes:
+def content(sandbox: Sandbox, name: str) -> bytes:
     """Return the content of a file in the run's folder; empty if it does not exist."""
-    contents = [path.read_bytes() for path in (playground.working_folder / "results").glob(f"*/*/{name}")]
+    contents = [path.read_bytes() for path in (sandbox.working_folder / "results").glob(f"*/*/{name}")]
     return contents[0] if contents else b""
 
 
-def rows(playground: Playground) -> list[dict[str, str]]:
-    return list(csv.DictReader(content(playground, "trials.csv").decode().splitlines()))
+def rows(sandbox: Sandbox) -> list[dict[str, str]]:
+    return list(csv.DictReader(content(sandbox, "trials.csv").decode().splitlines()))
 
 
-def info(playground: Playground) -> dict[str, Any]:
-    document = json.loads(content(playground, "run.json"))
+def info(sandbox: Sandbox) -> dict[str, Any]:
+    document = json.loads(content(sandbox, "run.json"))
     assert isinstance(document, dict)
     return document
 
 
-def named(playground: Playground, name: str) -> list[psutil.Process]:
+def named(sandbox: Sandbox, name: str) -> list[psutil.Process]:
     """Return the processes of the run whose program has this name.
 
     ``Process.exe()`` is not used: it keeps the program that a process had before its ``exec``.
     """
     processes = []
-    for process in playground.processes():
+    for process in sandbox.processes():
         with contextlib.suppress(FileNotFoundError, PermissionError, ProcessLookupError):
             if Path(f"/proc/{process.pid}/exe").readlink().name == name:
                 processes.append(process)
@@ -109,25 +109,25 @@ def kill_9(processes: list[psutil.Process]) -> None:
 
 # -- kill -9 of tune --------------------------------------------------------------------------------------------
 
-Moment = Callable[[Playground, RunningTune], None]
+Moment = Callable[[Sandbox, RunningTune], None]
 
 
-def server_starts(playground: Playground, process: RunningTune) -> None:
-    wait_for(lambda: named(playground, "tritonserver"), process)
+def server_starts(sandbox: Sandbox, process: RunningTune) -> None:
+    wait_for(lambda: named(sandbox, "tritonserver"), process)
 
 
-def model_loads(playground: Playground, process: RunningTune) -> None:
-    before = content(playground, "logs/tritonserver.log").count(b"loading: sleeper")
-    wait_for(lambda: content(playground, "logs/tritonserver.log").count(b"loading: sleeper") > before, process)
+def model_loads(sandbox: Sandbox, process: RunningTune) -> None:
+    before = content(sandbox, "logs/tritonserver.log").count(b"loading: sleeper")
+    wait_for(lambda: content(sandbox, "logs/tritonserver.log").count(b"loading: sleeper") > before, process)
 
 
-def a_load_is_measured(playground: Playground, process: RunningTune) -> None:
-    wait_for(lambda: named(playground, "perf_analyzer"), process)
+def a_load_is_measured(sandbox: Sandbox, process: RunningTune) -> None:
+    wait_for(lambda: named(sandbox, "perf_analyzer"), process)
 
 
-def a_row_is_written(playground: Playground, process: RunningTune) -> None:
-    before = len(content(playground, "trials.csv"))
-    wait_for(lambda: len(content(playground, "trials.csv")) > before, process)
+def a_row_is_written(sandbox: Sandbox, process: RunningTune) -> None:
+    before = len(content(sandbox, "trials.csv"))
+    wait_for(lambda: len(content(sandbox, "trials.csv")) > before, process)
 
 
 MOMENTS: dict[str, Moment] = {
@@ -138,7 +138,7 @@ MOMENTS: dict[str, Moment] = {
 }
 
 
-def test_kill_9_at_any_moment(steady: Playground) -> None:
+def test_kill_9_at_any_moment(steady: Sandbox) -> None:
     """One study, killed at every moment in turn and resumed each time, comes to its end."""
     killed: list[int] = []
     for name, moment in MOMENTS.items():
@@ -160,15 +160,15 @@ def test_kill_9_at_any_moment(steady: Playground) -> None:
     assert_complete(steady, ended)
 
 
-def assert_complete(playground: Playground, ended: Ended) -> None:
+def assert_complete(sandbox: Sandbox, ended: Ended) -> None:
     """Assert that the study has all trials, and a recommendation if a load was steady."""
-    document, table = json.loads(ended.stdout), rows(playground)
+    document, table = json.loads(ended.stdout), rows(sandbox)
     assert document["trials"] == len({row["trial"] for row in table}) == 3
     assert document["measurements"] + document["confirmations"] == len(table)
-    assert (document["recommended"] is not None) is assert_search_ended(ended, run_folder(playground))
+    assert (document["recommended"] is not None) is assert_search_ended(ended, run_folder(sandbox))
 
 
-def test_a_kill_of_everything_at_once(steady: Playground) -> None:
+def test_a_kill_of_everything_at_once(steady: Sandbox) -> None:
     """No process is left to remove the shared memory: the next run does."""
     process = steady.fork(*STUDY, *MORE_TRIALS, "steady.yaml")
     a_load_is_measured(steady, process)
@@ -196,32 +196,32 @@ def test_a_kill_of_everything_at_once(steady: Playground) -> None:
 # -- signals ----------------------------------------------------------------------------------------------------
 
 
-def interrupted(playground: Playground, moment: Moment, *signals: signal.Signals, json: bool = False) -> Ended:
+def interrupted(sandbox: Sandbox, moment: Moment, *signals: signal.Signals, json: bool = False) -> Ended:
     """Run a study that gets ``signals`` at ``moment``; assert that it leaves nothing behind."""
-    process = playground.fork(*STUDY, *MORE_TRIALS, *(["--json"] if json else []), "steady.yaml")
-    moment(playground, process)
+    process = sandbox.fork(*STUDY, *MORE_TRIALS, *(["--json"] if json else []), "steady.yaml")
+    moment(sandbox, process)
     for signum in signals:
         process.send_signal(signum)
         time.sleep(0.1)  # between two presses of Ctrl-C
     stdout, stderr = process.communicate(timeout=HANG_SECONDS)
-    assert playground.processes() == []
-    assert playground.shared_memory(process.pid) == []
-    assert list(playground.temporary.iterdir()) == []
+    assert sandbox.processes() == []
+    assert sandbox.shared_memory(process.pid) == []
+    assert list(sandbox.temporary.iterdir()) == []
     return Ended(process.returncode, stdout, stderr, process.pid)
 
 
-def has_best(playground: Playground) -> bool:
+def has_best(sandbox: Sandbox) -> bool:
     """Return whether the run so far has a best measurement."""
-    if not content(playground, "trials.csv"):
+    if not content(sandbox, "trials.csv"):
         return False
-    outcome = read_run(str(run_folder(playground)), str(playground.working_folder / "results")).outcome
+    outcome = read_run(str(run_folder(sandbox)), str(sandbox.working_folder / "results")).outcome
     return outcome is not None and outcome.recommended is not None
 
 
-def test_ctrl_c_twice_ends_with_the_best_so_far(steady: Playground) -> None:
-    def measured_and_measuring(playground: Playground, process: RunningTune) -> None:
-        wait_for(lambda: has_best(playground), process)  # an unstable measurement is none, if it was not disturbed
-        wait_for(lambda: named(playground, "perf_analyzer"), process)
+def test_ctrl_c_twice_ends_with_the_best_so_far(steady: Sandbox) -> None:
+    def measured_and_measuring(sandbox: Sandbox, process: RunningTune) -> None:
+        wait_for(lambda: has_best(sandbox), process)  # an unstable measurement is none, if it was not disturbed
+        wait_for(lambda: named(sandbox, "perf_analyzer"), process)
 
     ended = interrupted(steady, measured_and_measuring, signal.SIGINT, signal.SIGINT)
     assert (ended.code, ended.stderr) == (130, "")
@@ -237,7 +237,7 @@ def test_ctrl_c_twice_ends_with_the_best_so_far(steady: Playground) -> None:
 
 
 @pytest.mark.parametrize(("signum", "moment"), [(signal.SIGTERM, server_starts), (signal.SIGHUP, model_loads)])
-def test_signals_end_it_at_once(signum: signal.Signals, moment: Moment, steady: Playground) -> None:
+def test_signals_end_it_at_once(signum: signal.Signals, moment: Moment, steady: Sandbox) -> None:
     ended = interrupted(steady, moment, signum, json=True)
     assert (ended.code, ended.stderr) == (130, "")
     document = json.loads(ended.stdout)
@@ -246,7 +246,7 @@ def test_signals_end_it_at_once(signum: signal.Signals, moment: Moment, steady: 
     assert info(steady)["status"] == "interrupted"
 
 
-def test_ctrl_c_in_a_continued_test_leaves_the_search_ended(steady: Playground) -> None:
+def test_ctrl_c_in_a_continued_test_leaves_the_search_ended(steady: Sandbox) -> None:
     if not assert_search_ended(run_tune(steady, *STUDY, *SHORT, "steady.yaml"), run_folder(steady)):
         pytest.skip("no load was steady on this busy machine")
     assert info(steady)["status"] == "found"
@@ -260,7 +260,7 @@ def test_ctrl_c_in_a_continued_test_leaves_the_search_ended(steady: Playground) 
     assert info(steady)["status"] == "found"
 
 
-def test_signals_that_nohup_ignores_stay_ignored(steady: Playground) -> None:
+def test_signals_that_nohup_ignores_stay_ignored(steady: Sandbox) -> None:
     """The run continues after a hang-up."""
     process = steady.start(*STUDY, *MORE_TRIALS, "steady.yaml", under=["nohup"])
     a_load_is_measured(steady, process)
@@ -272,7 +272,7 @@ def test_signals_that_nohup_ignores_stay_ignored(steady: Playground) -> None:
     assert process.returncode == 130
 
 
-def test_a_run_is_resumed_from_another_folder(steady: Playground) -> None:
+def test_a_run_is_resumed_from_another_folder(steady: Sandbox) -> None:
     storage = ("--storage", "sqlite:///study.db")
     process = steady.fork(*STUDY, *SHORT, *storage, "steady.yaml")
     a_row_is_written(steady, process)
@@ -283,7 +283,7 @@ def test_a_run_is_resumed_from_another_folder(steady: Playground) -> None:
     other.mkdir()
     refused = run_tune(steady, "--resume", run_folder(steady), cwd=other)  # the folder may come from anywhere
     database = f"sqlite:///{steady.working_folder}/study.db"
-    assert (refused.code, refused.complaints[0].endswith(f"give --storage {database}")) == (2, True), refused
+    assert (refused.code, refused.stderr_lines[0].endswith(f"give --storage {database}")) == (2, True), refused
     first_seconds = json.loads((run_folder(steady) / "run.json").read_text())["times"]["wall_seconds"]
     assert first_seconds > 0
     ended = run_tune(steady, "--resume", run_folder(steady), "--storage", database, cwd=other)
@@ -298,7 +298,7 @@ def test_a_run_is_resumed_from_another_folder(steady: Playground) -> None:
 # -- kill -9 of servers ----------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_killed_costs_one_measurement(steady: Playground) -> None:
+def test_a_server_that_is_killed_costs_one_measurement(steady: Sandbox) -> None:
     """The server of the baseline is killed; the baseline is deployed again."""
     process = steady.fork(
         "--sla-p95", "500ms", "--budget", "3m", "--max-trials", "2", "--no-confirmation", "--json", "steady.yaml"
@@ -326,7 +326,7 @@ fi
 """
 
 
-def test_a_server_that_never_comes_up_is_an_error(steady: Playground) -> None:
+def test_a_server_that_never_comes_up_is_an_error(steady: Sandbox) -> None:
     program = steady.working_folder / "tritonserver"
     program.write_text(DIES_AT_ONCE)
     program.chmod(0o755)

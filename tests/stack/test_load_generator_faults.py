@@ -29,7 +29,7 @@ from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.perf_output import read_csv
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
-from tests.command_fixtures import Playground
+from tests.command_fixtures import Sandbox
 from tests.storage_fixtures import SmallDisk, small_disk
 
 __all__ = ["small_disk"]
@@ -110,7 +110,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "output").write_text(OUTPUT)
     (tmp_path / "figures.csv").write_text(table(FIGURES))
     yield tmp_path
-    assert Playground(tmp_path).processes() == []
+    assert Sandbox(tmp_path).processes() == []
 
 
 def generator(folder: Path, program: str, drain_seconds: float = 60) -> PerfAnalyzer:

@@ -34,7 +34,7 @@ from optimizer.model.profile_schema import BuiltModel
 from optimizer.model.repository import read_repository_model
 from optimizer.options.values import parse_cpus
 from optimizer.results import formatting
-from tests.command_fixtures import FOUND, HANG_SECONDS, REPORT, Playground, Run, playing_in, run_tune
+from tests.command_fixtures import FOUND, HANG_SECONDS, REPORT, Run, Sandbox, open_sandbox, run_tune
 from tests.documents import undocumented_keys
 from tests.repositories import write_sleeper
 
@@ -83,10 +83,10 @@ def write_steady(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def steady_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Run three configurations of the steady model."""
-    with playing_in(tmp_path_factory.mktemp("found")) as playground:
-        write_steady(playground.working_folder)
+    with open_sandbox(tmp_path_factory.mktemp("found")) as sandbox:
+        write_steady(sandbox.working_folder)
         arguments = ["--sla-p95", "500ms", "--budget", "45s", "--max-trials", "3", "--json", "steady.yaml"]
-        yield Run(playground, run_tune(playground, *arguments, REPORT))
+        yield Run(sandbox, run_tune(sandbox, *arguments, REPORT))
 
 
 def test_a_run_recommends_a_configuration_as_one_document(steady_run: Run) -> None:
@@ -100,7 +100,7 @@ def test_a_run_recommends_a_configuration_as_one_document(steady_run: Run) -> No
     assert document["sla"] == ["p95 <= 500 ms"]
     assert document["closest"] is None
     assert document["no_recommendation_reason"] is None
-    assert steady_run.playground.working_folder / document["results_dir"] == steady_run.folder
+    assert steady_run.sandbox.working_folder / document["results_dir"] == steady_run.folder
     assert document["model"]["name"] == "sleeper"
     assert document["model"]["model_bytes"] > 0
 
@@ -259,15 +259,15 @@ def test_run_json_has_the_command_that_reproduces_the_run(steady_run: Run) -> No
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Run the small model by its name, with more trials if a busy machine leaves no load steady."""
-    with playing_in(tmp_path_factory.mktemp("built")) as playground:
+    with open_sandbox(tmp_path_factory.mktemp("built")) as sandbox:
         arguments = ["--sla-p95", "500ms", "--budget", "3m", "--max-trials", "2", "--no-confirmation"]
         arguments += ["--measurement-interval", "300ms", "--json", "mlp"]
-        run = Run(playground, run_tune(playground, *arguments))
+        run = Run(sandbox, run_tune(sandbox, *arguments))
         for more in (1, 2, 3):
             if run.ended.code in FOUND:
                 break
             arguments = ["--max-trials", f"{2 + more}", "--json"]
-            run = Run(playground, run_tune(playground, "--resume", run.folder, *arguments))
+            run = Run(sandbox, run_tune(sandbox, "--resume", run.folder, *arguments))
         yield run
 
 
@@ -323,8 +323,8 @@ def test_the_best_configuration_loads_unchanged(built: Run, tmp_path: Path) -> N
 @pytest.mark.alone(exclusive=True)  # a verification ends early if its measurements take twice the expected time
 def test_the_recommendation_is_tested_separately(built: Run) -> None:
     before = (built.folder / "trials.csv").read_bytes()
-    folder = built.folder.relative_to(built.playground.working_folder)
-    ended = run_tune(built.playground, "verify", "--fresh", folder, "--json")
+    folder = built.folder.relative_to(built.sandbox.working_folder)
+    ended = run_tune(built.sandbox, "verify", "--fresh", folder, "--json")
     assert (built.folder / "trials.csv").read_bytes() == before
     assert ended.errors == []
     document = json.loads(ended.stdout)
@@ -336,7 +336,7 @@ def test_the_recommendation_is_tested_separately(built: Run) -> None:
     assert (winner["confirmation"]["verdict"] == "PASS") == document["verdict_holds"]
     for name in PARAMETERS:
         assert winner[name] == built.document["recommended"][name]
-    folder = built.playground.working_folder / document["results_dir"]
+    folder = built.sandbox.working_folder / document["results_dir"]
     assert folder.parent == built.folder / "verify"
     assert (folder / "reference.npz").read_bytes() == (built.folder / "reference.npz").read_bytes()
     assert json.loads((folder / "verify.json").read_text()) == document
@@ -350,9 +350,9 @@ def test_the_test_of_a_run_continues_where_it_ended(steady_run: Run) -> None:
     plan = info["confirmation_plan"]
     tested = {row["trial"] for row in before if row["confirmation_error"]}
     assert tested <= {str(number) for number in plan["finalists"]}
-    folder = steady_run.folder.relative_to(steady_run.playground.working_folder)
+    folder = steady_run.folder.relative_to(steady_run.sandbox.working_folder)
     for budget in ("1s", "10s"):  # the first one is too short for any server
-        ended = run_tune(steady_run.playground, "verify", "--budget", budget, folder, "--json")
+        ended = run_tune(steady_run.sandbox, "verify", "--budget", budget, folder, "--json")
         assert ended.errors == []
         document = json.loads(ended.stdout)
         rows, after = steady_run.rows(), steady_run.info()
@@ -380,14 +380,14 @@ def test_the_test_of_a_run_continues_where_it_ended(steady_run: Run) -> None:
 # -- none -------------------------------------------------------------------------------------------------------
 
 
-def test_a_missed_sla_shows_the_closest_configuration_and_the_reason(playground: Playground) -> None:
+def test_a_missed_sla_shows_the_closest_configuration_and_the_reason(sandbox: Sandbox) -> None:
     """The load goes over HTTP and the result is text."""
     arguments = ["-v", "--sla-p95", "5us", "--max-trials", "1", "--budget", "120s", "--protocol", "http"]
     arguments += ["--measurement-interval", "500ms", "steady.yaml"]
-    write_steady(playground.working_folder)
+    write_steady(sandbox.working_folder)
     for _ in range(ATTEMPTS):  # an unstable measurement, on a disturbed machine, is not the closest
-        shutil.rmtree(playground.working_folder / "results", ignore_errors=True)
-        run = Run(playground, run_tune(playground, *arguments))
+        shutil.rmtree(sandbox.working_folder / "results", ignore_errors=True)
+        run = Run(sandbox, run_tune(sandbox, *arguments))
         if all(row["stable"] == "true" for row in run.rows()):
             break
     assert (run.ended.code, run.ended.stderr) == (1, "")
@@ -411,18 +411,18 @@ def test_a_missed_sla_shows_the_closest_configuration_and_the_reason(playground:
     assert "HTTP" in (run.folder / "logs" / "perf_analyzer.log").read_text()
     assert not (run.folder / "best").exists()
     (shown,) = (line for line in run.ended.stdout.splitlines() if line.startswith("results "))
-    assert playground.working_folder / shown.removeprefix("results ").strip() == run.folder
+    assert sandbox.working_folder / shown.removeprefix("results ").strip() == run.folder
 
 
 def test_the_result_is_shown_before_the_page_is_drawn_and_an_interrupt_waits_for_the_page(
-    playground: Playground,
+    sandbox: Sandbox,
 ) -> None:
-    write_steady(playground.working_folder)
+    write_steady(sandbox.working_folder)
     arguments = ["--sla-p95", "500ms", "--max-trials", "1", "--no-confirmation", "steady.yaml"]
-    process = playground.fork(*arguments, REPORT)
+    process = sandbox.fork(*arguments, REPORT)
     assert process.stdout is not None
     shown = next(line for line in iter(process.stdout.readline, "") if line.startswith("report "))
-    page = playground.working_folder / shown.removeprefix("report ").strip()
+    page = sandbox.working_folder / shown.removeprefix("report ").strip()
     assert not page.exists()
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=HANG_SECONDS)

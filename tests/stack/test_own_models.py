@@ -9,7 +9,7 @@ from google.protobuf import text_format
 from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from tests.command_fixtures import Playground, Run, assert_search_ended, run_tune
+from tests.command_fixtures import Run, Sandbox, assert_search_ended, run_tune
 from tests.repositories import doubler, onnx_model, serialized, write_model
 
 SLA_MS = 500.0
@@ -37,7 +37,7 @@ def assert_measured(run: Run) -> None:
         assert 0 < float(row["latency_p95_ms"]) < SLA_MS
 
 
-def test_bare_file_with_external_weights_is_tuned_and_unchanged(playground: Playground) -> None:
+def test_bare_file_with_external_weights_is_tuned_and_unchanged(sandbox: Sandbox) -> None:
     """The file is in its own folder and its name is not one of Triton's."""
     model = onnx_model(
         [helper.make_node("Mul", ["x", "factor"], ["y"])],
@@ -47,7 +47,7 @@ def test_bare_file_with_external_weights_is_tuned_and_unchanged(playground: Play
     factor = model.graph.initializer.add(name="factor", data_type=TensorProto.FLOAT, dims=[1])
     factor.data_location = TensorProto.EXTERNAL
     factor.external_data.add(key="location", value="factor.bin")
-    folder = playground.working_folder / "my export"
+    folder = sandbox.working_folder / "my export"
     folder.mkdir()
     (folder / "net v2.onnx").write_bytes(serialized(model))
     (folder / "factor.bin").write_bytes(np.array([3], np.float32).tobytes())
@@ -66,7 +66,7 @@ def test_bare_file_with_external_weights_is_tuned_and_unchanged(playground: Play
         "--json",
         "my export/net v2.onnx",
     ]
-    run = Run(playground, run_tune(playground, *arguments))
+    run = Run(sandbox, run_tune(sandbox, *arguments))
     assert_measured(run)
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()} == before
     assert run.folder.parent.name == "net_v2"
@@ -81,14 +81,14 @@ def test_bare_file_with_external_weights_is_tuned_and_unchanged(playground: Play
     ]
 
 
-def test_model_folder_without_batches_is_tuned_and_unchanged(playground: Playground) -> None:
-    folder = write_model(playground.working_folder / "models", "m", UNBATCHED, doubler(dims=(16, 4)))
-    before = bytes_of(playground.working_folder / "models")
+def test_model_folder_without_batches_is_tuned_and_unchanged(sandbox: Sandbox) -> None:
+    folder = write_model(sandbox.working_folder / "models", "m", UNBATCHED, doubler(dims=(16, 4)))
+    before = bytes_of(sandbox.working_folder / "models")
     arguments = ["-v", "--sla-p95", "500ms", "--measurement-interval", "100ms", "--budget", "90s"]
     arguments += ["--max-trials", "1", "--no-confirmation"]
-    run = Run(playground, run_tune(playground, *arguments, folder.relative_to(playground.working_folder)))
+    run = Run(sandbox, run_tune(sandbox, *arguments, folder.relative_to(sandbox.working_folder)))
     assert_measured(run)
-    assert bytes_of(playground.working_folder / "models") == before
+    assert bytes_of(sandbox.working_folder / "models") == before
     assert {(row["max_batch_size"], row["dynamic_batching"]) for row in run.rows()} == {("0", "false")}
     assert run.info()["problem"]["space"]["max_batch_size"] == [0]
     assert f"tune {' '.join(arguments[1:])} --seed 0 models/m" in run.ended.stdout

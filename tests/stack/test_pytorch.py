@@ -22,7 +22,7 @@ from optimizer.core.errors import DeploymentError
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
 from optimizer.model.repository import read_repository_model
-from tests.command_fixtures import Playground, Run, run_tune
+from tests.command_fixtures import Run, Sandbox, run_tune
 from tests.repositories import write_model
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed (the extra pytorch)")
@@ -197,8 +197,8 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
         pass
 
 
-def test_torchscript_is_tuned(playground: Playground) -> None:
-    folder = write_model(playground.working_folder / "models", "m", CONFIG, None)
+def test_torchscript_is_tuned(sandbox: Sandbox) -> None:
+    folder = write_model(sandbox.working_folder / "models", "m", CONFIG, None)
     save_script(folder, Two())
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     arguments = [
@@ -212,7 +212,7 @@ def test_torchscript_is_tuned(playground: Playground) -> None:
         "--json",
         "models/m",
     ]
-    run = Run(playground, run_tune(playground, *arguments))
+    run = Run(sandbox, run_tune(sandbox, *arguments))
     run.assert_found()
     assert "own Python-based pytorch backend" in " ".join(run.document["notes"])
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -15,7 +15,7 @@ import pytest
 
 from optimizer.deploy import runtime
 from optimizer.model.repository import read_repository_model
-from tests.command_fixtures import Run, playing_in, run_tune
+from tests.command_fixtures import Run, open_sandbox, run_tune
 from tests.production import Production
 from tests.repositories import write_sleeper
 
@@ -37,12 +37,12 @@ space:
 def rate_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
-    with playing_in(tmp_path_factory.mktemp("rate")) as playground:
-        write_sleeper(playground.working_folder / "models", milliseconds=BATCH_MS)
-        (playground.working_folder / "steady.yaml").write_text(PROFILE)
+    with open_sandbox(tmp_path_factory.mktemp("rate")) as sandbox:
+        write_sleeper(sandbox.working_folder / "models", milliseconds=BATCH_MS)
+        (sandbox.working_folder / "steady.yaml").write_text(PROFILE)
         arguments = ["--load", "rate", "--sla-p90", f"{SLA_MS:g}ms", "--budget", "40s", "--max-trials", "2"]
         arguments += ["--measurement-interval", "100ms", "--confidence", "80%", "--request-distribution", "constant"]
-        yield Run(playground, run_tune(playground, *arguments, "--json", "steady.yaml"))
+        yield Run(sandbox, run_tune(sandbox, *arguments, "--json", "steady.yaml"))
 
 
 def test_the_recommended_rate_meets_the_bound(rate_run: Run) -> None:
@@ -96,7 +96,7 @@ def test_a_server_whose_executions_take_longer_than_the_bound_fails_the_verifica
         before = slower.serving()
         address = slower.server.grpc
         ended = run_tune(
-            rate_run.playground,
+            rate_run.sandbox,
             "verify",
             "--fresh",
             "--json",
@@ -114,4 +114,4 @@ def test_a_server_whose_executions_take_longer_than_the_bound_fails_the_verifica
     assert not verified["verdict_holds"]
     assert verified["reason"]
     assert f"measured on the server at {address}" in verified["notes"][0]
-    assert (rate_run.playground.working_folder / verified["results_dir"] / "verify.json").exists()
+    assert (rate_run.sandbox.working_folder / verified["results_dir"] / "verify.json").exists()

@@ -34,7 +34,7 @@ from optimizer.machine.conditions import ProcessTelemetry
 from optimizer.measure.model_statistics import read_statistics
 from optimizer.measure.server_calls import open_client
 from optimizer.model.repository import read_source
-from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Playground, eventually
+from tests.command_fixtures import HANG_SECONDS, RUN_SECONDS, Sandbox, eventually
 from tests.production import Production
 from tests.repositories import stored, write_ensemble, write_sleeper
 
@@ -311,13 +311,13 @@ def test_a_server_that_dies_ends_the_run_with_the_path_of_its_state(mlp: ModelSo
 
 
 def test_a_run_whose_server_dies_names_the_cause_and_the_commands_that_go_on(
-    mlp: ModelSource, playground: Playground, tmp_path: Path
+    mlp: ModelSource, sandbox: Sandbox, tmp_path: Path
 ) -> None:
     with contextlib.closing(Production(mlp, tmp_path / "log")) as production:
         production.load(production.model)
         words = ("--target", "remote", "--url", production.server.grpc, "--sla-p95", "500ms", "--budget", "60s")
-        run = playground.fork(*words, "--measurement-interval", "100ms", "mlp")
-        tables = playground.working_folder / "results" / "mlp"
+        run = sandbox.fork(*words, "--measurement-interval", "100ms", "mlp")
+        tables = sandbox.working_folder / "results" / "mlp"
         is_measured = eventually(
             lambda: any(len(path.read_text().splitlines()) > 1 for path in tables.glob("*/trials.csv")), 120
         )
@@ -334,7 +334,7 @@ def test_a_run_whose_server_dies_names_the_cause_and_the_commands_that_go_on(
     assert "not restored" in restored
     assert "not restored" not in cause
     assert kept.startswith("tune: the measurements are kept; to continue: tune --resume ")
-    assert playground.working_folder / kept.rpartition(" ")[2] == folder
+    assert sandbox.working_folder / kept.rpartition(" ")[2] == folder
     assert json.loads((folder / "run.json").read_text())["reason"] == cause.removeprefix("tune: ")
 
 

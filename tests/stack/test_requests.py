@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 from optimizer.measure.output_comparison import ReferenceOutputs
-from tests.command_fixtures import Playground, Run, run_tune
+from tests.command_fixtures import Run, Sandbox, run_tune
 from tests.repositories import onnx_model, write_model
 
 ROWS = 10
@@ -43,20 +43,22 @@ def write_embedding(repository: Path) -> None:
     write_model(repository, "embedding", CONFIG, model)
 
 
-def test_requests_of_an_embedding(playground: Playground) -> None:
-    write_embedding(playground.working_folder / "models")
-    (playground.working_folder / "d.csv").write_text(CSV)
+def test_requests_of_an_embedding(sandbox: Sandbox) -> None:
+    write_embedding(sandbox.working_folder / "models")
+    (sandbox.working_folder / "d.csv").write_text(CSV)
 
-    random = run_tune(playground, "--shape", "ids:16", "models/embedding")
+    random = run_tune(sandbox, "--shape", "ids:16", "models/embedding")
     assert random.code == 2
-    assert "out of data bounds" in random.complaints[0]
-    assert "the random data of ids, which may be an index, includes all integers of its type" in random.complaints[0]
-    assert f"--input-range ids:0..{ROWS - 1}, or real requests with --input-data FILE" in random.complaints[0]
+    assert "out of data bounds" in random.stderr_lines[0]
+    assert (
+        "the random data of ids, which may be an index, includes all integers of its type" in random.stderr_lines[0]
+    )
+    assert f"--input-range ids:0..{ROWS - 1}, or real requests with --input-data FILE" in random.stderr_lines[0]
 
-    ended = run_tune(playground, *ONE, "--input-data", "d.csv", "--out", "given", "models/embedding")
-    document = Run(playground, ended).document  # the verdict may vary on a busy machine
+    ended = run_tune(sandbox, *ONE, "--input-data", "d.csv", "--out", "given", "models/embedding")
+    document = Run(sandbox, ended).document  # the verdict may vary on a busy machine
     assert not any("not compared" in note for note in document["notes"])
-    (folder,) = (playground.working_folder / "given").glob("*/*")
+    (folder,) = (sandbox.working_folder / "given").glob("*/*")
     with (folder / "trials.csv").open(newline="") as file:
         assert all(float(row["throughput_infer_per_sec"]) > 0 for row in csv.DictReader(file))
     assert "1 stream/streams with 12 step/steps" in (folder / "logs" / "perf_analyzer.log").read_text()

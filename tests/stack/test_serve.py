@@ -25,7 +25,7 @@ from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.deploy import runtime
 from optimizer.deploy.target_settings import free_port
 from optimizer.options.run_options import RunOptions
-from tests.command_fixtures import HANG_SECONDS, Playground, Tune, eventually
+from tests.command_fixtures import HANG_SECONDS, Sandbox, Tune, eventually
 from tests.emitted_files import recommendation_of
 from tests.forked_tune import ForkedTune
 from tests.own_server import write_installation
@@ -58,18 +58,18 @@ class TritonPythonModel:
 """
 
 
-def write_recommendation(playground: Playground, processes: int) -> Path:
+def write_recommendation(sandbox: Sandbox, processes: int) -> Path:
     """Write a model repository, and a run in it that recommends the configuration of ``config_text``."""
-    folder = playground.working_folder
+    folder = sandbox.working_folder
     write_model(folder / "models", "doubler", CURRENT, doubler())
     options = RunOptions("doubler", model_repository=str(folder / "models"))
     return write_run(folder, options=options, fields={SERVER_PROCESSES: [1, processes]})
 
 
 @contextmanager
-def serving(playground: Playground, *words: str | Path) -> Iterator[tuple[ForkedTune, dict[str, Any]]]:
+def serving(sandbox: Sandbox, *words: str | Path) -> Iterator[tuple[ForkedTune, dict[str, Any]]]:
     """Start ``tune serve`` and yield it with its document, when it is ready."""
-    process = playground.fork("serve", "--json", *words)
+    process = sandbox.fork("serve", "--json", *words)
     try:
         text = ""
         while not text.endswith("\n}\n"):
@@ -81,17 +81,17 @@ def serving(playground: Playground, *words: str | Path) -> Iterator[tuple[Forked
         process.kill()
 
 
-def end(process: ForkedTune, playground: Playground) -> tuple[int, list[str]]:
+def end(process: ForkedTune, sandbox: Sandbox) -> tuple[int, list[str]]:
     """Wait for the end and return the exit code and the lines of standard error; check that nothing is left."""
     _, errors = process.communicate(timeout=HANG_SECONDS)
-    assert playground.processes() == []
-    assert playground.shared_memory(process.pid) == []
+    assert sandbox.processes() == []
+    assert sandbox.shared_memory(process.pid) == []
     return process.returncode, errors.splitlines()
 
 
-def test_the_recommendation_is_served_and_watched_until_ctrl_c(playground: Playground, tune: Tune) -> None:
-    run, port = write_recommendation(playground, 1), free_port()
-    with serving(playground, run, "--grpc-port", str(port)) as (process, shown):
+def test_the_recommendation_is_served_and_watched_until_ctrl_c(sandbox: Sandbox, tune: Tune) -> None:
+    run, port = write_recommendation(sandbox, 1), free_port()
+    with serving(sandbox, run, "--grpc-port", str(port)) as (process, shown):
         (server,) = shown["servers"]
         assert server["grpc"] == f"127.0.0.1:{port}"
         with InferenceServerClient(server["grpc"]) as client:
@@ -114,7 +114,7 @@ def test_the_recommendation_is_served_and_watched_until_ctrl_c(playground: Playg
         assert f"process {process.pid} on " in refused.errors[0]
         assert " uses this run" in refused.errors[0]
         process.send_signal(signal.SIGINT)
-        code, lines = end(process, playground)
+        code, lines = end(process, sandbox)
     assert (code, lines[-3::2]) == (0, ["serving until Ctrl-C", "stopped"])
     assert Path(shown["logs"], "tritonserver.log").stat().st_size
     assert tune("runs", "--delete", run, "--yes").code == 0
@@ -140,9 +140,9 @@ def watched_at_work(tune: Tune, run: Path, metrics: str, send: Callable[[], obje
     return document
 
 
-def write_waiting_run(playground: Playground) -> Path:
+def write_waiting_run(sandbox: Sandbox) -> Path:
     """Write a run of a model that writes a file for each batch, and completes it when there is a file ``go``."""
-    folder = playground.working_folder
+    folder = sandbox.working_folder
     write_python_model(folder / "models", "waiting", WAITING_PROGRAM.replace("FOLDER", repr(str(folder))))
     batching = "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 100 }\n"
     config = f'name: "waiting"\n{SLEEPER_CONFIG.replace("count: 1", "count: 2")}{batching}'
@@ -161,12 +161,12 @@ def infer_waiting(module: ModuleType, address: str) -> bool:
 
 
 @contextmanager
-def requests_in_flight(playground: Playground, server: dict[str, str]) -> Iterator[list[Future[bool]]]:
+def requests_in_flight(sandbox: Sandbox, server: dict[str, str]) -> Iterator[list[Future[bool]]]:
     """Send a request over gRPC and one over HTTP, and yield when each is in an instance of the model."""
     clients = [(grpc, server["grpc"]), (http, server["http"].removeprefix("http://"))]
     with ThreadPoolExecutor(len(clients)) as pool:
         futures = [pool.submit(infer_waiting, *client) for client in clients]
-        assert eventually(lambda: len(list(playground.working_folder.glob("*.batch"))) == len(clients), HANG_SECONDS)
+        assert eventually(lambda: len(list(sandbox.working_folder.glob("*.batch"))) == len(clients), HANG_SECONDS)
         yield futures
 
 
@@ -176,14 +176,14 @@ def press_ctrl_c(process: ForkedTune) -> None:
     assert any(line.startswith("completing the requests in flight") for line in process.stderr)
 
 
-def test_requests_in_flight_complete_at_ctrl_c(playground: Playground) -> None:
+def test_requests_in_flight_complete_at_ctrl_c(sandbox: Sandbox) -> None:
     """An idle HTTP connection, which Triton itself would wait for, and further SIGTERMs do not matter."""
-    with serving(playground, write_waiting_run(playground)) as (process, shown):
+    with serving(sandbox, write_waiting_run(sandbox)) as (process, shown):
         (server,) = shown["servers"]
         idle = HTTPConnection(server["http"].removeprefix("http://"))
         idle.request("GET", "/v2/health/live")
         assert idle.getresponse().read() == b""
-        with requests_in_flight(playground, server) as futures:
+        with requests_in_flight(sandbox, server) as futures:
             press_ctrl_c(process)
             process.send_signal(signal.SIGTERM)
             with InferenceServerClient(server["grpc"]) as client:
@@ -191,17 +191,17 @@ def test_requests_in_flight_complete_at_ctrl_c(playground: Playground) -> None:
             with pytest.raises(InferenceServerException, match="no available versions"):
                 infer_waiting(grpc, server["grpc"])
             assert not any(future.done() for future in futures)
-            (playground.working_folder / "go").touch()
+            (sandbox.working_folder / "go").touch()
             assert [future.result(HANG_SECONDS) for future in futures] == [True, True]
-        assert end(process, playground) == (0, ["stopped"])
+        assert end(process, sandbox) == (0, ["stopped"])
         idle.close()
 
 
 @pytest.mark.parametrize("ends", ["by a second Ctrl-C", "at the timeout", "with the server"])
-def test_requests_that_do_not_complete_are_ended(ends: str, playground: Playground) -> None:
+def test_requests_that_do_not_complete_are_ended(ends: str, sandbox: Sandbox) -> None:
     timeout = "1s" if ends == "at the timeout" else "1h"
-    with serving(playground, write_waiting_run(playground), "--exit-timeout", timeout) as (process, shown):
-        with requests_in_flight(playground, shown["servers"][0]) as futures:
+    with serving(sandbox, write_waiting_run(sandbox), "--exit-timeout", timeout) as (process, shown):
+        with requests_in_flight(sandbox, shown["servers"][0]) as futures:
             press_ctrl_c(process)
             if ends == "by a second Ctrl-C":
                 process.send_signal(signal.SIGINT)
@@ -209,7 +209,7 @@ def test_requests_that_do_not_complete_are_ended(ends: str, playground: Playgrou
                 (server,) = server_processes(process)
                 server.kill()
             assert all(future.exception(HANG_SECONDS) for future in futures)
-        code, lines = end(process, playground)
+        code, lines = end(process, sandbox)
     if ends == "with the server":
         assert (code, lines[0]) == (
             3,
@@ -225,22 +225,22 @@ def server_processes(process: ForkedTune) -> list[psutil.Process]:
     return [running for running in below if running.name() == "tritonserver"]
 
 
-def test_a_server_process_that_dies_ends_all_with_its_log(playground: Playground) -> None:
-    with serving(playground, write_recommendation(playground, 2)) as (process, shown):
+def test_a_server_process_that_dies_ends_all_with_its_log(sandbox: Sandbox) -> None:
+    with serving(sandbox, write_recommendation(sandbox, 2)) as (process, shown):
         assert len({address for server in shown["servers"] for address in server.values()}) == 6
         with InferenceServerClient(shown["servers"][1]["grpc"]) as client:
             name = client.get_server_metadata().name
         (server,) = (running for running in server_processes(process) if f"--id={name}" in running.cmdline())
         server.kill()
-        code, lines = end(process, playground)
+        code, lines = end(process, sandbox)
     assert code == 3
     assert lines[-2] == "tune: server process 2 of 2: tritonserver died (SIGKILL) while serving"
     assert lines[-1] == f"tune: log: {shown['logs']}/tritonserver-2.log"
 
 
-def test_a_model_process_that_dies_ends_the_server(playground: Playground) -> None:
+def test_a_model_process_that_dies_ends_the_server(sandbox: Sandbox) -> None:
     """Triton does not replace it, and fails all requests that it gets."""
-    with serving(playground, write_recommendation(playground, 1)) as (process, _):
+    with serving(sandbox, write_recommendation(sandbox, 1)) as (process, _):
         stubs = [
             running
             for running in psutil.Process(process.pid).children(recursive=True)
@@ -248,14 +248,14 @@ def test_a_model_process_that_dies_ends_the_server(playground: Playground) -> No
         ]
         assert len(stubs) == 2, "one for each instance"
         stubs[0].kill()
-        code, lines = end(process, playground)
+        code, lines = end(process, sandbox)
     assert code == 3
     assert lines[-2].startswith("tune: the process of a model has died, and Triton does not replace it")
 
 
-def test_a_server_of_the_user_is_served_until_sigterm(playground: Playground, tmp_path: Path) -> None:
+def test_a_server_of_the_user_is_served_until_sigterm(sandbox: Sandbox, tmp_path: Path) -> None:
     """It gets no option that its ``--help`` does not list."""
-    folder = playground.working_folder
+    folder = sandbox.working_folder
     write_sleeper(folder / "models", 1.0)
     program = write_installation(tmp_path / "installation", runtime.ensure(print))
     *preparation, start = program.read_text().splitlines()
@@ -265,23 +265,23 @@ def test_a_server_of_the_user_is_served_until_sigterm(playground: Playground, tm
     batching = "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 100 }\n"
     config = f'name: "sleeper"\n{SLEEPER_CONFIG.replace("count: 1", "count: 2")}{batching}'
     run = write_run(folder, "sleeper", configs={"sleeper": config}, options=options)
-    with serving(playground, run) as (process, shown):
+    with serving(sandbox, run) as (process, shown):
         with InferenceServerClient(shown["servers"][0]["grpc"]) as client:
             assert [group.count for group in client.get_model_config("sleeper").config.instance_group] == [2]
         process.send_signal(signal.SIGTERM)
-        assert end(process, playground)[0] == 0
+        assert end(process, sandbox)[0] == 0
     (command,) = (
         line for line in Path(shown["logs"], "commands.log").read_text().splitlines() if "--metrics-port" in line
     )
     assert "metrics-config" not in command
 
 
-def test_a_model_whose_configuration_has_changed_is_refused(playground: Playground, tune: Tune) -> None:
-    run = write_recommendation(playground, 1)
-    config = playground.working_folder / "models" / "doubler" / "config.pbtxt"
+def test_a_model_whose_configuration_has_changed_is_refused(sandbox: Sandbox, tune: Tune) -> None:
+    run = write_recommendation(sandbox, 1)
+    config = sandbox.working_folder / "models" / "doubler" / "config.pbtxt"
     config.write_text(CURRENT + "version_policy { all {} }\n")
     (line,) = tune("serve", run).errors
     assert "the configuration of doubler has changed since the run; restore config.pbtxt" in line
-    shutil.rmtree(playground.working_folder / "models" / "doubler")
+    shutil.rmtree(sandbox.working_folder / "models" / "doubler")
     (line,) = tune("serve", run).errors
     assert "doubler" in line

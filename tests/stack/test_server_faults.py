@@ -34,7 +34,7 @@ from optimizer.deploy.target_settings import TargetSettings, free_port
 from optimizer.measure import perf_analyzer, server_calls
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.model.repository import read_repository_model
-from tests.command_fixtures import Playground, assert_search_ended, eventually, run_tune
+from tests.command_fixtures import Sandbox, assert_search_ended, eventually, run_tune
 from tests.repositories import FAULT, FAULTY_BATCH, SLEEPER_CONFIG, doubler, write_faulty, write_model, write_sleeper
 
 HANG_SECONDS = 3.0  # limit of the load that hangs
@@ -428,15 +428,15 @@ space:
 """
 
 
-def test_a_run_continues_if_one_batch_size_crashes(playground: Playground) -> None:
+def test_a_run_continues_if_one_batch_size_crashes(sandbox: Sandbox) -> None:
     """Batches of three need dynamic batching and a max_batch_size of at least three."""
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
-    config = write_faulty(playground.working_folder / "models") / "config.pbtxt"
+    config = write_faulty(sandbox.working_folder / "models") / "config.pbtxt"
     config.write_text(config.read_text().replace('"none"', '"executing: exit"'))
-    (playground.working_folder / "crashes.yaml").write_text(PROFILE)
+    (sandbox.working_folder / "crashes.yaml").write_text(PROFILE)
     ended = run_tune(
-        playground,
+        sandbox,
         "--sla-p95",
         "500ms",
         "--budget",
@@ -448,7 +448,7 @@ def test_a_run_continues_if_one_batch_size_crashes(playground: Playground) -> No
         "crashes.yaml",
     )
     document = json.loads(ended.stdout)
-    folder = playground.working_folder / document["results_dir"]
+    folder = sandbox.working_folder / document["results_dir"]
     with (folder / "trials.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     failed = [row for row in rows if row["status"] == "failed"]
@@ -459,41 +459,41 @@ def test_a_run_continues_if_one_batch_size_crashes(playground: Playground) -> No
         assert (row["max_batch_size"], row["dynamic_batching"]) == ("8", "true")
 
 
-def test_a_model_that_the_server_refuses_is_bad_input(playground: Playground) -> None:
+def test_a_model_that_the_server_refuses_is_bad_input(sandbox: Sandbox) -> None:
     """The graph cannot be checked without the server; the search does not begin."""
     model = doubler()
     model.graph.node[0].input[1] = "frobnicated"
     config = SLEEPER_CONFIG.replace("python", "onnxruntime")
-    write_model(playground.working_folder, "m", config, model)
-    ended = run_tune(playground, "--sla-p95", "20ms", "m")
+    write_model(sandbox.working_folder, "m", config, model)
+    ended = run_tune(sandbox, "--sla-p95", "20ms", "m")
     assert ended.code == 2
-    assert ended.complaints[0].startswith("tune: the server refuses the model as it is configured: ")
-    assert "frobnicated" in ended.complaints[0]
-    (table,) = (playground.working_folder / "results").glob("m/*/trials.csv")
+    assert ended.stderr_lines[0].startswith("tune: the server refuses the model as it is configured: ")
+    assert "frobnicated" in ended.stderr_lines[0]
+    (table,) = (sandbox.working_folder / "results").glob("m/*/trials.csv")
     assert len(table.read_text().splitlines()) == 2
 
 
 def test_a_configuration_that_the_server_cannot_read_is_refused_with_the_cause_in_its_log(
-    playground: Playground,
+    sandbox: Sandbox,
 ) -> None:
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
-    config = write_sleeper(playground.working_folder, milliseconds=1) / "config.pbtxt"
+    config = write_sleeper(sandbox.working_folder, milliseconds=1) / "config.pbtxt"
     config.write_text(config.read_text().replace("dims: 4", "dims: 4 reshape { shape: 2 }", 1))
-    ended = run_tune(playground, "--sla-p95", "20ms", "sleeper")
+    ended = run_tune(sandbox, "--sla-p95", "20ms", "sleeper")
     assert ended.code == 2
-    assert "has different size for dims and reshape for sleeper; correct its config.pbtxt" in ended.complaints[0]
+    assert "has different size for dims and reshape for sleeper; correct its config.pbtxt" in ended.stderr_lines[0]
 
 
-def test_a_model_that_loads_but_fails_every_request_is_bad_input(playground: Playground) -> None:
+def test_a_model_that_loads_but_fails_every_request_is_bad_input(sandbox: Sandbox) -> None:
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
-    folder = write_sleeper(playground.working_folder / "models", milliseconds=1)
+    folder = write_sleeper(sandbox.working_folder / "models", milliseconds=1)
     program = folder / "1" / "model.py"
     program.write_text(program.read_text().replace("time.sleep(0.001)", "raise ValueError('frobnicated')"))
-    ended = run_tune(playground, "--sla-p95", "20ms", "--model-repository", "models", "sleeper")
+    ended = run_tune(sandbox, "--sla-p95", "20ms", "--model-repository", "models", "sleeper")
     assert ended.code == 2
     refusal = "tune: the server refuses the model as it is configured: the model loads, but every request fails "
-    assert ended.complaints[0].startswith(refusal)
-    assert "frobnicated" in ended.complaints[0]
-    assert "--input-data" in ended.complaints[0]
+    assert ended.stderr_lines[0].startswith(refusal)
+    assert "frobnicated" in ended.stderr_lines[0]
+    assert "--input-data" in ended.stderr_lines[0]

@@ -46,7 +46,7 @@ from optimizer.store.trials_table import TrialsTable
 from optimizer.watch.expectation import check_server_count, expectation
 from optimizer.watch.fit_check import judge
 from optimizer.watch.server_metrics import read_server, samples
-from tests.command_fixtures import UNDECIDED, Playground, Tune, eventually
+from tests.command_fixtures import UNDECIDED, Sandbox, Tune, eventually
 from tests.contract import test_emitters
 from tests.emitted_files import emitted, recommendation_of
 from tests.repositories import write_sleeper, write_streamer
@@ -228,19 +228,17 @@ def hanging(endpoint: Endpoint) -> Iterator[None]:
 
 
 @pytest.mark.alone
-def test_two_processes_are_recommended_emitted_and_watched(
-    playground: Playground, tune: Tune, tmp_path: Path
-) -> None:
-    source = write_slow(playground.working_folder / "models")
-    (playground.working_folder / "processes.yaml").write_text(PROFILE)
+def test_two_processes_are_recommended_emitted_and_watched(sandbox: Sandbox, tune: Tune, tmp_path: Path) -> None:
+    source = write_slow(sandbox.working_folder / "models")
+    (sandbox.working_folder / "processes.yaml").write_text(PROFILE)
     briefly = ("--budget", "60s", "--max-trials", "2", "--measurement-interval", "400ms", "--no-confirmation")
     for attempt in range(ATTEMPTS):  # tune corrects for the machine's speed, on which a sleep does not depend
         where = ("--out", f"results-{attempt}", "--no-output-check", "processes.yaml")
         tuned = tune("--sla-p95", "500ms", *briefly, *where)
-        (run,) = (playground.working_folder / f"results-{attempt}").glob("*/*")
+        (run,) = (sandbox.working_folder / f"results-{attempt}").glob("*/*")
         if tuned.code == UNDECIDED and recommendation_of(run).server_processes == 2:
             break
-    assert tuned.code == UNDECIDED, tuned.complaints
+    assert tuned.code == UNDECIDED, tuned.stderr_lines
     recommended = recommendation_of(run)
     assert recommended.server_processes == 2
     assert (run / "logs" / "tritonserver-2.log").stat().st_size

@@ -34,7 +34,7 @@ from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.measure.server_calls import open_client
 from optimizer.measure.shared_memory import check_is_shared, region
 from optimizer.model.repository import read_repository_model
-from tests.command_fixtures import HANG_SECONDS, Playground, Tune, eventually
+from tests.command_fixtures import HANG_SECONDS, Sandbox, Tune, eventually
 from tests.repositories import WIDE_VALUES, doubler, write_model, write_wide
 
 FOLDER = Path("/dev/shm")
@@ -246,10 +246,10 @@ def test_the_check_removes_what_a_killed_run_left_on_the_server(protocol: Protoc
         assert left not in client.shared_memory()
 
 
-def kill_during_a_sweep(playground: Playground, *load: str) -> None:
+def kill_during_a_sweep(sandbox: Sandbox, *load: str) -> None:
     """Start ``tune sweep``, kill it while a load is applied, and assert that no region and no process is left."""
     words = ("--shared-memory", "system", *load, "--measurement-interval", "5s", "--out", "killed", "models/wide")
-    process = playground.fork("sweep", *words)
+    process = sandbox.fork("sweep", *words)
     try:
         assert eventually(lambda: named_regions(process.pid) or process.poll() is not None, HANG_SECONDS)
         assert process.poll() is None, process.communicate()
@@ -258,20 +258,20 @@ def kill_during_a_sweep(playground: Playground, *load: str) -> None:
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
     assert eventually(lambda: not named_regions(process.pid), HANG_SECONDS)
-    assert eventually(lambda: not playground.processes(), HANG_SECONDS)
+    assert eventually(lambda: not sandbox.processes(), HANG_SECONDS)
 
 
-def test_a_killed_tune_leaves_nothing_and_the_next_one_uses_shared_memory(tune: Tune, playground: Playground) -> None:
+def test_a_killed_tune_leaves_nothing_and_the_next_one_uses_shared_memory(tune: Tune, sandbox: Sandbox) -> None:
     """The next one also removes the temporary folders of the killed ones."""
-    write_wide(playground.working_folder / "models")
-    kill_during_a_sweep(playground, "--concurrency", "2")
-    kill_during_a_sweep(playground, "--request-rate", "20")
+    write_wide(sandbox.working_folder / "models")
+    kill_during_a_sweep(sandbox, "--concurrency", "2")
+    kill_during_a_sweep(sandbox, "--request-rate", "20")
     words = ("--shared-memory", "system", "--concurrency", "2", "--measurement-interval", "300ms")
     ended = tune("sweep", *words, "--json", "models/wide")
     assert (ended.code, ended.errors) == (0, [])
     (cell,) = json.loads(ended.stdout)["cells"]
     assert cell["throughput_infer_per_sec"] > 0
-    (log,) = (playground.working_folder / "results").glob("*/*/logs/commands.log")
+    (log,) = (sandbox.working_folder / "results").glob("*/*/logs/commands.log")
     assert "--shared-memory system --output-shared-memory-size 102400" in log.read_text()
 
 

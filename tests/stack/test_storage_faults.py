@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import recorded_run
-from tests.command_fixtures import Ended, Playground, eventually
+from tests.command_fixtures import Ended, Sandbox, eventually
 from tests.recorded_fixtures import (
     RecordedProcess,
     RecordedRuns,
@@ -36,9 +36,9 @@ PASSWORD = "geheim"
 
 
 @pytest.fixture
-def folder(playground: Playground) -> Path:
+def folder(sandbox: Sandbox) -> Path:
     """Return a folder with a unique name, which is also the study's name, because tests share a database."""
-    folder = playground.working_folder / playground.root.name
+    folder = sandbox.working_folder / sandbox.root.name
     folder.mkdir()
     return folder
 
@@ -53,7 +53,7 @@ def begun(folder: Path, runs: RecordedRuns, storage: str | None = None) -> Recor
 
 def only_line(ended: Ended, code: int) -> str:
     assert ended.code == code, ended.stderr
-    (complaint,) = ended.complaints
+    (complaint,) = ended.stderr_lines
     return complaint
 
 

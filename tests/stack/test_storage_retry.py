@@ -27,7 +27,7 @@ from optimizer.search.candidate_tracker import CandidateTracker
 from optimizer.search.optuna_encoding import TRIAL, finished_trials
 from optimizer.store.optuna_storage import RetryPolicy, storage_of
 from optimizer.store.optuna_study import StudySharing, open_study
-from tests.conftest import known_server
+from tests.conftest import measure_known_server
 from tests.storage_fixtures import PostgreSQL, postgresql
 
 __all__ = ["postgresql"]
@@ -41,7 +41,7 @@ LONGEST_PAUSE_SECONDS = 0.05  # between two moments at which a connection is dro
 def trials() -> list[Trial]:
     candidates: list[Candidate] = list(PROBLEM.space.candidates())[:TRIALS]
     load = LoadPoint(1, 1)
-    return [Trial(n, one, ((load, known_server(one, 1, 1)),)) for n, one in enumerate(candidates)]
+    return [Trial(n, one, ((load, measure_known_server(one, 1, 1)),)) for n, one in enumerate(candidates)]
 
 
 def record_all(study: optuna.Study, recorded: Callable[[], object] = lambda: None) -> None:
@@ -63,7 +63,7 @@ def assert_recorded_once(study: optuna.Study) -> None:
     assert [trial.number for trial in entered] == list(range(TRIALS))
     assert [trial.user_attrs[TRIAL] for trial in entered] == list(range(TRIALS))
     assert {trial.state for trial in entered} == {TrialState.COMPLETE}
-    measured = [known_server(trial.candidate, 1, 1).throughput_infer_per_sec for trial in trials()]
+    measured = [measure_known_server(trial.candidate, 1, 1).throughput_infer_per_sec for trial in trials()]
     assert [trial.value for trial in entered] == measured
 
 

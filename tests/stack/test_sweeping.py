@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from optimizer.deploy import runtime
-from tests.command_fixtures import Run, playing_in, run_tune
+from tests.command_fixtures import Run, open_sandbox, run_tune
 from tests.repositories import write_sleeper
 
 pytestmark = pytest.mark.alone
@@ -34,10 +34,10 @@ LISTS = (
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     if runtime.running_python() not in runtime.NUMPY_WHEELS:
         pytest.skip("the server serves no models in Python here")
-    with playing_in(tmp_path_factory.mktemp("sweep")) as playground:
-        write_sleeper(playground.working_folder / "models", milliseconds=BATCH_MS)
+    with open_sandbox(tmp_path_factory.mktemp("sweep")) as sandbox:
+        write_sleeper(sandbox.working_folder / "models", milliseconds=BATCH_MS)
         words = (*LISTS, "--csv", "cells.csv", "--json", "models/sleeper")
-        yield Run(playground, run_tune(playground, "sweep", *words))
+        yield Run(sandbox, run_tune(sandbox, "sweep", *words))
 
 
 def settings(cell: dict[str, Any]) -> tuple[object, ...]:
@@ -45,7 +45,7 @@ def settings(cell: dict[str, Any]) -> tuple[object, ...]:
 
 
 def test_dynamic_batching_beats_static(swept: Run) -> None:
-    assert any(line.startswith("1/") for line in swept.ended.complaints), "progress"
+    assert any(line.startswith("1/") for line in swept.ended.stderr_lines), "progress"
     assert swept.ended.errors == []
     assert swept.ended.code == 0
     served = {settings(cell): cell["throughput_infer_per_sec"] for cell in swept.document["cells"]}
@@ -65,7 +65,7 @@ def test_json_and_csv_hold_every_cell(swept: Run) -> None:
         if cell not in refused:
             assert cell["compute_infer_ms"] > BATCH_MS
             assert cell["latency_p99_ms"] > BATCH_MS
-    with (swept.playground.working_folder / "cells.csv").open(newline="") as file:
+    with (swept.sandbox.working_folder / "cells.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["throughput_infer_per_sec"] for row in rows] == [
         "" if cell in refused else str(cell["throughput_infer_per_sec"]) for cell in cells
@@ -73,10 +73,10 @@ def test_json_and_csv_hold_every_cell(swept: Run) -> None:
 
 
 def test_a_resumed_sweep_measures_what_is_missing(swept: Run) -> None:
-    table = swept.playground.working_folder / swept.document["results_dir"] / "trials-b2.csv"
+    table = swept.sandbox.working_folder / swept.document["results_dir"] / "trials-b2.csv"
     *kept, lost = table.read_text().splitlines(keepends=True)
     table.write_text("".join(kept))
-    ended = run_tune(swept.playground, "sweep", "--json", "--resume", Path(swept.document["results_dir"]))
+    ended = run_tune(swept.sandbox, "sweep", "--json", "--resume", Path(swept.document["results_dir"]))
     assert (ended.code, ended.errors) == (0, [])
     resumed = json.loads(ended.stdout)
     assert list(map(settings, resumed["cells"])) == list(map(settings, swept.document["cells"]))

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from optimizer.config.model_source import ModelSource
-from tests.command_fixtures import FOUND, Playground, Run, Tune
+from tests.command_fixtures import FOUND, Run, Sandbox, Tune
 from tests.podman import Engine
 from tests.production import Production
 
@@ -15,12 +15,12 @@ BRIEFLY = ("--budget", "20s", "--max-trials", "2", "--measurement-interval", "10
 
 
 def test_what_a_container_serves_best_is_verified_on_a_server_that_runs(
-    engine: Engine, mlp: ModelSource, playground: Playground, tune: Tune, tmp_path: Path
+    engine: Engine, mlp: ModelSource, sandbox: Sandbox, tune: Tune, tmp_path: Path
 ) -> None:
     images = ("--target", "docker", "--docker-image", engine.image, "--perf-analyzer-image", engine.image)
     env = {"DOCKER_HOST": engine.base_url}
-    run = Run(playground, tune(*images, "--sla-p95", "500ms", *BRIEFLY, "--json", "mlp", env=env))
-    assert run.ended.code in FOUND, run.ended.complaints
+    run = Run(sandbox, tune(*images, "--sla-p95", "500ms", *BRIEFLY, "--json", "mlp", env=env))
+    assert run.ended.code in FOUND, run.ended.stderr_lines
     info = run.info()
     assert info["fingerprint"]["target"] == "docker"
     assert engine.image not in info["fingerprint"]["server"]
@@ -32,7 +32,7 @@ def test_what_a_container_serves_best_is_verified_on_a_server_that_runs(
         before = server.serving()
         verified = tune("verify", "--fresh", run.folder, "--json", "--target", "remote", "--url", server.server.grpc)
         assert server.serving() == before
-    assert verified.code in (0, 1), verified.complaints
+    assert verified.code in (0, 1), verified.stderr_lines
     document = json.loads(verified.stdout)
     assert document["measured"][0]["max_batch_size"] == run.document["recommended"]["max_batch_size"]
     assert f"measured on the server at {server.server.grpc}" in document["notes"][0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from optimizer.deploy import runtime
-from tests.command_fixtures import UNDECIDED, Playground, Run, run_tune
+from tests.command_fixtures import UNDECIDED, Run, Sandbox, run_tune
 from tests.repositories import write_python_model
 
 SLA_MS = 1000.0
@@ -38,9 +38,9 @@ space:
 
 
 @pytest.mark.alone(exclusive=True)  # other tests would disturb most windows
-def test_a_model_far_inside_the_bound_passes(playground: Playground) -> None:
+def test_a_model_far_inside_the_bound_passes(sandbox: Sandbox) -> None:
     arguments = ["--sla-p95", f"{SLA_MS:.0f}ms", "--budget", "90s", "--max-trials", "1"]
-    run = Run(playground, run_tune(playground, *arguments, "--json", "mlp"))
+    run = Run(sandbox, run_tune(sandbox, *arguments, "--json", "mlp"))
     if "the machine was disturbed" in (run.document["undecided_cause"] or ""):
         pytest.skip("other processes disturbed the windows, whatever the latency")
     assert (run.document["verdict"], run.document["undecided_cause"]) == ("PASS", None), run.document["confirmation"]
@@ -50,19 +50,17 @@ def test_a_model_far_inside_the_bound_passes(playground: Playground) -> None:
 @pytest.mark.alone(exclusive=True)
 @pytest.mark.long  # two minutes, and a disturbed machine may leave the verdict open
 @pytest.mark.skipif(runtime.running_python() not in runtime.NUMPY_WHEELS, reason="no models in Python here")
-def test_on_a_machine_that_became_slower_a_lower_load_passes(playground: Playground) -> None:
-    slow = playground.root / "slow"
-    write_python_model(
-        playground.working_folder / "models", "slowing", SLOWING_PROGRAM.replace("SLOW_FILE", str(slow))
-    )
-    (playground.working_folder / "slowing.yaml").write_text(SLOWING_PROFILE)
+def test_on_a_machine_that_became_slower_a_lower_load_passes(sandbox: Sandbox) -> None:
+    slow = sandbox.root / "slow"
+    write_python_model(sandbox.working_folder / "models", "slowing", SLOWING_PROGRAM.replace("SLOW_FILE", str(slow)))
+    (sandbox.working_folder / "slowing.yaml").write_text(SLOWING_PROFILE)
     arguments = ["--sla-p95", f"{SLOW_SLA_MS:.0f}ms", "--budget", "60s", "--max-trials", "2", "--no-confirmation"]
-    searched = Run(playground, run_tune(playground, *arguments, "--json", "slowing.yaml"))
+    searched = Run(sandbox, run_tune(sandbox, *arguments, "--json", "slowing.yaml"))
     assert searched.ended.code == UNDECIDED, searched.ended
     slow.touch()
-    verified = run_tune(playground, "verify", "--budget", "2m", searched.folder, "--json")
+    verified = run_tune(sandbox, "verify", "--budget", "2m", searched.folder, "--json")
     assert (verified.code, verified.errors) == (0, []), verified
-    before, after = searched.document["recommended"], Run(playground, verified).document["recommended"]
+    before, after = searched.document["recommended"], Run(sandbox, verified).document["recommended"]
     assert after["latency_p95_ms"] <= SLOW_SLA_MS
     assert after["concurrency"] < before["concurrency"]
     assert after["throughput_infer_per_sec"] < before["throughput_infer_per_sec"] / SLOWDOWN**0.5

@@ -7,21 +7,21 @@ import json
 import shutil
 from pathlib import Path
 
-from tests.command_fixtures import FINISHED, Playground, Tune
+from tests.command_fixtures import FINISHED, Sandbox, Tune
 
 BRIEFLY = ("--budget", "10s", "--max-trials", "2", "--measurement-interval", "100ms", "--no-output-check")
 
 
 def test_a_warm_start_reads_another_run_and_a_resume_on_another_machine_is_refused(
-    playground: Playground, tune: Tune
+    sandbox: Sandbox, tune: Tune
 ) -> None:
     first = tune("--sla-p95", "500ms", *BRIEFLY, "--out", "there", "mlp")
-    assert first.code in FINISHED, first.complaints  # in so short a time no load may be steady
-    (there,) = (playground.working_folder / "there").glob("*/*")
+    assert first.code in FINISHED, first.stderr_lines  # in so short a time no load may be steady
+    (there,) = (sandbox.working_folder / "there").glob("*/*")
     before = (there / "trials.csv").read_bytes()
     warm = tune("--sla-p95", "500ms", *BRIEFLY, "--warm-start", there, "mlp")
-    assert warm.code in FINISHED, warm.complaints
-    (run_folder,) = (playground.working_folder / "results").glob("*/*")
+    assert warm.code in FINISHED, warm.stderr_lines
+    (run_folder,) = (sandbox.working_folder / "results").glob("*/*")
     info, their_info = (json.loads((folder / "run.json").read_text()) for folder in (run_folder, there))
     (started,) = (note for note in info["notes"] if note.startswith("warm start: "))
     assert f"--warm-start {there}" in info["command"]
@@ -30,12 +30,12 @@ def test_a_warm_start_reads_another_run_and_a_resume_on_another_machine_is_refus
     assert {row["fingerprint"] for row in rows(run_folder)} == {info["fingerprint"]["id"]}
     assert (there / "trials.csv").read_bytes() == before
 
-    shutil.copytree(run_folder, playground.working_folder / "moved")
+    shutil.copytree(run_folder, sandbox.working_folder / "moved")
     info["fingerprint"]["cpu_count"] += 2  # as if it had been measured on another machine
-    (playground.working_folder / "moved" / "run.json").write_text(json.dumps(info))
+    (sandbox.working_folder / "moved" / "run.json").write_text(json.dumps(info))
     refused = tune("--resume", "moved")
     assert refused.code == 2
-    (line,) = refused.complaints
+    (line,) = refused.stderr_lines
     assert "moved: was measured with another device, server or perf_analyzer (cpu count " in line
     assert "begin a new run (--warm-start moved learns from that one)" in line
 

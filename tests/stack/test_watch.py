@@ -21,7 +21,7 @@ from optimizer.machine.gpu_telemetry import read_metrics_page
 from optimizer.options.server_options import latency_quantiles
 from optimizer.results.finished_run import read_run
 from optimizer.watch.server_metrics import models_of, parse_page, read_server
-from tests.command_fixtures import FINISHED, UNDECIDED, Playground, Tune
+from tests.command_fixtures import FINISHED, UNDECIDED, Sandbox, Tune
 from tests.stack_fixtures import served
 
 pytestmark = pytest.mark.alone
@@ -34,11 +34,11 @@ TIMES = {"queue time", "execution time", "time in the server"}
 
 
 def test_a_low_load_fits_and_larger_requests_do_not(
-    playground: Playground, tune: Tune, mlp: ModelSource, tmp_path: Path
+    sandbox: Sandbox, tune: Tune, mlp: ModelSource, tmp_path: Path
 ) -> None:
     tuned = tune("--sla-p95", "500ms", "--sla-p97", "500ms", *BRIEFLY, "mlp")
-    assert tuned.code in FINISHED, tuned.complaints
-    (folder,) = (playground.working_folder / "results").glob("*/*")
+    assert tuned.code in FINISHED, tuned.stderr_lines
+    (folder,) = (sandbox.working_folder / "results").glob("*/*")
     run = read_run(folder)
     assert run.outcome is not None
     recommended = run.outcome.recommended
@@ -93,9 +93,9 @@ def test_a_server_without_counters_of_times_has_none(mlp: ModelSource, tmp_path:
     assert all(map(math.isnan, (counters.request_us, counters.queue_us, counters.compute_us)))
 
 
-def test_a_server_that_has_ended_cannot_be_read(playground: Playground, tune: Tune) -> None:
+def test_a_server_that_has_ended_cannot_be_read(sandbox: Sandbox, tune: Tune) -> None:
     sample = Path(__file__).parents[1] / "data" / "dlrm" / "sample"
     ended = tune("watch", sample, "--url", "127.0.0.1:1", *INTERVAL, "--samples", "2")
     assert ended.code == 3
-    (line,) = (complaint for complaint in ended.complaints if complaint.startswith("tune: "))
+    (line,) = (complaint for complaint in ended.stderr_lines if complaint.startswith("tune: "))
     assert "the metrics cannot be read (Connection refused); " in line

@@ -64,7 +64,7 @@ print(json.dumps([gpu.index for gpu in visible_gpus(RunOptions("m", target="dock
 
 
 def test_the_order_of_the_gpus_has_no_effect_in_a_container(nvml: StandIn) -> None:
-    nvml.tell(A100, A100, A100, A100)
+    nvml.set_answers(A100, A100, A100, A100)
     assert nvml.run(VISIBLE) == [1, 3]
 
 

@@ -24,10 +24,10 @@ from optimizer.store.recording import read_recording, read_recordings
 from optimizer.store.run_folder import RunFolder
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.environment import Environment
-from tests.command_fixtures import Playground, Tune, called_tune, playground
+from tests.command_fixtures import Sandbox, Tune, called_tune, sandbox
 from tests.conftest import measurement
 
-__all__ = ["called_tune", "playground"]
+__all__ = ["called_tune", "sandbox"]
 
 HERE = Fingerprint("Some CPU @ 2.50GHz", 2, (), "embedded", "2.51.0", ("onnxruntime 1.20.1",))
 THERE = replace(HERE, cpu_count=4, server="2.50.0")
@@ -175,9 +175,9 @@ def test_each_is_a_recording_of_its_own(both: Path) -> None:
         read_recording(both)
 
 
-def test_they_are_ranked_one_at_a_time(both: Path, playground: Playground, called_tune: Tune) -> None:
+def test_they_are_ranked_one_at_a_time(both: Path, sandbox: Sandbox, called_tune: Tune) -> None:
     ended = called_tune("replay", "--search", "random", "--json", both)
-    assert ended.complaints == [f"{both}: measured on 2 devices or servers, which are searched separately"]
+    assert ended.stderr_lines == [f"{both}: measured on 2 devices or servers, which are searched separately"]
     documents = json.loads(ended.stdout)
     lines = {name: document["random"]["best_in_table"]["line"] for name, document in documents.items()}
     assert lines == {HERE.id: 4, THERE.id: 5}

@@ -69,7 +69,7 @@ OTHERS = {**A100, "utilization": 10, "power": 60_000, "process": ["999999 700000
 
 def test_the_gpu_on_which_the_server_runs(nvml: StandIn) -> None:
     """Another process uses the other GPU. The fake energy counter adds 400 J to each reading; the power is 9 kW."""
-    nvml.tell(OTHERS, {**A100, "process": ["999999 5000000000", "SELF 3000000000"], "power": 9_000_000})
+    nvml.set_answers(OTHERS, {**A100, "process": ["999999 5000000000", "SELF 3000000000"], "power": 9_000_000})
     usage = recorded(nvml, seconds=2)
     assert 0 < usage.pop("gpu_power_watts") <= 400 / INTERVAL_SECONDS
     assert usage == {
@@ -84,7 +84,7 @@ def test_the_gpu_on_which_the_server_runs(nvml: StandIn) -> None:
 def test_a_gpu_on_which_the_server_only_has_its_memory_pool_does_not_count(nvml: StandIn) -> None:
     """Triton allocates a pool on each GPU that it sees, also on those without instances."""
     for gpus, utilization, memory in (([1], 0.75, 3e9), ([0, 1], 0.425, 3.5e9), (None, 0.425, 3.5e9)):
-        nvml.tell({**OTHERS, "process": ["SELF 500000000"]}, {**A100, "process": ["SELF 3000000000"]})
+        nvml.set_answers({**OTHERS, "process": ["SELF 500000000"]}, {**A100, "process": ["SELF 3000000000"]})
         usage = recorded(nvml, gpus=gpus)
         assert usage["gpu_utilization"] == pytest.approx(utilization)
         assert usage["gpu_memory_bytes"] == memory
@@ -93,7 +93,7 @@ def test_a_gpu_on_which_the_server_only_has_its_memory_pool_does_not_count(nvml:
 def test_without_processes_the_instance_groups_tell(nvml: StandIn) -> None:
     """Processes have other IDs in a container, so memory and power are those of the device."""
     no_counter = {**A100, "energy": "error 3"}
-    nvml.tell(OTHERS, no_counter)
+    nvml.set_answers(OTHERS, no_counter)
     usage = recorded(nvml, gpus=[1])
     assert (usage["gpu_memory_bytes"], usage["gpu_power_watts"]) == (10 << 30, 250)
     both = recorded(nvml)
@@ -106,20 +106,20 @@ def test_without_processes_the_instance_groups_tell(nvml: StandIn) -> None:
 def test_the_power_now_is_preferred_to_the_mean_over_a_second(nvml: StandIn) -> None:
     """Without an energy counter, or in a load too short for it, the readings count."""
     for instant, watts in ((400_000, 400), ("error 3", 250)):
-        nvml.tell({**A100, "energy": "error 3", "instant_power": instant})
+        nvml.set_answers({**A100, "energy": "error 3", "instant_power": instant})
         assert recorded(nvml)["gpu_power_watts"] == watts
 
 
 def test_a_reading_that_the_device_refuses_is_unknown(nvml: StandIn) -> None:
-    nvml.tell({"name": "GRID", "utilization": 50, "power": "error 3", "memory": "error 999"})
+    nvml.set_answers({"name": "GRID", "utilization": 50, "power": "error 3", "memory": "error 999"})
     assert recorded(nvml) == UNKNOWN | {"gpu_utilization": 0.5}
 
 
 def test_under_mig_only_the_memory_of_processes_is_the_servers(nvml: StandIn) -> None:
     cut = {**A100, "mig": 1}
-    nvml.tell({**cut, "process": ["SELF 1000", "SELF 500"]})
+    nvml.set_answers({**cut, "process": ["SELF 1000", "SELF 500"]})
     assert recorded(nvml) == UNKNOWN | {"gpu_memory_bytes": 1500}
-    nvml.tell(cut)
+    nvml.set_answers(cut)
     assert recorded(nvml) == UNKNOWN
 
 
@@ -133,7 +133,7 @@ def test_under_mig_only_the_memory_of_processes_is_the_servers(nvml: StandIn) ->
     ],
 )
 def test_faults_are_reported_with_advice(nvml: StandIn, library: dict[str, object], fault: tuple[str, str]) -> None:
-    nvml.tell({"name": "A", "handle": "error 15"}, **library)
+    nvml.set_answers({"name": "A", "handle": "error 15"}, **library)
     finding = nvml.run(SURVEY)
     assert finding[0] == fault[0]
     assert fault[1] in finding[1]
@@ -151,14 +151,14 @@ print(json.dumps([finding.state, finding.detail, finding.fix, gpu_names()]))
 
 def test_the_doctor_names_gpus_driver_and_faults(nvml: StandIn) -> None:
     """The tests install the CPU build of onnxruntime."""
-    nvml.tell(A100, {**A100, "mig": 1})
+    nvml.set_answers(A100, {**A100, "mig": 1})
     state, text, advice, names = nvml.run(DOCTOR)
     assert (state, len(names)) == ("warn", 2)
     assert text.startswith("NVIDIA A100-SXM4-80GB, NVIDIA A100-SXM4-80GB (MIG), driver 580.159.04")
     assert "onnxruntime-gpu" in advice
     assert nvml.run(DOCTOR, CUDA_VISIBLE_DEVICES="1")[3] == ["NVIDIA A100-SXM4-80GB"]
     assert nvml.run(DOCTOR, CUDA_VISIBLE_DEVICES="")[1] == "2, all hidden by CUDA_VISIBLE_DEVICES"
-    nvml.tell(init="error 18")
+    nvml.set_answers(init="error 18")
     state, text, advice, names = nvml.run(DOCTOR)
     assert (state, text, names) == ("warn", "NVML: RM has detected an NVML/RM version mismatch", [])
     assert "reboot" in advice
@@ -311,15 +311,15 @@ def test_the_servers_metrics_complete_the_readings_of_nvml(nvml: StandIn, metric
     """They fill unknown values with MIG and without NVML, for the GPUs that the server's processes use."""
     from_triton = {"gpu_utilization": 0.42, "gpu_memory_bytes": 2048000000.0, "gpu_power_watts": 181.5}
     cut = {**A100, "mig": 1}
-    nvml.tell(cut, {**cut, "process": ["SELF 1000"]})
+    nvml.set_answers(cut, {**cut, "process": ["SELF 1000"]})
     assert recorded(nvml, metrics=metrics, seconds=0.4) == UNKNOWN | from_triton | {"gpu_memory_bytes": 1000}
-    nvml.tell(init="error 18")
+    nvml.set_answers(init="error 18")
     assert recorded(nvml, metrics=metrics, seconds=0.4) == UNKNOWN | from_triton
 
 
 @pytest.mark.parametrize("metrics", [TWO_GPUS], indirect=True)
 def test_some_of_the_gpus_of_another_machine_are_unknown(nvml: StandIn, metrics: str) -> None:
-    nvml.tell(init="error 18")
+    nvml.set_answers(init="error 18")
     for gpus, memory in ((None, 4096000000.0), ([0, 1], 4096000000.0), ([0], None)):
         assert recorded(nvml, metrics=metrics, gpus=gpus, seconds=0.4)["gpu_memory_bytes"] == memory
 

@@ -42,10 +42,10 @@ from optimizer.store.recording import DEPLOY_SECONDS, RecordedServer, Recording,
 from optimizer.store.trials_table import TrialsTable
 from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import run_trials
-from tests.command_fixtures import Playground, Tune, called_tune, playground
-from tests.conftest import known_server
+from tests.command_fixtures import Sandbox, Tune, called_tune, sandbox
+from tests.conftest import measure_known_server
 
-__all__ = ["called_tune", "playground"]
+__all__ = ["called_tune", "sandbox"]
 
 DATA = Path(__file__).parents[2] / "data"
 KNOWN, FIVE_COLUMNS, AWKWARD = DATA / "known.csv", DATA / "five_columns.csv", DATA / "awkward.csv"
@@ -512,7 +512,7 @@ def test_the_trials_of_a_run_are_a_table(tmp_path: Path, problem: Problem, known
     broken = candidates[-1]
     server = RecordedServer(
         [
-            Trial(i, c, tuple((LoadPoint(1, n), known_server(c, n, 1)) for n in range(1, 65)))
+            Trial(i, c, tuple((LoadPoint(1, n), measure_known_server(c, n, 1)) for n in range(1, 65)))
             for i, c in enumerate(candidates)
             if c != broken
         ]
@@ -572,14 +572,14 @@ def test_p90_is_the_latency_that_nine_of_ten_requests_do_not_exceed() -> None:
 
 
 @pytest.fixture
-def tables(playground: Playground) -> Iterator[Playground]:
+def tables(sandbox: Sandbox) -> Iterator[Sandbox]:
     for table in (KNOWN, AWKWARD):
-        (playground.working_folder / table.name).write_bytes(table.read_bytes())
-    yield playground
-    assert {path.name for path in playground.working_folder.iterdir()} == {KNOWN.name, AWKWARD.name}
+        (sandbox.working_folder / table.name).write_bytes(table.read_bytes())
+    yield sandbox
+    assert {path.name for path in sandbox.working_folder.iterdir()} == {KNOWN.name, AWKWARD.name}
 
 
-def test_the_command(tables: Playground, called_tune: Tune) -> None:
+def test_the_command(tables: Sandbox, called_tune: Tune) -> None:
     ended = called_tune("replay", "known.csv", "--sla-p95", "20ms", "--seeds", "2", "--max-trials", "4")
     assert (ended.code, ended.stderr) == (0, "")
     lines = ended.stdout.splitlines()
@@ -590,7 +590,7 @@ def test_the_command(tables: Playground, called_tune: Tune) -> None:
     assert "batch 64 · 2 instances · delay 0 µs" in ended.stdout
 
 
-def test_a_table_of_unstable_rows(tables: Playground, called_tune: Tune) -> None:
+def test_a_table_of_unstable_rows(tables: Sandbox, called_tune: Tune) -> None:
     """Only rows that are stable count, so few searches find one, and the line says so."""
     header = "max_batch_size,instance_count,concurrency,throughput_infer_per_sec,latency_p95_ms,stable\n"
     rows = [f"8,{count},{load},{100 * load},{load},false\n" for count in (1, 2) for load in (2, 4)]
@@ -608,7 +608,7 @@ def test_a_table_of_unstable_rows(tables: Playground, called_tune: Tune) -> None
     assert "unstable.csv: no stable row meets p95 <= 20 ms; the closest: " in refused.stderr
 
 
-def test_the_command_in_json(tables: Playground, called_tune: Tune) -> None:
+def test_the_command_in_json(tables: Sandbox, called_tune: Tune) -> None:
     ended = called_tune("replay", "--json", "--search", "random,grid", "awkward.csv")
     assert (ended.code, ended.stderr) == (0, "")
     result = json.loads(ended.stdout)
@@ -637,10 +637,10 @@ def test_the_command_in_json(tables: Playground, called_tune: Tune) -> None:
         ("", 2, "the following arguments are required: TABLE.csv; `tune replay --help`"),
     ],
 )
-def test_the_command_refuses(arguments: str, code: int, says: str, tables: Playground, called_tune: Tune) -> None:
+def test_the_command_refuses(arguments: str, code: int, says: str, tables: Sandbox, called_tune: Tune) -> None:
     ended = called_tune("replay", *arguments.split())
     assert (ended.code, ended.stdout) == (code, "")
-    (line,) = ended.complaints
+    (line,) = ended.stderr_lines
     assert line.startswith(f"tune: {says}")
 
 

@@ -28,7 +28,7 @@ from optimizer.search.simulation_error import (
 from optimizer.search.surrogate import SAMPLES
 from optimizer.simulator.predicted_metrics import ModelErrors
 from optimizer.simulator.speed_correction import fit_speed_correction
-from tests.conftest import known_server, measurement
+from tests.conftest import measure_known_server, measurement
 
 ERRORS = ModelErrors(throughput=0.1, tail=0.1)
 SPACE = SearchSpace((1, 8, 32), ("off", 0, 500), instance_count=(1, 2))
@@ -41,7 +41,8 @@ deviations = st.floats(1e-4, 3, allow_nan=False)
 
 def trial(number: int, candidate: Candidate, *loads: int, probe_ms: float | None = None) -> Trial:
     measured = [
-        (LoadPoint(1, load), replace(known_server(candidate, load, 1), speed_probe_ms=probe_ms)) for load in loads
+        (LoadPoint(1, load), replace(measure_known_server(candidate, load, 1), speed_probe_ms=probe_ms))
+        for load in loads
     ]
     return Trial(number, candidate, tuple(measured))
 
@@ -180,7 +181,7 @@ def test_a_slow_machine_is_forecast_to_serve_less() -> None:
 def test_a_configuration_outside_the_space_has_a_forecast_for_batches_of_any_size(size: int, load: int) -> None:
     selector, candidate = CandidateSelector(PROBLEM), Candidate(size, True)
     selector.fit(BEFORE)
-    made, measured = selector.forecast(candidate, load, None), known_server(candidate, load, 1)
+    made, measured = selector.forecast(candidate, load, None), measure_known_server(candidate, load, 1)
     assert made is not None
     assert measured.throughput_infer_per_sec is not None
     assert measured.latency_p95_ms is not None
@@ -197,7 +198,7 @@ def test_a_selector_without_a_measurement_makes_no_forecast() -> None:
     assert made is not None
     assert made.latency == "latency-p95"
     assert made.throughput_infer_per_sec == pytest.approx(
-        known_server(BATCHED, 16, 1).throughput_infer_per_sec, rel=0.1
+        measure_known_server(BATCHED, 16, 1).throughput_infer_per_sec, rel=0.1
     )
 
 

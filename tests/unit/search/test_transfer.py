@@ -43,10 +43,10 @@ from optimizer.study.scheduler import Scheduler
 from optimizer.study.task import Task
 from optimizer.study.trial_runner import run_trials
 from optimizer.study.warm_start import WarmStartSource, load_warm_start, read_warm_start, select_fitting
-from tests.command_fixtures import Playground, Tune, called_tune, playground
-from tests.conftest import known_server, measurement
+from tests.command_fixtures import Sandbox, Tune, called_tune, sandbox
+from tests.conftest import measure_known_server, measurement
 
-__all__ = ["called_tune", "playground"]
+__all__ = ["called_tune", "sandbox"]
 
 ERRORS = ModelErrors(throughput=0.1, tail=0.1)
 TABLES = Path(__file__).parents[3] / "benchmarks" / "tables"
@@ -350,7 +350,7 @@ def test_odd_figures_do_no_harm() -> None:
         WarmStartSource("r", (Trial(0, Candidate(16, True), ((LoadPoint(1, 64), extreme),)),)), PROBLEM, ()
     )
     searcher = make_searcher("simulated", PROBLEM, transferred=transferred)
-    searcher.observe(Trial(0, Candidate(1), ((LoadPoint(1, 4), known_server(Candidate(1), 4, 1)),)))
+    searcher.observe(Trial(0, Candidate(1), ((LoadPoint(1, 4), measure_known_server(Candidate(1), 4, 1)),)))
     assert searcher.suggest() in SPACE.candidates()
 
 
@@ -359,7 +359,9 @@ def test_a_baseline_with_larger_batches_than_the_space_and_the_source_is_learned
 
     def known(number: int, candidate: Candidate) -> Trial:
         return Trial(
-            number, candidate, tuple((LoadPoint(1, load), known_server(candidate, load, 1)) for load in (4, 32))
+            number,
+            candidate,
+            tuple((LoadPoint(1, load), measure_known_server(candidate, load, 1)) for load in (4, 32)),
         )
 
     transferred = TransferredStudy(tuple(known(n, one) for n, one in enumerate(problem.space.candidates())))
@@ -400,7 +402,7 @@ def check_rankings(method: str, study: list[tuple[int, float, float]], path: Pat
     loads = (1, 2, 4, 8, 16, 32, 64)
     candidates = SPACE.candidates()
     table = [
-        Trial(n, one, tuple((LoadPoint(1, c), known_server(one, c, 1)) for c in loads))
+        Trial(n, one, tuple((LoadPoint(1, c), measure_known_server(one, c, 1)) for c in loads))
         for n, one in enumerate(candidates)
     ]
     problem = replace(PROBLEM, space=recorded_space({one: set(loads) for one in candidates}, 1))
@@ -437,17 +439,17 @@ def test_the_simulated_search_ranks_and_counts_no_transferred_measurement(tmp_pa
 # -- the command --------------------------------------------------------------------------------------------------
 
 
-def test_the_command_shows_both(playground: Playground, called_tune: Tune) -> None:
+def test_the_command_shows_both(sandbox: Sandbox, called_tune: Tune) -> None:
     for name in ("here.csv", "there.csv"):
-        (playground.working_folder / name).write_bytes((DATA / "known.csv").read_bytes())
+        (sandbox.working_folder / name).write_bytes((DATA / "known.csv").read_bytes())
     arguments = ("replay", "--sla-p95", "20ms", "--search", "tpe", "--max-trials", "5", "here.csv")
     ended = called_tune(*arguments, "--json", "--warm-start", "there.csv")
-    assert (ended.code, ended.complaints) == (0, ["warm start: 14 configurations of there.csv"])
+    assert (ended.code, ended.stderr_lines) == (0, ["warm start: 14 configurations of there.csv"])
     document = json.loads(ended.stdout)
     assert set(document) == {"tpe", "tpe warm"}
     assert document["tpe warm"]["regret"] == 0
     for name in ("here.csv", "there.csv"):
-        (playground.working_folder / name).unlink()
+        (sandbox.working_folder / name).unlink()
 
 
 @pytest.mark.parametrize(
@@ -461,9 +463,9 @@ def test_the_command_shows_both(playground: Playground, called_tune: Tune) -> No
         ("run --warm-start known.csv --search grid mlp", "tune: --warm-start: --search grid measures every"),
     ],
 )
-def test_the_command_refuses(arguments: str, says: str, playground: Playground, called_tune: Tune) -> None:
-    (playground.working_folder / "known.csv").write_bytes((DATA / "known.csv").read_bytes())
+def test_the_command_refuses(arguments: str, says: str, sandbox: Sandbox, called_tune: Tune) -> None:
+    (sandbox.working_folder / "known.csv").write_bytes((DATA / "known.csv").read_bytes())
     ended = called_tune(*arguments.split())
     assert ended.code == 2
-    (line,) = ended.complaints
+    (line,) = ended.stderr_lines
     assert line.startswith(says)

@@ -17,7 +17,7 @@ from optimizer.search.optuna_samplers import sampler_for
 from optimizer.search.simulated import SimulationGuidedSearcher
 from optimizer.store.optuna_study import open_study
 from optimizer.store.recording import RecordedSpace, baselines, recorded_space
-from tests.conftest import known_server, measurement
+from tests.conftest import measure_known_server, measurement
 
 SPARSE = {
     Candidate(1): {1, 8},
@@ -165,7 +165,7 @@ def test_simulated_stops_after_the_best_that_was_recorded() -> None:
     candidates = [
         Candidate(size, True, delay, (), count) for size in (1, 8, 64) for delay in (0, 900) for count in (1, 2)
     ]
-    server = {c: {load: known_server(c, load, 1) for load in loads} for c in candidates}
+    server = {c: {load: measure_known_server(c, load, 1) for load in loads} for c in candidates}
     problem = Problem("m", recorded_space({c: set(loads) for c in candidates}, 1), 1, 64, (METRICS["throughput"],))
     searcher = make_searcher("simulated", problem, seed=1)
     tried: dict[Candidate, float] = {}

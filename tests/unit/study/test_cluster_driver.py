@@ -33,7 +33,7 @@ from optimizer.study.distributed.messages import (
 from optimizer.study.distributed.resources import ClusterNode
 from optimizer.study.distributed.worker_pool import WorkerEvent, WorkerHandle, WorkerLost
 from optimizer.study.scheduler import Scheduler
-from tests.conftest import known_server
+from tests.conftest import measure_known_server
 
 BASELINE = Candidate(64)
 ON_CPU = ServedOnCpu("server_sees_no_gpu")
@@ -80,7 +80,7 @@ class SimulatedWorkers:
         events: list[WorkerEvent] = []
         trial = job.trial
         for load in LOADS[len(trial.measurements) :]:
-            measured = known_server(trial.candidate, load.concurrency, 1)
+            measured = measure_known_server(trial.candidate, load.concurrency, 1)
             events.append(LoadMeasured(trial, load, measured, None))
             trial = replace(trial, measurements=(*trial.measurements, (load, measured)))
             if self.is_lost(job):
@@ -172,7 +172,7 @@ def test_a_trial_that_kills_each_worker_fails(setup: DriverSetup) -> None:
 def test_several_unfinished_trials_are_resumed(setup: DriverSetup) -> None:
     recorder = setup.recorder()
     for number, candidate in ((0, BASELINE), (2, Candidate(16)), (4, Candidate(4))):
-        recorder.table.append(Trial(number, candidate), LOADS[0], known_server(candidate, 4, 1))
+        recorder.table.append(Trial(number, candidate), LOADS[0], measure_known_server(candidate, 4, 1))
     UnfinishedTrials(setup.folder.path).write([2, 3, 4])
     workers = SimulatedWorkers(2)
     trials = setup.driver(workers, max_trials=6).run()

@@ -27,7 +27,7 @@ from optimizer.store.run_folder import RunFolder
 from optimizer.study.distributed.shared_study import HOST, LIVES, ROLE, SEARCH, SharedStudy, join
 from tests import shared_run
 from tests.command_fixtures import eventually
-from tests.conftest import known_server
+from tests.conftest import measure_known_server
 from tests.recorded_fixtures import RecordedProcess, hold, is_held, record, release, rows, started
 from tests.recorded_run import RESULT
 from tests.storage_fixtures import PostgreSQL, postgresql
@@ -94,7 +94,7 @@ def trials_in(folder: Path) -> list[str]:
 
 
 def reports_waiting(process: RecordedProcess) -> bool:
-    return "does not answer; waiting" in process.complaints.read_text()
+    return "does not answer; waiting" in process.stderr_path.read_text()
 
 
 def assert_all_recorded_once(workers: Workers) -> None:
@@ -187,7 +187,7 @@ def joined(problem: Problem, place: Path, worker: str, storage: str = "study.jou
 
 def finished(shared: SharedStudy, number: int, candidate: Candidate) -> None:
     load = LoadPoint(1, 4)
-    shared.tracker.record(Trial(number, candidate, ((load, known_server(candidate, 4, 1)),)))
+    shared.tracker.record(Trial(number, candidate, ((load, measure_known_server(candidate, 4, 1)),)))
 
 
 def test_a_configuration_is_claimed_once(problem: Problem, tmp_path: Path) -> None:
