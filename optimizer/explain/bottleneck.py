@@ -302,7 +302,7 @@ def _busy(stages: StageBreakdown) -> tuple[str, ...]:
     if stages.busy_share is None:
         return ()
     candidate, size = stages.point.candidate, stages.measurement.mean_batch_size
-    count = candidate.instance_count * candidate.server_processes
+    count = candidate.instances * candidate.server_processes
     subject = "The instance" if count == 1 else f"The {count} instances"
     if candidate.server_processes > 1:
         subject += f" of {candidate.server_processes} server processes"

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 from scipy import special
 
 from objectives.arrays import FloatArray
+from optimizer.core.trial import LoadPoint
 from optimizer.plan.evidence import Slowdown
 from optimizer.plan.fleet import Fleet
 from optimizer.plan.traffic import HOURS, Day, RecordedTraffic
@@ -32,12 +33,12 @@ SYNC_SECONDS = 15  # --horizontal-pod-autoscaler-sync-period
 METRIC_DELAY_SECONDS = 15.0  # --metric-resolution of the metrics API
 COOL_DOWN_SECONDS = 300.0  # --horizontal-pod-autoscaler-downscale-stabilization
 TOLERANCE = 0.1  # --horizontal-pod-autoscaler-tolerance
-GROWTH, LEAST_GROWTH = 2, 4  # in SYNC_SECONDS at most twice as many replicas, or 4 more
+MAX_GROWTH, MAX_ADDED = 2, 4  # in SYNC_SECONDS at most twice as many replicas, or 4 more if that is a larger number
 READY_SECONDS = 5.0  # period of the readiness probe in the manifest, after which a loaded replica gets requests
 STEP_SECONDS = 5
-MOST_STEPS = 30 * 24 * 3600 // STEP_SECONDS  # of a recording that was stretched to a low rate
+MAX_STEPS = 30 * 24 * 3600 // STEP_SECONDS  # of a recording that was stretched to a low rate
 LOADS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)  # shares of the capacity
-REGULAR = 32  # round-robin among more replicas changes the latencies of one of them hardly
+MAX_DISTINCT_REPLICAS = 32  # with more, the arrivals at one of them by round-robin hardly change
 REQUESTS = 10_000  # in a simulation of one load
 LEVELS = {"latency_p50_s": 0.5, "latency_p90_s": 0.9, "latency_p95_s": 0.95, "latency_p99_s": 0.99}
 
@@ -62,27 +63,33 @@ class Autoscaler:
 class AutoscalerTest:
     """Result of a simulation in which ``autoscaler`` scaled the fleet for ``seconds``.
 
-    ``target`` are the requests in flight, or per second, that each replica should get. For ``too_few_seconds`` the
-    replicas that were ready missed a bound; ``late_share`` is the share of requests over the bound.
+    ``target`` is the number of requests in flight, or per second, that each of ``pods_per_replica`` pods should get.
+    A pod is one server process. For ``too_few_seconds`` the replicas that were ready missed a bound. ``late_share``
+    is the share of requests over the shortest bound. Numbers of replicas are fractions if a replica has several pods.
     """
 
     autoscaler: Autoscaler
     start_s: float
     target: float
     is_rate: bool
+    pods_per_replica: int
     seconds: float
     too_few_seconds: float
     late_share: float
     mean_replicas: float
-    most_replicas: int
+    most_replicas: float
 
 
 @dataclass(frozen=True, eq=False)
 class _SteadyState:
-    """One of several replicas at ``rates``, ascending: judged latency, share of late requests, requests in flight."""
+    """The behaviour of one of several pods at ``rates``, ascending.
+
+    ``excess_ms`` is the largest difference of a latency from its bound. ``late_share`` is the share of requests over
+    the shortest bound. ``in_flight`` is the mean number of requests in flight.
+    """
 
     rates: FloatArray
-    latency_ms: FloatArray
+    excess_ms: FloatArray
     late_share: FloatArray
     in_flight: FloatArray
 
@@ -94,9 +101,9 @@ def day_rates(mean_rate: float, day: Day) -> FloatArray:
 
 
 def recorded_rates(traffic: RecordedTraffic, rate: float) -> FloatArray:
-    """Return the mean rate in each step of the recording, stretched in time to ``rate``; at most of MOST_STEPS."""
+    """Return the mean rate in each step of the recording, scaled in time to ``rate``, for at most MAX_STEPS steps."""
     times = np.cumsum(traffic.intervals_s) * (traffic.rate / rate)
-    steps = min(int(times[-1] // STEP_SECONDS), MOST_STEPS)
+    steps = min(int(times[-1] // STEP_SECONDS), MAX_STEPS)
     if not steps:
         return np.array([rate])
     counted, _ = np.histogram(times, steps, (0.0, float(steps * STEP_SECONDS)))
@@ -108,45 +115,54 @@ def simulate_autoscaler(
     fleet: Fleet,
     slowdown: Slowdown,
     rates: FloatArray,
-    measured_load: float,
+    measured: LoadPoint,
     deploy_seconds: float,
     *,
-    is_rate: bool,
     repeats: bool,
 ) -> AutoscalerTest:
     """Return how ``autoscaler`` copes with ``rates``, the requests per second of each step.
 
-    ``measured_load`` is the load of a replica, requests per second if ``is_rate``, that the target is a share of.
-    ``repeats``: the rates are a day that follows an equal day. Otherwise the fleet has settled at the first rate.
+    ``measured`` is the load of a replica that the target is a share of. The autoscaler counts pods, each of which is
+    one server process. ``repeats``: the rates are a day that follows an equal day. Otherwise the fleet has settled at
+    the first rate.
     """
     start_s = math.ceil(deploy_seconds) + READY_SECONDS if autoscaler.start_s is None else autoscaler.start_s
-    target = target_load(measured_load, autoscaler.target_utilization)
+    processes = fleet.replica.candidate.server_processes
+    fleet = replace(fleet, replica=fleet.replica.server_process())
+    least, most = processes * autoscaler.min_replicas, processes * autoscaler.max_replicas
+    limits = replace(autoscaler, min_replicas=least, max_replicas=most)
+    target = target_load((measured.request_rate or measured.concurrency) / processes, autoscaler.target_utilization)
+    is_rate = bool(measured.request_rate)
     capacity = fleet.replica.capacity(slowdown)
-    steady = cache(lambda replicas: _steady_state(fleet, slowdown, capacity, replicas))
-    bound_ms = fleet.replica.sla.latency_bound_ms(fleet.replica.sla.judged_latency)
+    steady = cache(lambda pods: _steady_state(fleet, slowdown, capacity, pods))
     before = rates if repeats else np.full(_settling_steps(autoscaler, start_s), rates[0])
-    scaled = _ScaledFleet(autoscaler, target, start_s, capacity, steady, is_rate=is_rate)
+    scaled = _ScaledFleet(limits, target, start_s, capacity, steady, _shortest_bound_ms(fleet), is_rate=is_rate)
     scaled.settle(float(rates[0]))
     for rate in before.tolist():
-        scaled.step(rate, bound_ms)
+        scaled.step(rate)
     too_few = late = 0.0
-    replicas = []
+    pods = []
     for rate in rates.tolist():
-        missed, share = scaled.step(rate, bound_ms)
+        missed, share = scaled.step(rate)
         too_few += STEP_SECONDS * missed
         late += share * rate
-        replicas.append(scaled.replicas)
+        pods.append(scaled.pods)
     return AutoscalerTest(
-        autoscaler,
-        start_s,
-        target,
-        is_rate,
-        float(STEP_SECONDS * len(rates)),
-        too_few,
-        late / max(float(rates.sum()), 1e-9),
-        float(np.mean(replicas)),
-        max(replicas),
+        autoscaler=autoscaler,
+        start_s=start_s,
+        target=target,
+        is_rate=is_rate,
+        pods_per_replica=processes,
+        seconds=float(STEP_SECONDS * len(rates)),
+        too_few_seconds=too_few,
+        late_share=late / max(float(rates.sum()), 1e-9),
+        mean_replicas=float(np.mean(pods)) / processes,
+        most_replicas=max(pods) / processes,
     )
+
+
+def _shortest_bound_ms(fleet: Fleet) -> float:
+    return min(bound.bound for bound in fleet.replica.sla)
 
 
 def _settling_steps(autoscaler: Autoscaler, start_s: float) -> int:
@@ -156,7 +172,7 @@ def _settling_steps(autoscaler: Autoscaler, start_s: float) -> int:
 
 
 class _ScaledFleet:
-    """A fleet whose number of replicas follows the metric. ``step`` advances it by STEP_SECONDS."""
+    """A fleet whose number of pods follows the metric. ``step`` advances it by STEP_SECONDS."""
 
     def __init__(
         self,
@@ -165,62 +181,67 @@ class _ScaledFleet:
         start_s: float,
         capacity: float,
         steady: Callable[[int], _SteadyState],
+        shortest_bound_ms: float,
         *,
         is_rate: bool,
     ) -> None:
         self._autoscaler, self._target, self._capacity = autoscaler, target, capacity
         self._steady, self._is_rate = steady, is_rate
+        self._shortest_bound_ms = shortest_bound_ms
         self._start_steps = math.ceil(start_s / STEP_SECONDS)
         self._step = 0
-        self._queued = np.zeros(autoscaler.min_replicas)  # requests of each ready replica beyond the steady state
+        self._queued = np.zeros(autoscaler.min_replicas)  # requests of each ready pod beyond the steady state
         self._starting: list[int] = []  # the step at which each one gets ready
-        self._metrics: list[float] = []  # sum over the replicas in each step
-        self._proposals: list[tuple[int, int]] = []  # step and number of replicas
+        self._metrics: list[float] = []  # sum over the pods in each step
+        self._proposals: list[tuple[int, int]] = []  # step and number of pods
 
     @property
-    def replicas(self) -> int:
-        """Return the replicas that are paid for: those that are ready, and those that start."""
+    def pods(self) -> int:
+        """Return the number of pods that are ready or start."""
         return len(self._queued) + len(self._starting)
 
     def settle(self, rate: float) -> None:
-        """Begin with as many replicas as the capacity needs for ``rate``."""
+        """Begin with as many pods as the capacity needs for ``rate``."""
         wanted = math.ceil(rate / (self._capacity * self._autoscaler.target_utilization))
         self._queued = np.zeros(self._bounded(wanted))
 
-    def step(self, rate: float, bound_ms: float) -> tuple[bool, float]:
+    def step(self, rate: float) -> tuple[bool, float]:
         """Serve ``rate`` for one step; return whether a bound was missed, and the share of late requests."""
         self._queued = np.append(self._queued, np.zeros(sum(ready <= self._step for ready in self._starting)))
         self._starting = [ready for ready in self._starting if ready > self._step]
-        served = self._serve(rate, bound_ms)
+        served = self._serve(rate)
         if self._step % (SYNC_SECONDS // STEP_SECONDS) == 0:
             self._scale()
         self._step += 1
         return served
 
-    def _serve(self, rate: float, bound_ms: float) -> tuple[bool, float]:
-        own, steady = rate / len(self._queued), self._steady(min(len(self._queued), REGULAR))
-        self._queued = np.maximum(self._queued + STEP_SECONDS * (own - self._capacity), 0.0)
+    def _serve(self, rate: float) -> tuple[bool, float]:
+        pod_rate = rate / len(self._queued)
+        steady = self._steady(min(len(self._queued), MAX_DISTINCT_REPLICAS))
+        self._queued = np.maximum(self._queued + STEP_SECONDS * (pod_rate - self._capacity), 0.0)
         waits_ms = 1e3 * self._queued / self._capacity
-        shares = np.where(waits_ms > bound_ms, 1.0, np.interp(own, steady.rates, steady.late_share))
-        latency_ms = np.interp(own, steady.rates, steady.latency_ms) + waits_ms
-        in_flight = np.interp(own, steady.rates, steady.in_flight) + self._queued
-        total = min(own, self._capacity) * len(self._queued) if self._is_rate else float(in_flight.sum())
-        self._metrics.append(total)
-        return bool((latency_ms > bound_ms).any()), float(shares.mean())
+        late_share = np.interp(pod_rate, steady.rates, steady.late_share)
+        shares = np.where(waits_ms > self._shortest_bound_ms, 1.0, late_share)
+        excess_ms = np.interp(pod_rate, steady.rates, steady.excess_ms) + waits_ms
+        in_flight = np.interp(pod_rate, steady.rates, steady.in_flight) + self._queued
+        served = min(pod_rate, self._capacity) * len(self._queued)
+        self._metrics.append(served if self._is_rate else float(in_flight.sum()))
+        return bool((excess_ms > 0).any()), float(shares.mean())
 
     def _scale(self) -> None:
         end = len(self._metrics) - round(self._autoscaler.metric_delay_s / STEP_SECONDS)
         window = self._metrics[max(0, end - RATE_WINDOW_SECONDS // STEP_SECONDS) : max(0, end)]
         if not window:
             return
-        total, ready, everyone = float(np.mean(window)), len(self._queued), self.replicas
+        total, ready, everyone = float(np.mean(window)), len(self._queued), self.pods
         ratio, counted = total / (ready * self._target), ready
-        if everyone > ready:  # of a replica that starts, the autoscaler assumes what changes the number least
+        if everyone > ready:
+            # Kubernetes assumes that a starting pod uses nothing when it scales up, else that it uses the target
             assumed = 0 if ratio > 1 else self._target * (everyone - ready)
             adjusted = (total + assumed) / (everyone * self._target)
             ratio, counted = (adjusted if (adjusted > 1) == (ratio > 1) else 1.0), everyone
         wanted = everyone if abs(ratio - 1) <= TOLERANCE else math.ceil(ratio * counted)
-        wanted = self._bounded(min(wanted, max(GROWTH * everyone, everyone + LEAST_GROWTH)))
+        wanted = self._bounded(min(wanted, max(MAX_GROWTH * everyone, everyone + MAX_ADDED)))
         oldest = self._step - self._autoscaler.cool_down_s / STEP_SECONDS
         self._proposals = [(at, count) for at, count in self._proposals if at > oldest] + [(self._step, wanted)]
         wanted = max(wanted, min(everyone, max(count for _, count in self._proposals)))
@@ -234,27 +255,21 @@ class _ScaledFleet:
         return min(max(replicas, self._autoscaler.min_replicas), self._autoscaler.max_replicas)
 
 
-def _steady_state(fleet: Fleet, slowdown: Slowdown, capacity: float, replicas: int) -> _SteadyState:
+def _steady_state(fleet: Fleet, slowdown: Slowdown, capacity: float, pods: int) -> _SteadyState:
+    """Return the behaviour of one of ``pods``, each of which is a replica of ``fleet``."""
     replica = fleet.replica
-    metric = replica.sla.judged_latency
-    bound_ms = replica.sla.latency_bound_ms(metric)
     network_s = replica.model.overheads.network_s
     rows = []
     for share in LOADS:
-        arrivals_s = fleet.traffic.of_replica(
-            share * capacity * replicas, replicas, fleet.balancer, REQUESTS, fleet.seed
-        )
+        rate = share * capacity
+        arrivals_s = fleet.traffic.of_replica(rate * pods, pods, fleet.balancer, REQUESTS, fleet.seed)
         simulated = replica.serve(arrivals_s, slowdown)
         quantiles_ms = [1e3 * replica.tail * slowdown.lateness * getattr(simulated, name) for name in LEVELS]
-        in_flight = share * capacity * max(0.0, simulated.latency_avg_s - network_s)
-        rows.append(
-            (
-                share * capacity,
-                replica.latency_ms(simulated, metric, slowdown.lateness),
-                _late_share(quantiles_ms, bound_ms),
-                in_flight,
-            )
+        excess_ms = max(
+            replica.latency_ms(simulated, bound.metric, slowdown.lateness) - bound.bound for bound in replica.sla
         )
+        in_flight = rate * max(0.0, simulated.latency_avg_s - network_s)
+        rows.append((rate, excess_ms, _late_share(quantiles_ms, _shortest_bound_ms(fleet)), in_flight))
     return _SteadyState(*np.array([(0.0, *rows[0][1:3], 0.0), *rows]).T)
 
 

@@ -292,15 +292,13 @@ class _Planner:
             rates, fleet = recorded_rates(fleet.traffic, mean_rate), replace(fleet, traffic=PoissonTraffic())
         else:
             rates = day_rates(mean_rate, question.day)
-        load = source.point.load
         return simulate_autoscaler(
             question.autoscaler,
             fleet,
             self._expected,
             rates,
-            load.request_rate or load.concurrency,
+            source.point.load,
             source.deploy_seconds,
-            is_rate=bool(load.request_rate),
             repeats=is_day,
         )
 

@@ -414,15 +414,16 @@ def _autoscaling(answer: FleetPlan) -> list[tuple[str, str]]:
     if test is None:
         return []
     scaler = test.autoscaler
+    each = "each" if test.pods_per_replica == 1 else "each server process"
     settings = (
-        f"{scaler.min_replicas:,} to {formatting.count(scaler.max_replicas, 'replica')}, each with "
+        f"{scaler.min_replicas:,} to {formatting.count(scaler.max_replicas, 'replica')}, {each} with "
         f"{formatting.request_load(test.target, is_rate=test.is_rate)} ({scaler.target_utilization:.0%}), metric "
         f"{scaler.metric_delay_s:g} s old, cool-down {scaler.cool_down_s:g} s, start {test.start_s:g} s"
     )
     result = (
         f"too few replicas for {formatting.clock(test.too_few_seconds)} of {formatting.clock(test.seconds)}, "
         f"{test.late_share:.2%} of the requests over the bound, {test.mean_replicas:.1f} replicas on average, "
-        f"at most {test.most_replicas:,}"
+        f"at most {formatting.exact(test.most_replicas)}"
     )
     lines = [("autoscaler", settings), ("tested", result)]
     if answer.count is not None and scaler.max_replicas < answer.count.safe:

@@ -21,7 +21,7 @@ from objectives.metrics import METRICS, STATISTICS
 from objectives.sla import Sla
 from optimizer.config.queue_policy import with_queue
 from optimizer.config.search_space import Problem
-from optimizer.core.trial import MAX_CONCURRENCY, Candidate, LoadPoint, Point
+from optimizer.core.trial import MAX_CONCURRENCY, SERVER_PROCESSES, Candidate, LoadPoint, Point
 from optimizer.plan.evidence import (
     Evidence,
     ForecastErrors,
@@ -147,6 +147,13 @@ class Replica:
         share = min(float(self.refusals.corrected(simulated)[0]), MOST_REFUSED)
         return replace(result, rejected=round(result.requests * share / (1 - share)))
 
+    def server_process(self) -> Replica:
+        """Return one of the server processes, as fast as next to the others, with a queue that refuses nothing."""
+        times = self.model.times(execution_settings(self.candidate))
+        fields = tuple(pair for pair in self.candidate.fields if pair[0] != SERVER_PROCESSES)
+        candidate, model = replace(self.candidate, fields=fields), replace(self.model, times=lambda _: times)
+        return replace(self, candidate=candidate, model=model, refusals=None)
+
     def serve_closed_loop(self, concurrency: int, slowdown: Slowdown) -> SimulationResult:
         """Return the simulated behaviour in a closed loop; ``concurrency`` counts requests of the space's size."""
         return self._simulate(ClosedLoopLoad(concurrency), slowdown)
@@ -154,7 +161,7 @@ class Replica:
     @property
     def fullest_concurrency(self) -> int:
         """The concurrency beyond which the throughput does not rise."""
-        instances = self.candidate.instance_count * self.candidate.server_processes
+        instances = self.candidate.instances * self.candidate.server_processes
         samples = instances * max(1, self.candidate.max_batch_size)
         return max(1, min(FULLEST * samples // self.model.request_batch_size, 4096))
 
@@ -266,7 +273,7 @@ def _fitted(
     size = problem.space.request_batch_size
     # no load fills a larger batch, and a table of its service times would exceed the memory
     largest = min(max(size, *(point.candidate.max_batch_size for point in measured)), size * MAX_CONCURRENCY)
-    instances = measured[0].candidate.instance_count
+    instances = measured[0].candidate.instances
     plausible = plausible_times(service_times(observed, largest - largest % size, instances, step=size), observed)
     times = plausible.at(0.0)
     first = DynamicBatchingModel(

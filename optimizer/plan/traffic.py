@@ -124,14 +124,16 @@ Traffic: TypeAlias = PoissonTraffic | ConstantTraffic | RecordedTraffic  # how r
 
 MAX_BYTES = 256 << 20
 COLUMNS = ("timestamp", "time", "ts")  # names of the column; without them the first column is read
-FEWEST = 100  # timestamps; fewer do not tell a rate
-HOLE, LONGEST = 100.0, 0.02  # gap in the recording: times the mean interval without the longest share of intervals
+MIN_TIMESTAMPS = 100  # fewer do not determine the rate
+MAX_GAPS = 10  # more long intervals are idle times of the traffic
+GAP_FACTOR = 50.0  # a gap is this many times as long as the interval around a random instant of the other intervals
+MIN_EQUAL_SHARE = 0.01  # of the timestamps, from which a note says that equal ones were spread
 EPOCH_UNITS = {"s": 1e11, "ms": 1e14, "us": 1e17}  # larger numbers are in the next smaller unit
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTrace:
-    """A recording that was read. ``note`` names the rows that could not be used; it is empty if all could."""
+    """A recording that was read. ``note`` says which rows were left out or changed; it is empty if none was."""
 
     traffic: RecordedTraffic
     note: str
@@ -141,36 +143,67 @@ def read_trace(path: Path) -> RecordedTrace:
     """Read the timestamps of a CSV file from a column named one of COLUMNS, or the first column.
 
     Timestamps are seconds, milliseconds, microseconds or nanoseconds since any time, or ISO 8601 dates. Raises
-    BadInputError if fewer than FEWEST can be read.
+    BadInputError if fewer than MIN_TIMESTAMPS can be read.
     """
     name = show_path(path)
     cells, first = _cells(read_bytes(path, MAX_BYTES, "give a shorter recording"), name)
     seconds = _seconds(cells)
     unreadable = np.flatnonzero(np.isnan(seconds))
     times = np.sort(seconds[~np.isnan(seconds)])
-    if len(times) < FEWEST:
+    if len(times) < MIN_TIMESTAMPS:
         raise BadInputError(
             f"{name}: has {formatting.count(len(times), 'readable timestamp')} in "
-            f"{formatting.count(len(cells), 'row')}; give at least {FEWEST}"
+            f"{formatting.count(len(cells), 'row')}; give at least {MIN_TIMESTAMPS}"
         )
-    intervals = np.diff(times)
-    if not intervals.any():
+    if times[0] == times[-1]:
         raise BadInputError(f"{name}: all timestamps are equal; give the time of each request in finer units")
-    problems = []
+    left_out, notes = [], []
     if len(unreadable):
-        problems.append(
+        left_out.append(
             f"{len(unreadable):,} rows without a timestamp, the first in line {first + int(unreadable[0])}"
         )
-    ascending = np.sort(intervals)  # without the longest, because gaps would raise the mean
-    gaps = intervals > HOLE * float(ascending[: int(len(ascending) * (1 - LONGEST))].mean())
-    gaps &= intervals > HOLE * float(np.median(intervals))
+    times, equal, resolution_s = _spread(times)
+    intervals = np.diff(times)
+    gaps = _gaps(intervals)
     if gaps.any():
-        problems.append(
+        left_out.append(
             f"{int(gaps.sum()):,} gaps of {intervals[gaps].sum():,.4g} s in total in {times[-1] - times[0]:,.4g} s"
         )
         intervals = intervals[~gaps]
-    note = f"{name}: {' and '.join(problems)} left out" if problems else ""
-    return RecordedTrace(RecordedTraffic(intervals), note)
+    if left_out:
+        notes.append(f"{' and '.join(left_out)} left out")
+    if equal > MIN_EQUAL_SHARE * len(times):
+        notes.append(f"{equal:,} requests with the timestamp of another one were spread over {resolution_s:.3g} s")
+    return RecordedTrace(RecordedTraffic(intervals), f"{name}: {'; '.join(notes)}" if notes else "")
+
+
+def _spread(times: FloatArray) -> tuple[FloatArray, int, float]:
+    """Return ``times`` with equal ones at random places within the resolution, their number, and the resolution.
+
+    ``times`` are ascending. The resolution is the shortest time between two different ones: a log with whole seconds
+    has all requests of a second at its beginning.
+    """
+    steps = np.diff(times)
+    equal, resolution_s = int((steps == 0).sum()), float(steps[steps > 0].min())
+    if not equal:
+        return times, 0, resolution_s
+    is_equal = np.append(steps == 0, False) | np.append(False, steps == 0)
+    within = np.random.default_rng(0).uniform(0.0, resolution_s, len(times))
+    return np.sort(times - times[0] + np.where(is_equal, within, 0.0)), equal, resolution_s
+
+
+def _gaps(intervals: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return which intervals are gaps in the recording, at most MAX_GAPS.
+
+    The interval around a random instant is long in traffic that comes in bursts, so that its idle times are no gaps.
+    In Poisson traffic it is twice the mean interval.
+    """
+    ascending = np.sort(intervals)
+    for count in range(MAX_GAPS, 0, -1):
+        others = ascending[:-count]
+        if ascending[-count] * float(others.sum()) > GAP_FACTOR * float((others**2).sum()):
+            return np.asarray(intervals >= ascending[-count])
+    return np.zeros(len(intervals), dtype=np.bool_)
 
 
 def _cells(data: bytes, name: str) -> tuple[list[str], int]:

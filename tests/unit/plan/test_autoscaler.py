@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 
 from objectives.arrays import FloatArray
 from objectives.sla import Sla
-from optimizer.core.trial import Candidate
+from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint
 from optimizer.plan.autoscaler import (
-    MOST_STEPS,
+    MAX_STEPS,
     STEP_SECONDS,
     Autoscaler,
     AutoscalerTest,
@@ -26,19 +28,26 @@ from optimizer.simulator.fitted_parameters import FittedOverheads
 from optimizer.simulator.scenario import ServiceTimes
 
 CAPACITY = 100.0  # requests per second of a replica
-MEASURED = 90.0  # requests per second, the load that the target is a share of
+MEASURED = LoadPoint(1, request_rate=90.0)  # the load of a replica that the target is a share of
+BOUNDS_MS = {"p95": 60.0}
 HOUR = 3600 // STEP_SECONDS
 
 
 def outcome(
-    autoscaler: Autoscaler, rates: FloatArray, measured_load: float = MEASURED, **more: bool
+    autoscaler: Autoscaler,
+    rates: FloatArray,
+    measured: LoadPoint = MEASURED,
+    *,
+    bounds_ms: Mapping[str, float] = BOUNDS_MS,
+    processes: int = 1,
+    repeats: bool = False,
 ) -> AutoscalerTest:
     times = ServiceTimes(np.array([[1 / CAPACITY]]))
     model = DynamicBatchingModel(lambda _: times, 1, FittedOverheads(0.0, gap_s=0.0, wake_s=0.0, jitter=0.0))
-    replica = Replica(Candidate(1), model, 1, Sla.from_bounds({"p95": 60.0}), estimate_slowness([0.0] * 8))
+    candidate = Candidate(1, fields=((SERVER_PROCESSES, processes),))
+    replica = Replica(candidate, model, 1, Sla.from_bounds(bounds_ms), estimate_slowness([0.0] * 8))
     fleet = Fleet(replica, PoissonTraffic(), "random")
-    options = {"is_rate": True, "repeats": False, **more}
-    return simulate_autoscaler(autoscaler, fleet, Slowdown(), rates, measured_load, 2.0, **options)
+    return simulate_autoscaler(autoscaler, fleet, Slowdown(), rates, measured, 2.0, repeats=repeats)
 
 
 def jump(low: float, high: float) -> FloatArray:
@@ -55,7 +64,7 @@ def test_a_constant_rate_keeps_the_replicas_that_the_target_needs() -> None:
 
 
 def test_the_target_of_a_small_load_is_below_it() -> None:
-    result = outcome(Autoscaler(target_utilization=0.7), np.full(HOUR // 12, 50.0), measured_load=1.3)
+    result = outcome(Autoscaler(target_utilization=0.7), np.full(HOUR // 12, 50.0), LoadPoint(1, request_rate=1.3))
     assert result.target == 0.91
 
 
@@ -69,6 +78,29 @@ def test_too_few_replicas_last_until_new_ones_have_started() -> None:
 
 def test_the_measured_deployment_and_a_probe_are_the_start_without_an_option() -> None:
     assert outcome(Autoscaler(), np.full(12, 50.0)).start_s == 2.0 + 5.0
+
+
+def test_every_bound_counts() -> None:
+    """The p99 is missed at a lower load than the p95, so that replicas are too few for longer."""
+    rates = jump(100, 800)
+    one, both = (
+        outcome(Autoscaler(max_replicas=20), rates, bounds_ms={"p95": 60.0, **more}) for more in ({}, {"p99": 65.0})
+    )
+    assert both.too_few_seconds > one.too_few_seconds
+    assert both.late_share == one.late_share, "the shortest bound is the same"
+
+
+def test_each_server_process_is_a_pod() -> None:
+    """Two processes serve 200 requests per second, and the emitted autoscaler adds or removes single ones."""
+    both, rates = LoadPoint(1, request_rate=180.0), np.full(HOUR, 500.0)
+    pair = outcome(Autoscaler(max_replicas=20), rates, both, processes=2)
+    single = outcome(Autoscaler(min_replicas=2, max_replicas=40), rates)
+    assert (pair.pods_per_replica, pair.target, single.target) == (2, 63, 63)
+    assert (2 * pair.mean_replicas, pair.late_share) == (single.mean_replicas, single.late_share)
+    odd = outcome(Autoscaler(), np.full(HOUR, 280.0), both, processes=2)
+    assert (2 * odd.most_replicas) % 2 == 1, "five pods"
+    limited = outcome(Autoscaler(max_replicas=2), jump(100, 800), both, processes=2)
+    assert limited.most_replicas == 2
 
 
 def test_an_old_metric_reacts_later() -> None:
@@ -97,7 +129,7 @@ def test_the_minimum_is_kept_without_traffic() -> None:
 
 def test_a_target_in_flight_follows_the_latency() -> None:
     """At half of the capacity an M/D/1 queue has 0.75 requests in the system (Pollaczek-Khinchine)."""
-    result = outcome(Autoscaler(target_utilization=1.0), np.full(HOUR, 400.0), measured_load=1.0, is_rate=False)
+    result = outcome(Autoscaler(target_utilization=1.0), np.full(HOUR, 400.0), LoadPoint(1, 1))
     in_flight = 400 / result.mean_replicas / CAPACITY
     in_flight += in_flight**2 / (2 * (1 - in_flight))
     assert in_flight == pytest.approx(1.0, rel=0.15)  # the tolerance of the autoscaler is 10 %
@@ -110,7 +142,7 @@ def test_a_day_follows_an_equal_day() -> None:
     result = outcome(Autoscaler(), rates, repeats=True)
     assert result.seconds == 24 * 3600
     assert result.too_few_seconds == 0.0
-    assert 300 / MEASURED < result.mean_replicas < 450 / MEASURED / 0.7 + 1
+    assert 300 / 90 < result.mean_replicas < 450 / 90 / 0.7 + 1
 
 
 def test_a_recording_has_its_rates() -> None:
@@ -123,4 +155,4 @@ def test_a_recording_has_its_rates() -> None:
     twice = recorded_rates(recorded, 2 * recorded.rate)
     assert len(twice) == pytest.approx(len(rates) / 2, abs=1)
     assert recorded_rates(RecordedTraffic(np.full(100, 1e-3)), 1000.0).tolist() == [1000.0]
-    assert len(recorded_rates(recorded, 1e-4)) == MOST_STEPS
+    assert len(recorded_rates(recorded, 1e-4)) == MAX_STEPS

@@ -480,6 +480,29 @@ def test_gaps_are_reported_and_left_out(tmp_path: Path) -> None:
     assert trace.traffic.rate == pytest.approx(100, rel=0.01)
 
 
+def test_bursts_keep_the_idle_times_between_them(tmp_path: Path) -> None:
+    """200 requests within 20 ms are followed by an idle second, which is 1,000 times the median interval."""
+    times = [second + 1e-4 * i for second in range(60) for i in range(200)]
+    trace = read_trace(written(tmp_path / "t.csv", times))
+    assert trace.note == ""
+    assert trace.traffic.rate == pytest.approx(200, rel=0.02)
+
+
+def test_several_gaps_are_left_out(tmp_path: Path) -> None:
+    gaps = np.random.default_rng(0).exponential(0.01, 5000)
+    gaps[[1000, 2000, 2001, 4000]] = [50.0, 3600.0, 3000.0, 60.0]
+    trace = read_trace(written(tmp_path / "t.csv", np.cumsum(gaps)))
+    assert "4 gaps of 6,710 s" in trace.note
+    assert trace.traffic.rate == pytest.approx(100, rel=0.05)
+
+
+def test_requests_of_the_same_second_are_spread_over_it(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path / "t.csv", [1_763_000_000 + i // 300 for i in range(18_000)]))
+    assert trace.note.endswith("17,940 requests with the timestamp of another one were spread over 1 s")
+    assert trace.traffic.rate == pytest.approx(300, rel=0.02)
+    assert trace.traffic.intervals_s.std() == pytest.approx(1 / 300, rel=0.05), "as independent requests"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -13,7 +13,7 @@ from objectives.batch_stats import BatchStatistic
 from objectives.sla import Sla
 from optimizer.config.queue_policy import MAX_QUEUE_SIZE
 from optimizer.config.search_space import Problem, SearchSpace
-from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Trial
+from optimizer.core.trial import INSTANCE_GPUS, SERVER_PROCESSES, Candidate, LoadPoint, Trial
 from optimizer.measure.load_client.arrivals import PoissonArrivals
 from optimizer.plan.evidence import Slowdown, collect
 from optimizer.plan.replica import FIXED_SHARE, PlausibleTimes, Replica, plausible_times, replica
@@ -110,6 +110,17 @@ def test_a_replica_of_two_server_processes_handles_twice_the_load() -> None:
     assert pair.serve(arrivals_s / 2, Slowdown()).latency_p95_s == pytest.approx(
         single.serve(arrivals_s, Slowdown()).latency_p95_s, rel=0.2
     )
+
+
+def test_a_replica_has_the_instances_of_all_its_gpus() -> None:
+    """instance_count counts the instances of each GPU, and the simulator needs times for all of them."""
+    two = replace(CANDIDATE, fields=((INSTANCE_GPUS, "0,1"),))
+    trials = [measured(number, 1.0, (6, 16)) for number in range(3)]
+    moved = [replace(trial, candidate=two) for trial in trials]
+    pair = replica(collect(two, PROBLEM, [moved], PoissonArrivals()), SLA)
+    assert pair.times is not None
+    assert pair.times.expected.shape[1] == two.instances == 2
+    assert pair.fullest_concurrency == 2 * fitted(*trials).fullest_concurrency
 
 
 def test_refusals_of_the_queue_limit_the_rate() -> None:
