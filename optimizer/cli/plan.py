@@ -24,7 +24,7 @@ from optimizer.options.table import OUTPUT, SLA_OPTIONS
 from optimizer.options.values import number_where, parse_optional, parse_value, quote, whole_number
 from optimizer.plan.autoscaler import COOL_DOWN_SECONDS, METRIC_DELAY_SECONDS, Autoscaler
 from optimizer.plan.capacity_plan import CapacityPlan, CapacityQuestion, plan, plan_by_measurements
-from optimizer.plan.fleet import MOST_REPLICAS
+from optimizer.plan.fleet import MAX_REPLICAS
 from optimizer.plan.traffic import BALANCERS, SPLIT, STEADY, ConstantTraffic, Day, PoissonTraffic, read_trace
 from optimizer.results.autoscaling import DEFAULT_MAX_REPLICAS, DEFAULT_MIN_REPLICAS
 from optimizer.results.finished_run import FinishedRun, read_run
@@ -126,8 +126,8 @@ def read_plan_arguments(words: Sequence[str]) -> PlanArguments:
         balancer=arguments.balancer,
         day=Day(parse_value("--peak-factor", peak, PEAK_FACTOR)) if arguments.traffic == "diurnal" else STEADY,
         rate=arguments.rate,
-        replicas=parse_optional("--replicas", arguments.replicas, whole_number(1, MOST_REPLICAS)),
-        devices=parse_optional("--gpus", arguments.gpus, whole_number(1, MOST_REPLICAS)),
+        replicas=parse_optional("--replicas", arguments.replicas, whole_number(1, MAX_REPLICAS)),
+        devices=parse_optional("--gpus", arguments.gpus, whole_number(1, MAX_REPLICAS)),
         most_cost=parse_optional("--max-cost", arguments.max_cost, AMOUNT),
         hour_costs=costs,
         sla=Sla.from_bounds(latency_bounds_ms(sla)),

@@ -246,7 +246,7 @@ def _simulation(run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp1
     if not any(is_complete(point, *predicted_latencies(problem, closed)) for point in closed):
         return None
     tried = _spread(list(dict.fromkeys([own, *(point.candidate for point in outcome.front.points)])))
-    on_gpu = bool(run.info["hardware"]["gpus"])
+    on_gpu = bool(run.gpus)
     factor = fp16_factor if _has_fp16_conversion(run) else None
     forecaster: Forecaster
     if problem.is_simulated:

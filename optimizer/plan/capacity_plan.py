@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from objectives.confidence import Verdict
+from objectives.metrics import METRICS
 from objectives.sla import Sla, parse_rate
 from optimizer.core.errors import BadInputError
 from optimizer.plan.autoscaler import Autoscaler, AutoscalerTest, day_rates, recorded_rates, simulate_autoscaler
@@ -23,7 +24,7 @@ from optimizer.plan.evidence import (
     planned_configurations,
 )
 from optimizer.plan.fleet import (
-    MOST_REPLICAS,
+    MAX_REPLICAS,
     Cost,
     Fleet,
     Power,
@@ -33,6 +34,7 @@ from optimizer.plan.fleet import (
     power,
     replicas_needed,
     sustainable_rate,
+    too_many_replicas,
 )
 from optimizer.plan.measured_capacity import MeasuredCapacity, measured_capacity
 from optimizer.plan.replica import replica
@@ -192,6 +194,7 @@ class _Planner:
     """
 
     def __init__(self, question: CapacityQuestion, source: PlannedConfiguration) -> None:
+        _check_bounds_measured(source)
         try:
             fitted = replica(source.evidence, source.sla)
         except ValueError as error:
@@ -258,7 +261,7 @@ class _Planner:
             one_lost=self._forecast(rate, replicas - 1) if replicas > 1 else None,
             spare=None if count is None else count.safe + 1,
             in_burst=self._forecast(BURST * rate, replicas),
-            for_burst=self._fleet.fewest_replicas_with(BURST * rate, SAFE),
+            for_burst=self._burst_replicas(BURST * rate),
             by_hour=by_hour,
             cost=None if hour_cost is None else costs(hour_cost * source.devices, replicas, inferences, by_hour),
             power=power(source.watts, replicas, inferences),
@@ -266,6 +269,13 @@ class _Planner:
             further=self._further(rate, replicas, count, carries),
             autoscaling=self._autoscaling(mean_rate),
         )
+
+    def _burst_replicas(self, rate: float) -> int | None:
+        """Return the replicas for ``rate``; None if no number up to MAX_REPLICAS is enough."""
+        try:
+            return self._fleet.fewest_replicas_with(rate, SAFE)
+        except BadInputError:
+            return None
 
     def _further(
         self, rate: float, replicas: int, count: ReplicaCount | None, carries: RateEstimate | None
@@ -330,6 +340,17 @@ class _Planner:
         return most if count is None else min(count, most)
 
 
+def _check_bounds_measured(source: PlannedConfiguration) -> None:
+    """Raise BadInputError if no measurement has the metric of a latency bound."""
+    for bound in source.sla:
+        metric = METRICS[bound.metric]
+        if all(metric.value(point.measurement) is None for point in source.evidence.points):
+            raise BadInputError(
+                f"{source.runs[0]}: no measurement of its trials has {metric.short_name}, which {bound} needs; give "
+                "a bound on another latency, such as --sla-p95 20ms"
+            )
+
+
 def plan_by_measurements(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPlan:
     """Return an answer for each of ``runs``, whose hardware differs.
 
@@ -362,8 +383,7 @@ def _check_measured(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> 
             f"--trace, --traffic constant and --traffic diurnal need the simulator, which does not describe {KIND}; "
             "give the rate of the busiest time with --rate instead"
         )
-    sizes = (question.replicas, question.devices, question.most_cost)
-    if question.rate is not None and sizes != (None, None, None):
+    if question.rate is not None and question.limits_replicas:
         raise BadInputError(
             f"--rate: the tightest bound of a number of replicas needs the simulator, which does not describe "
             f"{KIND}; give only one of --rate, --replicas, --gpus and --max-cost"
@@ -412,12 +432,10 @@ def _measured_answer(
 def replicas_for(rate: float, capacity: MeasuredCapacity) -> ReplicaCount:
     """Return the replicas for ``rate`` requests per second, if a replica serves some rate safely.
 
-    Raises BadInputError if more than MOST_REPLICAS are needed.
+    Raises BadInputError if more than MAX_REPLICAS are needed.
     """
-    if rate > MOST_REPLICAS * capacity.safe:
-        raise BadInputError(
-            f"--rate: {rate:,.6g} requests/s need more than {MOST_REPLICAS:,} replicas; check the unit"
-        )
+    if rate > MAX_REPLICAS * capacity.safe:
+        raise too_many_replicas(rate)
     low, likely, safe = (math.ceil(rate / own) for own in (capacity.high, capacity.likely, capacity.safe))
     return ReplicaCount(low, likely, safe)
 
@@ -426,8 +444,7 @@ def requested_rate(question: CapacityQuestion, request_batch_size: float) -> flo
     """Return requests per second; a recording has its own rate if neither a rate nor replicas are given."""
     if question.rate is not None:
         return parse_rate(question.rate, request_batch_size) / request_batch_size
-    sizes = (question.replicas, question.devices, question.most_cost)
-    if isinstance(question.traffic, RecordedTraffic) and sizes == (None, None, None):
+    if isinstance(question.traffic, RecordedTraffic) and not question.limits_replicas:
         return question.traffic.rate
     return None
 

@@ -26,6 +26,7 @@ from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, all_points
 from optimizer.measure.load_client import arrivals
 from optimizer.measure.load_client.arrivals import Arrivals
 from optimizer.results import summary
+from optimizer.results.comparison import compare_conditions
 from optimizer.results.finished_run import FinishedRun, resume_command
 from optimizer.results.recommendation import Outcome, assess
 from optimizer.simulator.fitted_parameters import execution_settings
@@ -154,6 +155,7 @@ def _posterior(mean: float, count: int, squares: float, forecast: ForecastErrors
     return SlownessEstimate(mean, errors, weights / weights.sum(), count, squares, forecast)
 
 
+SAME_ASPECTS = ("machine", "server", "model", "requests")  # of runs that are combined, see compare_conditions
 MeasuredServer: TypeAlias = tuple[Point, ...]  # the measurements of one started server, at each load
 
 
@@ -277,11 +279,10 @@ def planned_configurations(runs: Sequence[FinishedRun], latencies: Sla) -> list[
 
 
 def hardware_of(run: FinishedRun) -> str:
-    """Return the GPUs of a run with their number, or its CPU."""
-    hardware = run.info["hardware"]
-    gpus = list(hardware["gpus"])
+    """Return the GPUs that the server of a run used with their number, or its CPU."""
+    hardware, gpus = run.info["hardware"], run.gpus
     names = [f"{gpus.count(name)}x {name}" if gpus.count(name) > 1 else name for name in dict.fromkeys(gpus)]
-    return ", ".join(names) or f"{hardware['cpu']}, {hardware['cpu_count']} cores"
+    return ", ".join(names) or f"{hardware['cpu']}, {hardware['cpu_count']} CPUs"
 
 
 def _written(run: FinishedRun) -> float:
@@ -305,42 +306,56 @@ def _planned_for_hardware(hardware: str, runs: Sequence[FinishedRun], latencies:
     latencies = latencies or newest.problem.sla.latencies
     if not latencies:
         raise BadInputError(f"{newest.folder.path}: has no latency bound; give one, such as --sla-p95 20ms")
-    batch = newest.problem.request_batch_size
-    others = [run.folder.path for run in runs if run.problem.request_batch_size != batch]
-    if others:
-        raise BadInputError(
-            f"{others[0]} and {newest.folder.path}: have different request sizes; give only one of them"
-        )
+    for run in runs:
+        _check_same_conditions(run, newest)
     how = arrivals.parse_arrivals(newest.options.request_times)
-    facts = newest.info["problem"].get("facts", {})
-    return [
-        PlannedConfiguration(
-            hardware,
-            len(newest.info["hardware"]["gpus"]),
-            tuple(run.name for run in runs),
-            newest.problem.model,
-            str(facts.get("builder", "")).partition(" ")[0],
-            point,
-            collect(point.candidate, newest.problem, [run.trials for run in runs], how),
-            latencies,
-            outcome.verdict,
-            summary.undecided_cause(outcome),
-            resume_command(newest)
-            or summary.next_command(outcome, newest.folder.path, is_complete=newest.is_test_complete),
-            *_durations(next(trial for trial in newest.trials if trial.number == point.trial)),
-            measured := outcome.best_within(latencies, [point.candidate]),
-            confirmed.throughput if (confirmed := outcome.confirmation_of(measured)) else None,
+    next_command = resume_command(newest) or summary.next_command(
+        outcome, newest.folder.path, is_complete=newest.is_test_complete
+    )
+    configurations = []
+    for point in _points(newest, latencies):
+        trial = next(trial for trial in newest.trials if trial.number == point.trial)
+        measured = outcome.best_within(latencies, [point.candidate])
+        confirmed = outcome.confirmation_of(measured)
+        configurations.append(
+            PlannedConfiguration(
+                hardware=hardware,
+                gpus=len(newest.gpus),
+                runs=tuple(run.name for run in runs),
+                model=newest.problem.model,
+                builder=str(newest.facts.get("builder", "")).partition(" ")[0],
+                point=point,
+                evidence=collect(point.candidate, newest.problem, [run.trials for run in runs], how),
+                sla=latencies,
+                verdict=outcome.verdict,
+                undecided_cause=summary.undecided_cause(outcome),
+                next_command=next_command,
+                deploy_seconds=trial.deploy_seconds or START_SECONDS,
+                server_seconds=_server_seconds(trial),
+                measured=measured,
+                throughput=confirmed.throughput if confirmed else None,
+            )
         )
-        for point in _points(newest, latencies)
-    ]
+    return configurations
 
 
-def _durations(trial: Trial) -> tuple[float, float]:
-    """Return the seconds of a deployment, and those of measuring one more server."""
+def _check_same_conditions(run: FinishedRun, newest: FinishedRun) -> None:
+    """Raise BadInputError if ``run`` measured another server, another model or other requests than ``newest``."""
+    for aspect in compare_conditions(run, newest):
+        if aspect.name in SAME_ASPECTS and aspect.differences:
+            name, (value, other) = next(iter(aspect.differences.items()))
+            raise BadInputError(
+                f"{run.folder.path} and {newest.folder.path}: have the same hardware, but differ in the "
+                f"{aspect.name} ({name}: {value or 'none'}, {other or 'none'}); give only one of them"
+            )
+
+
+def _server_seconds(trial: Trial) -> float:
+    """Return the seconds to start and measure one more server."""
     fresh = len({window.server for window in trial.confirmations})
     measured = [window.measurement for window in trial.confirmations] or [one for _, one in trial.measurements]
     seconds = sum(one.measure_seconds or 0.0 for one in measured) / max(1, fresh)
-    return trial.deploy_seconds or START_SECONDS, estimate_start_seconds([trial]) + seconds
+    return estimate_start_seconds([trial]) + seconds
 
 
 def _points(run: FinishedRun, latencies: Sla) -> list[Point]:

@@ -12,8 +12,9 @@ from optimizer.plan.replica import Replica
 from optimizer.plan.traffic import Balancer, RecordedTraffic, Traffic
 from optimizer.simulator.scenario import SimulationResult
 
-MOST_REPLICAS = 100_000
-REQUESTS, MOST_REQUESTS = 40_000, 400_000  # per replica in a simulation
+MAX_REPLICAS = 100_000
+REQUESTS, MIN_REQUESTS, MAX_REQUESTS = 40_000, 1000, 400_000  # per replica in a simulation
+MAX_SIMULATED_SECONDS = 1e7  # the duration of a simulation is proportional to the simulated time
 BOUNDS_LONG = 50  # a simulation lasts at least this many times the bound, because a queue needs time to fill
 MOST_TIMES = 8.0  # factor on the replicas that the throughput needs; if these miss the bound, more miss it too
 STEP = 1.08  # growth of the number of replicas while the bounds are missed
@@ -36,6 +37,9 @@ class Fleet:
         """Return how each of ``replicas`` behaves while the fleet gets ``rate`` requests per second."""
         wanted = self._wanted_requests(rate, replicas)
         arrivals_s = self.traffic.of_replica(rate, replicas, self.balancer, wanted, self.seed)
+        # a replica that gets a request every few hours is idle in between, and also if they come more often
+        if arrivals_s[-1] > 2 * MAX_SIMULATED_SECONDS:
+            arrivals_s = arrivals_s * (MAX_SIMULATED_SECONDS / arrivals_s[-1])
         return self.replica.serve(arrivals_s, slowdown)
 
     def busy_share(self, simulated: SimulationResult, rate: float, replicas: int) -> float:
@@ -48,7 +52,9 @@ class Fleet:
 
     def _wanted_requests(self, rate: float, replicas: int) -> int:
         longest_s = max(bound.bound for bound in self.replica.sla) / 1e3
-        return min(max(self.requests, round(BOUNDS_LONG * longest_s * rate / replicas)), MOST_REQUESTS)
+        wanted = max(self.requests, round(BOUNDS_LONG * longest_s * rate / replicas))
+        possible = max(MIN_REQUESTS, round(MAX_SIMULATED_SECONDS * rate / replicas))
+        return min(wanted, possible, MAX_REQUESTS)
 
     def meets(self, rate: float, replicas: int, slowdown: Slowdown) -> bool:
         """Return True if ``replicas`` meet the bounds at ``rate``."""
@@ -88,13 +94,11 @@ class Fleet:
     def fewest_replicas(self, rate: float, slowdown: Slowdown, enough: int | None = None) -> int | None:
         """Return the fewest replicas that meet the bounds at ``rate`` requests per second; None if no number does.
 
-        ``enough`` replicas are known to meet them. Raises BadInputError if more than MOST_REPLICAS are needed.
+        ``enough`` replicas are known to meet them. Raises BadInputError if more than MAX_REPLICAS are needed.
         """
         least = rate / self.replica.capacity(slowdown)
-        if least > MOST_REPLICAS:
-            raise BadInputError(
-                f"--rate: {rate:,.6g} requests/s need more than {MOST_REPLICAS:,} replicas; check the unit"
-            )
+        if least > MAX_REPLICAS:
+            raise too_many_replicas(rate)
         if not self.traffic.is_steady:
             least *= 0.5  # the late requests of a recording's peaks may be few enough to be allowed
         most = max(4, math.ceil(MOST_TIMES * least))
@@ -118,6 +122,11 @@ class Fleet:
             middle = (low + high) / 2
             low, high = (middle, high) if self.meets(middle, replicas, slowdown) else (low, middle)
         return low
+
+
+def too_many_replicas(rate: float) -> BadInputError:
+    """Return the error that ``rate`` requests per second need more than MAX_REPLICAS."""
+    return BadInputError(f"--rate: {rate:,.6g} requests/s need more than {MAX_REPLICAS:,} replicas; check the unit")
 
 
 def _upwards(first: int, most: int) -> Iterator[int]:

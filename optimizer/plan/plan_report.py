@@ -14,7 +14,7 @@ from objectives.sla import Sla
 from optimizer.core.trial import Point
 from optimizer.plan.capacity_plan import FURTHER_SECONDS, CapacityPlan, FleetPlan, LoadForecast
 from optimizer.plan.evidence import SAFE, PlannedConfiguration
-from optimizer.plan.fleet import HOURS_A_MONTH
+from optimizer.plan.fleet import HOURS_A_MONTH, MAX_REPLICAS
 from optimizer.plan.measured_capacity import RequestLengths
 from optimizer.plan.traffic import SPLIT, RecordedTraffic
 from optimizer.results import configuration_text, formatting
@@ -318,7 +318,7 @@ def _one_lost(answer: FleetPlan) -> str:
 
 def _burst(answer: FleetPlan) -> str:
     assert answer.in_burst is not None, "set together with at_rate"
-    more = "no number is enough"
+    more = f"no number up to {MAX_REPLICAS:,} is enough"
     if answer.for_burst is not None:
         more = f"{_replicas(answer.source, answer.for_burst)} are enough"
     return _survives(answer, answer.in_burst) + ("" if answer.in_burst.meets_safely else f"; {more}")

@@ -175,7 +175,7 @@ def compare_runs(first: FinishedRun, second: FinishedRun) -> Comparison:
     if first.folder.path.resolve() == second.folder.path.resolve():
         raise BadInputError(f"{_path(first)}: A and B are the same run; give two different runs")
     a, b = _compared("A", first), _compared("B", second)
-    aspects = _aspects(first, second)
+    aspects = compare_conditions(first, second)
     mismatch = _mismatch(first, second)
     confidence = max(first.problem.confidence, second.problem.confidence)
     is_same_machine = next(aspect for aspect in aspects if aspect.name == "machine").is_same is not False
@@ -246,7 +246,8 @@ def _ratio(a: ComparedRun, b: ComparedRun, confidence: float, *, is_same_machine
 # -- what differs ---------------------------------------------------------------------------------------------------
 
 
-def _aspects(first: FinishedRun, second: FinishedRun) -> tuple[Aspect, ...]:
+def compare_conditions(first: FinishedRun, second: FinishedRun) -> tuple[Aspect, ...]:
+    """Return the aspects of the conditions of two runs."""
     prints = [parse_fingerprint(run.info.get("fingerprint")) for run in (first, second)]
     if None in prints:  # a value of a fingerprint is compared with one of another fingerprint only
         prints = [None, None]

@@ -66,6 +66,11 @@ class FinishedRun:
         return facts
 
     @property
+    def gpus(self) -> tuple[str, ...]:
+        """Return the names of the GPUs of the machine; empty if the server used none of them."""
+        return () if self.info.get("server_uses_gpus") is False else tuple(self.info["hardware"]["gpus"])
+
+    @property
     def is_test_complete(self) -> bool:
         """Whether no further server can change a verdict of the confirmation."""
         return self.info.get("confirmation_complete") is True

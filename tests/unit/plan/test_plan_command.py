@@ -311,7 +311,7 @@ def test_an_undecided_run_is_exit_4(run: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_hardware_side_by_side(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    gpu = edited(run, "gpu", hardware={"gpus": ["Tesla T4", "Tesla T4"]})
+    gpu = edited(run, "gpu", hardware={"gpus": ["Tesla T4", "Tesla T4"]}, server_uses_gpus=True)
     words = ("--rate", "12000/s", "--gpu-hour-cost", "Xeon=0.1", "--gpu-hour-cost", "t4=0.5")
     plain, tesla = planned(capsys, run, gpu, *words)["answers"]
     assert (plain["hardware"], tesla["hardware"]) == ("Intel(R) Xeon(R) Processor @ 2.50GHz, 2 CPUs", "2x Tesla T4")
@@ -336,6 +336,44 @@ def test_a_long_headline_is_printed_without_trailing_blanks(
     assert lines[1].startswith("(3,000 req/s of 4) within"), "the headline has several lines"
     assert lines[-1]
     assert all(line == line.rstrip() for line in lines)
+
+
+def test_gpus_that_the_server_did_not_use_are_not_planned(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model of the run is computed by CPUs: each of the four machines has GPUs that are not used."""
+    idle = edited(run, "idle", hardware={"gpus": ["NVIDIA H100"] * 8})
+    (answer,) = planned(capsys, idle, "--gpus", "4", "--gpu-hour-cost", "2.5")["answers"]
+    assert (answer["replicas"], answer["gpus"], answer["cost"]["per_hour"]) == (4, None, 10.0)
+    assert "Xeon" in answer["hardware"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"problem": {"facts": {"sha256": "another"}}},
+            r"but differ in the model \(SHA-256: 67b7817a39d2, another\)",
+        ),
+        ({"options": {"target": "local"}}, r"but differ in the server \(target: embedded, local\)"),
+        ({"options": {"protocol": "http"}}, r"but differ in the requests \(protocol: grpc, http\)"),
+    ],
+)
+def test_runs_under_other_conditions_are_not_combined(run: Path, changes: dict[str, Any], message: str) -> None:
+    other = edited(run, "other", **changes)
+    with pytest.raises(BadInputError, match=rf"have the same hardware, {message}; give only one"):
+        main([str(other), str(run), "--rate", "9/s"])
+
+
+@pytest.mark.parametrize("flag", ["--sla-ttft-p95", "--sla-p99.9"])
+def test_a_bound_on_a_latency_that_was_not_measured_is_named(run: Path, flag: str) -> None:
+    with pytest.raises(
+        BadInputError, match=f"no measurement of its trials has {flag[6:]}, which {flag[6:]} <= 50 ms"
+    ):
+        main([str(run), "--rate", "9/s", flag, "50ms"])
+
+
+def test_a_burst_beyond_the_largest_fleet_is_no_error(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run), "--replicas", "60000"]) == 0
+    assert "no number up to 100,000 is enough" in " ".join(capsys.readouterr().out.split())
 
 
 def test_runs_of_one_hardware_are_read_together(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

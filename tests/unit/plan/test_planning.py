@@ -140,6 +140,12 @@ def test_an_absurd_rate_is_refused() -> None:
         fleet(30.0, PoissonTraffic()).fewest_replicas(1e12, Slowdown())
 
 
+@pytest.mark.parametrize("traffic", [PoissonTraffic(), RecordedTraffic(np.full(100_000, 0.25))])
+def test_one_replica_serves_a_request_in_many_years(traffic: Traffic) -> None:
+    """The duration of a simulation is limited, because the simulator counts 64-bit nanoseconds."""
+    assert fleet(30.0, traffic).fewest_replicas(1e-10, Slowdown()) == 1
+
+
 def test_uncertainty_needs_more_replicas() -> None:
     sure, unsure = estimate_slowness([0.0] * 200), estimate_slowness([-0.08, 0.08, 0.0])
     known = replicas_needed(fleet(30.0, PoissonTraffic(), known=sure), 2000.0)
