@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from objectives.arrays import FloatArray
+from objectives.metrics import LATENCY, METRICS
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial
@@ -36,7 +37,10 @@ LARGER = 4  # largest forecast batches, times the largest max_batch_size of the 
 
 
 class SimulatedForecaster:
-    """Forecasts the throughput within a latency bound, of ``subject`` and of other candidates.
+    """Forecasts the throughput within the latency bounds, of ``subject`` and of other candidates.
+
+    The model is fitted to ``latency``, the binding one. ``latencies`` are also the other bounded ones, which the same
+    simulation has, unless a measurement lacks them.
 
     The simulation of a measured candidate is corrected by the median ratio of measured to simulated figures. A
     candidate without measurements gets the correction of ``subject``, so that gains over it are ratios of two
@@ -46,21 +50,23 @@ class SimulatedForecaster:
     def __init__(self, measured: Sequence[Point], subject: Point, problem: Problem, seed: int = 0) -> None:
         """Fit to ``measured``, the search's points. Raises ValueError if none has a throughput and a latency."""
         self.latency = binding_latency(problem, measured)
-        self.latencies = (self.latency,)
         known = _thinned([point for point in _closed(measured, problem) if is_complete(point, self.latency)], subject)
+        others = [name for name in problem.sla.bounded_latencies if METRICS[name].timing is LATENCY]
+        complete = [name for name in others if all(is_complete(point, name) for point in known)]
+        self.latencies = tuple(dict.fromkeys([self.latency, *complete]))
         space = problem.space
         larger = LARGER * max(*space.max_batch_size, subject.candidate.max_batch_size)
         wider = replace(space, max_batch_size=(*space.max_batch_size, larger)) if larger else space
         self._batch = space.request_batch_size
         self._model = fit(known, replace(problem, space=wider), self.latency, seed)
         self._most = max(problem.max_concurrency, *(point.load.concurrency for point in known))
-        anchors = [point for point in _closed([subject], problem) if is_complete(point, self.latency)]
+        anchors = [point for point in _closed([subject], problem) if is_complete(point, *self.latencies)]
         self._ratios = self._corrections([point for point in known if point.candidate != subject.candidate] + anchors)
-        self._usual = self._ratios.get(subject.candidate, np.zeros(2))
+        self._usual = self._ratios.get(subject.candidate, np.zeros(1 + len(self.latencies)))
         cells = [(point.candidate, point.load.concurrency) for point in known]
         simulated = self._simulated(self._model, cells)
-        simulated[:, 1] += log_loads(cells, self._batch) - simulated[:, 0]
-        self.errors = median_errors(simulated, log_measurements(known, [self.latency]))
+        simulated[:, 1:] += (log_loads(cells, self._batch) - simulated[:, 0])[:, None]
+        self.errors = median_errors(simulated, log_measurements(known, self.latencies))
         self.points = len(known)
 
     @property
@@ -74,53 +80,59 @@ class SimulatedForecaster:
         sla: Sla,
         *,
         time_share: float = 1.0,
-        way_share: float = 1.0,
+        network_share: float = 1.0,
     ) -> Forecast | None:
-        """Return the best of ``candidates`` at its best load within the bound; None if none meets it.
+        """Return the best of ``candidates`` at its best load within the bounds; None if none meets them.
 
-        ``time_share`` is a factor on the time of a batch, ``way_share`` on the time between client and server.
+        ``time_share`` is a factor on the time of a batch, ``network_share`` on the time between client and server.
         """
-        model, bound_ms = self._changed(time_share, way_share), sla.latency_bound_ms(self.latency)
+        model = self._changed(time_share, network_share)
         steps = dict.fromkeys(round(step) for step in np.geomspace(1, self._most, LOADS).tolist())
-        best = self._within(model, [(candidate, load) for candidate in candidates for load in steps], bound_ms)
+        best = self._within(model, [(candidate, load) for candidate in candidates for load in steps], sla)
         if best is None:
             return None
         grid = list(steps)
         place = grid.index(best.concurrency)
         low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
         finer = dict.fromkeys(round(load) for load in np.linspace(low, high, FINER).tolist())
-        return self._within(model, [(best.candidate, load) for load in finer], bound_ms)
+        return self._within(model, [(best.candidate, load) for load in finer], sla)
 
     def quickest_ms(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
         """Return the lowest latency of any of ``candidates`` at any load."""
         cells = [(candidate, 1) for candidate in candidates]
-        return {self.latency: min(forecast.latency_ms for forecast in self._forecasts(self._model, cells))}
+        forecasts = self._forecasts(self._model, cells)
+        return {name: min(forecast.latencies_ms[name] for forecast in forecasts) for name in self.latencies}
 
-    def _within(
-        self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad], bound_ms: float
-    ) -> Forecast | None:
-        met = [forecast for forecast in self._forecasts(model, cells) if forecast.latency_ms <= bound_ms]
+    def _within(self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad], sla: Sla) -> Forecast | None:
+        bounds_ms = {name: sla.latency_bound_ms(name) for name in self.latencies}
+        met = [
+            forecast
+            for forecast in self._forecasts(model, cells)
+            if all(latency_ms <= bounds_ms[name] for name, latency_ms in forecast.latencies_ms.items())
+        ]
         return max(met, key=lambda forecast: forecast.throughput_infer_per_sec, default=None)
 
     def _forecasts(self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad]) -> list[Forecast]:
         ratios = np.array([self._ratios.get(candidate, self._usual) for candidate, _ in cells])
         figures = self._simulated(model, cells) + ratios
-        logs = np.log([load * self._batch for _, load in cells])
-        latency_ms = 1e3 * np.exp(figures[:, 1] - figures[:, 0] + logs)
+        mean = log_loads(cells, self._batch) - figures[:, 0]
+        latencies_ms = 1e3 * np.exp(figures[:, 1:] + mean[:, None])
         return [
-            Forecast(candidate, load, float(math.exp(log_throughput)), {self.latency: float(latency)})
-            for (candidate, load), log_throughput, latency in zip(cells, figures[:, 0], latency_ms, strict=True)
+            Forecast(candidate, load, float(math.exp(log_throughput)), dict(zip(self.latencies, row, strict=True)))
+            for (candidate, load), log_throughput, row in zip(
+                cells, figures[:, 0], latencies_ms.tolist(), strict=True
+            )
         ]
 
     def _simulated(self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad]) -> FloatArray:
-        """Return log throughput and log tail, the ratio of the latency to its mean, of shape [cells, 2]."""
+        """Return log throughput and log tail ratios, each a latency divided by the mean, [cells, 1 + latencies]."""
         results = model.simulate(cells, threads=max(1, min(4, os.cpu_count() or 1)))
-        figures = log_predictions(results, [self.latency])
+        figures = log_predictions(results, self.latencies)
         return as_tail_ratios(figures, cells, self._batch)
 
     def _residuals(self, points: Sequence[Point]) -> FloatArray:
         cells = [(point.candidate, point.load.concurrency) for point in points]
-        figures = log_measurements(points, [self.latency])
+        figures = log_measurements(points, self.latencies)
         return as_tail_ratios(figures, cells, self._batch) - self._simulated(self._model, cells)
 
     def _corrections(self, points: Sequence[Point]) -> dict[Candidate, FloatArray]:
@@ -129,14 +141,14 @@ class SimulatedForecaster:
             by_candidate.setdefault(point.candidate, []).append(residual)
         return {candidate: np.median(residuals, axis=0) for candidate, residuals in by_candidate.items()}
 
-    def _changed(self, time_share: float, way_share: float) -> DynamicBatchingModel:
+    def _changed(self, time_share: float, network_share: float) -> DynamicBatchingModel:
         usual, overheads = self._model.times, self._model.overheads
 
         def times(group: ExecutionSettings) -> ServiceTimes:
             service = usual(group)
             return ServiceTimes(time_share * service.seconds, service.step)
 
-        network_s, gap_s = (max(MIN_TIME_S, way_share * part) for part in (overheads.network_s, overheads.gap_s))
+        network_s, gap_s = (max(MIN_TIME_S, network_share * part) for part in (overheads.network_s, overheads.gap_s))
         return replace(self._model, times=times, overheads=replace(overheads, network_s=network_s, gap_s=gap_s))
 
 
@@ -184,7 +196,7 @@ def remedies(
         batched = forecaster.best(larger, sla)
         change = configuration_text.configuration(batched.candidate if batched else larger[0])
         effects.append(("larger batches", change, batched))
-    near = forecaster.best([own], sla, way_share=0.0)
+    near = forecaster.best([own], sla, network_share=0.0)
     effects.append((NEAR_CLIENT, "no time between client and server", near))
     if copied:
         kept = forecaster.best([own], sla, time_share=1 - copied)

@@ -25,7 +25,7 @@ from optimizer.watch.expectation import Expectation, ExpectedAtRate, Range
 from optimizer.watch.server_metrics import ServedLoad, sum_by_key
 
 Status: TypeAlias = Literal["fits", "near", "undecided", "differs", "unknown"]
-CHECKS = 8  # at most, which share the error probability
+CHECKS_WITHOUT_BOUNDS = 7  # each latency bound is one check more; all share the error probability
 USUAL_SHARE = 0.05  # permitted share of slow requests of an SLA without a bound on a percentile
 ROUNDING = 1e-9  # relative: counters are read as floating-point numbers
 CHANGING = 1.05  # ratio of the mean rates over requests and over time from which a load has several rates
@@ -83,11 +83,6 @@ class Judgement:
     checks: tuple[Check, ...]
     fewest_requests: int
     failures: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def error(self) -> float:
-        """The error probability of each end of an interval."""
-        return (1 - self.expected.run.problem.confidence) / CHECKS
 
     @property
     def replicas(self) -> int:
@@ -149,7 +144,7 @@ def judge(expected: Expectation, loads: Sequence[ServedLoad], servers: int, lost
     ``servers`` is a multiple of the server processes of the run.
     """
     confidence, replicas = expected.run.problem.confidence, servers // expected.server_processes
-    error = (1 - confidence) / CHECKS
+    error = (1 - confidence) / (CHECKS_WITHOUT_BOUNDS + len(expected.sla.latencies))
     failures = sum_by_key([load.failures for load in loads])
     checks: list[Check] = []
     if loads:

@@ -18,7 +18,7 @@ from objectives.sla import Sla
 from optimizer.cli.explain import main
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
-from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial, latest_points
+from optimizer.core.trial import INSTANCE_GPUS, SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.explain.bottleneck import BottleneckKind, binding, bottleneck, stage_breakdown
 from optimizer.explain.console import print_explanation
 from optimizer.explain.explanation import Explanation, document, explain
@@ -119,6 +119,13 @@ def test_the_instances_of_all_server_processes_are_counted() -> None:
     assert "The 4 instances of 2 server processes computed 45% of the time" in reasons
 
 
+def test_the_instances_of_all_gpus_are_counted() -> None:
+    point, trials = measured(0.9, 2, compute_infer_ms=5.0)
+    two = replace(point, candidate=replace(point.candidate, fields=((INSTANCE_GPUS, "0,1"),)))
+    reasons = " ".join(bottleneck(stage_breakdown(two, trials), None).reasons)
+    assert "The 4 instances computed" in reasons
+
+
 def test_the_bottleneck_is_unknown_without_stage_times() -> None:
     point = Point(0, BATCHED, LoadPoint(1, 4), Measurement(100.0, latency_p95_ms=5.0, stable=True))
     one = stage_breakdown(point, [Trial(0, BATCHED, ((point.load, point.measurement),))])
@@ -198,6 +205,24 @@ def test_forecast_gains_match_the_simulated_server() -> None:
         assert expected_gain.interval is None
         assert 1 + expected_gain.estimate == pytest.approx(expected / truth, rel=0.15), name
     assert forecaster.best([own], Sla.from_bounds({"p95": 1.0})) is None
+
+
+def test_a_forecast_is_within_every_bound() -> None:
+    """A wider bound on p95 raises the throughput only as far as the bound on the average permits."""
+    own = Candidate(8, True, 0, (), 1)
+    problem = Problem("m", SPACE, 1, 64, sla=Sla.from_bounds({"p95": 20.0, "avg": 22.0}))
+    loads = (1, 2, 4, 8, 12, 16, 24)
+    trials = [Trial(0, own, tuple((LoadPoint(1, load), played(own, load)) for load in loads))]
+    subject = Point(0, own, LoadPoint(1, 16), played(own, 16))
+    forecaster = SimulatedForecaster(latest_points(trials), subject, problem)
+    assert set(forecaster.latencies) == {"latency-p95", "latency-avg"}
+    wide = forecaster.best([own], Sla.from_bounds({"p95": 40.0}))
+    assert wide is not None
+    average_ms = 0.7 * wide.latencies_ms["latency-avg"]
+    narrow = forecaster.best([own], Sla.from_bounds({"p95": 40.0, "avg": average_ms}))
+    assert narrow is not None
+    assert narrow.latencies_ms["latency-avg"] <= average_ms
+    assert narrow.throughput_infer_per_sec < wide.throughput_infer_per_sec
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,17 @@ IDLE = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
 HALF = SAMPLES // 2
 
 
+def test_all_checks_share_the_error_probability() -> None:
+    """With three latency bounds there are ten checks. The upper end of the rate is wrong with a tenth of 1 %."""
+    sla = Sla.from_bounds({"p95": 20.0, "p99": 40.0, "p99.9": 60.0})
+    run = replace(sample().run, problem=replace(sample().run.problem, sla=sla))
+    checks = {check.name: check for check in judge(replace(sample(), run=run), loads(500.0), 1).checks}
+    assert checks["requests/s per server"].expected is not None
+    predicted = sample().rate.predicted(1, 0.01 / 10)
+    assert predicted is not None
+    assert checks["requests/s per server"].expected.high == predicted.high
+
+
 def test_an_overload_in_some_of_the_samples_is_undecided() -> None:
     """The means are above their limits, and their intervals are not, because few samples have the overload."""
     requests = 3 * RATE * SECONDS
