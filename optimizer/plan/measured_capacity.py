@@ -143,8 +143,8 @@ class MeasuredCapacity:
         safe: Rate at the lower end of the confidence interval of the throughput, likely: at its middle, high: at its
             upper end.
         confidence: One-sided confidence of each end.
-        confirmed: ConfirmedLoad throughput, and ``interval`` its confidence interval on a fresh server.
-        concurrency: ConfirmedLoad requests in flight; 0 if a request rate was confirmed.
+        confirmed: Confirmed throughput; ``interval`` is its confidence interval on a fresh server.
+        concurrency: Confirmed number of requests in flight; 0 if a request rate was confirmed.
         loads: Measured loads of the configuration up to that.
         mean_in_flight: Mean number in flight at the safe rate of a replica with the lower end of the throughput; None
             if a request rate was confirmed or no rate is safe.
