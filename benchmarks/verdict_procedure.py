@@ -10,8 +10,13 @@ speed probe before and after each load sees these steps, with noise, but not the
 programs may disturb a share of the time, in bursts of 1 to 8 s or of 10 to 40 s. A window is up to 1.5 times slower
 then, and it is marked as disturbed if they took more than the usual share of the CPUs. Their share next to each
 server is known. The search has seen the disturbed share. Latencies are lognormal and come in bursts: as many requests
-as are in flight have one latency. perf_analyzer's measurement on each tested server takes time, but never
-contradicts.
+as are in flight have one latency. In the rows with a gap, no latency is near the bound: that of a request is 0.7 or
+1.4 times the bound, as if it waited for one batch more. In the rows with failed requests, those over the bound fail.
+In both, the predictions are too low by the margin, so that the first tested load is at the bound.
+perf_analyzer's measurement on each tested server takes time, but never contradicts.
+
+The bound is one on p95. Bounds on averages, on throughput, on the error rate and on other percentiles are not
+simulated here; tests/unit/objectives has short simulations of them.
 
 A PASS is false if the expected share of requests over the bound on a fresh server, under the machine states of the
 windows of this configuration at this load that count, is above 5 %. The best safe throughput is the highest of all
@@ -49,7 +54,7 @@ from objectives.load_sequence import (
 from objectives.sequential import LOOKS
 from objectives.server_spread import pool_server_spread
 from objectives.sla import CONFIDENCE
-from objectives.verdict import MOST_EXCLUDED, SlaVerdict, counted_windows
+from objectives.verdict import LARGEST_SLOPE, MOST_EXCLUDED, SLOPE_LEVELS, SlaVerdict, counted_windows
 from optimizer.confirmation.load_predictions import FARTHEST_LOAD, HIGHEST_LOAD, LOAD_STEP, LOWEST_LOAD
 from optimizer.confirmation.server_plan import COMPARED_SERVERS, SHORTEST_SECONDS, START_SECONDS, WINDOWS, ServerPlan
 from optimizer.core.trial import Candidate, LoadPoint
@@ -66,6 +71,8 @@ TESTED = replace(COMPARED, is_cross_checked=True)
 CROSS_CHECK_SECONDS = TESTED.server_seconds - COMPARED.server_seconds  # of perf_analyzer
 PROBE_NOISE = 0.03  # of the speed probe
 SEARCH_NOISE, PREDICTION_NOISE = 0.03, 0.05  # of a throughput in the search, of a predicted latency quantile
+GAP = math.log(1.4)  # between the bound and the latencies in the rows with a gap
+GAP_NOISE = 0.05  # of the log of latency on each side of the gap
 SPEEDS = (1.0, 0.98, 0.95, 0.9, 0.8)  # of the configurations, relative to the best
 
 
@@ -75,6 +82,8 @@ class Scenario:
 
     ``search_cv`` is the noise of the search's throughputs, and of its predicted latencies for each configuration.
     ``disturbed`` is the share of the time in which other programs run, in bursts of ``burst_seconds``.
+    ``search_bias`` is the systematic error of the predicted log latencies. ``late`` says what happens to requests
+    over the bound: with "gap" no latency is near it, with "failed" they fail.
     """
 
     server_cv: float
@@ -83,13 +92,16 @@ class Scenario:
     search_cv: float = SEARCH_NOISE
     disturbed: float = 0.0
     burst_seconds: tuple[float, float] = BURST_SECONDS
+    search_bias: float = 0.0
+    late: str = ""
 
     def __str__(self) -> str:
         steps = ", steps" if self.epochs else ""
         search = f", search {self.search_cv:.0%}" if self.search_cv != SEARCH_NOISE else ""
         long = " by long bursts" if self.burst_seconds == LONG_BURST_SECONDS else ""
         others = f", disturbed {self.disturbed:.0%}{long}" if self.disturbed else ""
-        return f"servers {self.server_cv:.0%}, windows {self.window_cv:.0%}{steps}{search}{others}"
+        late = {"gap": ", gap at the bound", "failed": ", late requests fail"}.get(self.late, "")
+        return f"servers {self.server_cv:.0%}, windows {self.window_cv:.0%}{steps}{search}{others}{late}"
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,7 @@ class Server:
     """The measurement of one server.
 
     Attributes:
-        latencies: Logs of latencies, shape [windows, effective requests].
+        latencies: Logs of latencies, shape [windows, effective requests]; inf if a request failed.
         log_slowness: The machine's states, shape [windows].
         is_disturbed: Whether other programs took much CPU time, shape [windows].
         log_probe: Log of the time of the speed probe.
@@ -147,6 +159,7 @@ class Machine:
 
     scenario: Scenario
     random: np.random.Generator
+    log_bound: float
     seconds: float = 0.0
     steps: FloatArray = field(init=False)
     bursts: FloatArray = field(init=False)  # [bursts, 2]: when each begins and ends
@@ -192,6 +205,11 @@ class Machine:
         effective = max(5, round(requests / in_flight))
         latencies = self.random.normal(0, configuration.sigma, (windows, effective))
         latencies += configuration.log_median(in_flight) + server + states[:, None]
+        if self.scenario.late == "gap":
+            side = np.where(latencies > self.log_bound, GAP, -GAP) + self.random.normal(0, GAP_NOISE, latencies.shape)
+            latencies = self.log_bound + side + server + states[:, None]
+        elif self.scenario.late == "failed":
+            latencies[latencies > self.log_bound] = math.inf
         around = self.epoch(np.array([at[0] - SHORTEST_SECONDS, self.seconds]))
         probe = float(around.mean()) + self.random.normal(0, PROBE_NOISE)
         return Server(
@@ -213,16 +231,22 @@ class Ended:
 def counts(servers: list[Server], in_flight: int, log_bound: float) -> MissCounts:
     """Return the counts of the servers. Each latency stands for ``in_flight`` requests."""
     latencies = np.concatenate([server.latencies for server in servers])
-    quantile = np.quantile(latencies, 1 - ALLOWED)
-    levels = np.array([1 - 2 * ALLOWED, 1 - ALLOWED / 2])
-    low, high = np.quantile(latencies, levels)
-    slope = (special.ndtri(levels[1]) - special.ndtri(levels[0])) / max(high - low, 1e-6)
+    quantile = np.quantile(latencies, 1 - ALLOWED, method="inverted_cdf")
+    shares = ALLOWED * SLOPE_LEVELS, ALLOWED / SLOPE_LEVELS
+    low, high = np.quantile(latencies[latencies < math.inf], [1 - share for share in shares])
+    slope = min(float(np.subtract(*special.ndtri(shares))) / max(high - low, 1e-6), LARGEST_SLOPE)
     requests = [np.full(len(server.latencies), float(in_flight * server.latencies.shape[1])) for server in servers]
     misses, tail = (
         [in_flight * (server.latencies > bound).sum(-1, dtype=np.float64) for server in servers]
         for bound in (log_bound, quantile)
     )
-    return MissCounts(requests, misses, tail, float(slope), float(log_bound - quantile))
+    return MissCounts(requests, misses, tail, slope, float(log_bound - quantile))
+
+
+def log_quantiles(server: Server) -> FloatArray:
+    """Return the log of the latency quantile of the served requests in each window that served any."""
+    served = [window[window < math.inf] for window in server.latencies]
+    return np.array([np.quantile(window, 1 - ALLOWED) for window in served if len(window)])
 
 
 def counted(servers: list[Server]) -> list[Server]:
@@ -305,7 +329,8 @@ class SimulatedTests:
 
     def correct(self, load: int, servers: list[Server]) -> float:
         """Shift the predictions by the measured difference at ``load``. Return the expected throughput."""
-        quantile = np.quantile(np.concatenate([server.latencies for server in counted(servers)]), 1 - ALLOWED)
+        latencies = np.concatenate([server.latencies for server in counted(servers)])
+        quantile = np.quantile(latencies[latencies < math.inf], 1 - ALLOWED)
         shift = float(quantile) - self.confirmation.log_bound - self.predicted[load]
         farthest = FARTHEST_LOAD * self.confirmation.in_flight[load]
         shifted = [predicted + shift for predicted in self.predicted]
@@ -361,7 +386,7 @@ class SimulatedTests:
         has_disturbed = any(server.is_disturbed.any() for server in own)
         groups = [(counted if has_disturbed else undisturbed)(group) for group in self.confirmation.groups]
         spread = pool_server_spread(
-            [[np.quantile(s.latencies, 1 - ALLOWED, axis=1) for s in group] for group in groups],
+            [[log_quantiles(server) for server in group] for group in groups],
             [[server.log_probe for server in group] for group in groups],
             [[server.other_share for server in group] for group in groups],
         )
@@ -378,7 +403,6 @@ def _speed(servers: list[Server]) -> float:
 def simulate(scenario: Scenario, budget_seconds: float, seed: int) -> Ended:
     """Return how one run ended."""
     random = np.random.default_rng(seed)
-    machine = Machine(scenario, random)
     half, sigma, capacity = random.uniform(3, 12), random.uniform(0.2, 0.4), 4000 * math.exp(random.normal(0, 0.1))
     configurations = [Configuration(capacity * speed, half, sigma) for speed in SPEEDS]
     measured = [c.capacity * math.exp(random.normal(0, scenario.search_cv)) for c in configurations]
@@ -388,7 +412,9 @@ def simulate(scenario: Scenario, budget_seconds: float, seed: int) -> Ended:
     log_bound = configurations[0].log_p95(at_bound) + math.log(EPOCH_FACTOR) / 2 * scenario.epochs
     steps = range(math.ceil(math.log(LOWEST_LOAD, LOAD_STEP)), math.floor(math.log(HIGHEST_LOAD, LOAD_STEP)) + 1)
     in_flight = sorted({max(1, round(at_bound * LOAD_STEP**step)) for step in steps})
-    bias = random.normal(0, PREDICTION_NOISE) + math.log(EPOCH_FACTOR) / 2 * scenario.epochs
+    machine = Machine(scenario, random, log_bound)
+    bias = scenario.search_bias + random.normal(0, PREDICTION_NOISE)
+    bias += math.log(EPOCH_FACTOR) / 2 * scenario.epochs
     confirmation = SimulatedConfirmation(machine, in_flight, log_bound, budget_seconds)
     is_single = budget_seconds < TESTED.reserved_seconds(LOOKS[0]) and scenario.disturbed <= MOST_EXCLUDED
     first_margin = OTHER_MARGIN if is_single else MARGIN
@@ -429,6 +455,9 @@ def scenarios() -> Iterator[Scenario]:
     for server_cv, window_cv in ((0.0, 0.05), (0.05, 0.05), (0.1, 0.12)):
         yield Scenario(server_cv, window_cv, epochs=True)
     yield Scenario(0.05, 0.05, search_cv=0.2)
+    for late in ("gap", "failed"):
+        for server_cv in (0.0, 0.05):
+            yield Scenario(server_cv, 0.0, search_bias=-MARGIN, late=late)
     for seconds in (BURST_SECONDS, LONG_BURST_SECONDS):
         for disturbed in (0.1, 0.25, 0.5):
             yield Scenario(0.05, 0.05, disturbed=disturbed, burst_seconds=seconds)

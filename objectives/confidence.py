@@ -17,10 +17,11 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.metrics import four_digits
 from objectives.sequential import LOOKS, look_error
-from objectives.server_spread import ServerSpread, Windows
+from objectives.server_spread import PRIOR_FREEDOM, ServerSpread, Windows
 
 PROMISING_DEVIATIONS = 1.5  # standard errors by which a load may be better than measured, before the first look
 UNSERVED_EXCESS = math.log(2)  # ``excess`` of a load at which a server served nothing, so that no distance is known
+PRIOR_SHARE_DEVIATION = 0.2  # prior standard deviation of a server's share of misses, over the permitted share
 LIKELY_DEVIATIONS = 1.0  # standard errors beyond the limit of a test, with which it is likely to pass
 
 
@@ -83,8 +84,9 @@ class MissCounts:
 
     @property
     def requests_per_server(self) -> float:
-        """The mean number of requests of a server."""
-        return float(np.mean([windows.sum() for windows in self.requests]))
+        """The harmonic mean of the servers' numbers of requests, since servers have equal weight; nan without any."""
+        counts = np.array([float(windows.sum()) for windows in self.requests if windows.any()])
+        return float(len(counts) / (1 / counts).sum()) if len(counts) else math.nan
 
     def server_shares(self, some: Windows) -> FloatArray:
         """Return the share [servers] of ``misses`` or ``tail`` in the requests of each server; 1 if it had none."""
@@ -95,15 +97,28 @@ class MissCounts:
 def effective_requests(counts: MissCounts, allowed: float, spread: ServerSpread) -> float:
     """Return the number of independent requests with the same information about the share, if it is ``allowed``.
 
-    It is the binomial variance of one request over the variance of the estimated share.
+    It is the binomial variance of one request over the variance of the estimated share. ``spread`` is that of the
+    normal quantile of the share, see ``quantile_spread``.
     """
-    servers = len(counts.requests)
     binomial = allowed * (1 - allowed)
-    between = (_probit_density(allowed) * counts.slope) ** 2 * spread.variance
-    if spread.excludes_disturbance:
-        between *= _concentration(counts)
+    between = _probit_density(allowed) ** 2 * spread.variance
     within = overdispersion(counts.requests, counts.tail) * binomial / counts.requests_per_server
-    return float(binomial * servers / (between + within))
+    return float(binomial * len(counts.requests) / (between + within))
+
+
+def quantile_spread(counts: MissCounts, allowed: float, latency: ServerSpread) -> ServerSpread:
+    """Return the variance between servers of the normal quantile of the share, if it is ``allowed``.
+
+    It is the larger one of two estimates: from the variance of log ``latency``, and from the counts. Only the counts
+    show how servers differ in failed requests, or in how often a latency falls beyond a gap.
+    """
+    variance = counts.slope**2 * latency.variance
+    if latency.excludes_disturbance:
+        variance *= _concentration(counts)
+    counted = share_spread(counts, allowed)
+    if variance >= counted.variance:
+        return ServerSpread(variance, latency.freedom)
+    return ServerSpread(counted.variance, min(counted.freedom, latency.freedom))
 
 
 def _concentration(counts: MissCounts) -> float:
@@ -120,15 +135,20 @@ def _concentration(counts: MissCounts) -> float:
     return float(np.square(densities).mean()) / mean**2 if mean > 0 else float(len(shares))
 
 
-def share_spread(counts: MissCounts, allowed: float, freedom: float) -> ServerSpread:
+def share_spread(counts: MissCounts, allowed: float, prior_deviation: float = PRIOR_SHARE_DEVIATION) -> ServerSpread:
     """Return the variance between servers of the normal quantile of the share, from the counts alone.
 
-    It is the variance of the servers' shares beyond that within servers, if the share is ``allowed``.
+    It is the variance of the servers' shares beyond that within servers, pooled with a prior as in
+    ``pool_server_spread``. The prior has PRIOR_FREEDOM degrees of freedom. Without it, four servers that happen to be
+    alike would hide that servers differ.
     """
     shares, share = counts.server_shares(counts.misses), min(max(counts.share, 0.0), 1.0)
     within = overdispersion(counts.requests, counts.tail) * share * (1 - share) / counts.requests_per_server
-    between = max(0.0, float(np.var(shares, ddof=1)) - within) if len(shares) > 1 else 0.0
-    return ServerSpread(between / _probit_density(allowed) ** 2, freedom)
+    freedom = len(shares) - 1
+    between = max(0.0, float(np.var(shares, ddof=1)) - within) if freedom else 0.0
+    total = PRIOR_FREEDOM + freedom
+    variance = (PRIOR_FREEDOM * (prior_deviation * allowed) ** 2 + freedom * between) / total
+    return ServerSpread(variance / _probit_density(allowed) ** 2, total)
 
 
 def overdispersion(requests: Windows, tail: Windows) -> float:
@@ -177,13 +197,27 @@ def share_bound(counts: MissCounts, allowed: float, effective: float, freedom: f
 
     Far inside the bound no request misses it. Then a count cannot tell how far: if servers differ, it allows for a
     server that is just as slow as the bound, however fast the measured ones are. Therefore this bound takes the
-    quantile of the measured latencies, with Student's t on the normal quantile of the share.
+    distance of the measured latencies, with Student's t on the normal quantile of the share.
     """
     from scipy import special
 
     deviation = _probit_deviation(allowed, effective)
-    margin = counts.slope * counts.distance + float(special.stdtrit(freedom, error)) * deviation
+    margin = _quantile_distance(counts, allowed) + float(special.stdtrit(freedom, error)) * deviation
     return 1.0 if math.isnan(margin) else float(special.ndtr(special.ndtri(allowed) - margin))
+
+
+def _quantile_distance(counts: MissCounts, allowed: float) -> float:
+    """Return how far the normal quantile of the share is below that of the permitted one; nan if it is unknown.
+
+    The slope holds near the measured quantile only: latencies may have a gap, or requests may fail. Therefore the
+    distance is at most that of the counted share, with one more miss.
+    """
+    from scipy import special
+
+    requests = sum(float(windows.sum()) for windows in counts.requests)
+    independent = requests / overdispersion(counts.requests, counts.tail)
+    counted = (counts.share * independent + 1) / (independent + 1)
+    return min(counts.slope * counts.distance, float(special.ndtri(allowed) - special.ndtri(counted)))
 
 
 def _probit_deviation(allowed: float, effective: float) -> float:
@@ -224,14 +258,14 @@ def judge_share(
     from scipy import special
 
     servers, share = len(counts.requests), counts.share
+    spread = quantile_spread(counts, allowed, spread)
     effective = effective_requests(counts, allowed, spread)
-    first_error = look_error(error, LOOKS[0])
-    deviations = LIKELY_DEVIATIONS - float(special.stdtrit(spread.freedom, first_error))
-    needed = deviations * _probit_deviation(allowed, effective * LOOKS[0] / servers) / counts.slope
-    excess = needed - counts.distance
+    deviations = _needed_deviations(spread.freedom, error)
+    distance = _quantile_distance(counts, allowed)
+    excess = (deviations * _probit_deviation(allowed, effective * LOOKS[0] / servers) - distance) / counts.slope
     if servers < LOOKS[0]:
         # the count decides where the distance is unknown, as for failed requests
-        inside = max(counts.slope * counts.distance, float(special.ndtri(allowed) - special.ndtri(share)))
+        inside = distance if distance > -math.inf else float(special.ndtri(allowed) - special.ndtri(share))
         deviation = _probit_deviation(allowed, effective)
         return ConstraintVerdict(
             Verdict.UNDECIDED,
@@ -255,6 +289,13 @@ def judge_share(
         f"{effective:,.0f} effective requests"
     )
     return ConstraintVerdict(verdict, reason, low, high, effective, is_promising, excess)
+
+
+def _needed_deviations(freedom: float, error: float) -> float:
+    """Return the standard errors from an estimate to its bound with which the first look is likely to be a PASS."""
+    from scipy import special
+
+    return LIKELY_DEVIATIONS - float(special.stdtrit(freedom, look_error(error, LOOKS[0])))
 
 
 def _may_pass(inside: float, deviation: float, servers: int, freedom: float, error: float, most_servers: int) -> bool:
@@ -298,26 +339,27 @@ def judge_mean(
     if any(np.isneginf(windows).any() for windows in logs):
         verdict = Verdict.FAIL if higher_is_better else Verdict.UNDECIDED
         return ConstraintVerdict(verdict, "a server served nothing", excess=UNSERVED_EXCESS)
+    distance = sign * (log_bound - _mean(logs))
+    deviation = math.sqrt(_mean_variance(logs, spread))
+    excess = -distance
+    if not higher_is_better:
+        excess += _needed_deviations(spread.freedom, error) * deviation * math.sqrt(servers / LOOKS[0])
     if servers < LOOKS[0]:
-        excess = sign * (_mean(logs) - log_bound)
-        deviation = math.sqrt(_mean_variance(logs, spread))
-        is_promising = _may_pass(-excess, deviation, servers, spread.freedom, error, most_servers)
+        is_promising = _may_pass(distance, deviation, servers, spread.freedom, error, most_servers)
         return ConstraintVerdict(
             Verdict.UNDECIDED, servers_missing(servers), is_promising=is_promising, excess=excess
         )
     low, high = mean_bounds(logs, spread, look_error(error, next_look(servers)))
     inner, outer = sorted((sign * (low - log_bound), sign * (high - log_bound)))
     verdict = Verdict.PASS if outer <= 0 else Verdict.FAIL if inner > 0 else Verdict.UNDECIDED
-    middle, half = (inner + outer) / 2, (outer - inner) / 2
+    half = (outer - inner) / 2
     is_promising = any(
-        middle + half * math.sqrt(servers / look) <= 0 for look in LOOKS if servers < look <= most_servers
+        half * math.sqrt(servers / look) <= distance for look in LOOKS if servers < look <= most_servers
     )
     reason = (
         f"{four_digits(math.exp(low))} to {four_digits(math.exp(high))} (allowed: {four_digits(math.exp(log_bound))})"
     )
-    return ConstraintVerdict(
-        verdict, reason, math.exp(low), math.exp(high), is_promising=is_promising, excess=middle + half
-    )
+    return ConstraintVerdict(verdict, reason, math.exp(low), math.exp(high), is_promising=is_promising, excess=excess)
 
 
 def mean_bounds(logs: Windows, spread: ServerSpread, error: float) -> tuple[float, float]:

@@ -22,15 +22,15 @@ def pool_measurements(windows: Sequence[Measurement]) -> Measurement:
     """Return one measurement for all windows.
 
     Latency quantiles and averages are those of all served requests, sketches are merged, and requests are summed,
-    also by priority. Other values are medians over the windows in which they are known. The result is stable if all
-    windows are.
+    also by priority. A lost window has none of them. Other values are medians over the windows in which they are
+    known. The result is stable if all windows are.
     """
     values: dict[str, object] = {}
     for name in (field.name for field in fields(Measurement)):
         known = [value for window in windows if isinstance(value := getattr(window, name), (int, float))]
         if known and name not in ("stable", "overloaded", *_SUMMED):
             values[name] = round(statistics.median(known), 4)
-    served = [window for window in windows if window.requests != 0]
+    served = [window for window in windows if window.requests != 0 and window.throughput_infer_per_sec is not None]
     for timing in TIMINGS if served else ():
         if not math.isnan(average_ms := pooled_average_ms(served, timing)):
             values[timing.field_of("avg")] = round(average_ms, 4)

@@ -30,6 +30,7 @@ from objectives.sla import CONFIDENCE, Constraint, Sla
 NOTHING = "nothing was measured"
 # The excess (log of latency) after a test of failed requests: their number does not show the distance to the bound.
 COUNTED_EXCESS = 0.1
+PRIOR_FAILED_DEVIATION = 0.4  # prior standard deviation of a server's share of failures, over the permitted share
 SLOPE_LEVELS = 1.5  # the slope is taken between the permitted share times this factor and divided by it
 LARGEST_SLOPE = 50.0  # limit of the slope, where latencies hardly vary
 Window = TypeVar("Window")
@@ -210,7 +211,7 @@ def _judge_constraint(
         counts = count_misses(servers, bound.bound, level, timing)
         return judge_share(counts, 1 - level, spreads[bound.metric], test.error, test.most_servers)
     if metric.counted is not None:
-        return _judge_counted(servers, bound, metric.counted, spreads["throughput"].freedom, test)
+        return _judge_counted(servers, bound, metric.counted, test)
     if bound.metric in spreads:
         judged = judge_mean(
             metric_logs(servers, bound.metric),
@@ -269,13 +270,11 @@ def _judge_counted(
     servers: ServerWindows,
     bound: Constraint,
     counted: Callable[[Measurement], int | None],
-    freedom: float,
     test: SequentialTest,
 ) -> ConstraintVerdict:
     """Return the verdict on a percentage of the requests, such as the error rate, which ``counted`` counts.
 
-    The variance between servers is that of their shares beyond the binomial one, since no latency explains it. Its
-    degrees of freedom are those of the throughput, for which the run has more servers.
+    The variance between servers is that of their shares beyond the binomial one, since no latency explains it.
     """
     known = [[(window, count) for window in server if (count := counted(window)) is not None] for server in servers]
     if not known or not all(known):
@@ -291,7 +290,7 @@ def _judge_counted(
     misses = [np.array([float(count) for _, count in server]) for server in known]
     allowed = bound.bound / 100
     counts = MissCounts(requests, misses, misses, 1.0, -math.inf)
-    spread = share_spread(counts, allowed, freedom)
+    spread = share_spread(counts, allowed, PRIOR_FAILED_DEVIATION)
     judged = judge_share(counts, allowed, spread, test.error, test.most_servers, "fail")
     reason, needed = judged.reason, needed_requests(bound, test.error)
     if judged.verdict is Verdict.UNDECIDED and len(servers) >= LOOKS[0] and 0 < judged.effective_requests < needed:

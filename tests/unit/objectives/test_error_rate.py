@@ -46,7 +46,9 @@ def judge(failed: Sequence[int], sla: Sla = SLA, windows: int = 8) -> SlaVerdict
 def test_no_failures_in_many_requests_pass() -> None:
     judged = judge([0] * 6)
     assert judged.verdict is Verdict.PASS
-    assert judged.effective_by_metric["error-rate"] == pytest.approx(6 * 8 * 2000)
+    between = 3 * (0.4 * 0.005) ** 2 / (3 + 5)  # the prior, since the servers are equal
+    expected = 6 * 0.005 * 0.995 / (between + 0.005 * 0.995 / (8 * 2000))
+    assert judged.effective_by_metric["error-rate"] == pytest.approx(expected)
 
 
 def test_many_failures_fail_with_the_interval() -> None:
@@ -90,6 +92,46 @@ def test_failed_requests_are_late() -> None:
     assert counts.requests[0].tolist() == [2500]
     assert counts.share == pytest.approx(0.2, abs=0.02)
     assert counts.distance == -np.inf
+
+
+def test_a_bound_that_failed_requests_nearly_miss_is_undecided() -> None:
+    """4.8 % fail, and the others are far inside the bound. More than 5 % may fail on the next server."""
+    judged = judge([101] * 6, Sla.from_bounds({"p95": 30.0}))
+    assert judged.verdict is Verdict.UNDECIDED
+    assert judged.slow_share.high > 0.05
+
+
+@pytest.mark.parametrize("differing", [0.1, 0.3, 0.5])
+def test_at_the_bound_a_pass_is_as_rare_as_planned_if_servers_differ(differing: float) -> None:
+    """The mean share of failed requests is 1 %, which is the bound. The servers differ by up to a half of it."""
+    random, passed, runs = np.random.default_rng(0), 0, 800
+    sla, test = Sla.from_bounds({"error-rate": 1.0}), SequentialTest(0.005, 4)
+    for _ in range(runs):
+        shares = 0.01 * random.gamma(differing**-2, differing**2, (4, 1))
+        failed = random.binomial(1000, np.broadcast_to(shares, (4, 8)))
+        servers = [[counted(int(count)) for count in own] for own in failed]
+        passed += judge_sla(servers, sla, {}, test).verdict is Verdict.PASS
+    assert passed / runs <= 0.0025, "half of the error of 0.5 % is spent at the first look"
+
+
+@pytest.mark.parametrize("failed", [0, 1, 2])
+def test_a_share_far_inside_passes_on_the_first_servers(failed: int) -> None:
+    measured = [[counted(failed)] * 8] * 4
+    assert (
+        judge_sla(measured, Sla.from_bounds({"error-rate": 1.0}), {}, SequentialTest(0.005)).verdict is Verdict.PASS
+    )
+
+
+def counted(failed: int) -> Measurement:
+    """Return a window of 1000 requests."""
+    return Measurement(
+        1000.0,
+        requests=1000 - failed,
+        rejected_requests=failed,
+        timed_out_requests=0,
+        failed_requests=0,
+        stable=True,
+    )
 
 
 def test_the_bound_applies_to_a_higher_quantile_of_the_served_requests() -> None:

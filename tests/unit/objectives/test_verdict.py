@@ -132,6 +132,18 @@ def test_a_lost_window_is_undecided() -> None:
     assert judged([]).reason == "nothing was measured"
 
 
+@pytest.mark.parametrize("lost", [Measurement(reason="lost"), Measurement(reason="died", server_crashed=True)])
+def test_a_lost_window_changes_no_pooled_latency(lost: Measurement) -> None:
+    """One server in four is slow, so the median of the windows' p95 is far below the p95 of all requests."""
+    windows = [window(20.0 if n % 4 == 0 else 9.0, n) for n in range(8)]
+    pooled, with_lost = pool_measurements(windows), pool_measurements([*windows, lost])
+    assert pooled.latency_p95_ms is not None
+    assert pooled.latency_p95_ms > BOUND_MS
+    assert with_lost.latency_p95_ms == pooled.latency_p95_ms
+    assert with_lost.latency_sketch == pooled.latency_sketch
+    assert not with_lost.stable
+
+
 def test_disturbed_windows_are_left_out_whatever_their_latency() -> None:
     measured = servers(9.0)
     for own in measured[: int(len(measured) * MOST_EXCLUDED * 2)]:
