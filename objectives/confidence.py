@@ -21,7 +21,7 @@ from objectives.server_spread import PRIOR_FREEDOM, ServerSpread, Windows
 
 PROMISING_DEVIATIONS = 1.5  # standard errors by which a load may be better than measured, before the first look
 UNSERVED_EXCESS = math.log(2)  # ``excess`` of a load at which a server served nothing, so that no distance is known
-PRIOR_SHARE_DEVIATION = 0.2  # prior standard deviation of a server's share of misses, over the permitted share
+PRIOR_SHARE_DEVIATION = 0.1  # prior standard deviation of a server's share of misses, over the permitted share
 LIKELY_DEVIATIONS = 1.0  # standard errors beyond the limit of a test, with which it is likely to pass
 
 
@@ -94,31 +94,22 @@ class MissCounts:
         return np.array([counts.sum() / requests.sum() if requests.any() else 1.0 for counts, requests in pairs])
 
 
-def effective_requests(counts: MissCounts, allowed: float, spread: ServerSpread) -> float:
+def effective_requests(counts: MissCounts, allowed: float, variance: float) -> float:
     """Return the number of independent requests with the same information about the share, if it is ``allowed``.
 
-    It is the binomial variance of one request over the variance of the estimated share. ``spread`` is that of the
-    normal quantile of the share, see ``quantile_spread``.
+    It is the binomial variance of one request over the variance of the estimated share. ``variance`` is that of the
+    normal quantile of the share between servers, see ``latency_variance`` and ``share_spread``.
     """
     binomial = allowed * (1 - allowed)
-    between = _probit_density(allowed) ** 2 * spread.variance
+    between = _probit_density(allowed) ** 2 * variance
     within = overdispersion(counts.requests, counts.tail) * binomial / counts.requests_per_server
     return float(binomial * len(counts.requests) / (between + within))
 
 
-def quantile_spread(counts: MissCounts, allowed: float, latency: ServerSpread) -> ServerSpread:
-    """Return the variance between servers of the normal quantile of the share, if it is ``allowed``.
-
-    It is the larger one of two estimates: from the variance of log ``latency``, and from the counts. Only the counts
-    show how servers differ in failed requests, or in how often a latency falls beyond a gap.
-    """
-    variance = counts.slope**2 * latency.variance
-    if latency.excludes_disturbance:
-        variance *= _concentration(counts)
-    counted = share_spread(counts, allowed)
-    if variance >= counted.variance:
-        return ServerSpread(variance, latency.freedom)
-    return ServerSpread(counted.variance, min(counted.freedom, latency.freedom))
+def latency_variance(counts: MissCounts, spread: ServerSpread) -> float:
+    """Return the variance between servers of the normal quantile of the share, from that of log latency."""
+    variance = counts.slope**2 * spread.variance
+    return variance * _concentration(counts) if spread.excludes_disturbance else variance
 
 
 def _concentration(counts: MissCounts) -> float:
@@ -197,27 +188,13 @@ def share_bound(counts: MissCounts, allowed: float, effective: float, freedom: f
 
     Far inside the bound no request misses it. Then a count cannot tell how far: if servers differ, it allows for a
     server that is just as slow as the bound, however fast the measured ones are. Therefore this bound takes the
-    distance of the measured latencies, with Student's t on the normal quantile of the share.
+    quantile of the measured latencies, with Student's t on the normal quantile of the share.
     """
     from scipy import special
 
     deviation = _probit_deviation(allowed, effective)
-    margin = _quantile_distance(counts, allowed) + float(special.stdtrit(freedom, error)) * deviation
+    margin = counts.slope * counts.distance + float(special.stdtrit(freedom, error)) * deviation
     return 1.0 if math.isnan(margin) else float(special.ndtr(special.ndtri(allowed) - margin))
-
-
-def _quantile_distance(counts: MissCounts, allowed: float) -> float:
-    """Return how far the normal quantile of the share is below that of the permitted one; nan if it is unknown.
-
-    The slope holds near the measured quantile only: latencies may have a gap, or requests may fail. Therefore the
-    distance is at most that of the counted share, with one more miss.
-    """
-    from scipy import special
-
-    requests = sum(float(windows.sum()) for windows in counts.requests)
-    independent = requests / overdispersion(counts.requests, counts.tail)
-    counted = (counts.share * independent + 1) / (independent + 1)
-    return min(counts.slope * counts.distance, float(special.ndtri(allowed) - special.ndtri(counted)))
 
 
 def _probit_deviation(allowed: float, effective: float) -> float:
@@ -243,9 +220,11 @@ def judge_share(
 
     The upper bound is the lower one of ``miss_rate_bounds`` and ``share_bound``. If the true share is the permitted
     one, both use the same sampling error; how often the lower one is wrong was simulated
-    (benchmarks/verdict_procedure.md). Between two planned looks the verdict has the error of the next one. Before the
-    first look it is UNDECIDED, and promising if a look that the time allows would be a PASS with a distance to the
-    bound that is larger by PROMISING_DEVIATIONS.
+    (benchmarks/verdict_procedure.md). ``share_bound`` takes the latencies near the bound to be continuous. They may
+    have a gap there, and failed requests have none. So it is at least the bound by the count, with the differences
+    between servers that the counts show. Between two planned looks the verdict has the error of the next one. Before
+    the first look it is UNDECIDED, and promising if a look that the time allows would be a PASS with a distance to
+    the bound that is larger by PROMISING_DEVIATIONS.
 
     Args:
         counts: Requests and misses.
@@ -258,28 +237,34 @@ def judge_share(
     from scipy import special
 
     servers, share = len(counts.requests), counts.share
-    spread = quantile_spread(counts, allowed, spread)
-    effective = effective_requests(counts, allowed, spread)
-    deviations = _needed_deviations(spread.freedom, error)
-    distance = _quantile_distance(counts, allowed)
-    excess = (deviations * _probit_deviation(allowed, effective * LOOKS[0] / servers) - distance) / counts.slope
+    inside, inside_by_count = counts.slope * counts.distance, float(special.ndtri(allowed) - special.ndtri(share))
+    effective = effective_requests(counts, allowed, latency_variance(counts, spread))
+    effective_by_count = effective_requests(counts, allowed, share_spread(counts, allowed).variance)
+    at_first_look = LOOKS[0] / servers
+    needed = _needed_distance(allowed, effective * at_first_look, spread.freedom, error) - inside
+    if inside > 0:  # otherwise the count says less than the latencies about the load that is inside
+        by_count = _needed_distance(allowed, effective_by_count * at_first_look, spread.freedom, error)
+        needed = max(needed, by_count - inside_by_count)
+    excess = needed / counts.slope
     if servers < LOOKS[0]:
         # the count decides where the distance is unknown, as for failed requests
-        inside = distance if distance > -math.inf else float(special.ndtri(allowed) - special.ndtri(share))
         deviation = _probit_deviation(allowed, effective)
+        may_pass = _may_pass(max(inside, inside_by_count), deviation, servers, spread.freedom, error, most_servers)
         return ConstraintVerdict(
             Verdict.UNDECIDED,
             servers_missing(servers),
             effective_requests=effective,
-            is_promising=_may_pass(inside, deviation, servers, spread.freedom, error, most_servers),
+            is_promising=may_pass,
             excess=excess,
         )
 
     def bounds(count: int) -> tuple[float, float]:
         """Return the bounds with ``count`` servers of the same results."""
-        sample = effective * count / servers, spread.freedom + count - servers, look_error(error, next_look(count))
-        low, high = miss_rate_bounds(share, *sample)
-        return low, max(low, min(high, share_bound(counts, allowed, *sample)))
+        sample = spread.freedom + count - servers, look_error(error, next_look(count))
+        low, high = miss_rate_bounds(share, min(effective, effective_by_count) * count / servers, *sample)
+        by_count = miss_rate_bounds(share, effective_by_count * count / servers, *sample)[1]
+        by_latency = share_bound(counts, allowed, effective * count / servers, *sample)
+        return low, max(low, min(high, max(by_latency, by_count)))
 
     low, high = bounds(servers)
     verdict = Verdict.PASS if high <= allowed else Verdict.FAIL if low > allowed else Verdict.UNDECIDED
@@ -296,6 +281,11 @@ def _needed_deviations(freedom: float, error: float) -> float:
     from scipy import special
 
     return LIKELY_DEVIATIONS - float(special.stdtrit(freedom, look_error(error, LOOKS[0])))
+
+
+def _needed_distance(allowed: float, effective: float, freedom: float, error: float) -> float:
+    """Return how far the normal quantile of the share must be inside the permitted one for a likely PASS."""
+    return _needed_deviations(freedom, error) * _probit_deviation(allowed, effective)
 
 
 def _may_pass(inside: float, deviation: float, servers: int, freedom: float, error: float, most_servers: int) -> bool:

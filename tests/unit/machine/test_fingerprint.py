@@ -177,7 +177,7 @@ def test_each_is_a_recording_of_its_own(both: Path) -> None:
 
 def test_they_are_ranked_one_at_a_time(both: Path, sandbox: Sandbox, called_tune: Tune) -> None:
     ended = called_tune("replay", "--search", "random", "--json", both)
-    assert ended.stderr_lines == [f"{both}: measured on 2 devices or servers, which are searched separately"]
+    assert ended.stderr_lines == [f"tune: {both}: measured on 2 devices or servers, which are searched separately"]
     documents = json.loads(ended.stdout)
     lines = {name: document["random"]["best_in_table"]["line"] for name, document in documents.items()}
     assert lines == {HERE.id: 4, THERE.id: 5}

@@ -283,7 +283,7 @@ def test_the_output_fits_80_columns(sample: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_bounds_and_values_are_not_broken(sample: Path, tmp_path: Path, width: int) -> None:
     other = Path(shutil.copytree(sample, tmp_path / "dlrm" / "other"))
-    bounds = ["p95 <= 20 ms", "p99 <= 45 ms", "p50 <= 15 ms", "throughput >= 4000 infer/s"]
+    bounds = ["p95 <= 20 ms", "p99 <= 60 ms", "p50 <= 15 ms", "throughput >= 4000 infer/s"]
     for run in (sample, other):
         changed(run, {"constraints": bounds}, "problem")
     comparison = compared(sample, other)

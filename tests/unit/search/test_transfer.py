@@ -444,7 +444,7 @@ def test_the_command_shows_both(sandbox: Sandbox, called_tune: Tune) -> None:
         (sandbox.working_folder / name).write_bytes((DATA / "known.csv").read_bytes())
     arguments = ("replay", "--sla-p95", "20ms", "--search", "tpe", "--max-trials", "5", "here.csv")
     ended = called_tune(*arguments, "--json", "--warm-start", "there.csv")
-    assert (ended.code, ended.stderr_lines) == (0, ["warm start: 14 configurations of there.csv"])
+    assert (ended.code, ended.stderr_lines) == (0, ["tune: warm start: 14 configurations of there.csv"])
     document = json.loads(ended.stdout)
     assert set(document) == {"tpe", "tpe warm"}
     assert document["tpe warm"]["regret"] == 0

@@ -121,7 +121,7 @@ def test_recorded_prompts_of_the_command_line_replace_the_lengths(folder: Path) 
         ({"prompt_tokens": "3", "input_data": "mine.json"}, "--prompt-tokens 3: the input data mine.json"),
         ({"model_warmup": True}, "--model-warmup: tinygpt streams, "),
         ({"shapes": ("INPUT_IDS:3",)}, "input INPUT_IDS: the tokens: section gives its values"),
-        ({"ranges": ("MAX_TOKENS:1..3",)}, "input MAX_TOKENS: the tokens: section gives its values"),
+        ({"input_ranges": ("MAX_TOKENS:1..3",)}, "input MAX_TOKENS: the tokens: section gives its values"),
     ],
 )
 def test_lengths_that_do_not_fit_are_refused_in_one_line(options: dict[str, Any], words: str) -> None:
