@@ -130,8 +130,9 @@ def share_spread(counts: MissCounts, allowed: float, prior_deviation: float = PR
     """Return the variance between servers of the normal quantile of the share, from the counts alone.
 
     It is the variance of the servers' shares beyond that within servers, pooled with a prior as in
-    ``pool_server_spread``. The prior has PRIOR_FREEDOM degrees of freedom. Without it, four servers that happen to be
-    alike would hide that servers differ.
+    ``pool_server_spread``. The prior has PRIOR_FREEDOM degrees of freedom and the standard deviation
+    ``prior_deviation``, as a multiple of ``allowed``. Without it, four servers that happen to be alike would hide
+    that servers differ.
     """
     shares, share = counts.server_shares(counts.misses), min(max(counts.share, 0.0), 1.0)
     within = overdispersion(counts.requests, counts.tail) * share * (1 - share) / counts.requests_per_server
@@ -221,10 +222,10 @@ def judge_share(
     The upper bound is the lower one of ``miss_rate_bounds`` and ``share_bound``. If the true share is the permitted
     one, both use the same sampling error; how often the lower one is wrong was simulated
     (benchmarks/verdict_procedure.md). ``share_bound`` takes the latencies near the bound to be continuous. They may
-    have a gap there, and failed requests have none. So it is at least the bound by the count, with the differences
-    between servers that the counts show. Between two planned looks the verdict has the error of the next one. Before
-    the first look it is UNDECIDED, and promising if a look that the time allows would be a PASS with a distance to
-    the bound that is larger by PROMISING_DEVIATIONS.
+    have a gap there, and failed requests have none. So the bounds are at least as far apart as those of the count
+    with the differences between servers that the counts show. Between two planned looks the verdict has the error of
+    the next one. Before the first look it is UNDECIDED, and promising if a look that the time allows would be a PASS
+    with a distance to the bound that is larger by PROMISING_DEVIATIONS.
 
     Args:
         counts: Requests and misses.
@@ -242,7 +243,7 @@ def judge_share(
     effective_by_count = effective_requests(counts, allowed, share_spread(counts, allowed).variance)
     at_first_look = LOOKS[0] / servers
     needed = _needed_distance(allowed, effective * at_first_look, spread.freedom, error) - inside
-    if inside > 0:  # otherwise the count says less than the latencies about the load that is inside
+    if inside > 0:  # beyond the bound, the latencies show the distance better than the count
         by_count = _needed_distance(allowed, effective_by_count * at_first_look, spread.freedom, error)
         needed = max(needed, by_count - inside_by_count)
     excess = needed / counts.slope
@@ -261,10 +262,11 @@ def judge_share(
     def bounds(count: int) -> tuple[float, float]:
         """Return the bounds with ``count`` servers of the same results."""
         sample = spread.freedom + count - servers, look_error(error, next_look(count))
-        low, high = miss_rate_bounds(share, min(effective, effective_by_count) * count / servers, *sample)
-        by_count = miss_rate_bounds(share, effective_by_count * count / servers, *sample)[1]
-        by_latency = share_bound(counts, allowed, effective * count / servers, *sample)
-        return low, max(low, min(high, max(by_latency, by_count)))
+        low, high = miss_rate_bounds(share, effective * count / servers, *sample)
+        high = min(high, share_bound(counts, allowed, effective * count / servers, *sample))
+        low_by_count, high_by_count = miss_rate_bounds(share, effective_by_count * count / servers, *sample)
+        low = min(low, low_by_count)
+        return low, max(low, high, high_by_count)
 
     low, high = bounds(servers)
     verdict = Verdict.PASS if high <= allowed else Verdict.FAIL if low > allowed else Verdict.UNDECIDED
