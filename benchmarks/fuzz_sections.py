@@ -358,7 +358,7 @@ COMMANDS = (
     ),
     ("plan", "run", "--rate", "40000/s", "--sla-p95", "20ms", "--gpu-hour-cost", "2.50", "--replicas", "8"),
     ("plan", "run", "--gpus", "2", "--traffic", "diurnal", "--peak-factor", "1.8", "--balancer", "random"),
-    ("watch", "run", "--url", "127.0.0.1:1", "--interval", "200ms", "--samples", "2", "--model", "m", "--json"),
+    ("watch", "run", "--url", "127.0.0.1:1", "--interval", "200ms", "--intervals", "2", "--model", "m", "--json"),
     ("emit", "run", "--format", "helm-values", *SERVICE, "s3://models", "--min-replicas", "2", "--out", "results"),
     ("batch", "suite.yaml", "--budget", "4m", "--fail-on-regression", "5%"),
     ("models", "--json"),

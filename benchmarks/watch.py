@@ -1,6 +1,6 @@
 """Measure how often `tune watch` tells the load of a run from a changed one, on a real server.
 
-    python benchmarks/watch.py --run RUN [--rounds 5] [--interval 0.5] [--samples 12]
+    python benchmarks/watch.py --run RUN [--rounds 5] [--interval 0.5] [--intervals 12]
 
 RUN is the folder of a run of the built-in model mlp on this machine, such as that of `tune --sla-p95 20ms mlp`. Each
 round starts a server with its recommendation for each case. It sends the load of the case with tune's own client, and
@@ -42,9 +42,9 @@ from optimizer.results.finished_run import read_run
 from optimizer.simulator.simulate import compile_simulator
 from optimizer.watch.expectation import Expectation, expectation
 from optimizer.watch.fit_check import Judgement, judge
-from optimizer.watch.server_metrics import read_server, samples
+from optimizer.watch.server_metrics import observe_loads, read_server
 
-LEAD_SECONDS, MORE_SECONDS = 2.0, 1.0  # of the load before and after the samples
+LEAD_SECONDS, MORE_SECONDS = 2.0, 1.0  # of the load before and after the observation
 SUMMARIES = "--metrics-config=summary_latencies=true"
 GAVE_UP = "the client gave up"
 OUTCOMES = ("fits", "near the capacity", "no longer fits", "undecided", GAVE_UP)
@@ -96,7 +96,7 @@ def cases(expected: Expectation) -> list[Case]:
 def judged(case: Case, expected: Expectation, folder: Path, interval: float, count: int) -> Judgement | None:
     """Serve ``case`` on a new server, send its load, and return the judgement on its metrics.
 
-    It is None if the client gave up before the samples ended.
+    It is None if the client gave up before the last interval ended.
     """
     source = build("mlp", case.settings, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", say=say)
     installation = embedded_installation(runtime.ensure(say))
@@ -120,11 +120,11 @@ def judged(case: Case, expected: Expectation, folder: Path, interval: float, cou
             while sender.is_alive() and not read_server(url, endpoint.model).requests:
                 time.sleep(interval)
             time.sleep(LEAD_SECONDS)
-            newest = next(samples([url], endpoint.model, interval, count))
+            newest = next(observe_loads([url], endpoint.model, interval, count))
             has_load = sender.is_alive()
         finally:
             sender.join()
-    return judge(expected, newest.loads, 1, newest.lost) if has_load else None
+    return judge(expected, newest.loads, 1, newest.lost_intervals) if has_load else None
 
 
 def outcome(judgement: Judgement | None) -> str:
@@ -158,8 +158,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", required=True, help="folder of a run of mlp on this machine")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--interval", type=float, default=0.5, help="seconds of a sample")
-    parser.add_argument("--samples", type=int, default=12)
+    parser.add_argument("--interval", type=float, default=0.5, help="seconds of an interval")
+    parser.add_argument("--intervals", type=int, default=12)
     parser.add_argument("--minutes", type=float, default=60.0, help="no further judgement begins after this time")
     arguments = parser.parse_args()
     compile_simulator(say)
@@ -177,7 +177,7 @@ def main() -> None:
                 if time.monotonic() > ends:
                     break
                 try:
-                    judgements.append(judged(case, expected, Path(folder), arguments.interval, arguments.samples))
+                    judgements.append(judged(case, expected, Path(folder), arguments.interval, arguments.intervals))
                 except TuneError as error:
                     say(f"{case.name}: {error}")
                     continue
@@ -185,8 +185,10 @@ def main() -> None:
                 say(f"round {number + 1}: {case.name}: {outcome(judgements[-1])} {', '.join(names)}")
     confirmed = expected.rate.interval(1 - run.problem.confidence)
     assert confirmed is not None, "the run has a throughput"
-    seconds = arguments.interval * arguments.samples
-    words = f"--run RUN --rounds {arguments.rounds} --interval {arguments.interval:g} --samples {arguments.samples}"
+    seconds = arguments.interval * arguments.intervals
+    words = (
+        f"--run RUN --rounds {arguments.rounds} --interval {arguments.interval:g} --intervals {arguments.intervals}"
+    )
     print_title("Judgements of `tune watch`: latest measurement", words.split())
     verdict = run.outcome.verdict.value if run.outcome else "no verdict"
     print(

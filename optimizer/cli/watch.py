@@ -12,10 +12,10 @@ from optimizer.options.addresses import parse_metrics_url
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
 from optimizer.options.values import parse_value, whole_number
 
-DEFAULT_INTERVAL, DEFAULT_SAMPLES = "5s", 12
-SHORTEST_SECONDS, LONGEST_SECONDS = 0.2, 86400.0
-FEWEST_SAMPLES, MOST_SAMPLES = 2, 1000
-MOST_SERVERS = 1000
+DEFAULT_INTERVAL, DEFAULT_INTERVALS = "5s", 12
+MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.2, 86400.0
+MIN_INTERVALS, MAX_INTERVALS = 2, 1000
+MAX_SERVERS = 1000
 EPILOG = """\
 It reads the metrics of Triton and never changes anything. The first line is
 the answer. docs/watch.md states each check with its threshold.
@@ -52,23 +52,23 @@ def build_parser() -> Parser:
         "processes of each, whose load is summed",
     )
     servers.add_argument("--model", metavar="NAME", help="Name of the model there (default: that of the run)")
-    sampling = parser.add_argument_group("Samples")
-    sampling.add_argument(
+    observation = parser.add_argument_group("Observation")
+    observation.add_argument(
         "--interval",
         default=DEFAULT_INTERVAL,
         metavar="TIME",
         help=f"Time between two readings (default: {DEFAULT_INTERVAL})",
     )
-    sampling.add_argument(
-        "--samples",
-        default=str(DEFAULT_SAMPLES),
+    observation.add_argument(
+        "--intervals",
+        default=str(DEFAULT_INTERVALS),
         metavar="N",
-        help=f"Number of intervals that are judged together, {FEWEST_SAMPLES} or more (default: {DEFAULT_SAMPLES})",
+        help=f"Number of intervals that are judged together, {MIN_INTERVALS} or more (default: {DEFAULT_INTERVALS})",
     )
-    sampling.add_argument(
+    observation.add_argument(
         "--follow",
         action="store_true",
-        help="Continue until Ctrl-C: judge the newest samples after each interval, in one line each",
+        help="Continue until Ctrl-C: judge the newest intervals after each one, in one line each",
     )
     add_results(parser)
     parser.add_argument(
@@ -83,16 +83,16 @@ def main(words: list[str]) -> int:
     if not arguments.url:
         raise BadInputError("nothing to watch: give --url with the metrics of the server, such as triton:8002")
     urls = list(dict.fromkeys(parse_value("--url", url, parse_metrics_url) for url in arguments.url))
-    if len(urls) > MOST_SERVERS:
-        raise BadInputError(f"--url: given {len(urls):,} times; give at most {MOST_SERVERS:,}")
+    if len(urls) > MAX_SERVERS:
+        raise BadInputError(f"--url: given {len(urls):,} times; give at most {MAX_SERVERS:,}")
     interval_seconds = parse_value("--interval", arguments.interval, _parse_interval)
-    count = parse_value("--samples", arguments.samples, whole_number(FEWEST_SAMPLES, MOST_SAMPLES))
+    count = parse_value("--intervals", arguments.intervals, whole_number(MIN_INTERVALS, MAX_INTERVALS))
     from optimizer.results import formatting
     from optimizer.results.finished_run import read_run
     from optimizer.simulator.simulate import compile_simulator
     from optimizer.watch.expectation import check_server_count, expectation
     from optimizer.watch.fit_check import judge
-    from optimizer.watch.server_metrics import samples
+    from optimizer.watch.server_metrics import observe_loads
     from optimizer.watch.watch_report import document, line, print_judgement
 
     compile_simulator(say)
@@ -106,8 +106,8 @@ def main(words: list[str]) -> int:
 
     judgement = None
     model = arguments.model or expected.model
-    for newest in samples(urls, model, interval_seconds, count, on_start=started, steps=expected.steps):
-        judgement = judge(expected, newest.loads, len(urls), newest.lost)
+    for observed in observe_loads(urls, model, interval_seconds, count, on_start=started, steps=expected.steps):
+        judgement = judge(expected, observed.loads, len(urls), observed.lost_intervals)
         if arguments.json:
             indent = None if arguments.follow else 2
             print(json.dumps(document(judgement, urls), indent=indent, allow_nan=False), flush=True)
@@ -125,6 +125,6 @@ def main(words: list[str]) -> int:
 
 def _parse_interval(text: str) -> float:
     seconds = parse_duration_ms(text, example="5s") / 1e3
-    if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
-        raise ValueError(f"write a time from {SHORTEST_SECONDS * 1000:g}ms to {LONGEST_SECONDS / 3600:g}h")
+    if not MIN_INTERVAL_SECONDS <= seconds <= MAX_INTERVAL_SECONDS:
+        raise ValueError(f"write a time from {MIN_INTERVAL_SECONDS * 1000:g}ms to {MAX_INTERVAL_SECONDS / 3600:g}h")
     return seconds

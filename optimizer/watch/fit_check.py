@@ -35,7 +35,7 @@ STALLED = 3  # multiple of the longest latency; a server that serves nothing for
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value in production, with a confidence interval from the differences between the samples."""
+    """A value in production, with a confidence interval from the differences between the observed intervals."""
 
     value: float
     low: float
@@ -69,17 +69,17 @@ class Check:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judgement on samples of production metrics.
+    """The judgement on the metrics of production in a number of intervals of observation.
 
     ``servers`` have a page of metrics each; a replica has as many of them as the run has server processes.
-    ``loads`` are the samples, the sum over the servers in each. ``lost`` counts the samples of a server that was
-    restarted or could not be read. ``totals`` has the requests, failed requests by reason, and seconds.
+    ``loads`` has the load of each observed interval, summed over the servers. ``lost_intervals`` counts the intervals
+    in which a server was restarted or could not be read. ``failures`` has the failed requests by reason.
     """
 
     expected: Expectation
     servers: int
     loads: tuple[ServedLoad, ...]
-    lost: int
+    lost_intervals: int
     checks: tuple[Check, ...]
     fewest_requests: int
     failures: Mapping[str, float] = field(default_factory=dict)
@@ -138,8 +138,8 @@ class Judgement:
         return Verdict.UNDECIDED if self.has_few_requests or self.undecided else Verdict.PASS
 
 
-def judge(expected: Expectation, loads: Sequence[ServedLoad], servers: int, lost: int = 0) -> Judgement:
-    """Return the judgement on ``loads``, at least two samples of ``servers`` together.
+def judge(expected: Expectation, loads: Sequence[ServedLoad], servers: int, lost_intervals: int = 0) -> Judgement:
+    """Return the judgement on ``loads``, those of ``servers`` together in at least two intervals.
 
     ``servers`` is a multiple of the server processes of the run.
     """
@@ -165,7 +165,13 @@ def judge(expected: Expectation, loads: Sequence[ServedLoad], servers: int, lost
             *_check_bounds(expected, loads, error),
         ]
     return Judgement(
-        expected, servers, tuple(loads), lost, tuple(checks), _fewest_requests(expected, confidence), failures
+        expected,
+        servers,
+        tuple(loads),
+        lost_intervals,
+        tuple(checks),
+        _fewest_requests(expected, confidence),
+        failures,
     )
 
 
@@ -182,7 +188,7 @@ def _expected_at_rates(
     """Return the expectation for the rates of ``loads``; None without requests or without a simulator.
 
     If the rate changes, most requests come at a higher rate than the mean over time. The ranges then include those at
-    the mean over requests. Samples without requests do not count.
+    the mean over requests. Intervals without requests do not count.
     """
     known = [load for load in loads if load.requests]
     if not known:
@@ -201,12 +207,12 @@ def _ratio(
     denominator: Callable[[ServedLoad], float],
     error: float,
 ) -> Estimate:
-    """Return the ratio of two sums over the samples; each end of its interval is wrong with ``error``.
+    """Return the ratio of two sums over ``loads``; each end of its confidence interval is wrong with ``error``.
 
-    The samples are batch means: requests within one influence each other, those of different samples hardly do. The
-    standard error is that of a ratio estimator (Cochran 1977, "Sampling Techniques", section 6.4), the interval
-    Student's t. Samples whose denominator is zero say nothing about the ratio. It is (nan, -inf, inf) without others,
-    and (nan, nan, nan) if a server does not export the numerator.
+    The loads are batch means: requests of one interval influence each other, those of different ones hardly do. The
+    standard error is that of a ratio estimator (Cochran 1977, "Sampling Techniques", section 6.4), the confidence
+    interval Student's t. Loads whose denominator is zero say nothing about the ratio. It is (nan, -inf, inf) without
+    others, and (nan, nan, nan) if a server does not export the numerator.
     """
     known = [load for load in loads if denominator(load) > 0]
     if not known:
@@ -250,7 +256,7 @@ def share_interval(hits: float, count: float, error: float) -> tuple[float, floa
 def _check_stalled(expected: Expectation, loads: Sequence[ServedLoad]) -> list[Check]:
     """Compare the time in which a server served nothing while requests waited with the longest latency of the run.
 
-    The result is empty if each server served a request in each sample, or no request waited.
+    The result is empty if each server served a request in each interval, or no request waited.
     """
     longest_ms = 1e3 * max(load.stalled_seconds for load in loads)
     if not longest_ms:

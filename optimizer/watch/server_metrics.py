@@ -222,11 +222,14 @@ def sum_by_key(counts: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
-    """The newest samples of all servers together; ``lost`` counts those in between that do not count."""
+class ObservedLoads:
+    """The load of all servers together in each of the newest intervals.
+
+    ``lost_intervals`` counts the intervals among them without a load, because a server was restarted or not readable.
+    """
 
     loads: tuple[ServedLoad, ...]
-    lost: int
+    lost_intervals: int
 
 
 def read_server(url: str, model: str, steps: Collection[str] = ()) -> ModelCounters:
@@ -272,7 +275,7 @@ def read_server(url: str, model: str, steps: Collection[str] = ()) -> ModelCount
     return counters
 
 
-def samples(
+def observe_loads(
     urls: Sequence[str],
     model: str,
     interval_seconds: float,
@@ -280,13 +283,13 @@ def samples(
     sleep: Callable[[float], None] = time.sleep,
     on_start: Callable[[], None] = lambda: None,
     steps: Collection[str] = (),
-) -> Iterator[Samples]:
-    """Yield the newest ``count`` samples after each new one, as soon as there are ``count``.
+) -> Iterator[ObservedLoads]:
+    """Yield the loads in the newest ``count`` intervals after each interval, as soon as there are ``count``.
 
     ``on_start`` is called after the first reading of all servers. ``steps`` are the models that ``model`` calls.
-    A sample is lost if a server was restarted within it, could not be read, or lacked the model for a while.
+    An interval is lost if a server was restarted within it, could not be read, or lacked the model for a while.
 
-    Raises EnvironmentFault or BadInputError if the first reading fails, or the last one and all samples were lost.
+    Raises EnvironmentFault or BadInputError if the first reading fails, or the last one and all intervals were lost.
     """
     before: dict[str, ModelCounters] = {url: read_server(url, model, steps) for url in urls}
     on_start()
@@ -314,4 +317,4 @@ def samples(
         loads = tuple(load for load in newest if load is not None)
         if not loads and fault is not None:
             raise fault
-        yield Samples(loads, count - len(loads))
+        yield ObservedLoads(loads, count - len(loads))

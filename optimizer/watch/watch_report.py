@@ -203,7 +203,7 @@ def next_steps(judgement: Judgement) -> list[NextStep]:
     if differing - {rate_check_name(expected), FAILURES, STALLS} - by_load:
         steps.append(present_search(judgement))
     if judgement.undecided and not differing:
-        steps.append(NextStep("watch again while the load is steady, or with more samples (--samples)", ""))
+        steps.append(NextStep("watch again while the load is steady, or in more intervals (--intervals)", ""))
     return steps
 
 
@@ -262,14 +262,15 @@ def extent(judgement: Judgement) -> str:
     """Return how much was observed."""
     pending = judgement.loads[-1].pending if judgement.loads else 0.0
     parts = [
-        f"{_requests(judgement)}, {formatting.count(len(judgement.loads), 'sample')}",
+        f"{_requests(judgement)}, {formatting.count(len(judgement.loads), 'interval')}",
         _servers(judgement),
         f"{pending:,.0f} waiting at the end",
     ]
     if judgement.verdict is Verdict.UNDECIDED and judgement.has_few_requests:
         parts.append(f"at least {judgement.fewest_requests:,} requests are needed")
-    if judgement.lost:
-        parts.append(f"{formatting.count(judgement.lost, 'sample')} lost: a server was restarted or did not answer")
+    if judgement.lost_intervals:
+        lost = formatting.count(judgement.lost_intervals, "interval")
+        parts.append(f"{lost} lost: a server was restarted or did not answer")
     return "; ".join(parts)
 
 
@@ -309,8 +310,12 @@ def _remarks(judgement: Judgement) -> list[tuple[str, str]]:
         (check.status, check.explanation) for check in judgement.checks if check.status in ("differs", "near")
     ]
     if judgement.undecided:
-        meaning = "outside of the expected values, but their intervals are not: the load changes, or samples are few"
-        remarks.append(("undecided", f"{', '.join(check.name for check in judgement.undecided)}: {meaning}"))
+        names = ", ".join(check.name for check in judgement.undecided)
+        meaning = (
+            f"{names}: outside of the expected range, but the confidence interval overlaps with it: the load "
+            "changes, or there are few intervals"
+        )
+        remarks.append(("undecided", meaning))
     reasons: dict[str, list[Constraint]] = {}
     for bound in judgement.unchecked_bounds:
         reasons.setdefault(_why_unchecked(judgement, bound), []).append(bound)
@@ -322,7 +327,7 @@ def line(judgement: Judgement, clock: str) -> str:
     """Return the judgement in one line, for `--follow`."""
     name = rate_check_name(judgement.expected)
     rate = next((check for check in judgement.checks if check.name == name), None)
-    shown = f"{_measured(replace(rate, unit=''))} {name}" if rate else "no samples"
+    shown = f"{_measured(replace(rate, unit=''))} {name}" if rate else "no load"
     return f"{clock} {shown}: {headline(judgement)}"
 
 
@@ -369,8 +374,8 @@ def document(judgement: Judgement, urls: Sequence[str]) -> dict[str, Any]:
         "urls": list(urls),
         "servers": judgement.servers,
         "server_processes": expected.server_processes,
-        "samples": len(judgement.loads),
-        "lost_samples": judgement.lost,
+        "intervals": len(judgement.loads),
+        "lost_intervals": judgement.lost_intervals,
         "seconds": round(judgement.seconds, 3),
         "requests": round(judgement.requests),
         "fewest_requests": judgement.fewest_requests,
@@ -393,7 +398,7 @@ def _check_document(check: Check) -> dict[str, Any]:
         "status": check.status,
         "unit": check.unit or None,
         "measured": _finite(check.measured.value) if check.measured else None,
-        "interval": _ends(check.measured),
+        "confidence_interval": _ends(check.measured),
         "expected": _ends(check.expected),
         "explanation": check.explanation or None,
     }

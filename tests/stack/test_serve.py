@@ -132,7 +132,7 @@ def watched_at_work(tune: Tune, run: Path, metrics: str, send: Callable[[], obje
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(send_until_the_end)
         try:
-            watched = tune("watch", run, "--url", metrics, "--interval", "200ms", "--samples", "2", "--json")
+            watched = tune("watch", run, "--url", metrics, "--interval", "200ms", "--intervals", "2", "--json")
         finally:
             ended.set()
         sending.result(HANG_SECONDS)

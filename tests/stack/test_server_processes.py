@@ -45,7 +45,7 @@ from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
 from optimizer.watch.expectation import check_server_count, expectation
 from optimizer.watch.fit_check import judge
-from optimizer.watch.server_metrics import read_server, samples
+from optimizer.watch.server_metrics import observe_loads, read_server
 from tests.command_fixtures import UNDECIDED, Sandbox, Tune, eventually
 from tests.contract import test_emitters
 from tests.emitted_files import emitted, recommendation_of
@@ -260,8 +260,8 @@ def test_two_processes_are_recommended_emitted_and_watched(sandbox: Sandbox, tun
         check_server_count(expected, len(urls))
         with served(endpoint, LoadPoint(1, request_rate=RATE), tmp_path / "client.log"):
             assert eventually(lambda: all(read_server(url, "sleeper").requests for url in urls), ANSWER_SECONDS)
-            newest = next(samples(urls, "sleeper", 0.3, 6))
-        judgement = judge(expected, newest.loads, len(urls), newest.lost)
+            newest = next(observe_loads(urls, "sleeper", 0.3, 6))
+        judgement = judge(expected, newest.loads, len(urls), newest.lost_intervals)
         assert {check.name for check in judgement.differing} <= TIMES, judgement.differing
         assert judgement.requests > 0
         (rate,) = (check for check in judgement.checks if check.name == "requests/s per replica")
@@ -269,8 +269,8 @@ def test_two_processes_are_recommended_emitted_and_watched(sandbox: Sandbox, tun
         assert rate.measured.value == pytest.approx(judgement.requests / judgement.seconds)
 
         with hanging(endpoint.replicas[0]):
-            newest = next(samples(urls, "sleeper", 0.9, 2))
-        judgement = judge(expected, newest.loads, len(urls), newest.lost)
+            newest = next(observe_loads(urls, "sleeper", 0.9, 2))
+        judgement = judge(expected, newest.loads, len(urls), newest.lost_intervals)
         assert "time without success" in {check.name for check in judgement.differing}
 
 

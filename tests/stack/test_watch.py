@@ -28,7 +28,7 @@ pytestmark = pytest.mark.alone
 
 BRIEFLY = ("--budget", "20s", "--max-trials", "3", "--measurement-interval", "200ms", "--no-output-check")
 INTERVAL = ("--interval", "500ms")
-SAMPLES = (8, 40)  # more of them on a machine that serves too few requests
+INTERVALS = (8, 40)  # more of them on a machine that serves too few requests
 LOWEST_RATE = 40.0  # requests per second
 TIMES = {"queue time", "execution time", "time in the server"}
 
@@ -52,9 +52,9 @@ def test_a_low_load_fits_and_larger_requests_do_not(
 
         def watched(load: LoadPoint) -> tuple[int, dict[str, Any]]:
             with served(endpoint, load, tmp_path / "client.log"):
-                for samples in SAMPLES:
+                for intervals in INTERVALS:
                     ended = tune(
-                        "watch", folder, "--url", endpoint.metrics, *INTERVAL, "--samples", f"{samples}", "--json"
+                        "watch", folder, "--url", endpoint.metrics, *INTERVAL, "--intervals", f"{intervals}", "--json"
                     )
                     if ended.code != UNDECIDED:
                         break
@@ -95,7 +95,7 @@ def test_a_server_without_counters_of_times_has_none(mlp: ModelSource, tmp_path:
 
 def test_a_server_that_has_ended_cannot_be_read(sandbox: Sandbox, tune: Tune) -> None:
     sample = Path(__file__).parents[1] / "data" / "dlrm" / "sample"
-    ended = tune("watch", sample, "--url", "127.0.0.1:1", *INTERVAL, "--samples", "2")
+    ended = tune("watch", sample, "--url", "127.0.0.1:1", *INTERVAL, "--intervals", "2")
     assert ended.code == 3
     (line,) = (complaint for complaint in ended.stderr_lines if complaint.startswith("tune: "))
     assert "the metrics cannot be read (Connection refused); " in line

@@ -20,13 +20,13 @@ from optimizer.watch.expectation import WhyNotSimulated, compute_ms
 from optimizer.watch.fit_check import Judgement, judge
 from optimizer.watch.server_metrics import ServedLoad
 from optimizer.watch.watch_report import document, headline, next_steps, print_judgement
-from tests.unit.watch.test_fit_check import ERROR, NOISE, RATE, SAMPLES, SECONDS, loads, sample
+from tests.unit.watch.test_fit_check import ERROR, INTERVALS, NOISE, RATE, SECONDS, loads, sample
 
 CLIENTS = 47  # of the recommendation
 
 
 def served(result: SimulationResult) -> list[ServedLoad]:
-    """Return samples of a server that the simulator plays."""
+    """Return the loads, in INTERVALS, of a server that the simulator plays."""
     expected = sample()
     assert expected.replica is not None
     requests = SECONDS * result.throughput_infer_per_sec / expected.request_samples
@@ -44,7 +44,7 @@ def served(result: SimulationResult) -> list[ServedLoad]:
     counted = ("requests", "samples", "executions", "request_ms", "queue_ms", "compute_ms")
     return [
         replace(load, **{name: factor * getattr(load, name) for name in counted})
-        for factor in (NOISE * SAMPLES)[:SAMPLES]
+        for factor in (NOISE * INTERVALS)[:INTERVALS]
     ]
 
 

@@ -52,8 +52,8 @@ from tests import streaming_run
 
 SAMPLE = Path(__file__).parents[2] / "data" / "dlrm" / "sample"
 ERROR = 0.01 / 8
-SAMPLES, SECONDS = 12, 5.0
-NOISE = (0.98, 1.01, 1.0, 0.99, 1.02, 1.0)  # of the samples
+INTERVALS, SECONDS = 12, 5.0
+NOISE = (0.98, 1.01, 1.0, 0.99, 1.02, 1.0)  # of the loads in successive intervals
 
 
 @functools.cache
@@ -69,7 +69,7 @@ def at(rate: float) -> ExpectedAtRate:
 
 
 def loads(rate: float, servers: int = 1, **changes: Any) -> list[ServedLoad]:
-    """Return samples of servers that behave as expected at ``rate`` requests per second together."""
+    """Return the loads, in INTERVALS, of servers that behave as expected at ``rate`` requests per second together."""
     here, size = at(rate / servers), sample().request_samples
     requests = rate * SECONDS
     usual = ServedLoad(
@@ -86,17 +86,17 @@ def loads(rate: float, servers: int = 1, **changes: Any) -> list[ServedLoad]:
     noisy = ("requests", "samples", "executions", "request_ms", "queue_ms", "compute_ms")
     return [
         replace(changed, **{name: factor * getattr(changed, name) for name in noisy})
-        for factor in (NOISE * math.ceil(SAMPLES / len(NOISE)))[:SAMPLES]
+        for factor in (NOISE * math.ceil(INTERVALS / len(NOISE)))[:INTERVALS]
     ]
 
 
-def judged(samples: list[ServedLoad], servers: int = 1) -> tuple[Judgement, dict[str, Check]]:
-    judgement = judge(sample(), samples, servers)
+def judged(observed: list[ServedLoad], servers: int = 1) -> tuple[Judgement, dict[str, Check]]:
+    judgement = judge(sample(), observed, servers)
     return judgement, {check.name: check for check in judgement.checks}
 
 
-def differing(samples: list[ServedLoad], servers: int = 1) -> set[str]:
-    return {check.name for check in judged(samples, servers)[0].differing}
+def differing(observed: list[ServedLoad], servers: int = 1) -> set[str]:
+    return {check.name for check in judged(observed, servers)[0].differing}
 
 
 @pytest.mark.parametrize("share", [0.02, 0.2, 0.5, 0.8])
@@ -122,7 +122,7 @@ def test_the_confirmed_load_itself_fits_and_is_near_the_capacity() -> None:
         requests * (measured.queue_ms or 0),
         requests * ((time_in_server_ms(measured) or 0) - (measured.queue_ms or 0)),
     )
-    judgement, checks = judged([confirmed] * SAMPLES)
+    judgement, checks = judged([confirmed] * INTERVALS)
     assert judgement.verdict is Verdict.PASS, judgement.differing
     assert checks["requests/s per server"].status == "near"
     (step,) = next_steps(judgement)
@@ -189,7 +189,7 @@ def test_one_failure_of_many_requests_is_no_difference_and_rejections_of_all_are
     few[0] = replace(few[0], failures={"OTHER": 1.0})
     assert differing(few) == set()
     refused = ServedLoad(SECONDS, 0, {"REJECTED": 300.0}, 0, 0, 0, 0, 0)
-    assert differing([refused] * SAMPLES) == {"failed requests"}
+    assert differing([refused] * INTERVALS) == {"failed requests"}
 
 
 def test_failures_that_the_run_permits_or_had_are_no_difference() -> None:
@@ -210,14 +210,14 @@ def test_few_requests_are_undecided_and_none_are_too() -> None:
     assert judgement.fewest_requests == 90  # 0.95 ** 90 < 1 %
     assert judgement.verdict is Verdict.UNDECIDED
     idle = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
-    judgement = judge(sample(), [idle] * SAMPLES, 1)
+    judgement = judge(sample(), [idle] * INTERVALS, 1)
     assert judgement.verdict is Verdict.UNDECIDED
     assert [(check.name, check.status) for check in judgement.checks] == [("requests/s per server", "fits")]
-    assert judge(sample(), [], 1, lost=SAMPLES).verdict is Verdict.UNDECIDED
+    assert judge(sample(), [], 1, lost_intervals=INTERVALS).verdict is Verdict.UNDECIDED
 
 
 IDLE = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
-HALF = SAMPLES // 2
+HALF = INTERVALS // 2
 
 
 def test_all_checks_share_the_error_probability() -> None:
@@ -231,8 +231,8 @@ def test_all_checks_share_the_error_probability() -> None:
     assert checks["requests/s per server"].expected.high == predicted.high
 
 
-def test_an_overload_in_some_of_the_samples_is_undecided() -> None:
-    """The means are above their limits, and their intervals are not, because few samples have the overload."""
+def test_an_overload_in_some_of_the_intervals_is_undecided() -> None:
+    """The means are above their limits, and their intervals are not, because few loads have the overload."""
     requests = 3 * RATE * SECONDS
     crowded = loads(3 * RATE, queue_ms=12 * requests, request_ms=30 * requests)
     judgement, checks = judged([*loads(RATE)[:HALF], *crowded[:HALF]])
@@ -251,14 +251,14 @@ def test_an_overload_in_some_of_the_samples_is_undecided() -> None:
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 0.1, 0.9])
 def test_a_mean_above_the_bound_never_fits(spread: float) -> None:
-    """The latency of a request, whose mean is 21 ms with a bound of 20 ms, varies from sample to sample."""
+    """The latency of a request, whose mean is 21 ms with a bound of 20 ms, varies from interval to interval."""
     usual = loads(RATE)
-    samples = [
+    varied = [
         replace(load, request_ms=load.requests * 21 * (1 + spread * (-1) ** place))
         for place, load in enumerate(usual)
     ]
-    assert judged(samples)[1]["mean in the server"].status == ("differs" if spread <= 0.01 else "undecided")
-    assert judged(samples)[0].verdict is (Verdict.FAIL if spread <= 0.01 else Verdict.UNDECIDED)
+    assert judged(varied)[1]["mean in the server"].status == ("differs" if spread <= 0.01 else "undecided")
+    assert judged(varied)[0].verdict is (Verdict.FAIL if spread <= 0.01 else Verdict.UNDECIDED)
 
 
 def test_a_varying_rate_above_the_confirmed_throughput_is_undecided() -> None:
@@ -280,7 +280,7 @@ def test_a_failure_of_few_requests_is_undecided() -> None:
 def test_a_mix_of_sizes_at_a_low_rate_fits() -> None:
     """The mean of few random sizes is often outside of the range, which is narrow."""
     usual = loads(10.0)
-    sizes = [(3.2, 5.2)[place % 2] for place in range(SAMPLES)]
+    sizes = [(3.2, 5.2)[place % 2] for place in range(INTERVALS)]
     check = judged([replace(load, samples=load.requests * size) for load, size in zip(usual, sizes, strict=True)])[1][
         "samples per request"
     ]
@@ -292,10 +292,10 @@ def test_a_mix_of_sizes_at_a_low_rate_fits() -> None:
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("before", [0.0, 0.1])
-def test_a_load_that_starts_within_the_samples_fits(share: float, before: float) -> None:
-    """Its requests are compared with the rate at which they came, which is above the mean over all samples."""
+def test_a_load_that_starts_during_the_observation_fits(share: float, before: float) -> None:
+    """Its requests are compared with the rate at which they came, which is above the mean over all intervals."""
     safe = sample().safe_rate or 0.0
-    earlier = loads(before * safe) if before else [IDLE] * SAMPLES
+    earlier = loads(before * safe) if before else [IDLE] * INTERVALS
     judgement, _ = judged([*earlier, *loads(share * safe)[:HALF]])
     assert judgement.verdict is Verdict.PASS, [*judgement.differing, *judgement.undecided]
 
@@ -303,7 +303,7 @@ def test_a_load_that_starts_within_the_samples_fits(share: float, before: float)
 def test_bounds_on_quantiles_that_the_server_does_not_export_are_not_checked() -> None:
     assert list(map(str, judged(loads(RATE))[0].unchecked_bounds)) == ["p95 <= 20 ms"]
     assert judged(loads(RATE, latencies_ms={0.95: (19.0, 19.0)}))[0].unchecked_bounds == ()
-    assert judged([IDLE] * SAMPLES)[0].unchecked_bounds == ()
+    assert judged([IDLE] * INTERVALS)[0].unchecked_bounds == ()
     means = replace(sample().run.problem, sla=Sla.from_bounds({"avg": 20.0}))
     assert judge(replace(sample(), run=replace(sample().run, problem=means)), loads(RATE), 1).unchecked_bounds == ()
 
@@ -362,15 +362,15 @@ def test_the_output_has_no_trailing_blanks_and_one_block_of_differences(width: i
     assert lines[labels[0] - 1] == ""
 
 
-def test_samples_without_requests_lower_the_rate_and_say_nothing_about_a_request() -> None:
+def test_intervals_without_requests_lower_the_rate_and_say_nothing_about_a_request() -> None:
     idle = ServedLoad(SECONDS, 0, {}, 0, 0, 0, 0, 0)
     busy = loads(RATE, compute_ms=20 * RATE * SECONDS, queue_ms=30 * RATE * SECONDS)
-    _, checks = judged([*busy, *[idle] * SAMPLES])
+    _, checks = judged([*busy, *[idle] * INTERVALS])
     rate = checks["requests/s per server"].measured
     assert rate is not None
     assert rate.value == pytest.approx(RATE / 2)
     assert checks["execution time"].status == "differs"
-    judgement, checks = judged([busy[0], *[idle] * SAMPLES])  # a single sample has no interval
+    judgement, checks = judged([busy[0], *[idle] * INTERVALS])  # a single load has no confidence interval
     assert judgement.differing == ()
     time = checks["queue time"].measured
     assert time is not None
@@ -433,8 +433,8 @@ def test_first_responses_beyond_the_bound_are_detected() -> None:
     sla = Sla.parse(["ttft-p95 <= 400 ms"])
     streamed = replace(streamed, run=replace(streamed.run, problem=replace(streamed.run.problem, sla=sla)))
     late = {100.0: 10.0, 500.0: 900.0, 2000.0: 1000.0, math.inf: 1000.0}
-    samples = loads(RATE, first_responses=late)
-    assert "late first responses" in {check.name for check in judge(streamed, samples, 1).differing}
+    observed = loads(RATE, first_responses=late)
+    assert "late first responses" in {check.name for check in judge(streamed, observed, 1).differing}
     in_time = {**late, 500.0: 960.0}
     judgement = judge(streamed, loads(RATE, first_responses=in_time), 1)
     assert (judgement.differing, judgement.unchecked_bounds) == ((), ())
@@ -460,7 +460,7 @@ def test_a_model_that_streams_is_judged_without_a_simulator(tmp_path: Path) -> N
     assert 0 < expected.safe_rate < confirmed.high
     requests = 0.5 * expected.safe_rate * 60
     minute = ServedLoad(60, requests, {}, requests, requests, requests * 900, requests, requests * 500)
-    judgement = judge(expected, [minute] * SAMPLES, 1)
+    judgement = judge(expected, [minute] * INTERVALS, 1)
     checks = {check.name: check for check in judgement.checks}
     text = " ".join(printed(judgement).split())
     assert "; ttft-p95 and itl-p95 were not checked observed" in text
@@ -503,15 +503,15 @@ def test_the_document_has_only_values_that_json_has() -> None:
     assert written["search"]["command"].startswith("tune ")
     assert f"--warm-start {SAMPLE}" in written["search"]["command"]
     for check in written["checks"]:
-        for value in [check["measured"], *(check["interval"] or []), *(check["expected"] or [])]:
+        for value in [check["measured"], *(check["confidence_interval"] or []), *(check["expected"] or [])]:
             assert value is None or math.isfinite(value)
 
 
 def test_the_command_of_a_search_has_the_new_request_size() -> None:
-    samples = loads(RATE, samples=8 * RATE * SECONDS)
-    steps = next_steps(judged(samples)[0])
+    larger = loads(RATE, samples=8 * RATE * SECONDS)
+    steps = next_steps(judged(larger)[0])
     (search,) = (step for step in steps if step.advice.startswith("search again"))
-    assert document(judged(samples)[0], ["a"])["search"]["command"] == search.command
+    assert document(judged(larger)[0], ["a"])["search"]["command"] == search.command
     assert "--request-batch-size 8" in search.command
     assert "--warm-start" not in search.command, "tune takes measurements of the same size only"
     assert "--request-batch-size" not in search_command(sample())

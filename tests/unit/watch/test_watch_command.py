@@ -22,15 +22,15 @@ from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.results.finished_run import read_run
 from optimizer.watch.expectation import Range, expectation
 from optimizer.watch.fit_check import Check, Estimate, Judgement
-from optimizer.watch.server_metrics import read_server, samples
+from optimizer.watch.server_metrics import observe_loads, read_server
 from optimizer.watch.watch_report import line
 from tests.run_folders import write_run
 
 DATA = Path(__file__).parents[2] / "data"
 RECORDED = (DATA / "triton_metrics_end.txt").read_text()
 SAMPLE = DATA / "dlrm" / "sample"
-INTERVAL_SECONDS, SAMPLES = 0.2, 4
-BRIEFLY = ("--interval", f"{1000 * INTERVAL_SECONDS:.0f}ms", "--samples", f"{SAMPLES}")
+INTERVAL_SECONDS, INTERVALS = 0.2, 4
+BRIEFLY = ("--interval", f"{1000 * INTERVAL_SECONDS:.0f}ms", "--intervals", f"{INTERVALS}")
 RATE = 1000.0
 
 
@@ -107,9 +107,9 @@ def test_replicas_are_summed(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(growing()) as first, serving(growing(rate=2 * RATE)) as second:
         assert main([str(SAMPLE), "--url", first, "--url", second, *BRIEFLY, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["verdict"], document["servers"], document["samples"]) == ("PASS", 2, 4)
+    assert (document["verdict"], document["servers"], document["intervals"]) == ("PASS", 2, 4)
     (rate,) = (check for check in document["checks"] if check["name"] == "requests/s per server")
-    assert document["requests"] == SAMPLES * 3 * RATE * INTERVAL_SECONDS
+    assert document["requests"] == INTERVALS * 3 * RATE * INTERVAL_SECONDS
     assert rate["measured"] == pytest.approx(document["requests"] / document["seconds"] / 2, rel=0.01)
 
 
@@ -117,7 +117,7 @@ def test_no_requests_end_with_4(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(growing(rate=0)) as address:
         assert main([str(SAMPLE), "--url", address, *BRIEFLY, "--json"]) == 4
     document = json.loads(capsys.readouterr().out)
-    assert (document["verdict"], document["requests"], document["samples"]) == ("UNDECIDED", 0, 4)
+    assert (document["verdict"], document["requests"], document["intervals"]) == ("UNDECIDED", 0, 4)
     (check,) = document["checks"]
     assert (check["name"], check["status"], check["measured"]) == ("requests/s per server", "fits", 0)
 
@@ -132,7 +132,7 @@ def test_requests_that_wait_while_none_is_served_end_with_1(capsys: pytest.Captu
     assert "read the log of the server that serves nothing" in " ".join(out.split())
 
 
-def test_a_restarted_server_loses_a_sample(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_restarted_server_loses_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
     pages = [growing(), growing()]
     read = 0
 
@@ -146,20 +146,20 @@ def test_a_restarted_server_loses_a_sample(capsys: pytest.CaptureFixture[str]) -
     with serving(page) as address:
         main([str(SAMPLE), "--url", address, *BRIEFLY, "--json"])
     document = json.loads(capsys.readouterr().out)
-    assert (document["samples"], document["lost_samples"]) == (3, 1)
+    assert (document["intervals"], document["lost_intervals"]) == (3, 1)
 
 
-def test_the_newest_samples_are_judged_again_after_each_interval() -> None:
+def test_the_newest_intervals_are_judged_again_after_each_interval() -> None:
     is_open = True
 
     def page(known: Callable[[], str] = growing()) -> str:  # noqa: B008
         return known() if is_open else "<html>"
 
     with serving(page) as address:
-        newest = samples([f"http://{address}/metrics"], "dlrm", 0.01, 3, sleep=lambda _: time.sleep(0.01))
+        newest = observe_loads([f"http://{address}/metrics"], "dlrm", 0.01, 3, sleep=lambda _: time.sleep(0.01))
         assert [len(next(newest).loads) for _ in range(3)] == [3, 3, 3]
         is_open = False
-        assert [(len(one.loads), one.lost) for one in (next(newest), next(newest))] == [(2, 1), (1, 2)]
+        assert [(len(one.loads), one.lost_intervals) for one in (next(newest), next(newest))] == [(2, 1), (1, 2)]
         with pytest.raises(BadInputError, match="has no metrics of Triton"):
             next(newest)
 
@@ -235,7 +235,7 @@ def test_a_server_that_cannot_be_read_is_a_fault_of_the_environment(capsys: pyte
         (("--url", "triton:99999"), "such as http://triton:8002/metrics"),
         (("--url", "a:1", "--interval", "10"), "a unit is missing"),
         (("--url", "a:1", "--interval", "1ms"), "write a time from 200ms to 24h"),
-        (("--url", "a:1", "--samples", "1"), "write a whole number from 2 to 1000"),
+        (("--url", "a:1", "--intervals", "1"), "write a whole number from 2 to 1000"),
     ],
 )
 def test_wrong_words_are_bad_input(words: tuple[str, ...], part: str) -> None:
@@ -264,7 +264,7 @@ def test_the_processes_of_a_replica_are_summed(tmp_path: Path, capsys: pytest.Ca
     document = json.loads(capsys.readouterr().out)
     assert (document["servers"], document["server_processes"]) == (4, 2)
     (rate,) = (check for check in document["checks"] if check["name"] == "requests/s per replica")
-    assert document["requests"] == SAMPLES * 4 * 200 * INTERVAL_SECONDS
+    assert document["requests"] == INTERVALS * 4 * 200 * INTERVAL_SECONDS
     assert rate["measured"] == pytest.approx(document["requests"] / document["seconds"] / 2, rel=0.01)
 
 
