@@ -28,7 +28,7 @@ from typing import Any
 
 from google.protobuf import text_format
 from measured_model import prepare_model
-from output import head, judged, row, say
+from output import head, judged, print_progress, row
 from peer import model_analyzer
 from peer.remeasure import WINDOW_MS, Level, best_level, levels, measure_in_turn, round_ratios
 from peer.search import Search, StatedResult
@@ -93,8 +93,8 @@ def main() -> None:
     )
     work = (options.work or cache_folder() / "peers").absolute()
     try:
-        runtime.ensure(say)
-        home = model_analyzer.install(work, say)
+        runtime.ensure(print_progress)
+        home = model_analyzer.install(work, print_progress)
         tasks = {name: prepare(name) for name in options.models or (MODELS[1:] if options.smoke else MODELS)}
         out.mkdir(parents=True, exist_ok=True)
         text = "\n".join([heading(), *(section(compare(n, t, settings, home, out)) for n, t in tasks.items())])
@@ -104,7 +104,7 @@ def main() -> None:
         remove_leftovers()  # shared memory of a tune that was killed
     (out / "against_model_analyzer.md").write_text(text)
     print(text)
-    say(f"kept in {folder}")
+    print_progress(f"kept in {folder}")
 
 
 def arguments() -> argparse.Namespace:
@@ -164,7 +164,7 @@ def compare(model: str, task: Task, settings: Settings, home: Path, out: Path) -
         rounds=settings.rounds,
         window_ms=settings.window_ms,
         table=folder / "measured_again.csv",
-        say=say,
+        on_progress=print_progress,
     )
     return ModelComparison(model, task, sla_ms, bounds, (first, peers, second), tuple(levels(samples)))
 
@@ -182,10 +182,10 @@ def kept(folder: Path, settings: dict[str, Any], search: Callable[[], Search]) -
     record, form = folder / "search.json", TypeAdapter(Search)
     plain = json.loads(json.dumps(settings))
     if record.exists() and (before := json.loads(record.read_text()))["settings"] == plain:
-        say(f"{folder.parent.name}: {folder.name} is stored already; not repeated")
+        print_progress(f"{folder.parent.name}: {folder.name} is stored already; not repeated")
         return form.validate_python(before["search"])
     folder.mkdir(exist_ok=True)
-    say(f"{folder.parent.name}: {folder.name} runs")
+    print_progress(f"{folder.parent.name}: {folder.name} runs")
     result = search()
     record.write_text(json.dumps({"settings": plain, "search": asdict(result)}, indent=2) + "\n")
     return result

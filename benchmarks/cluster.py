@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from output import measured_on, print_head, row, say
+from output import measured_on, print_head, print_progress, row
 
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import TuneError
@@ -96,7 +96,7 @@ def measure(workers: int, trials: int) -> Clock:
             out=str(Path(root, "results")),
         )
         clock = Clock()
-        with tune(options, None, say, lambda *_: clock, RunMode.SEARCH, report=False) as result:
+        with tune(options, None, print_progress, lambda *_: clock, RunMode.SEARCH, report=False) as result:
             if result.status == "interrupted":
                 raise KeyboardInterrupt
         return clock

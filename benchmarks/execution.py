@@ -27,7 +27,7 @@ from records import this_machine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from output import measured_on, print_head, row, say
+from output import measured_on, print_head, print_progress, row
 
 from optimizer.config.execution import EXECUTION_MODE, GRAPH_LEVEL, SPINNING
 from optimizer.core.endpoint import Endpoint
@@ -62,7 +62,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.smoke:
         given.models, given.rounds, given.seconds = SMOKE_MODELS, SMOKE_ROUNDS, SMOKE_SECONDS
-    runtime.ensure_openvino(say)
+    runtime.ensure_openvino(print_progress)
     print_head(*COLUMNS, text=2)
     for model in given.models:
         name, _, bound_ms = model.partition(":")
@@ -80,7 +80,7 @@ def compare(name: str, bound_ms: float, rounds: int, seconds: float) -> dict[str
         prepared = prepare_model(RunOptions(name))
         client = make_own_client(prepared, folder)
         base = Candidate(LARGEST_BATCH, dynamic_batching=True, instance_count=INSTANCES)
-        target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", say=say))
+        target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", on_progress=print_progress))
         with contextlib.closing(target):
             for number in range(rounds):
                 for setting in list(SETTINGS)[:: 1 if number % 2 == 0 else -1]:

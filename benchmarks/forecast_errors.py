@@ -27,7 +27,7 @@ from pathlib import Path
 
 from bounded_tables import TABLES, bound_ms, feasible_shares
 from other_machines import write_recordings
-from output import judged, measured_on, print_title, row, say
+from output import judged, measured_on, print_progress, print_title, row
 from record_tables import PLANS
 from tune_runs import TuneFailedError, run_tune
 
@@ -122,7 +122,7 @@ def _made_runs(folder: Path, budget: str) -> list[Path]:
         earlier = [path.parent for path in sorted(folder.glob(f"{model}/*/run.json"))]
         made = [run for run in earlier if read_run(run).status in ("found", "none")]
         if not made:
-            say(f"tune {model}")
+            print_progress(f"tune {model}")
             try:
                 made = [run_tune(["--budget", budget, "--no-confirmation", model], folder).folder]
             except TuneFailedError as error:
@@ -136,7 +136,7 @@ def _of_run(folder: Path) -> SearchChecks:
         run = read_run(folder)
     except TuneError as error:
         sys.exit(str(error))
-    say(f"run {folder}")
+    print_progress(f"run {folder}")
     return checks(run.problem.model, "run", run.problem, run.trials, run.options.seed)
 
 
@@ -158,7 +158,7 @@ def _of_table(table: Path, name: str, seed: int) -> Iterator[SearchChecks]:
         sys.exit(str(error))
     for share in feasible_shares(name).values():
         problem = recorded_problem(recording, {"p95": bound_ms(recording, share)})
-        say(f"{table.stem}, p95 <= {min(problem.sla.bounds_ms(LATENCY)):g} ms")
+        print_progress(f"{table.stem}, p95 <= {min(problem.sla.bounds_ms(LATENCY)):g} ms")
         yield checks(name, "table", problem, search(recording, problem, seed), seed)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
-from output import measured_on, print_head, print_title, say
+from output import measured_on, print_head, print_progress, print_title
 from records import this_machine
 
 from optimizer.core.files import cache_folder
@@ -48,8 +48,8 @@ class Cost:
 
 def measured(*, quantiles: bool, concurrency: int, seconds: float, folder: Path) -> Cost:
     """Return the cost of the requests to a new server. The requests are those that the server has counted."""
-    source = build("mlp", {}, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", say=say)
-    installation = embedded_installation(runtime.ensure(say))
+    source = build("mlp", {}, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", on_progress=print_progress)
+    installation = embedded_installation(runtime.ensure(print_progress))
     if quantiles:
         installation = replace(installation, arguments=latency_quantiles((P95,)))
     target = InstalledTarget(source, installation, TargetSettings(folder / "tritonserver.log", exports_metrics=True))
@@ -93,7 +93,7 @@ def main() -> None:
                         folder=Path(folder),
                     )
                 )
-                say(f"round {number + 1}: {costs[-1]}")
+                print_progress(f"round {number + 1}: {costs[-1]}")
     print_title("CPU time of Triton's latency quantiles: latest measurement")
     print_head("round", "CPU µs a request without", "with", "requests/s without", "with", text=0)
     for number, (plain, other) in enumerate(zip(without, with_quantiles, strict=True), start=1):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from intervals import mean_interval
 from measured_model import prepare_model
-from output import measured_on, print_head, row, say
+from output import measured_on, print_head, print_progress, row
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla
@@ -71,7 +71,7 @@ def main() -> None:
                 rules = LoadSearchRules(1, 1, sla, first_load=start, open_loop=True, max_loads=MAX_COMPARED_RATES)
                 with served(prepared, candidate, Path(scratch)) as endpoint:
                     highest[name].append(highest_rate(own, endpoint, rules, 3 * arguments.period))
-                say(f"round {seed + 1}, {name}: {highest[name][-1][0]:,.0f} req/s")
+                print_progress(f"round {seed + 1}, {name}: {highest[name][-1][0]:,.0f} req/s")
     print_head(*COLUMNS)
     for name in names:
         print(line(name, highest[name], highest["poisson"]))
@@ -82,7 +82,7 @@ def main() -> None:
 @contextlib.contextmanager
 def served(prepared: Task, candidate: Candidate, folder: Path) -> Iterator[Endpoint]:
     """Yield ``candidate`` on a server of its own."""
-    target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", say=say))
+    target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", on_progress=print_progress))
     with contextlib.closing(target), target.deploy_fresh(candidate) as endpoint:
         yield endpoint
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from output import say
+from output import print_progress
 
 from objectives.sla import Sla
 from optimizer.deploy import runtime
@@ -18,12 +18,12 @@ from optimizer.study.task import Task, prepare_task
 
 def prepare_model(options: RunOptions) -> Task:
     """Return the task of a model that is served on the CPUs."""
-    return prepare_task(options, replace(hardware.detect(), gpus=()), say)
+    return prepare_task(options, replace(hardware.detect(), gpus=()), print_progress)
 
 
 def make_perf_analyzer(prepared: Task, folder: Path) -> PerfAnalyzer:
     """Return the perf_analyzer of this machine for the requests of ``prepared``; its log is in ``folder``."""
-    installed = runtime.ensure(say)
+    installed = runtime.ensure(print_progress)
     return PerfAnalyzer(
         installed.perf_analyzer,
         LocalRunner(installed.perf_analyzer_libraries),

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from grpc import aio
 from measured_model import prepare_model
-from output import measured_on, print_head, row, say
+from output import measured_on, print_head, print_progress, row
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.process import run_command
@@ -78,7 +78,7 @@ def bench() -> Iterator[tuple[Endpoint, list[bytes], Path]]:
     prepared = prepare_model(RunOptions(str(PROFILE)))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", say=say))
+        target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", on_progress=print_progress))
         with contextlib.closing(target), target.deploy(CANDIDATE) as endpoint:
             inputs = generate_request_inputs(
                 server_calls.model_metadata(endpoint),

@@ -11,7 +11,7 @@ from pathlib import Path
 from optimizer.machine import hardware
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     """Print progress with the time next to the table, which is on standard output."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 

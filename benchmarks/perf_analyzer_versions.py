@@ -28,7 +28,7 @@ from pathlib import Path
 
 from intervals import Interval, ratio_interval
 from measured_model import make_own_client, make_perf_analyzer, prepare_model
-from output import head, measured_on, row, say
+from output import head, measured_on, print_progress, row
 from processes import children_cpu_seconds
 from records import this_machine
 
@@ -68,7 +68,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.smoke:
         given.models, given.rounds, given.seconds = SMOKE_MODELS, SMOKE_ROUNDS, SMOKE_SECONDS
-    perf_analyzer_release.ensure_newer(say)
+    perf_analyzer_release.ensure_newer(print_progress)
     if problem := perf_analyzer_release.newer_problem():
         parser.exit(2, f"perf_analyzer {NEWER} cannot be measured: {problem}; start this by tests/newer_glibc.sh\n")
     for model in given.models:
@@ -86,7 +86,7 @@ def main() -> None:
 def compare(name: str, load: LoadPoint, rounds: int, seconds: float) -> dict[str, list[Result]]:
     """Return the results of each client, one per round."""
     prepared = prepare_model(RunOptions(name))
-    installed = runtime.ensure(say)
+    installed = runtime.ensure(print_progress)
     load = replace(load, request_batch_size=prepared.problem.request_batch_size)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -96,7 +96,7 @@ def compare(name: str, load: LoadPoint, rounds: int, seconds: float) -> dict[str
         own = make_own_client(prepared, folder)
         clients: dict[str, LoadGenerator] = {PINNED: pinned, NEWER: replace(pinned, binary=newer), OWN: own}
         results: dict[str, list[Result]] = {client: [] for client in clients}
-        target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", say=say))
+        target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", on_progress=print_progress))
         with contextlib.closing(target), target.deploy(prepared.dynamic_batching) as endpoint:
             for generator in clients.values():  # the server is warm, and the programs are in memory
                 generator.measure(endpoint, load, SMOKE_SECONDS)

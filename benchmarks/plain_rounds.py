@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from output import head, row, say
+from output import head, print_progress, row
 from plain_server import NotReadyError, perf_analyzer_for, plain_server, recorded_cpus
 
 from optimizer.config import model_config
@@ -93,7 +93,7 @@ def main() -> None:
         if refusal := why_not(run):
             sys.exit(f"{arguments.run}: {refusal}")
         points = compared_points(run)
-        task = prepare_task(run.options, hardware.detect(), say)
+        task = prepare_task(run.options, hardware.detect(), print_progress)
         if len(task.source.models) > 1:
             sys.exit(f"{arguments.run}: it has several models; plain servers serve one")
         rounds = PlainRounds(points)
@@ -144,7 +144,7 @@ def measure(
     run: FinishedRun, task: Task, points: Mapping[str, Point], rounds: int, seconds: float
 ) -> Iterator[RoundResult]:
     """Yield the result of each role in each round."""
-    installed = runtime.ensure(say)
+    installed = runtime.ensure(print_progress)
     server_cpus, client_cpus = (recorded_cpus(run.info[f"{name}_cpu_list"]) for name in ("server", "client"))
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch, "server.log")
@@ -162,7 +162,7 @@ def measure(
                     yield RoundResult(role, number, reason=str(error))
                     continue
                 result = RoundResult(role, number, **{name: getattr(measured, name) for name in FIGURES})
-                say(f"round {number}, {role}: {result.throughput_infer_per_sec or 0:,.0f} infer/s")
+                print_progress(f"round {number}, {role}: {result.throughput_infer_per_sec or 0:,.0f} infer/s")
                 yield result
 
 

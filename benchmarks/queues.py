@@ -20,7 +20,7 @@ from pathlib import Path
 
 from intervals import ratio_interval
 from measured_model import make_own_client, prepare_model
-from output import measured_on, print_head, row, say
+from output import measured_on, print_head, print_progress, row
 
 from objectives import latency_sketch, priority_stats
 from objectives.metrics import METRICS, Measurement
@@ -78,7 +78,7 @@ def main() -> None:
     batch, sla = of_model.problem.request_batch_size, Sla.from_bounds({"p95": BOUND_MS})
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        target = EmbeddedTarget(of_model.source, TargetSettings(folder / "server.log", say=say))
+        target = EmbeddedTarget(of_model.source, TargetSettings(folder / "server.log", on_progress=print_progress))
         open_loop = OpenLoopGenerator(
             log=folder / "open.log",
             input_data=of_model.input_data,

@@ -44,7 +44,7 @@ from typing import Any
 from disturbance import IRREGULAR, REGULAR, disturbed
 from intervals import Interval, pooled_share, run_shares
 from measured_model import prepare_model
-from output import head, judged, row, say
+from output import head, judged, print_progress, row
 from plain_server import NotReadyError, perf_analyzer_for, plain_server, recorded_cpus
 from quiet import CpuUsage
 from records import Records, this_machine
@@ -174,7 +174,7 @@ def main() -> None:
         if left:
             bench.prepare({cell.model for _, cell in left})
         for place, (number, cell) in enumerate(left, 1):
-            say(f"{place} of {len(left)}: {cell}, seed {number}")
+            print_progress(f"{place} of {len(left)}: {cell}, seed {number}")
             records.append(bench.run(cell, number))
     except (TuneFailedError, NotReadyError, TuneError) as error:
         sys.exit(f"{error}\nRepeat the command to continue; what is done is in {work}")
@@ -253,8 +253,8 @@ class Bench:
 
     def prepare(self, models: Iterable[str]) -> None:
         """Do what tune does once on a machine: install the server, build the models and compile the simulator."""
-        self._installed = runtime.ensure(say)
-        compile_simulator(say)
+        self._installed = runtime.ensure(print_progress)
+        compile_simulator(print_progress)
         for model in models:
             self._tasks[model] = bounded_task(model, self.bounds_ms[model])
 
@@ -291,7 +291,7 @@ class Bench:
                 config=config.read_text() if config.exists() else "",
                 remeasured=(),
             )
-            say(f"{cell}, seed {number}: {run.verdict} after {run.wall_seconds:.0f} s")
+            print_progress(f"{cell}, seed {number}: {run.verdict} after {run.wall_seconds:.0f} s")
             if not (run.has_passed or (self.smoke and run.recommended)):
                 return run
             return replace(run, remeasured=tuple(self._measure(run, ended) for _ in range(SERVERS)))
@@ -317,7 +317,7 @@ class Bench:
         probes_ms = (round(1000 * probe_before, 3), round(1000 * self._speed.probe(), 3))
         share = share_over(measured, bound_ms)
         p95_ms, p99_ms = measured.latency_p95_ms or 0.0, measured.latency_p99_ms or 0.0
-        say(f"  plain server: {share:.2%} over {bound_ms:g} ms, p95 {p95_ms:.1f} ms")
+        print_progress(f"  plain server: {share:.2%} over {bound_ms:g} ms, p95 {p95_ms:.1f} ms")
         return Remeasured(
             round(share, 6),
             measured.requests or 0,

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from measured_model import prepare_model
-from output import say
+from output import print_progress
 from quiet import Quiet
 
 from objectives import batch_stats
@@ -104,7 +104,7 @@ def main() -> None:
     unknown = [name for name in arguments.names if name not in PLANS]
     if unknown:
         parser.error(f"no table is called {unknown[0]}: give some of {', '.join(PLANS)}")
-    runtime.ensure(say)
+    runtime.ensure(print_progress)
     for part in range(max(PLANS[name].parts for name in arguments.names)):
         for name in arguments.names:
             if part < PLANS[name].parts:
@@ -135,7 +135,7 @@ def record_part(name: str, part: int) -> None:
                 table.append_failure(replace(trial, status="failed", reason=str(error)))
             seconds = time.monotonic() - started
             left = seconds / (count + 1) * (len(trials) - count - 1)
-            say(f"{name} part {part + 1}: {count + 1} of {len(trials)}, about {left / 60:.0f} min left")
+            print_progress(f"{name} part {part + 1}: {count + 1} of {len(trials)}, about {left / 60:.0f} min left")
 
 
 def load_points(task: Task) -> list[LoadPoint]:
@@ -159,7 +159,7 @@ def record(used: Bench, trial: Trial, loads: Sequence[LoadPoint]) -> Measured:
         try:
             return used.measure(trial.candidate, loads)
         except (DeploymentError, MeasurementError) as error:
-            say(f"{trial.candidate}: {error} (attempt {attempt} of {ATTEMPTS})")
+            print_progress(f"{trial.candidate}: {error} (attempt {attempt} of {ATTEMPTS})")
             used.renew()
             if attempt == ATTEMPTS:
                 raise
@@ -204,7 +204,7 @@ class Bench:
 
 @contextlib.contextmanager
 def bench(task: Task, plan: RecordingPlan) -> Iterator[Bench]:
-    installed = runtime.ensure(say)
+    installed = runtime.ensure(print_progress)
     with tempfile.TemporaryDirectory() as scratch:
         logs = Path(scratch)
         load_generator = PerfAnalyzer(
@@ -217,7 +217,7 @@ def bench(task: Task, plan: RecordingPlan) -> Iterator[Bench]:
         )
 
         def make_target() -> EmbeddedTarget:
-            return EmbeddedTarget(task.source, TargetSettings(logs / "server.log", say=say))
+            return EmbeddedTarget(task.source, TargetSettings(logs / "server.log", on_progress=print_progress))
 
         with contextlib.closing(Bench(make_target, load_generator, Quiet() if plan.gated else None)) as used:
             yield used
@@ -251,7 +251,7 @@ def write_medians(name: str) -> None:
     table = TrialsTable(path, task.source.name, task.problem.space.fields, cpu_count=cpu_count)
     for place in range(len(candidates)):
         append_medians(table, place, by_place[place], loads)
-    say(f"wrote {path}")
+    print_progress(f"wrote {path}")
 
 
 def append_medians(table: TrialsTable, place: int, result: Sequence[Trial], loads: Sequence[LoadPoint]) -> None:

@@ -117,7 +117,12 @@ def _obtain(profile: Profile, cache: Path) -> ModelSource:
     largest = max((profile.space and profile.space.max_batch_size) or (8,))
     model = profile.model
     built = build(
-        model.builder, model.settings, cache=cache, max_batch_size=largest, kind="KIND_CPU", say=lambda _: None
+        model.builder,
+        model.settings,
+        cache=cache,
+        max_batch_size=largest,
+        kind="KIND_CPU",
+        on_progress=lambda _: None,
     )
     read = partial(read_repository_model, built.repository, gpu=False)
     return read_source(lambda name: built if name == built.name else read(name), built.name)
@@ -134,7 +139,7 @@ def _served(profile: Profile, cache: Path) -> str:
         cache / "perf_analyzer.log",
         input_data=str(source.input_data or "random"),
     )
-    target = EmbeddedTarget(source, TargetSettings(cache / "tritonserver.log", say=lambda _: None))
+    target = EmbeddedTarget(source, TargetSettings(cache / "tritonserver.log", on_progress=lambda _: None))
     try:
         with target.deploy(configured_candidate(source, ())) as endpoint:
             load_generator.warm_up(endpoint, load)

@@ -36,7 +36,7 @@ from pathlib import Path
 
 import numpy as np
 from intervals import Interval, mean_interval, ratio_interval
-from output import judged, measured_on, row, say
+from output import judged, measured_on, print_progress, row
 from plain_server import candidate_of
 from real_verdicts import LEVEL, WORK, VerdictRun, bounded_task, read_runs
 from records import Records, this_machine
@@ -174,11 +174,13 @@ def measure(
             shapes=own_task.shapes,
             sla=own_task.problem.sla.latencies,
         )
-        target = EmbeddedTarget(own_task.source, TargetSettings(Path(scratch, "server.log"), say=say))
+        target = EmbeddedTarget(
+            own_task.source, TargetSettings(Path(scratch, "server.log"), on_progress=print_progress)
+        )
         with contextlib.closing(target):
             for number in sorted(set(range(rounds)) - done.keys()):
                 for entrant in random.Random(number).sample(list(entrants), len(entrants)):
-                    say(f"round {number + 1} of {rounds}: {entrant.name}")
+                    print_progress(f"round {number + 1} of {rounds}: {entrant.name}")
                     windows, probe_ms = _measure(target, generator, entrant, speed)
                     records.append(_remeasurement(machine, own_task, number, entrant, windows, probe_ms))
 

@@ -29,7 +29,7 @@ from records import this_machine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from output import measured_on, print_head, row, say
+from output import measured_on, print_head, print_progress, row
 
 from objectives.metrics import Measurement
 from optimizer.core.interfaces import LoadGenerator
@@ -90,13 +90,16 @@ def compare(prepared: Task, rounds: int, seconds: float) -> dict[Configuration, 
     with tempfile.TemporaryDirectory() as scratch:
         logs = [Path(scratch, f"tritonserver-{number}.log") for number in range(most)]
         client = make_own_client(prepared, Path(scratch), prepared.problem.sla)
-        servers = [EmbeddedTarget(prepared.source, TargetSettings(log, say=say, cpus=usable_cpus())) for log in logs]
+        servers = [
+            EmbeddedTarget(prepared.source, TargetSettings(log, on_progress=print_progress, cpus=usable_cpus()))
+            for log in logs
+        ]
         with contextlib.closing(ServerProcesses(servers)) as target:
             for number in range(rounds):
                 for configuration in CONFIGURATIONS if number % 2 == 0 else reversed(CONFIGURATIONS):
                     point = best_point(prepared, target, candidate(prepared, *configuration), client, seconds)
                     results[configuration].append(point)
-                say(f"{prepared.problem.model}: round {number + 1} of {rounds}")
+                print_progress(f"{prepared.problem.model}: round {number + 1} of {rounds}")
     return results
 
 

@@ -28,7 +28,7 @@ from records import this_machine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from output import measured_on, print_head, row, say
+from output import measured_on, print_head, print_progress, row
 
 from optimizer.core.endpoint import SharedMemory
 from optimizer.core.interfaces import LoadGenerator
@@ -86,7 +86,7 @@ def compare(name: str, concurrency: int, rounds: int, seconds: float) -> dict[st
         prepared = prepare(name, folder)
         load = LoadPoint(prepared.problem.request_batch_size, concurrency)
         generators = make_generators(prepared, folder)
-        target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", say=say))
+        target = EmbeddedTarget(prepared.source, TargetSettings(folder / "server.log", on_progress=print_progress))
         with contextlib.closing(target), target.deploy(prepared.dynamic_batching) as endpoint:
             for number in range(rounds):
                 for each, ways in generators.items():

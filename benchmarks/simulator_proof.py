@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from output import say
+from output import print_progress
 from quiet import OTHERS_LIMIT, CpuUsage, wait_for_quiet
 from record_tables import median
 from simulator_calibration import estimate_jitter, estimate_overheads, estimate_release_s, perf_analyzer_load
@@ -238,7 +238,7 @@ class RateLoadGenerator(PerfAnalyzer):
 
 @contextlib.contextmanager
 def bench(config: str = CONFIG) -> Iterator[tuple[EmbeddedTarget, RateLoadGenerator]]:
-    installed = runtime.ensure(say)
+    installed = runtime.ensure(print_progress)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         version = folder / "models" / MODEL / "1"
@@ -254,7 +254,9 @@ def bench(config: str = CONFIG) -> Iterator[tuple[EmbeddedTarget, RateLoadGenera
             window_ms=WINDOW_MS,
             repeat=False,
         )
-        with contextlib.closing(EmbeddedTarget(source, TargetSettings(folder / "server.log", say=say))) as target:
+        with contextlib.closing(
+            EmbeddedTarget(source, TargetSettings(folder / "server.log", on_progress=print_progress))
+        ) as target:
             yield target, load_generator
 
 
@@ -274,7 +276,7 @@ def record(path: Path, wanted: Sequence[Cell], recordings: int) -> None:
         return
     with bench() as (target, load_generator):
         for place, (recording, candidate, lacked) in enumerate(missing):
-            say(f"configuration {place + 1} of {len(missing)}")
+            print_progress(f"configuration {place + 1} of {len(missing)}")
             wait_for_quiet()
             for cell, measurement in measured(target, load_generator, candidate, lacked):
                 append(path, recording, cell, measurement)
@@ -317,12 +319,12 @@ def measure(endpoint: Endpoint, load_generator: RateLoadGenerator, cell: Cell, a
         measurement = generator.measure(endpoint, load)
         others = CpuUsage.now().others_since(before)
         if not sent(cell, measurement):
-            say(f"{' '.join(cell.key.values())}: a thread of the load generator sent nothing; again")
+            print_progress(f"{' '.join(cell.key.values())}: a thread of the load generator sent nothing; again")
             continue
         tries.append((others, measurement))
         if others <= OTHERS_LIMIT or attempts == 1:
             break
-        say(f"{' '.join(cell.key.values())}: others took {tries[-1][0]:.0%} of the machine; again")
+        print_progress(f"{' '.join(cell.key.values())}: others took {tries[-1][0]:.0%} of the machine; again")
         wait_for_quiet()
     return min(tries, key=lambda one: one[0])[1]
 

@@ -43,7 +43,7 @@ from pathlib import Path
 
 import numpy as np
 import simulator_proof as proof
-from output import say
+from output import print_progress
 from quiet import OTHERS_LIMIT, CpuUsage, wait_for_quiet
 from record_tables import median
 from simulator_proof import Cell, Compared, batching, unbatched
@@ -399,7 +399,7 @@ def measured(missing: Sequence[tuple[int, QueueCell]], config: str) -> Iterator[
             with target.deploy(first.candidate) as endpoint:
                 while place < len(missing) and missing[place][1].candidate == first.candidate:
                     number, cell = missing[place]
-                    say(f"recording {place + 1} of {len(missing)}")
+                    print_progress(f"recording {place + 1} of {len(missing)}")
                     place_threads(endpoint, cell.threads)
                     yield number, cell, least_disturbed(endpoint, cell)
                     place += 1

@@ -50,7 +50,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz_commands import STOPPED, check_output
 from fuzz_sections import CommandCase
-from output import head, judged, print_title, row, say
+from output import head, judged, print_progress, print_title, row
 
 from optimizer.cli.output import INTERRUPTED
 from optimizer.core import interrupts
@@ -655,14 +655,14 @@ def main() -> int:
     rounds = records.read(machine)
     if any(one.seed != arguments.seed for one in rounds):
         sys.exit(f"{work}: rounds of another seed; give another folder (--work)")
-    runtime.ensure(say)
-    compile_simulator(say)
+    runtime.ensure(print_progress)
+    compile_simulator(print_progress)
     soak = Soak(Sandbox(work / "play"), arguments.seed, machine)
     try:
         while sum(one.seconds for one in rounds) < 60 * minutes:
             rounds.append(soak.run(len(rounds)))
             records.append(rounds[-1])
-            say(f"{sum(one.seconds for one in rounds) / 60:.1f} minutes: {rounds[-1]}")
+            print_progress(f"{sum(one.seconds for one in rounds) / 60:.1f} minutes: {rounds[-1]}")
     except KeyboardInterrupt:
         sys.exit(f"interrupted; repeat the command to continue; what is done is in {work}")
     finally:

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 from measured_model import prepare_model
-from output import measured_on, print_head, row, say
+from output import measured_on, print_head, print_progress, row
 from records import this_machine
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.grpc.service_pb2 import ModelInferRequest
@@ -113,7 +113,7 @@ def bench(model: str) -> Iterator[tuple[Served, Endpoint, Path]]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         served = streamer(folder) if model == STREAMER else prepared(model)
-        target = EmbeddedTarget(served.source, TargetSettings(folder / "server.log", say=say))
+        target = EmbeddedTarget(served.source, TargetSettings(folder / "server.log", on_progress=print_progress))
         with contextlib.closing(target), target.deploy(served.candidate) as endpoint:
             yield served, endpoint, folder
 

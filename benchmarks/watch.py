@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from output import print_title, say
+from output import print_progress, print_title
 from records import this_machine
 
 from objectives.confidence import Verdict
@@ -98,8 +98,10 @@ def judged(case: Case, expected: Expectation, folder: Path, interval: float, cou
 
     It is None if the client gave up before the last interval ended.
     """
-    source = build("mlp", case.settings, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", say=say)
-    installation = embedded_installation(runtime.ensure(say))
+    source = build(
+        "mlp", case.settings, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", on_progress=print_progress
+    )
+    installation = embedded_installation(runtime.ensure(print_progress))
     if case.summaries:
         installation = replace(installation, arguments=(SUMMARIES,))
     target = InstalledTarget(source, installation, TargetSettings(folder / "tritonserver.log", exports_metrics=True))
@@ -112,7 +114,7 @@ def judged(case: Case, expected: Expectation, folder: Path, interval: float, cou
             try:
                 client.measure(endpoint, case.load, LEAD_SECONDS + interval * count + MORE_SECONDS)
             except MeasurementError as error:  # the server may be overloaded
-                say(f"{case.name}: {error}")
+                print_progress(f"{case.name}: {error}")
 
         sender = threading.Thread(target=send)
         sender.start()
@@ -162,7 +164,7 @@ def main() -> None:
     parser.add_argument("--intervals", type=int, default=12)
     parser.add_argument("--minutes", type=float, default=60.0, help="no further judgement begins after this time")
     arguments = parser.parse_args()
-    compile_simulator(say)
+    compile_simulator(print_progress)
     run = read_run(arguments.run)
     if run.problem.model != "mlp":
         sys.exit(f"{arguments.run}: is no run of mlp")
@@ -179,10 +181,10 @@ def main() -> None:
                 try:
                     judgements.append(judged(case, expected, Path(folder), arguments.interval, arguments.intervals))
                 except TuneError as error:
-                    say(f"{case.name}: {error}")
+                    print_progress(f"{case.name}: {error}")
                     continue
                 names = [check.name for check in judgements[-1].differing] if judgements[-1] else []
-                say(f"round {number + 1}: {case.name}: {outcome(judgements[-1])} {', '.join(names)}")
+                print_progress(f"round {number + 1}: {case.name}: {outcome(judgements[-1])} {', '.join(names)}")
     confirmed = expected.rate.interval(1 - run.problem.confidence)
     assert confirmed is not None, "the run has a throughput"
     seconds = arguments.interval * arguments.intervals

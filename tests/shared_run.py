@@ -96,7 +96,7 @@ def run(worker: WorkerSettings, table: Path, folder: RunFolder, storage: str, st
         measurer = Measurer(load, recording.server, trials_table, QuietObserver())
         budget = Budget(worker.budget_seconds, confirm_share=0.5)
         retry = RetryPolicy(
-            time.monotonic() + worker.budget_seconds, say, str(folder.trials), longest_pause_seconds=1.0
+            time.monotonic() + worker.budget_seconds, on_progress, str(folder.trials), longest_pause_seconds=1.0
         )
         compared = baselines(problem.space)
         sharing = StudySharing(retry, BEAT_SECONDS, round(worker.grace_seconds))
@@ -105,7 +105,7 @@ def run(worker: WorkerSettings, table: Path, folder: RunFolder, storage: str, st
             scheduler = Scheduler(problem, searcher, budget, Stopwatch(), compared, shared)
             trials = run_trials(scheduler, recording.server, measurer)
             if continued_by := shared.leave_search():
-                say(continued_by)
+                on_progress(continued_by)
                 return
             trials = shared.collect_trials(trials, trials_table)
             confirmer = Confirmer(problem, recording.server, measurer, budget, trials)
@@ -116,7 +116,7 @@ def run(worker: WorkerSettings, table: Path, folder: RunFolder, storage: str, st
         write_atomically(folder.path / RESULT, json.dumps(entry(recommended), indent=2))
 
 
-def say(line: str) -> None:
+def on_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

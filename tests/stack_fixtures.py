@@ -31,7 +31,7 @@ ANSWER_SECONDS = 600.0  # only a server that hangs takes so long
 @pytest.fixture(scope="session")
 def mlp() -> ModelSource:
     """Return the model with one thread an instance, because several wait for each request in busy loops."""
-    source = build("mlp", {}, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", say=print)
+    source = build("mlp", {}, cache=cache_folder(), max_batch_size=64, kind="KIND_CPU", on_progress=print)
     config = model_config.copy(source.config)
     config.parameters["intra_op_thread_count"].string_value = "1"
     return replace(source, config=config)

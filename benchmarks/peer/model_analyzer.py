@@ -126,12 +126,12 @@ class PeerStack:
         return server, load_generator
 
 
-def install(work: Path, say: Callable[[str], None]) -> Path:
+def install(work: Path, on_progress: Callable[[str], None]) -> Path:
     """Return the peer's environment in ``work``, created on first use. Exits with pip's message if that fails."""
     home = work / f"model-analyzer-{VERSION}"
     if (home / "complete").exists():
         return home
-    say(f"installing Model Analyzer {VERSION} (once)")
+    on_progress(f"installing Model Analyzer {VERSION} (once)")
     shutil.rmtree(home, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
     python = home / "bin" / "python"

@@ -79,7 +79,7 @@ def measure_in_turn(
     rounds: int,
     window_ms: int,
     table: Path,
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> list[Sample]:
     """Measure each winner at each load around its own in each round. Each sample is stored in ``table`` at once."""
     samples: list[Sample] = []
@@ -90,8 +90,8 @@ def measure_in_turn(
         for number in range(rounds):
             order = list(winners.items())
             for name, result in order if number % 2 == 0 else reversed(order):
-                say(f"round {number + 1} of {rounds}: {name}")
-                for sample in _measure(task, name, result, number, window_ms, say):
+                on_progress(f"round {number + 1} of {rounds}: {name}")
+                for sample in _measure(task, name, result, number, window_ms, on_progress):
                     samples.append(sample)
                     writer.writerow(asdict(sample))
                     file.flush()
@@ -99,10 +99,10 @@ def measure_in_turn(
 
 
 def _measure(
-    task: Task, name: str, result: StatedResult, number: int, window_ms: int, say: Callable[[str], None]
+    task: Task, name: str, result: StatedResult, number: int, window_ms: int, on_progress: Callable[[str], None]
 ) -> list[Sample]:
     """Deploy the complete config.pbtxt on a fresh server and run perf_analyzer once for each load."""
-    installed = runtime.ensure(say)
+    installed = runtime.ensure(on_progress)
     config = text_format.Parse(result.config, ModelConfig())
     candidate = model_config.candidate_of(config, tuple(task.problem.space.fields))
     batch = task.problem.request_batch_size
@@ -119,14 +119,14 @@ def _measure(
             repeat=False,
         )
         source = replace(task.source, config=config)
-        target = EmbeddedTarget(source, TargetSettings(Path(scratch, "server.log"), say=say))
+        target = EmbeddedTarget(source, TargetSettings(Path(scratch, "server.log"), on_progress=on_progress))
         with contextlib.closing(target), target.deploy_fresh(candidate) as endpoint:
             load_generator.warm_up(endpoint, LoadPoint(batch, result.concurrency))
             for concurrency in loads(result.concurrency):
                 try:
                     measured = load_generator.measure(endpoint, LoadPoint(batch, concurrency))
                 except MeasurementError as error:
-                    say(f"{name} at concurrency {concurrency}: {error}")
+                    on_progress(f"{name} at concurrency {concurrency}: {error}")
                     continue
                 throughput, p95_ms = measured.throughput_infer_per_sec, measured.latency_p95_ms
                 assert throughput is not None

@@ -61,7 +61,7 @@ def _measure(tokens: int, folder: Path) -> Iterator[dict[str, Any]]:
         cache=cache_folder(),
         max_batch_size=MAX_BATCH_SIZE,
         kind="KIND_CPU",
-        say=print,
+        on_progress=print,
     )
     requests = _requests(source)
     with _fastapi(source, folder / "fastapi.log") as address:

@@ -28,7 +28,7 @@ def profile(of: Path, folder: Path) -> Path:
         cache=cache_folder(),
         max_batch_size=8,
         kind="KIND_CPU",
-        say=print,
+        on_progress=print,
     )
     version = folder / "models" / NAME / "1"
     version.mkdir(parents=True, exist_ok=True)

@@ -58,9 +58,9 @@ def main(words: list[str]) -> int:
     from optimizer.study.batch.batch_runner import BatchRunner
     from optimizer.study.batch.reports import print_batch
 
-    say, open_observer = progress_on_terminal(with_time=True)
+    on_progress, open_observer = progress_on_terminal(with_time=True)
     with folder.locked():
-        batch = BatchRunner(suite, folder, record, _run_entry(say, open_observer), say).run()
+        batch = BatchRunner(suite, folder, record, _run_entry(on_progress, open_observer), on_progress).run()
         batch = _finish(batch, folder, before or _previous_batch(folder, arguments.out, suite), regression)
     if arguments.json:
         print(json.dumps(RECORD.dump_python(batch, mode="json"), indent=2))
@@ -174,13 +174,13 @@ def _finish(
     return batch
 
 
-def _run_entry(say: Callable[[str], None], open_observer: ObserverFactory) -> RunEntry:
+def _run_entry(on_progress: Callable[[str], None], open_observer: ObserverFactory) -> RunEntry:
     from optimizer.options.run_options import RunOptions
     from optimizer.study.tuning_run import tune
 
     def run_slice(options: RunOptions, folder: RunFolder, mode: RunMode) -> str:
         is_last = mode is RunMode.CONFIRM  # only the last session of a run writes its page
-        with tune(options, folder, say, open_observer, mode, report=is_last) as result:
+        with tune(options, folder, on_progress, open_observer, mode, report=is_last) as result:
             return result.status
 
     return run_slice

@@ -52,8 +52,8 @@ def main(words: list[str]) -> int:
     if arguments.measure:
         from optimizer.study.shared_memory_measurement import measure_shared_memory
 
-        say, _ = progress_on_terminal()
-        measure_shared_memory(run, say)
+        on_progress, _ = progress_on_terminal()
+        measure_shared_memory(run, on_progress)
     with busy("simulating changes"):
         explanation = explain(run, factor or FP16_FACTOR)
     if arguments.json:

@@ -57,8 +57,8 @@ def main(words: list[str]) -> int:
     output = None if is_printed or arguments.out is None else Path(arguments.out)
     from optimizer.study.initial_profile import initial_profile
 
-    say, _ = progress_on_terminal()
-    profile = initial_profile(options, output, say, with_schema=not is_printed)
+    on_progress, _ = progress_on_terminal()
+    profile = initial_profile(options, output, on_progress, with_schema=not is_printed)
     if is_printed:
         print(profile.text, end="")
     else:

@@ -27,14 +27,14 @@ INTERRUPTED = 130
 LONGEST_MESSAGE = 900  # characters; a longer one loses its middle
 
 
-def say(line: str) -> None:
-    """Print a remark to standard error, as one line with the prefix ``tune:``."""
-    print(f"tune: {one_line(line, LONGEST_MESSAGE)}", file=sys.stderr, flush=True)
+def print_message(message: str) -> None:
+    """Print ``message`` to standard error, as one line with the prefix ``tune:``."""
+    print(f"tune: {one_line(message, LONGEST_MESSAGE)}", file=sys.stderr, flush=True)
 
 
 def fail(message: str, code: int) -> int:
     """Print an error to standard error and return ``code``."""
-    say(message)
+    print_message(message)
     return code
 
 

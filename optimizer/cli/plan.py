@@ -13,7 +13,7 @@ from textwrap import fill
 from objectives.sla import Sla, parse_duration_ms, parse_rate
 from optimizer.cli.emit import DEFAULT_UTILIZATION_TEXT, parse_utilization
 from optimizer.cli.emit import MAX_REPLICAS as MOST_AUTOSCALED
-from optimizer.cli.output import EXIT_CODES, busy, progress_on_terminal, say
+from optimizer.cli.output import EXIT_CODES, busy, print_message, progress_on_terminal
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_file, is_folder, one_line
 from optimizer.model.profile_lookup import find_profile
@@ -279,15 +279,17 @@ def main(words: list[str]) -> int:
     if not arguments.names_traffic:
         _refuse_shapes(runs)
     if any(run.problem.priorities for run in runs):
-        say("note: the latencies of the plan are those of all requests in one queue, whatever their priority")
+        print_message(
+            "note: the latencies of the plan are those of all requests in one queue, whatever their priority"
+        )
     if arguments.note:
-        say(arguments.note)
+        print_message(arguments.note)
     with busy("simulating replicas"):
         answer = _plan(arguments.question, runs)
     forecasts = [own.at_rate for own in answer.answers]
     is_simulated = all(load is not None and load.refused is not None for load in forecasts)
     if any(run.problem.may_refuse for run in runs) and not is_simulated:
-        say(
+        print_message(
             "note: the plan simulates no refused requests, and docs/plan.md says why: with a limited queue, fewer "
             "requests may be served than it expects"
         )
@@ -320,7 +322,7 @@ def _plan(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPl
         return plan_by_measurements(question, runs)
     from optimizer.simulator.simulate import compile_simulator
 
-    compile_simulator(say)
+    compile_simulator(print_message)
     return plan(question, runs)
 
 
@@ -333,7 +335,7 @@ def _runs(arguments: PlanArguments) -> list[FinishedRun]:
         except BadInputError as error:
             fault = error
             if len(arguments.names) > 1:
-                say(f"left out: {error}")
+                print_message(f"left out: {error}")
     if not runs:
         raise fault
     return runs
@@ -359,7 +361,7 @@ def _run(name: str, arguments: PlanArguments) -> FinishedRun:
         try:
             run = read_run(folder.path, arguments.results)
         except BadInputError as error:
-            say(f"left out: {error}")
+            print_message(f"left out: {error}")
             continue
         if profile is not None and not _has_profile(run, profile):
             continue
@@ -416,7 +418,7 @@ def _tune_model(model: str, arguments: PlanArguments) -> FinishedRun:
     from optimizer.study.tuning_run import tune
 
     options = run_options(model, {**arguments.sla, "out": arguments.results})
-    say(f"{quote(model)} has no run in {arguments.results} yet: tuning it first")
+    print_message(f"{quote(model)} has no run in {arguments.results} yet: tuning it first")
     with tune(options, None, *progress_on_terminal()) as result:
         if result.status == "interrupted":
             raise KeyboardInterrupt

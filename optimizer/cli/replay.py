@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optimizer.cli.output import fail, say
+from optimizer.cli.output import fail, print_message
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
 from optimizer.options.command_line import Parser, values_of
@@ -101,7 +101,7 @@ def main(words: list[str]) -> int:
     recordings, comparisons = read_recordings(Path(arguments.table)), dict[str, Comparison]()
     if len(recordings) > 1:
         several = f"measured on {len(recordings)} devices or servers, which are searched separately"
-        say(f"{one_line(arguments.table)}: {several}")
+        print_message(f"{one_line(arguments.table)}: {several}")
     for recording in recordings:
         problem = recorded_problem(recording, bounds_ms)
         best = recording.best(problem)
@@ -110,7 +110,7 @@ def main(words: list[str]) -> int:
             continue
         transferred, notes = read_transfer(arguments.warm_start, problem)
         for note in filter(None, (*map(str, notes), unstable_rows(recording, problem))):
-            say(note)
+            print_message(note)
         with Console(stderr=True).status("") as status:
             comparisons[recording.fingerprint] = compare(
                 recording,
@@ -120,7 +120,7 @@ def main(words: list[str]) -> int:
                 seeds=range(seeds),
                 max_trials=max_trials,
                 transferred=transferred,
-                say=status.update,
+                on_progress=status.update,
             )
     if arguments.json and comparisons:
         import json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.cli.output import busy, say
+from optimizer.cli.output import busy, print_message
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, show_path
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
@@ -78,15 +78,15 @@ def _readable(names: list[str], out: str) -> list[FinishedRun]:
         try:
             run = read_run(name, out)
         except BadInputError as error:
-            say(str(error))
+            print_message(str(error))
             continue
         if run.outcome is None or run.outcome.measurements == 0:
-            say(f"{name}: nothing was measured: {run.info.get('reason') or run.status}")
+            print_message(f"{name}: nothing was measured: {run.info.get('reason') or run.status}")
             continue
         if text := remark(run):
-            say(f"{name}: {text}")
+            print_message(f"{name}: {text}")
         runs[run.folder.path.resolve()] = run
     models = sorted({run.problem.model for run in runs.values()})
     if len(models) > 1:
-        say(f"runs of different models ({', '.join(models)}): each has a section of its own")
+        print_message(f"runs of different models ({', '.join(models)}): each has a section of its own")
     return list(runs.values())

@@ -125,15 +125,15 @@ def main(words: list[str]) -> int:
     options, mapped = arguments.options, arguments.mapped
     if mapped is not None and arguments.print_profile:
         return _print_profile(mapped, options)
-    say, open_observer = progress_on_terminal(arguments.log)
+    on_progress, open_observer = progress_on_terminal(arguments.log)
     if arguments.dry_run:  # the preview has the notes
-        return _preview(options, say, as_json=arguments.as_json)
+        return _preview(options, on_progress, as_json=arguments.as_json)
     if mapped is not None and not arguments.as_json:
         for note in mapped.notes:
             print(note, file=sys.stderr, flush=True)
     from optimizer.study.tuning_run import tune
 
-    with tune(options, arguments.resumed, say, open_observer, report=arguments.report) as result:
+    with tune(options, arguments.resumed, on_progress, open_observer, report=arguments.report) as result:
         show_result(result, as_json=arguments.as_json, verbose=arguments.verbose)
     return exit_code(result.status, result.outcome.verdict)
 
@@ -155,11 +155,11 @@ def _print_profile(mapped: ModelAnalyzerImport, options: RunOptions) -> int:
     return 0
 
 
-def _preview(options: RunOptions, say: Callable[[str], None], *, as_json: bool) -> int:
+def _preview(options: RunOptions, on_progress: Callable[[str], None], *, as_json: bool) -> int:
     """Print the preview of a run and return the exit code. Raises TuneError."""
     from optimizer.study.run_preview import preview, print_preview
 
-    shown = preview(options, say)
+    shown = preview(options, on_progress)
     if as_json:
         import json
 

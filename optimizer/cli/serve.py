@@ -131,29 +131,33 @@ def main(words: list[str]) -> int:
     options = _read_options(run.folder, arguments)
     choose = partial(choose_ports, recommendation.server_processes, user_ports)
     choose()  # refuses an unusable port before the model is built
-    say, _ = progress_on_terminal()
-    say(f"starting the server of {show_path(run.folder.path)}")
+    on_progress, _ = progress_on_terminal()
+    on_progress(f"starting the server of {show_path(run.folder.path)}")
     candidate = recommendation.point.candidate
     quantiles = recommendation.quantiles if arguments.latency_quantiles else recommendation.affordable_quantiles
-    with recommended_server(run, candidate, recommendation.configs, options, choose, quantiles, say) as server:
+    with recommended_server(
+        run, candidate, recommendation.configs, options, choose, quantiles, on_progress
+    ) as server:
         try:
             _show(run, server, as_json=arguments.json)
-            say("serving until Ctrl-C")
+            on_progress("serving until Ctrl-C")
             wait_for_failure(server.endpoint)
         except KeyboardInterrupt:
-            is_complete = _end(server, exit_seconds, say)
-    say("stopped" if is_complete else "stopped; requests and streams that were still open have failed")
+            is_complete = _end(server, exit_seconds, on_progress)
+    on_progress("stopped" if is_complete else "stopped; requests and streams that were still open have failed")
     return 0
 
 
-def _end(server: RecommendedServer, exit_seconds: float, say: Callable[[str], None]) -> bool:
+def _end(server: RecommendedServer, exit_seconds: float, on_progress: Callable[[str], None]) -> bool:
     """Complete the requests in flight after the first Ctrl-C; return whether all were completed."""
     from optimizer.study.recommendation_server import complete_requests
 
     try:
         interrupts.acknowledge_first()
         with interrupts.deferred():  # an interrupted rich prints the line again
-            say(f"completing the requests in flight for up to {exit_seconds:g} s; a second Ctrl-C stops at once")
+            on_progress(
+                f"completing the requests in flight for up to {exit_seconds:g} s; a second Ctrl-C stops at once"
+            )
         return complete_requests(server, exit_seconds)
     except KeyboardInterrupt:
         return False

@@ -27,12 +27,12 @@ def main(words: list[str]) -> int:
     from optimizer.simulator.continuous_batching import compile_continuous_batching
     from optimizer.simulator.simulate import compile_simulator
 
-    say = partial(print, flush=True)  # immediately, also into a pipe
-    installation = runtime.ensure(say)
-    ensure_newer(say)
+    on_progress = partial(print, flush=True)  # immediately, also into a pipe
+    installation = runtime.ensure(on_progress)
+    ensure_newer(on_progress)
     if arguments.openvino:
-        runtime.ensure_openvino(say)
-    compile_simulator(say)
-    compile_continuous_batching(say)
+        runtime.ensure_openvino(on_progress)
+    compile_simulator(on_progress)
+    compile_continuous_batching(on_progress)
     print(f"ready: {installation.root}")
     return 0

@@ -304,9 +304,13 @@ def main(words: list[str]) -> int:
     from optimizer.study.sweep_output import SweepProgress, print_sweep, write_csv
     from optimizer.study.sweeper import sweep
 
-    say, _ = progress_on_terminal()
+    on_progress, _ = progress_on_terminal()
     result = sweep(
-        arguments.options, arguments.request, arguments.resumed, say, lambda plan: SweepProgress(say, plan)
+        arguments.options,
+        arguments.request,
+        arguments.resumed,
+        on_progress,
+        lambda plan: SweepProgress(on_progress, plan),
     )
     if arguments.csv is not None:
         write_csv(arguments.csv, result.cells)

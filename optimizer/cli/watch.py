@@ -6,7 +6,7 @@ import json
 import time
 
 from objectives.sla import parse_duration_ms
-from optimizer.cli.output import EXIT_CODES, say
+from optimizer.cli.output import EXIT_CODES, print_message
 from optimizer.core.errors import BadInputError
 from optimizer.options.addresses import parse_metrics_url
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
@@ -95,14 +95,16 @@ def main(words: list[str]) -> int:
     from optimizer.watch.server_metrics import observe_loads
     from optimizer.watch.watch_report import document, line, print_judgement
 
-    compile_simulator(say)
+    compile_simulator(print_message)
     expected = expectation(read_run(arguments.run, arguments.results))
     check_server_count(expected, len(urls))
 
     def started() -> None:
         if not arguments.json:
             of_servers = formatting.count(len(urls), "server")
-            say(f"reading the metrics of {of_servers} every {interval_seconds:g} s: {count * interval_seconds:,g} s")
+            print_message(
+                f"reading the metrics of {of_servers} every {interval_seconds:g} s: {count * interval_seconds:,g} s"
+            )
 
     judgement = None
     model = arguments.model or expected.model

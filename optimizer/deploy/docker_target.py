@@ -158,13 +158,13 @@ def read_settings(options: RunOptions) -> ContainerSettings:
     )
 
 
-def check_options(options: RunOptions, say: Callable[[str], None]) -> None:
+def check_options(options: RunOptions, on_progress: Callable[[str], None]) -> None:
     """Raise BadInputError for wrong settings of the container, EnvironmentFault if Docker or the image is missing."""
     read_settings(options)
-    server_identity(options, say)
+    server_identity(options, on_progress)
 
 
-def server_identity(options: RunOptions, say: Callable[[str], None]) -> str:
+def server_identity(options: RunOptions, on_progress: Callable[[str], None]) -> str:
     """Return the id of the image."""
     assert options.docker_image is not None
     return docker_engine.image_id(options.docker_image)

@@ -85,14 +85,14 @@ class EmbeddedTarget(InstalledTarget):
     """Serves candidates on the pinned tritonserver, which is installed on first use."""
 
     def __init__(self, source: ModelSource, settings: TargetSettings) -> None:
-        super().__init__(source, embedded_installation(runtime.ensure(settings.say)), settings)
+        super().__init__(source, embedded_installation(runtime.ensure(settings.on_progress)), settings)
 
 
-def check_options(options: RunOptions, say: Callable[[str], None]) -> None:
+def check_options(options: RunOptions, on_progress: Callable[[str], None]) -> None:
     """Accept all options: the pinned server is installed when the model is known."""
 
 
-def server_identity(options: RunOptions, say: Callable[[str], None]) -> str:
+def server_identity(options: RunOptions, on_progress: Callable[[str], None]) -> str:
     """Return the version of the pinned server."""
     return runtime.TRITON_VERSION
 

@@ -62,12 +62,12 @@ def find_installation(
     return installation
 
 
-def check_options(options: RunOptions, say: Callable[[str], None]) -> None:
+def check_options(options: RunOptions, on_progress: Callable[[str], None]) -> None:
     """Raise the errors of ``find_installation`` for the options of the server."""
     _chosen_installation(options)
 
 
-def server_identity(options: RunOptions, say: Callable[[str], None]) -> str:
+def server_identity(options: RunOptions, on_progress: Callable[[str], None]) -> str:
     """Return the name and the hash of the server's program."""
     program = _chosen_installation(options).tritonserver
     return f"{program.name} {hashlib.sha256(program.read_bytes()).hexdigest()[:12]}"

@@ -77,18 +77,20 @@ def start_problem(program: Path) -> str:
     return f"it does not start: {one_line(lines[0].removeprefix(f'{program}: '))}"
 
 
-def ensure_newer(say: Callable[[str], None]) -> None:
+def ensure_newer(on_progress: Callable[[str], None]) -> None:
     """Download and unpack the newer release, unless it is there or this system is too old for it.
 
     Raises EnvironmentFault if pip cannot download it.
     """
     if not glibc_problem():
-        _ensure(NEWER_VERSION, NEWER_WHEEL, f"fetching perf_analyzer {NEWER_VERSION} (7 MB, once)", say)
+        _ensure(NEWER_VERSION, NEWER_WHEEL, f"fetching perf_analyzer {NEWER_VERSION} (7 MB, once)", on_progress)
 
 
-def ensure_older(say: Callable[[str], None]) -> Path:
+def ensure_older(on_progress: Callable[[str], None]) -> Path:
     """Return the perf_analyzer for servers before 2.34, which is downloaded on first use. Raises EnvironmentFault."""
-    return _ensure(OLDER_VERSION, OLDER_WHEEL, "fetching perf_analyzer for servers before 2.34 (12 MB, once)", say)
+    return _ensure(
+        OLDER_VERSION, OLDER_WHEEL, "fetching perf_analyzer for servers before 2.34 (12 MB, once)", on_progress
+    )
 
 
 def measuring_version(version: str, server_version: str) -> str:
@@ -100,13 +102,13 @@ def _program(version: str, wheel: Wheel) -> Path:
     return cache_folder() / f"perf_analyzer-{version}-{wheel.sha256[:12]}" / wheel.members[0]
 
 
-def _ensure(version: str, wheel: Wheel, message: str, say: Callable[[str], None]) -> Path:
+def _ensure(version: str, wheel: Wheel, message: str, on_progress: Callable[[str], None]) -> Path:
     program = _program(version, wheel)
     if not program.exists():
-        with lock_cache(say):
+        with lock_cache(on_progress):
             if not program.exists():
                 root = program.parents[wheel.members[0].count("/")]
-                say(message)
+                on_progress(message)
                 install(
                     (wheel,),
                     root,

@@ -32,8 +32,8 @@ class RemoteTarget:
     ``source`` gives only the names of the models and how they are composed. A candidate is loaded with the
     configuration that the server had, changed by the candidate's settings. If a candidate changes model.json, the
     load request sends all files of the version folder as ``source`` has them, with the changed one. ``state_folder``
-    has the saved states; ``say`` gets a line if a killed process left one for this server, and if other clients use
-    the server. ``metrics`` is the address of the server's metrics, empty if it has none.
+    has the saved states; ``on_progress`` gets a line if a killed process left one for this server, and if other
+    clients use the server. ``metrics`` is the address of the server's metrics, empty if it has none.
 
     Raises EnvironmentFault if the server does not answer, denies a request, lacks a model or cannot load it, manages
     its models itself, or if another process tunes on it. Then nothing is changed on the server.
@@ -46,11 +46,11 @@ class RemoteTarget:
         *,
         state_folder: Path,
         metrics: str = "",
-        say: Callable[[str], None] = lambda _: None,
+        on_progress: Callable[[str], None] = lambda _: None,
         stopwatch: Stopwatch | None = None,
     ) -> None:
         self.connection, self.source = connection, source
-        self._metrics, self._say, self._has_compared = metrics, say, False
+        self._metrics, self._on_progress, self._has_compared = metrics, on_progress, False
         self._stopwatch = stopwatch or Stopwatch()
         self._state_file = ServerStateFile(state_folder, connection.address)
         self._bases: dict[str, ModelConfig] = {}
@@ -65,12 +65,12 @@ class RemoteTarget:
                 self._server.check()
                 self._before = self._state_file.read()
                 if self._before is not None:
-                    say(f"restoring what an earlier run has changed on the server at {connection.address}")
+                    on_progress(f"restoring what an earlier run has changed on the server at {connection.address}")
                 self._restore()
                 self._server.check_has(list(source.models))
                 self._initial = self._server.state(list(source.models))
                 if (rate := self._server.requests_per_second(source.models)) > 0:
-                    say(
+                    on_progress(
                         f"WARNING: the server at {connection.address} gets {rate:,.0f} requests/s of other clients, "
                         "which are part of each measurement and get the configurations that are tried; stop them, or "
                         "tune on another server"
@@ -183,7 +183,7 @@ class RemoteTarget:
             return
         self._has_compared = True
         if differences := wanted.differences(self._bases):
-            self._say(
+            self._on_progress(
                 f"WARNING: the server at {self.connection.address} had other settings than the config.pbtxt here, "
                 f"which is the baseline: {'; '.join(differences)}; give --model-repository a copy of what is served"
             )
@@ -241,11 +241,11 @@ class RemoteTarget:
         )
 
 
-def check_options(options: RunOptions, say: Callable[[str], None]) -> None:
+def check_options(options: RunOptions, on_progress: Callable[[str], None]) -> None:
     """Accept all options: the server is asked when it is needed."""
 
 
-def server_identity(options: RunOptions, say: Callable[[str], None]) -> str:
+def server_identity(options: RunOptions, on_progress: Callable[[str], None]) -> str:
     """Return the version that the server reports. Raises EnvironmentFault if it does not answer."""
     with contextlib.closing(RemoteServer(_connection(options))) as server:
         return server.version()
@@ -258,7 +258,7 @@ def make_target(source: ModelSource, options: RunOptions, settings: TargetSettin
         source,
         state_folder=cache_folder() / FOLDER,
         metrics=settings.metrics,
-        say=settings.say,
+        on_progress=settings.on_progress,
         stopwatch=settings.stopwatch,
     )
 

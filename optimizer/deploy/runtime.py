@@ -147,8 +147,8 @@ def installed() -> Runtime | None:
     return runtime if complete else None
 
 
-def ensure(say: Callable[[str], None]) -> Runtime:
-    """Return the runtime, which is downloaded and unpacked on first use; ``say`` gets the progress.
+def ensure(on_progress: Callable[[str], None]) -> Runtime:
+    """Return the runtime, which is downloaded and unpacked on first use; ``on_progress`` gets the progress.
 
     The newer perf_analyzer comes with it if pip can download it. A run never adds it to an unpacked runtime, because
     measurements of two releases are not ranked together; ``tune setup`` adds it. Other processes wait meanwhile, and
@@ -160,21 +160,21 @@ def ensure(say: Callable[[str], None]) -> Runtime:
     if runtime := installed():
         return runtime
     runtime = Runtime(_root())
-    with lock_cache(say) as cache:
+    with lock_cache(on_progress) as cache:
         is_missing = not runtime.root.is_dir()
         if is_missing:
-            say(f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)")
+            on_progress(f"fetching tritonserver {TRITON_VERSION} and perf_analyzer (70 MB, once)")
             install(WHEELS, runtime.root, _finish, what="the server")
         if runtime.stub_packages is not None and not runtime.stub_packages.is_dir():
-            say("fetching numpy for the server's Python backend (18 MB, once)")
+            on_progress("fetching numpy for the server's Python backend (18 MB, once)")
             numpy = NUMPY_WHEELS[running_python()]
             install((numpy,), runtime.stub_packages, lambda _: None, what="numpy for the server's Python backend")
     if is_missing:
         try:
-            perf_analyzer_release.ensure_newer(say)
+            perf_analyzer_release.ensure_newer(on_progress)
         except EnvironmentFault as error:
-            say(f"perf_analyzer {PINNED_PERF_ANALYZER} measures, because {error}")
-    say(f"unpacked into {cache}")
+            on_progress(f"perf_analyzer {PINNED_PERF_ANALYZER} measures, because {error}")
+    on_progress(f"unpacked into {cache}")
     return runtime
 
 
@@ -188,8 +188,8 @@ def openvino_folder() -> Path | None:
     return cache_folder() / f"openvino-{OPENVINO_ONNX_RUNTIME}-{wheel.sha256[:12]}" if wheel else None
 
 
-def ensure_openvino(say: Callable[[str], None]) -> None:
-    """Download and unpack ONNX Runtime with OpenVINO, unless it is there; ``say`` gets the progress.
+def ensure_openvino(on_progress: Callable[[str], None]) -> None:
+    """Download and unpack ONNX Runtime with OpenVINO, unless it is there; ``on_progress`` gets the progress.
 
     Raises EnvironmentFault if this Python has no wheel of it, or pip cannot download it.
     """
@@ -199,9 +199,9 @@ def ensure_openvino(say: Callable[[str], None]) -> None:
         raise EnvironmentFault(f"openvino needs Python {versions}, this is {running_python()}: leave openvino out")
     if folder.is_dir():
         return
-    with lock_cache(say):
+    with lock_cache(on_progress):
         if not folder.is_dir():
-            say(f"fetching onnxruntime-openvino {OPENVINO_ONNX_RUNTIME} (84 MB, once)")
+            on_progress(f"fetching onnxruntime-openvino {OPENVINO_ONNX_RUNTIME} (84 MB, once)")
             install((OPENVINO_WHEELS[running_python()],), folder, _without_other_devices, what="openvino")
 
 

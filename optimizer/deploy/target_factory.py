@@ -75,9 +75,9 @@ ON_THIS_MACHINE = ("embedded", "local")  # targets with a server program, see ``
 CAN_RESTART = (*ON_THIS_MACHINE, "docker")  # targets that can vary the options of the whole server
 
 
-def check_target(options: RunOptions, say: Callable[[str], None]) -> None:
+def check_target(options: RunOptions, on_progress: Callable[[str], None]) -> None:
     """Check the target before a model is looked for. Raises BadInputError or EnvironmentFault as ``make_target``."""
-    _module(options).check_options(options, say)
+    _module(options).check_options(options, on_progress)
     if options.shared_memory != "none" and (address := other_machine_address(options)):
         raise BadInputError(
             f"--shared-memory {options.shared_memory}: the server at {address} is on another machine or behind a "
@@ -100,7 +100,7 @@ def make_target(
 
     Raises BadInputError if options do not fit the target, EnvironmentFault if the target is not available.
     """
-    check_server_options(space, options, settings.say)
+    check_server_options(space, options, settings.on_progress)
     processes = space.max_server_processes
     if processes == 1:
         return _module(options).make_target(source, options, settings)
@@ -120,13 +120,13 @@ def make_target(
 class TargetModule(Protocol):
     """The functions of the module ``optimizer/deploy/NAME_target.py``, which implements ``--target NAME``."""
 
-    def check_options(self, options: RunOptions, say: Callable[[str], None]) -> None:
+    def check_options(self, options: RunOptions, on_progress: Callable[[str], None]) -> None:
         """Check the options and the server's machine before a model is looked for.
 
         Raises BadInputError or EnvironmentFault.
         """
 
-    def server_identity(self, options: RunOptions, say: Callable[[str], None]) -> str:
+    def server_identity(self, options: RunOptions, on_progress: Callable[[str], None]) -> str:
         """Return what identifies the server in the fingerprint. Raises EnvironmentFault if it does not answer."""
 
     def make_target(self, source: ModelSource, options: RunOptions, settings: TargetSettings) -> ServerTarget:
@@ -137,18 +137,18 @@ def _module(options: RunOptions) -> TargetModule:
     return cast(TargetModule, importlib.import_module(f"{__package__}.{options.target}_target"))
 
 
-def find_installation(options: RunOptions, say: Callable[[str], None]) -> Installation:
+def find_installation(options: RunOptions, on_progress: Callable[[str], None]) -> Installation:
     """Return the tritonserver of this machine: the user's for the local target, otherwise the embedded one."""
     if options.target == "local":
         return local_target.find_installation(options.tritonserver, options.backend_directory, options.server_args)
-    return embedded_installation(runtime.ensure(say))
+    return embedded_installation(runtime.ensure(on_progress))
 
 
-def check_server_options(space: SearchSpace, options: RunOptions, say: Callable[[str], None]) -> None:
+def check_server_options(space: SearchSpace, options: RunOptions, on_progress: Callable[[str], None]) -> None:
     """Raise BadInputError if the server lacks a server option of the space."""
     tried = server_options.option_names(space.fields)
     if tried and options.target in ON_THIS_MACHINE:  # the options of an image are known when it starts
-        installation = find_installation(options, say)
+        installation = find_installation(options, on_progress)
         known = local_target.known_options(installation.tritonserver, installation.environment)
         for name in tried:
             if name not in known:
@@ -157,12 +157,12 @@ def check_server_options(space: SearchSpace, options: RunOptions, say: Callable[
                 )
 
 
-def server_identity(options: RunOptions, say: Callable[[str], None]) -> str:
+def server_identity(options: RunOptions, on_progress: Callable[[str], None]) -> str:
     """Return the identity of the server for the fingerprint: its version, hash or image id.
 
     Raises EnvironmentFault if the server or Docker does not answer.
     """
-    return _module(options).server_identity(options, say)
+    return _module(options).server_identity(options, on_progress)
 
 
 def metrics_address(options: RunOptions) -> str:

@@ -89,7 +89,7 @@ class TargetSettings:
             model without a fixed device is served on the CPU.
         metrics: The address of the metrics of a server on another machine; empty if it has none.
         stopwatch: It counts the time that the server takes.
-        say: It gets one line for each slow preparation.
+        on_progress: It gets one line for each slow preparation.
         ports: The ports of each server on this machine, for clients of the user; without them, any free ones.
         choose_port: Return a port for a server without ``ports``; called for each port at each start.
         arguments: Further options of a server on this machine; those that its version does not know are left out.
@@ -103,7 +103,7 @@ class TargetSettings:
     sees_gpus: bool = True
     metrics: str = ""
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
-    say: Callable[[str], None] = print
+    on_progress: Callable[[str], None] = print
     ports: tuple[ServerPorts, ...] = ()
     choose_port: Callable[[], int] = free_port
     arguments: tuple[str, ...] = ()

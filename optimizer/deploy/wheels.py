@@ -32,7 +32,7 @@ class Wheel:
 
 
 @contextlib.contextmanager
-def lock_cache(say: Callable[[str], None]) -> Iterator[Path]:
+def lock_cache(on_progress: Callable[[str], None]) -> Iterator[Path]:
     """Lock the cache folder and remove incomplete folders of killed processes.
 
     Raises EnvironmentFault if the disk refuses a write.
@@ -40,7 +40,7 @@ def lock_cache(say: Callable[[str], None]) -> Iterator[Path]:
     cache = cache_folder()
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)  # private, because its files are executed
-        with file_lock(cache / LOCK, lambda holder: say(f"waiting: {holder} is writing to {cache}")):
+        with file_lock(cache / LOCK, lambda holder: on_progress(f"waiting: {holder} is writing to {cache}")):
             for draft in cache.glob(f"{DRAFT}*"):
                 shutil.rmtree(draft)
             yield cache

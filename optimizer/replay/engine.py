@@ -285,11 +285,11 @@ def compare(
     seeds: Sequence[int],
     max_trials: int,
     transferred: TransferredStudy | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
     """Replay each method with each seed, without and, if given, with the warm start ``transferred``.
 
-    ``say`` receives a line of progress before each replay.
+    ``on_progress`` receives a line of progress before each replay.
 
     Raises:
         BadInputError: A method lacks a package.
@@ -299,7 +299,7 @@ def compare(
         for start in (None, transferred) if transferred else (None,):
             name = f"{method} {WARM}" if start else method
             for i, seed in enumerate(seeds, 1):
-                say(f"{name}, {i} of {len(seeds)}")
+                on_progress(f"{name}, {i} of {len(seeds)}")
                 result = replay(recording, problem, best, method, seed, max_trials, start)
                 runs.setdefault(name, []).append(result)
     return Comparison(recording, problem, best, runs)

@@ -324,7 +324,7 @@ def make_progress(console: Console, log: str | None = None, *, with_time: bool =
     """
     kind = log or ("live" if console.is_terminal else "plain")
 
-    def say(line: str) -> None:
+    def on_progress(line: str) -> None:
         text = one_line(line)
         if kind == "live":
             text = "\n".join(wrap(text, console.width))
@@ -338,4 +338,4 @@ def make_progress(console: Console, log: str | None = None, *, with_time: bool =
             return PlainObserver(console, problem, budget)
         return LiveObserver(console, problem, budget, str(hardware)) if kind == "live" else QuietObserver()
 
-    return say, make_observer
+    return on_progress, make_observer

@@ -200,34 +200,34 @@ def print_verification(console: Console, result: VerificationResult) -> None:
     """Print whether the recommendation holds, the metrics before and now, the notes and the next step."""
     verified, problem, recommended = result.verified, result.problem, result.before.recommended
 
-    def say(text: str = "", style: str = "") -> None:
+    def print_line(text: str = "", style: str = "") -> None:
         console.print(Text(text, style), soft_wrap=True)
 
     goal, is_undecided = formatting.bounds(problem.sla) or "no bound", verified.is_undecided
     holds = "is UNDECIDED" if is_undecided else _holds(verified.holds)
-    say(f"{problem.model}: the recommendation {holds} ({goal})", formatting.VERDICT_STYLES[verified.verdict])
+    print_line(f"{problem.model}: the recommendation {holds} ({goal})", formatting.VERDICT_STYLES[verified.verdict])
     if verified.reason:
-        say(f"because {verified.reason}")
-    say()
+        print_line(f"because {verified.reason}")
+    print_line()
     for confirmed in verified.measured:
         point = confirmed.point
         is_recommended = recommended is not None and point.trial == recommended.trial
         role = "recommended" if is_recommended else "runner-up"
-        say(f"{role}, trial {point.trial}: {configuration_text.configuration(point.candidate)}", "bold")
+        print_line(f"{role}, trial {point.trial}: {configuration_text.configuration(point.candidate)}", "bold")
         if is_recommended and recommended is not None:
-            say(f"  was  {formatting.performance(recommended, confirmed.latency)}")
-        say(f"  now  {formatting.performance(point, confirmed.latency)}")
-        say(f"  {formatting.verdict(confirmed)}, {', '.join(summary.confirmed_intervals(confirmed))}")
+            print_line(f"  was  {formatting.performance(recommended, confirmed.latency)}")
+        print_line(f"  now  {formatting.performance(point, confirmed.latency)}")
+        print_line(f"  {formatting.verdict(confirmed)}, {', '.join(summary.confirmed_intervals(confirmed))}")
     for candidate, reason in verified.failed:
-        say(f"not measured: {configuration_text.configuration(candidate)}: {reason}", "red")
-    say()
+        print_line(f"not measured: {configuration_text.configuration(candidate)}: {reason}", "red")
+    print_line()
     if verified.verdict_holds or not is_undecided:
-        say(f"verdict {_holds(verified.verdict_holds)}, ranking {_holds(verified.ranking_holds)}")
+        print_line(f"verdict {_holds(verified.verdict_holds)}, ranking {_holds(verified.ranking_holds)}")
     for note in result.notes:
-        say(f"note: {note}", "yellow")
-    say(f"results {result.folder.path}")
+        print_line(f"note: {note}", "yellow")
+    print_line(f"results {result.folder.path}")
     if verified.verdict_holds:
-        say(f"next    deploy it: tune emit {shlex.quote(one_line(str(result.run.path)))}")
+        print_line(f"next    deploy it: tune emit {shlex.quote(one_line(str(result.run.path)))}")
 
 
 def _holds(holds: bool | None) -> str:

@@ -38,7 +38,7 @@ def compile_loop(
     name: str,
     loop: Callable[[], CompiledOnce[..., Any]],
     simulate: Callable[[], object],
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> None:
     """Load a compiled event loop. If its code is not stored, compile it first in a child process (about 10 s).
 
@@ -46,12 +46,12 @@ def compile_loop(
         name: The name of the simulator.
         loop: Imports and returns the event loop.
         simulate: Runs a short simulation, which loads the loop. It is a function of a module that calls the loop.
-        say: Receives a line before a compilation.
+        on_progress: Receives a line before a compilation.
     """
     pool = ThreadPoolExecutor(1)  # an interrupt, which only the main thread sees, can make LLVM free memory twice
     try:
         if not pool.submit(lambda: loop().is_stored()).result():
-            say(f"compiling {name} (once)")
+            on_progress(f"compiling {name} (once)")
             _compile_in_child(simulate)
         pool.submit(simulate).result()
     finally:

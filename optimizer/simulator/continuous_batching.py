@@ -176,9 +176,9 @@ def simulated_rows(
     return results
 
 
-def compile_continuous_batching(say: Callable[[str], None]) -> None:
-    """Load the compiled simulator; ``say`` so if it has to be compiled first."""
-    compile_loop("the simulator of continuous batching", _loop, simulate_smallest, say)
+def compile_continuous_batching(on_progress: Callable[[str], None]) -> None:
+    """Load the compiled simulator; ``on_progress`` gets a line if it has to be compiled first."""
+    compile_loop("the simulator of continuous batching", _loop, simulate_smallest, on_progress)
 
 
 def _loop() -> CompiledOnce[..., None]:

@@ -38,12 +38,15 @@ def model_type(problem: Problem) -> type[DynamicBatchingModel] | type[Continuous
     return ContinuousBatchingModel if continuous_batching_model.applies(problem) else ClosedNetwork
 
 
-def compile_model(problem: Problem, say: Callable[[str], None]) -> None:
-    """Load the compiled simulator that the model of ``problem`` needs; ``say`` so if it has to be compiled first."""
+def compile_model(problem: Problem, on_progress: Callable[[str], None]) -> None:
+    """Load the compiled simulator that the model of ``problem`` needs.
+
+    ``on_progress`` gets a line if it has to be compiled first.
+    """
     if model_type(problem) is DynamicBatchingModel:
-        compile_simulator(say)
+        compile_simulator(on_progress)
     elif model_type(problem) is ContinuousBatchingModel:
-        compile_continuous_batching(say)
+        compile_continuous_batching(on_progress)
 
 
 def fit_model(points: Sequence[Point], problem: Problem, latencies: Sequence[str], seed: int) -> PerformanceModel:

@@ -111,9 +111,9 @@ def trace(
     return PackedScenarios([scenario], jitter, gaps_s, interval or MeasurementInterval()).trace()
 
 
-def compile_simulator(say: Callable[[str], None]) -> None:
-    """Load the compiled simulator; ``say`` so if it has to be compiled first."""
-    compile_loop("the simulator of the dynamic batcher", _loop, simulate_smallest, say)
+def compile_simulator(on_progress: Callable[[str], None]) -> None:
+    """Load the compiled simulator; ``on_progress`` gets a line if it has to be compiled first."""
+    compile_loop("the simulator of the dynamic batcher", _loop, simulate_smallest, on_progress)
 
 
 def _loop() -> CompiledOnce[..., None]:

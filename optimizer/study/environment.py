@@ -97,20 +97,20 @@ class Environment:
     """The machine, server and load generator of one run.
 
     ``hardware`` is this machine with the GPUs that serve; its CPU is described as unknown if a remote machine serves.
-    ``say`` gets one line for each slow preparation. On a cluster, ``node_placement`` and ``cpu_quota`` describe a
-    node. Without ``node_placement``, the CPUs follow from those that this process may use.
+    ``on_progress`` gets one line for each slow preparation. On a cluster, ``node_placement`` and ``cpu_quota``
+    describe a node. Without ``node_placement``, the CPUs follow from those that this process may use.
     """
 
     options: RunOptions
     hardware: Hardware
     gpus: VisibleGpus
     stopwatch: Stopwatch
-    say: Callable[[str], None]
+    on_progress: Callable[[str], None]
     node_placement: CpuPlacement | None = None
     cpu_quota: float | None = None
 
     @classmethod
-    def detect(cls, options: RunOptions, stopwatch: Stopwatch, say: Callable[[str], None]) -> Environment:
+    def detect(cls, options: RunOptions, stopwatch: Stopwatch, on_progress: Callable[[str], None]) -> Environment:
         """Return the environment on this machine.
 
         Raises EnvironmentFault if this machine lacks a requirement of ``options``, BadInputError if an option is
@@ -118,7 +118,7 @@ class Environment:
         """
         if reason := runtime.unsupported():
             raise EnvironmentFault(reason)
-        target_factory.check_target(options, say)
+        target_factory.check_target(options, on_progress)
         gpus = visible_gpus(options)
         hardware = machine.detect()
         server = target_factory.other_machine_address(options)
@@ -130,10 +130,10 @@ class Environment:
         if gpus.unusable:
             raise EnvironmentFault(f"{fault}; to continue without GPUs: {VISIBLE_DEVICES}= tune …")
         if fault:
-            say(f"GPUs are not measured: {fault}")
+            on_progress(f"GPUs are not measured: {fault}")
         # a container runs outside this control group
         quota = None if options.target == "docker" else cpus.cpu_quota()
-        return cls(options, hardware, gpus, stopwatch, say, cpu_quota=quota)
+        return cls(options, hardware, gpus, stopwatch, on_progress, cpu_quota=quota)
 
     def server_hardware(self) -> Hardware:
         """Return the hardware with the number of CPUs that the server gets; a quota is rounded down, to 1 or more."""
@@ -149,11 +149,11 @@ class Environment:
         OpenVINO if a configuration names it. ``swept`` are the fields of a sweep, see ``task.prepare_task``.
         """
         with self.stopwatch.count("set_up"):
-            task = prepare_task(self.options, self.server_hardware(), self.say, swept)
+            task = prepare_task(self.options, self.server_hardware(), self.on_progress, swept)
             if "energy" in self.options.objectives and not task.on_gpu:
                 raise EnvironmentFault(NO_POWER)
             if fetch_server:
-                runtime.ensure(self.say)
+                runtime.ensure(self.on_progress)
                 self._ensure_openvino(task)
         shares_cpus = bool(self.server_resources(task).client_shares_cpus)  # follows from the task's search space
         return replace(task, problem=replace(task.problem, client_shares_cpus=shares_cpus))
@@ -170,9 +170,9 @@ class Environment:
             self.hardware,
             backends,
             target=self.options.target,
-            server=target_factory.server_identity(self.options, self.say),
+            server=target_factory.server_identity(self.options, self.on_progress),
             at=target_factory.other_machine_address(self.options),
-            perf_analyzer=perf_analyzer_identity(self.options, task, self.say),
+            perf_analyzer=perf_analyzer_identity(self.options, task, self.on_progress),
         )
 
     @contextmanager
@@ -194,7 +194,7 @@ class Environment:
             sees_gpus=self.server_sees_gpus(task),
             metrics=self._metrics_address(task),
             stopwatch=self.stopwatch,
-            say=self.say,
+            on_progress=self.on_progress,
             ports=ports,
             arguments=arguments,
             model_load_timeout_seconds=model_load_timeout_within(self.options.budget_seconds),
@@ -269,7 +269,7 @@ class Environment:
         """Return the load generators of ``task``; ``options`` replace those of this environment."""
         placement = self.placement(task)
         cpus = placement.server | placement.client if self._is_remote else placement.client
-        return make_load_generators(options or self.options, task, folder, cpus, self.stopwatch, self.say)
+        return make_load_generators(options or self.options, task, folder, cpus, self.stopwatch, self.on_progress)
 
     def placement(self, task: Task | None = None) -> CpuPlacement:
         """Return the CPUs of server and load generator.
@@ -328,7 +328,7 @@ class Environment:
 
     def _ensure_openvino(self, task: Task) -> None:
         if self.uses_openvino(task):
-            runtime.ensure_openvino(self.say)
+            runtime.ensure_openvino(self.on_progress)
 
     def uses_openvino(self, task: Task) -> bool:
         """Return whether the embedded server needs the build of ONNX Runtime with OpenVINO."""

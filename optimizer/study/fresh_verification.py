@@ -33,7 +33,7 @@ def verify_fresh(
     run: RunFolder,
     options: RunOptions,
     seconds: float | None,
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
     open_observer: ObserverFactory,
 ) -> VerificationResult:
     """Measure the recommendation of ``run`` again on fresh servers of the target in ``options``.
@@ -43,7 +43,7 @@ def verify_fresh(
     Raises BadInputError if the run recommends nothing, or its profile has other bounds or another model by now;
     TuneError as a run.
     """
-    environment = Environment.detect(options, Stopwatch(), say)
+    environment = Environment.detect(options, Stopwatch(), on_progress)
     task = environment.make_task()
     problem = task.problem
     run.refuse_other_bounds(list(map(str, problem.sla)))
@@ -67,7 +67,7 @@ def verify_fresh(
     servers = [LOOKS[1], *(COMPARED_SERVERS for _ in server_plans[1:])]
     expected_seconds = sum(n * plan.server_seconds for n, plan in zip(servers, server_plans, strict=True))
     budget = Budget(TIME_FACTOR * expected_seconds if seconds is None else seconds)
-    say(start_line("testing", problem, options, budget.seconds, folder.path))
+    on_progress(start_line("testing", problem, options, budget.seconds, folder.path))
     # the lock tells `tune runs` that a process works on the run
     with (
         folder.locked(),

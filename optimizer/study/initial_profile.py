@@ -22,7 +22,14 @@ from optimizer.model.profile_schema import LoadSection, RequestSection
 from optimizer.options.run_options import RunOptions
 from optimizer.options.values import format_number
 from optimizer.study.environment import Environment
-from optimizer.study.model_finder import NamedModel, Say, find_model, names_profile, other_models, undeclared_models
+from optimizer.study.model_finder import (
+    NamedModel,
+    OnProgress,
+    find_model,
+    names_profile,
+    other_models,
+    undeclared_models,
+)
 from optimizer.study.task import search_space, serving_hardware
 
 _EXAMPLE_SIZE = 128  # the size of a variable dim in an example
@@ -37,7 +44,9 @@ class InitialProfile:
     missing: tuple[str, ...] = ()
 
 
-def initial_profile(options: RunOptions, output: Path | None, say: Say, *, with_schema: bool) -> InitialProfile:
+def initial_profile(
+    options: RunOptions, output: Path | None, on_progress: OnProgress, *, with_schema: bool
+) -> InitialProfile:
     """Return a profile of the model that ``options`` name, with the latency bounds and other models of ``options``.
 
     No server is started. If ``options`` name a profile, the result has its keys. ``output`` is the file that the
@@ -48,8 +57,8 @@ def initial_profile(options: RunOptions, output: Path | None, say: Say, *, with_
         _check_output(output)
     if names_profile(options):
         return _from_profile(load_profile(find_profile(options.model)), options, output, with_schema=with_schema)
-    hardware = Environment.detect(options, Stopwatch(), say).server_hardware()
-    named = find_model(options, hardware, say, start_server=False)
+    hardware = Environment.detect(options, Stopwatch(), on_progress).server_hardware()
+    named = find_model(options, hardware, on_progress, start_server=False)
     path = output or Path(f"{named.source.name}.yaml")
     tree: dict[str, Any] = {
         "model": _model_keys(named, options, path),

@@ -120,7 +120,7 @@ def make_load_generators(
     folder: RunFolder,
     cpus: frozenset[int],
     stopwatch: Stopwatch,
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> LoadGenerators:
     """Return the load generators of ``task``, which run on ``cpus``; their logs are in ``folder``."""
     for scratch in folder.perf_analyzer_log.parent.glob(f"{SCRATCH}*"):  # of a run that was killed
@@ -135,14 +135,14 @@ def make_load_generators(
         generator = IndexHintLoadGenerator(_sharing(own), task.unbounded)
         if not clients.perf_analyzer_checks:
             return LoadGenerators(generator, generator)
-        checker = _make_perf_analyzer(options, folder, say, own)
+        checker = _make_perf_analyzer(options, folder, on_progress, own)
         if task.sequence_length is not None:
             checker = replace(checker, sequence_length=task.sequence_length.fixed)
         if task.problem.space.max_server_processes > 1:
             checkers = ServerProcessesLoadGenerator(partial(_for_process, checker))
             return LoadGenerators(generator, generator, cross_checking=checkers)
         return LoadGenerators(generator, generator, cross_checking=checker)
-    perf_analyzer = _make_perf_analyzer(options, folder, say, own)
+    perf_analyzer = _make_perf_analyzer(options, folder, on_progress, own)
     search = IndexHintLoadGenerator(
         _make_concurrent(perf_analyzer, task) if task.source.concurrent else _sharing(perf_analyzer), task.unbounded
     )
@@ -156,7 +156,7 @@ def _sharing(generator: LoadClientGenerator | PerfAnalyzer) -> LoadGenerator:
     return SharedMemoryLoadGenerator(generator, generator.shared_memory) if generator.shared_memory else generator
 
 
-def perf_analyzer_identity(options: RunOptions, task: Task, say: Callable[[str], None]) -> str:
+def perf_analyzer_identity(options: RunOptions, task: Task, on_progress: Callable[[str], None]) -> str:
     """Return the version of the perf_analyzer that measures or checks ``task``, or the ID of its image.
 
     The result is empty if tune's own client alone measures. Raises EnvironmentFault.
@@ -166,7 +166,7 @@ def perf_analyzer_identity(options: RunOptions, task: Task, say: Callable[[str],
         return ""
     if options.perf_analyzer_image is not None:
         return docker_engine.image_id(options.perf_analyzer_image)
-    return runtime.ensure(say).perf_analyzer_version
+    return runtime.ensure(on_progress).perf_analyzer_version
 
 
 def _make_own_client(
@@ -199,14 +199,14 @@ def _make_own_client(
 
 
 def _make_perf_analyzer(
-    options: RunOptions, folder: RunFolder, say: Callable[[str], None], own: LoadClientGenerator
+    options: RunOptions, folder: RunFolder, on_progress: Callable[[str], None], own: LoadClientGenerator
 ) -> PerfAnalyzer:
     """Return perf_analyzer with the settings that the project's own client, ``own``, has too."""
-    installed, image = runtime.ensure(say), options.perf_analyzer_image
+    installed, image = runtime.ensure(on_progress), options.perf_analyzer_image
     runner: PerfAnalyzerRunner
     if image is None:
         variables = {} if options.target == "remote" else BUS_ORDER  # that of the servers that tune starts
-        runner = FallbackRunner(installed.perf_analyzer_libraries, partial(ensure_older, say), variables)
+        runner = FallbackRunner(installed.perf_analyzer_libraries, partial(ensure_older, on_progress), variables)
     else:
         runner = ContainerRunner(image)
     return PerfAnalyzer(

@@ -34,7 +34,7 @@ from optimizer.options.values import parse_cpus, quote, usable_cpus
 
 DEFAULT_LARGEST_BATCH = 64
 
-Say = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,15 @@ class NamedModel:
     file: Path | None = None
 
 
-def find_model(options: RunOptions, hardware: Hardware, say: Say, *, start_server: bool = True) -> NamedModel:
+def find_model(
+    options: RunOptions, hardware: Hardware, on_progress: OnProgress, *, start_server: bool = True
+) -> NamedModel:
     """Return the model that ``options`` name, built if necessary, as ``hardware`` serves it. Raises BadInputError.
 
     A stored model that declares no inputs or outputs is loaded on a server, which knows them. Without
     ``start_server`` it is returned without them.
     """
-    finder = _Finder(options, DeviceAssignment.of(options, hardware.gpus), say, start_server)
+    finder = _Finder(options, DeviceAssignment.of(options, hardware.gpus), on_progress, start_server)
     if names_profile(options):
         return finder.of_named_profile(load_profile(find_profile(options.model)))
     if options.model_repository is not None:
@@ -79,7 +81,7 @@ class _Finder:
 
     options: RunOptions
     serving: DeviceAssignment
-    say: Say
+    on_progress: OnProgress
     start_server: bool
 
     def of_named_profile(self, profile: Profile) -> NamedModel:
@@ -112,7 +114,7 @@ class _Finder:
         _refuse_others(self.options)
         batch = self._batch()
         if (model := _model_of_version(path)) is not None:
-            self.say(
+            self.on_progress(
                 f"{show_path(model / 'config.pbtxt')} is ignored, because {one_line(path.name)} is tuned as a "
                 f"file of its own; to use it: tune {shlex.quote(show_path(model))}"
             )
@@ -170,7 +172,7 @@ class _Finder:
             cache=cache_folder(),
             max_batch_size=largest_batch,
             kind="KIND_GPU" if self.serving.reaches("onnxruntime") else "KIND_CPU",
-            say=self.say,
+            on_progress=self.on_progress,
         )
         return read_source(
             lambda name: built if name == built.name else self._stored(built.repository, name), built.name
@@ -200,8 +202,8 @@ class _Finder:
         return source
 
     def _find_installation(self, config: Path) -> Installation:
-        self.say(f"{show_path(config)} declares no inputs or outputs: starting a server, which knows them")
-        return find_installation(self.options, self.say)
+        self.on_progress(f"{show_path(config)} declares no inputs or outputs: starting a server, which knows them")
+        return find_installation(self.options, self.on_progress)
 
 
 def undeclared_models(source: ModelSource) -> list[str]:

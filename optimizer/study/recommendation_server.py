@@ -78,7 +78,7 @@ def recommended_server(
     options: RunOptions,
     choose_ports: Callable[[], tuple[ServerPorts, ...]],
     arguments: tuple[str, ...],
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> Iterator[RecommendedServer]:
     """Serve ``candidate``, the recommendation of ``run``, within the context, on servers like those of its test.
 
@@ -89,17 +89,17 @@ def recommended_server(
         options: The options of the run.
         choose_ports: It returns the ports of each server. Called when the servers start, so that the ports are free.
         arguments: Further options of the servers; those that their version does not know are left out.
-        say: It gets one line for each slow preparation.
+        on_progress: It gets one line for each slow preparation.
 
     Raises BadInputError if the model has changed since the run, else as a run.
     """
-    environment = Environment.detect(options, Stopwatch(), say)
+    environment = Environment.detect(options, Stopwatch(), on_progress)
     task = environment.make_task()
     run.folder.refuse_other_model(task.source.facts)
     _refuse_other_configs(run.folder, task.source, candidate, configs)
     task = replace(task, problem=replace(task.problem, space=run.problem.space))  # its profile may have another one
     if differences := _other_machine(environment, task, run.folder):
-        say(
+        on_progress(
             f"the run was measured with another device or server ({differences}); `tune verify --fresh "
             f"{show_path(run.folder.path)}` measures its recommendation here"
         )

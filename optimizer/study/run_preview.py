@@ -114,18 +114,19 @@ class RunPreview:
         }
 
 
-def preview(options: RunOptions, say: Callable[[str], None]) -> RunPreview:
+def preview(options: RunOptions, on_progress: Callable[[str], None]) -> RunPreview:
     """Return the preview of a run with ``options``.
 
-    ``say`` gets one line for each slow preparation: a model may be built in the cache. The server is not downloaded,
-    and is started only for a model that declares no inputs or outputs. Raises BadInputError and EnvironmentFault.
+    ``on_progress`` gets one line for each slow preparation: a model may be built in the cache. The server is not
+    downloaded, and is started only for a model that declares no inputs or outputs. Raises BadInputError and
+    EnvironmentFault.
     """
     if options.cluster is not None:
         raise BadInputError(
             "--dry-run: it describes a run on this machine, but --cluster measures on other nodes; leave one out"
         )
     RunFolder.check(options.out)
-    environment = Environment.detect(options, Stopwatch(), say)
+    environment = Environment.detect(options, Stopwatch(), on_progress)
     has_server = runtime.installed() is not None
     undeclared = _undeclared(environment)
     if undeclared and options.target == "embedded" and not has_server:
@@ -136,7 +137,7 @@ def preview(options: RunOptions, say: Callable[[str], None]) -> RunPreview:
         )
     task = environment.make_task(fetch_server=False)
     if has_server or options.target != "embedded":
-        target_factory.check_server_options(task.problem.space, options, say)
+        target_factory.check_server_options(task.problem.space, options, on_progress)
     transferred, transfer_notes = load_warm_start(options, task, None)
     notes = (*task.notes, *map(str, (*environment.notes(task), *transfer_notes)))
     resources = environment.server_resources(task)
@@ -150,7 +151,7 @@ def _undeclared(environment: Environment) -> list[str]:
     if environment.options.target not in target_factory.ON_THIS_MACHINE:
         return []
     hardware = environment.server_hardware()
-    named = find_model(environment.options, hardware, environment.say, start_server=False)
+    named = find_model(environment.options, hardware, environment.on_progress, start_server=False)
     return undeclared_models(named.source)
 
 

@@ -53,7 +53,7 @@ def open_searcher(
     fingerprint: Fingerprint,
     transferred: TransferredStudy | None,
     spent_seconds: float,
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> Iterator[tuple[Searcher, OtherWorkers]]:
     """Yield the searcher, and the other workers of its study. Raises TuneError."""
     problem = task.problem
@@ -62,7 +62,9 @@ def open_searcher(
         from optimizer.store.optuna_study import StudySharing
         from optimizer.study.distributed.shared_study import join
 
-        retry = RetryPolicy(time.monotonic() + options.budget_seconds - spent_seconds, say, str(folder.trials))
+        retry = RetryPolicy(
+            time.monotonic() + options.budget_seconds - spent_seconds, on_progress, str(folder.trials)
+        )
         conditions = shared_conditions(options, task)
         with join(options, problem, folder, fingerprint, StudySharing(retry), conditions) as shared:
             yield make_searcher_for_study(shared.tracker, options.search, problem, options.seed, transferred), shared

@@ -27,7 +27,7 @@ SECONDS = 1.0  # time of each measurement
 FOLDER = "explain"  # holds the logs, in the folder of the run
 
 
-def measure_shared_memory(run: FinishedRun, say: Callable[[str], None]) -> SharedMemoryEffect:
+def measure_shared_memory(run: FinishedRun, on_progress: Callable[[str], None]) -> SharedMemoryEffect:
     """Measure the recommendation of ``run``, or its closest candidate, with and without system shared memory in turn.
 
     Both are measured in each round on the same fresh server, at the best load of the run. The effect is stored in the
@@ -36,14 +36,14 @@ def measure_shared_memory(run: FinishedRun, say: Callable[[str], None]) -> Share
     point, options = _point(run), read_stored_options(run.folder)
     _check(run, options)
     shared = replace(options, shared_memory="system")
-    environment = Environment.detect(shared, Stopwatch(), say)
+    environment = Environment.detect(shared, Stopwatch(), on_progress)
     task = environment.make_task()
     with run.folder.locked():
         folder = RunFolder.create(str(run.folder.path), FOLDER)
         fingerprint = environment.fingerprint(task)
         without = replace(shared, shared_memory="none", output_shared_memory_bytes=None)
         generators = [environment.make_generators(task, folder, each).confirmation for each in (without, shared)]
-        say(f"measuring {configuration(point.candidate)} without and with shared memory, {ROUNDS} rounds")
+        on_progress(f"measuring {configuration(point.candidate)} without and with shared memory, {ROUNDS} rounds")
         with environment.open_target(task, folder) as target, target.deploy_fresh(point.candidate) as endpoint:
             pairs = _measure(endpoint, point.load, generators)
         effect = SharedMemoryEffect(

@@ -147,7 +147,7 @@ def run_study(setup: StudySetup, make_executor: Callable[[ProgressObserver], Tri
     stopwatch = environment.stopwatch
     if environment.options.search == "simulated":  # workers and servers start meanwhile
         with stopwatch.count("set_up"):
-            compile_model(task.problem, environment.say)
+            compile_model(task.problem, environment.on_progress)
     budget = setup.start_budget()
     with (
         setup.open_observer(task.problem, budget, environment.hardware) as observer,

@@ -132,11 +132,13 @@ Column = tuple[str, Callable[[SweepCell], str]]
 class SweepProgress:
     """A ProgressObserver that prints one line for each measurement."""
 
-    def __init__(self, say: Callable[[str], None], plan: SweepPlan) -> None:
-        self._say, self._plan, self._done = say, plan, 0
+    def __init__(self, on_progress: Callable[[str], None], plan: SweepPlan) -> None:
+        self._on_progress, self._plan, self._done = on_progress, plan, 0
 
     def trial_started(self, number: int, candidate: Candidate, role: TrialRole) -> None:
-        self._say(f"{number + 1}/{len(self._plan.configurations)}  {configuration_text.configuration(candidate)}")
+        self._on_progress(
+            f"{number + 1}/{len(self._plan.configurations)}  {configuration_text.configuration(candidate)}"
+        )
 
     def measured(self, number: int, load: LoadPoint, measurement: Measurement) -> None:
         self._done += 1
@@ -145,10 +147,10 @@ class SweepProgress:
             candidate = self._plan.configurations[number]
             latency = "ttft-p95" if measurement.is_streamed else "latency-p95"
             figures = formatting.performance(Point(number, candidate, load, measurement), latency)
-        self._say(f"  {self._done} of {len(self._plan)}: {figures}")
+        self._on_progress(f"  {self._done} of {len(self._plan)}: {figures}")
 
     def trial_finished(self, trial: Trial, best: Point | None) -> None:
-        self._say(f"  failed: {trial.reason}")
+        self._on_progress(f"  failed: {trial.reason}")
 
 
 def print_sweep(console: Console, cells: Sequence[SweepCell], document: Mapping[str, Any]) -> None:

@@ -171,7 +171,7 @@ def sweep(
     options: RunOptions,
     request: SweepRequest,
     resumed: RunFolder | None,
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
     make_observer: Callable[[SweepPlan], ProgressObserver],
 ) -> SweepResult:
     """Measure the loads of ``request``, or those missing in the sweep in ``resumed``. Raises TuneError.
@@ -179,7 +179,7 @@ def sweep(
     An interrupt (KeyboardInterrupt) ends it early; its measurements are kept. A resumed sweep whose model, plan or
     fingerprint has changed is refused and not changed.
     """
-    environment = Environment.detect(options, Stopwatch(), say)
+    environment = Environment.detect(options, Stopwatch(), on_progress)
     if resumed is None:
         RunFolder.check(options.out)
     task = environment.make_task(swept=request.choices.fields)
@@ -244,7 +244,7 @@ class _SweepSession:
     def _measure(self, make_observer: Callable[[SweepPlan], ProgressObserver]) -> None:
         environment, task, plan, folder = self._environment, self._task, self._plan, self._folder
         server, loads = describe_server(environment.options), formatting.count(len(plan), "measurement")
-        environment.say(f"sweeping {task.problem.model} on {server}: {loads}; results in {folder.path}")
+        environment.on_progress(f"sweeping {task.problem.model} on {server}: {loads}; results in {folder.path}")
         with environment.open_target(task, folder) as target:
             target.start()
             measurer = environment.make_measurer(task, folder, self._table, make_observer(plan))

@@ -91,7 +91,7 @@ class Task:
 def prepare_task(
     options: RunOptions,
     hardware: Hardware,
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
     swept: FieldChoices | None = None,
 ) -> Task:
     """Find or build the model and return its task. Raises BadInputError.
@@ -100,7 +100,7 @@ def prepare_task(
     are the fields that a sweep tries in place of the space, so they decide which priorities can be sent.
     """
     arrivals = parse_arrivals(options.request_times) if options.load == "rate" else None  # before a model is built
-    named = find_model(options, hardware, say)
+    named = find_model(options, hardware, on_progress)
     source, batch, profile = named.source, named.batch, named.profile
     hardware = serving_hardware(named, hardware, options)
     on_gpu = bool(hardware.gpus)
@@ -114,7 +114,7 @@ def prepare_task(
     sequence_length = sequence_lengths(named, options)
     problem = _make_problem(named, space, hardware, options, arrivals, fields)
     for hint in _hints_on_low_percentiles(problem.sla):
-        say(hint)
+        on_progress(hint)
     try:
         check_server_settings(source, options, problem)
     except ParameterError as error:

@@ -74,7 +74,7 @@ class RunResult:
 def tune(
     options: RunOptions,
     resumed: RunFolder | None,
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
     open_observer: ObserverFactory,
     mode: RunMode | None = None,
     *,
@@ -88,7 +88,7 @@ def tune(
     Args:
         options: What to tune, and how.
         resumed: The folder of the run to continue.
-        say: Called with one line for each slow preparation.
+        on_progress: Called with one line for each slow preparation.
         open_observer: Opens the display of progress.
         mode: Whether to search, to confirm, or both; by default as ``options`` say.
         report: Whether to write the report page.
@@ -102,12 +102,12 @@ def tune(
     with contextlib.ExitStack() as opened:
         cluster = None
         if options.cluster is None:
-            environment = Environment.detect(options, stopwatch, say)
+            environment = Environment.detect(options, stopwatch, on_progress)
         else:
             from optimizer.study.distributed.ray_study import open_cluster
 
             preferred = resumed.fingerprint() if resumed else None
-            cluster = opened.enter_context(open_cluster(options, stopwatch, say, preferred))
+            cluster = opened.enter_context(open_cluster(options, stopwatch, on_progress, preferred))
             environment = cluster.environment
         session = _Session(environment, cluster, resumed, mode, confirm_seconds)
         yield opened.enter_context(session.run(open_observer, report=report))
@@ -117,7 +117,7 @@ def continue_confirmation(
     run: RunFolder,
     options: RunOptions,
     seconds: float,
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
     open_observer: ObserverFactory,
 ) -> AbstractContextManager[RunResult]:
     """Return a context that continues the confirmation of ``run`` for ``seconds`` and yields its result, as ``tune``.
@@ -129,7 +129,7 @@ def continue_confirmation(
         run: The folder of the run, which gets the new measurements.
         options: The options of the run.
         seconds: Time of the measurements.
-        say: Called with one line for each slow preparation.
+        on_progress: Called with one line for each slow preparation.
         open_observer: Opens the display of progress.
 
     Raises BadInputError if the run has no trial or found nothing, its confirmation was not planned in run.json, or
@@ -147,7 +147,7 @@ def continue_confirmation(
             f"{path}: run.json has no confirmation_plan, so the test cannot continue; make a separate one: "
             f"`tune verify --fresh {path}`"
         )
-    return tune(options, run, say, open_observer, RunMode.CONFIRM, confirm_seconds=seconds)
+    return tune(options, run, on_progress, open_observer, RunMode.CONFIRM, confirm_seconds=seconds)
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,8 @@ class _Session:
             record.spent = record.spent.next_session(table.read(), self.cluster.worker_count if self.cluster else 1)
             spent = record.spent.seconds
             record.write("running", None)
-            say = environment.say
-            searcher = partial(open_searcher, options, task, folder, fingerprint, transferred, spent, say)
+            on_progress = environment.on_progress
+            searcher = partial(open_searcher, options, task, folder, fingerprint, transferred, spent, on_progress)
             setup = StudySetup(task, record, table, searcher, open_observer, spent, self.mode, self.confirm_seconds)
             result = self._measure(setup)
             trials = result.trials if result else table.read()
@@ -273,7 +273,7 @@ class _Session:
         """Say what begins and how long it takes."""
         action = action_of(self.mode, setup.spent_seconds)
         problem, options, folder = setup.task.problem, self.environment.options, setup.record.folder
-        self.environment.say(start_line(action, problem, options, setup.remaining_seconds, folder.path))
+        self.environment.on_progress(start_line(action, problem, options, setup.remaining_seconds, folder.path))
 
     def _record_failure(self, setup: StudySetup, error: BaseException) -> None:
         """Write the results before ``error``, and add the command that continues the run to it."""

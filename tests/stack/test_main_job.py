@@ -306,7 +306,9 @@ def test_the_best_configuration_loads_unchanged(built: Run, tmp_path: Path) -> N
     ]
     profile = load_profile(find_profile("mlp"))
     assert isinstance(profile.model, BuiltModel)
-    mlp = build("mlp", profile.model.settings, cache=cache_folder(), max_batch_size=32, kind="KIND_CPU", say=print)
+    mlp = build(
+        "mlp", profile.model.settings, cache=cache_folder(), max_batch_size=32, kind="KIND_CPU", on_progress=print
+    )
     shutil.copytree(mlp.repository / "mlp" / "1", tmp_path / "repository" / "mlp" / "1")
     shutil.copy(built.folder / "best" / "config.pbtxt", tmp_path / "repository" / "mlp")
     source = read_repository_model(tmp_path / "repository", "mlp", gpu=False)

@@ -102,7 +102,7 @@ def test_the_next_target_restores_after_a_killed_process(
     messages: list[str] = []
     other = replace(production.source, name="other")
     with pytest.raises(EnvironmentFault, match="has no model 'other'"):  # the next target is for another model
-        RemoteTarget(production.grpc, other, state_folder=tmp_path, say=messages.append)
+        RemoteTarget(production.grpc, other, state_folder=tmp_path, on_progress=messages.append)
     assert messages == [f"restoring what an earlier run has changed on the server at {production.server.grpc}"]
     assert production.serving() == before
     assert saved_states(tmp_path) == []
@@ -221,11 +221,11 @@ def test_requests_of_other_clients_are_reported_before_the_first_change(
     production.load(production.model)
     messages: list[str] = []
     with other_client(production):
-        RemoteTarget(production.grpc, production.source, state_folder=tmp_path, say=messages.append).close()
+        RemoteTarget(production.grpc, production.source, state_folder=tmp_path, on_progress=messages.append).close()
     (message,) = messages
     assert re.match(rf"WARNING: the server at {production.server.grpc} gets [\d,]+ requests/s of other", message)
     messages.clear()
-    RemoteTarget(production.grpc, production.source, state_folder=tmp_path, say=messages.append).close()
+    RemoteTarget(production.grpc, production.source, state_folder=tmp_path, on_progress=messages.append).close()
     assert messages == []
 
 
@@ -241,7 +241,7 @@ def test_a_baseline_that_the_server_did_not_have_is_reported_once(
         production.load(production.model, model_config.apply(served, config))
     messages: list[str] = []
     baseline = model_config.candidate_of(production.source.config)
-    target = RemoteTarget(production.grpc, production.source, state_folder=tmp_path, say=messages.append)
+    target = RemoteTarget(production.grpc, production.source, state_folder=tmp_path, on_progress=messages.append)
     with contextlib.closing(target):
         for candidate in (TUNED, baseline, baseline):
             with target.deploy(candidate):

@@ -76,7 +76,7 @@ class Stream:
 
 @pytest.fixture(scope="module")
 def tinygpt() -> ModelSource:
-    return build("tinygpt", {}, cache=cache_folder(), max_batch_size=16, kind="KIND_CPU", say=print)
+    return build("tinygpt", {}, cache=cache_folder(), max_batch_size=16, kind="KIND_CPU", on_progress=print)
 
 
 @pytest.fixture(scope="module")

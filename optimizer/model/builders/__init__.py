@@ -39,11 +39,11 @@ def build(
     cache: Path,
     max_batch_size: int,
     kind: Literal["KIND_CPU", "KIND_GPU"],
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> ModelSource:
     """Return the model with these settings from ``cache``; build it there first if it is missing.
 
-    ``max_batch_size`` and ``kind`` (of the instances) are written into config.pbtxt. ``say`` receives progress
+    ``max_batch_size`` and ``kind`` (of the instances) are written into config.pbtxt. ``on_progress`` receives
     lines while the model is built. Raises pydantic's ValidationError for settings that the builder does not take,
     BadInputError for a ``max_batch_size`` below 1, and EnvironmentFault if the cache cannot be written.
     """
@@ -53,7 +53,7 @@ def build(
         raise BadInputError(f"max_batch_size of {builder}: must be 1 or more, not {max_batch_size}")
     from optimizer.model.builders.builder import obtain
 
-    return obtain(chosen, parsed, cache=cache, max_batch_size=max_batch_size, kind=kind, say=say)
+    return obtain(chosen, parsed, cache=cache, max_batch_size=max_batch_size, kind=kind, on_progress=on_progress)
 
 
 def describe(builder: str, settings: Mapping[str, object]) -> tuple[Interface, str]:

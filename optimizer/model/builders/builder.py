@@ -64,12 +64,12 @@ class Interface:
 class Draft:
     """The Triton repository of a model that is being built; the model's version folder exists already.
 
-    ``say`` receives progress lines.
+    ``on_progress`` receives progress lines.
     """
 
     repository: Path
     name: str
-    say: Callable[[str], None]
+    on_progress: Callable[[str], None]
 
     @property
     def version(self) -> Path:
@@ -87,7 +87,7 @@ class Draft:
 
     def sibling(self, name: str) -> Draft:
         """Add another model to the repository, such as a step of an ensemble."""
-        draft = Draft(self.repository, name, self.say)
+        draft = Draft(self.repository, name, self.on_progress)
         draft.version.mkdir(parents=True)
         return draft
 
@@ -170,7 +170,7 @@ def obtain(
     cache: Path,
     max_batch_size: int,
     kind: InstanceKind,
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> ModelSource:
     """Return the model from the cache; build it first if it is missing or damaged.
 
@@ -183,9 +183,9 @@ def obtain(
     try:
         models.mkdir(parents=True, exist_ok=True)
         if not _intact(home):
-            with file_lock(models / f".{weights}.lock", lambda _: say(waiting)):
+            with file_lock(models / f".{weights}.lock", lambda _: on_progress(waiting)):
                 if not _intact(home):  # the process that held the lock may have built it
-                    _replace(home, builder, settings, max_batch_size, kind, say)
+                    _replace(home, builder, settings, max_batch_size, kind, on_progress)
     except OSError as error:
         cause, fix = error.strerror or str(error), "set TRITUNE_CACHE to another folder"
         if error.errno in DISK_FAULTS:
@@ -205,7 +205,7 @@ def _replace(
     settings: BuilderSettings,
     max_batch_size: int,
     kind: InstanceKind,
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> None:
     """Build the model at ``home``, replacing a damaged one. The caller holds the lock."""
     draft = home.with_name(f".{home.name}.partial")
@@ -220,7 +220,7 @@ def _replace(
             shutil.copytree(built_variant, draft, copy_function=_link, ignore=shutil.ignore_patterns(*_NOT_SHARED))
             facts = _read_facts(built_variant)
         else:
-            facts = _write(builder, settings, Draft(draft, builder.name, say))
+            facts = _write(builder, settings, Draft(draft, builder.name, on_progress))
         for config in builder.model_configs(settings, max_batch_size, kind):
             text = text_format.MessageToString(config)
             draft.joinpath(config.name, CONFIG_FILE).write_text(text, encoding="utf-8")

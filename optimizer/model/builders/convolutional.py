@@ -134,7 +134,7 @@ def resnext_interface(settings: ResnextSettings) -> Interface:
 
 def write_resnext(settings: ResnextSettings, draft: Draft) -> ModelFacts:
     """Write ResNeXt and its request data."""
-    draft.say(f"building resnext{settings.depth}-32x4d: images of {settings.image} x {settings.image}")
+    draft.on_progress(f"building resnext{settings.depth}-32x4d: images of {settings.image} x {settings.image}")
     values, requests = settings.generators(2)
     graph = draw_resnext(settings, draft.version / "weights.bin", values)
     graph.save(draft.version / "model.onnx")
@@ -204,7 +204,7 @@ class TextRecognitionSettings(BuilderSettings):
 
 def write_text_recognition(settings: TextRecognitionSettings, draft: Draft) -> ModelFacts:
     """Write the text recognizer and its request data."""
-    draft.say(f"building text_recognition: {settings.width} features")
+    draft.on_progress(f"building text_recognition: {settings.width} features")
     values, requests = settings.generators(2)
     graph = draw_text_recognition(settings, draft.version / "weights.bin", values)
     graph.save(draft.version / "model.onnx")

@@ -107,7 +107,7 @@ def mlp_interface(settings: MlpSettings) -> Interface:
 
 def write_mlp(settings: MlpSettings, draft: Draft) -> ModelFacts:
     """Write the MLP and its request data."""
-    draft.say(f"building mlp: {settings.layers} hidden layers of {settings.hidden_width}")
+    draft.on_progress(f"building mlp: {settings.layers} hidden layers of {settings.hidden_width}")
     weights, requests = settings.generators(2)
     graph = Graph("mlp")
     x = graph.input("input", np.float32, [settings.input_width])
@@ -215,11 +215,11 @@ def write_dlrm(settings: DlrmSettings, draft: Draft) -> ModelFacts:
     rows = table_rows(settings.max_rows_per_table)
     dtype = np.dtype(np.float16 if settings.precision == "fp16" else np.float32)
     table_bytes = sum(rows) * EMBEDDING_DIM * dtype.itemsize
-    draft.say(f"building dlrm: {sum(rows) / 1e6:.2f} M rows, {table_bytes / 1e6:.0f} MB")
+    draft.on_progress(f"building dlrm: {sum(rows) / 1e6:.2f} M rows, {table_bytes / 1e6:.0f} MB")
     mlps, table, requests = settings.generators(3)
 
     table_file = draft.version / "embedding.bin"
-    _write_table(table_file, sum(rows), dtype, table, draft.say)
+    _write_table(table_file, sum(rows), dtype, table, draft.on_progress)
     graph = _draw_dlrm(rows, dtype, table_file, mlps)
     graph.save(draft.version / "model.onnx")
     features = dense_features(settings.samples, DENSE_FEATURES, requests).astype(dtype)
@@ -235,7 +235,9 @@ def write_dlrm(settings: DlrmSettings, draft: Draft) -> ModelFacts:
     }
 
 
-def _write_table(path: Path, rows: int, dtype: DType, rng: np.random.Generator, say: Callable[[str], None]) -> None:
+def _write_table(
+    path: Path, rows: int, dtype: DType, rng: np.random.Generator, on_progress: Callable[[str], None]
+) -> None:
     """Write uniform values with mean 0, in chunks because the table may be larger than the memory."""
     width = np.float32(EMBEDDING_STD * 12**0.5)  # a uniform distribution of width w has standard deviation w/√12
     chunk = np.empty((CHUNK_ROWS, EMBEDDING_DIM), np.float32)
@@ -248,7 +250,7 @@ def _write_table(path: Path, rows: int, dtype: DType, rng: np.random.Generator, 
             values.astype(dtype, copy=False).tofile(file)
             done = start + len(values)
             if done * 10 // rows > start * 10 // rows and rows > 50 * CHUNK_ROWS:
-                say(f"building dlrm: {done * 100 // rows} % of the embedding table")
+                on_progress(f"building dlrm: {done * 100 // rows} % of the embedding table")
 
 
 def _draw_dlrm(rows: tuple[int, ...], dtype: DType, table_file: Path, rng: np.random.Generator) -> Graph:

@@ -191,7 +191,9 @@ def bert_interface(settings: BertSettings) -> Interface:
 def write_bert(settings: BertSettings, draft: Draft) -> ModelFacts:
     """Write BERT and its request data."""
     shape, tokens = BERT_SHAPES[settings.size], settings.sequence
-    draft.say(f"building bert: {settings.size}, {shape.layers} layers of {shape.hidden}, sequences of {tokens}")
+    draft.on_progress(
+        f"building bert: {settings.size}, {shape.layers} layers of {shape.hidden}, sequences of {tokens}"
+    )
     values, requests = settings.generators(2)
     graph = draw_bert(settings, draft.version / "weights.bin", values)
     graph.save(draft.version / "model.onnx")
@@ -257,7 +259,9 @@ class EnsembleSettings(BuilderSettings):
 def write_classifier(settings: ClassifierSettings, draft: Draft) -> ModelFacts:
     """Write the ONNX model and token requests."""
     shape = MINILM_SHAPE
-    draft.say(f"building minilm_model: {shape.layers} layers of {shape.hidden}, requests of {settings.tokens} tokens")
+    draft.on_progress(
+        f"building minilm_model: {shape.layers} layers of {shape.hidden}, requests of {settings.tokens} tokens"
+    )
     weights, requests = settings.generators(2)
     parameters = _write_minilm(draft.version, weights)
     data = token_requests(settings.samples, settings.tokens, shape.vocabulary, requests)
@@ -267,7 +271,7 @@ def write_classifier(settings: ClassifierSettings, draft: Draft) -> ModelFacts:
 
 def write_ensemble(settings: EnsembleSettings, draft: Draft) -> ModelFacts:
     """Write the tokenizer, the ONNX model and texts as request data."""
-    draft.say(f"building minilm: a tokenizer, and {MINILM_SHAPE.layers} layers of {MINILM_SHAPE.hidden}")
+    draft.on_progress(f"building minilm: a tokenizer, and {MINILM_SHAPE.layers} layers of {MINILM_SHAPE.hidden}")
     weights, requests = settings.generators(2)
     tokenizer = make_tokenizer(settings.pad_to_multiple_of)
     served = draft.sibling(TOKENIZER)

@@ -57,7 +57,7 @@ class GruSettings(BuilderSettings):
 
 def write_accumulator(settings: AccumulatorSettings, draft: Draft) -> ModelFacts:
     """Write the model and its request data."""
-    draft.say("building accumulator: a running sum of each sequence")
+    draft.on_progress("building accumulator: a running sum of each sequence")
     (requests,) = settings.generators(1)
     draft.copy_model("accumulator_model.py")
     samples = requests.standard_normal((settings.samples, ACCUMULATOR_WIDTH), dtype=np.float32)
@@ -67,7 +67,7 @@ def write_accumulator(settings: AccumulatorSettings, draft: Draft) -> ModelFacts
 
 def write_gru(settings: GruSettings, draft: Draft) -> ModelFacts:
     """Write the model, the ONNX graph of one step and request data."""
-    draft.say(f"building gru: a recurrent layer of {settings.hidden_width}")
+    draft.on_progress(f"building gru: a recurrent layer of {settings.hidden_width}")
     weights, requests = settings.generators(2)
     draft.copy_model("gru_model.py")
     graph = draw_gru(settings.hidden_width, weights)

@@ -238,7 +238,9 @@ def draw(settings: TinyGptSettings, weights: Path, rng: np.random.Generator | No
 
 def write(settings: TinyGptSettings, draft: Draft) -> ModelFacts:
     """Write the decoder, the Python model that serves it, and prompts as request data."""
-    draft.say(f"building tinygpt: {settings.layers} layers of {settings.hidden}, up to {settings.positions} tokens")
+    draft.on_progress(
+        f"building tinygpt: {settings.layers} layers of {settings.hidden}, up to {settings.positions} tokens"
+    )
     weights, requests = settings.generators(2)
     graph = draw(settings, draft.version / "weights.bin", weights)
     graph.save(draft.version / "decoder.onnx")

@@ -45,14 +45,14 @@ RunEntry: TypeAlias = Callable[[RunOptions, RunFolder, RunMode], str]
 class BatchRunner:
     """Run the entries of ``suite``.
 
-    ``record`` always equals batch.json in ``folder``; ``say`` gets a line for each step.
+    ``record`` always equals batch.json in ``folder``; ``on_progress`` gets a line for each step.
     """
 
     suite: Suite
     folder: BatchFolder
     record: BatchRecord
     run_entry: RunEntry
-    say: Callable[[str], None]
+    on_progress: Callable[[str], None]
     expected_improvement: Callable[[FinishedRun], float] = expected_improvement
     clock: Callable[[], float] = time.monotonic
     _states: dict[int, EntryState] = field(init=False, default_factory=dict)
@@ -78,7 +78,7 @@ class BatchRunner:
         for index, entry in enumerate(self.record.entries):
             if entry.state == "waiting":
                 seconds = max(0.0, most_seconds - entry.seconds)
-                self.say(f"{entry.label}: minimum search, at most {seconds:.0f} s")
+                self.on_progress(f"{entry.label}: minimum search, at most {seconds:.0f} s")
                 self._step(index, seconds, max_trials=MINIMUM_TRIALS)
 
     def _allocate(self) -> None:
@@ -89,7 +89,7 @@ class BatchRunner:
                 return
             expected = f"{100 * states[chosen.index].expected_improvement:.2g}%"
             label = self.record.entries[chosen.index].label
-            self.say(f"{label}: {chosen.seconds:.0f} s more, expected gain of another deployment {expected}")
+            self.on_progress(f"{label}: {chosen.seconds:.0f} s more, expected gain of another deployment {expected}")
             self._step(chosen.index, chosen.seconds)
 
     def _search_seconds_left(self) -> float:
@@ -100,11 +100,13 @@ class BatchRunner:
         for done, index in enumerate(pending):
             left_seconds = self.record.budget_seconds - self.record.spent_seconds
             seconds = max(0.0, left_seconds) / (len(pending) - done)  # the other entries get the time that one leaves
-            self.say(f"{self.record.entries[index].label}: confirmation on fresh servers, at most {seconds:.0f} s")
+            self.on_progress(
+                f"{self.record.entries[index].label}: confirmation on fresh servers, at most {seconds:.0f} s"
+            )
             self._step(index, seconds, RunMode.CONFIRM)
             entry = self.record.entries[index]
             if entry.state != "failed":
-                self.say(f"{entry.label}: {entry.headline}")
+                self.on_progress(f"{entry.label}: {entry.headline}")
 
     def _state(self, index: int) -> EntryState:
         """Return the state of an entry. It is cached until the next step, because the estimate takes seconds."""
@@ -146,7 +148,7 @@ class BatchRunner:
         if status == "failed":
             reason = one_line(reason, MAX_REASON_LENGTH)
             entry = replace(entry, state="failed", recommended=None, reason=reason, headline="", verdict="")
-            self.say(f"{entry.label}: failed: {entry.reason}")
+            self.on_progress(f"{entry.label}: failed: {entry.reason}")
         self._states.pop(index, None)
         self._update_entry(index, entry)
         if is_interrupted:
@@ -157,7 +159,7 @@ class BatchRunner:
         if isinstance(error, TuneError):
             return str(error).partition("\n")[0] + (f" (log: {error.log})" if error.log else "")
         for line in redact(traceback.format_exc()).splitlines():
-            self.say(line)
+            self.on_progress(line)
         return f"a fault of tune itself: {type(error).__name__}: {redact(str(error))}"
 
     def _entry_after(self, index: int, status: str, seconds: float, *, confirmed: bool) -> EntryRecord:

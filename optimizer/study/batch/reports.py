@@ -213,9 +213,9 @@ STYLES = {"found": "", "none": "red", "failed": "red"}
 
 def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> None:
     """Print the results of ``batch`` and the path of its page."""
-    _say(console, title(batch), "bold")
-    _say(console, totals(batch))
-    _say(console)
+    _print_line(console, title(batch), "bold")
+    _print_line(console, totals(batch))
+    _print_line(console)
     columns = ("model", "bound", ">best", "gain", "verdict")
     table = plain_table(*columns, "before") if _has_changes(batch) else plain_table(*columns)
     table.columns[1].no_wrap = True
@@ -235,13 +235,13 @@ def print_batch(console: Console, batch: BatchRecord, folder: BatchFolder) -> No
     print_table(console, table)
     remarks = [(entry, line) for entry in batch.entries for line in _remarks(entry)]
     if remarks or batch.gone:
-        _say(console)
+        _print_line(console)
     for entry, line in remarks:
         style = "red" if entry.regressed else "" if entry.is_undecided else STYLES.get(entry.state, "red")
-        _say(console, f"{entry.label}: {line}", style)
+        _print_line(console, f"{entry.label}: {line}", style)
     for label in batch.gone:
-        _say(console, f"{label}: in the earlier batch, and no longer in the suite")
-    _say(console)
+        _print_line(console, f"{label}: in the earlier batch, and no longer in the suite")
+    _print_line(console)
     for entry in batch.entries:
         if command := _continue_command(folder, entry):
             console.print(Text(f"next    {command}"), soft_wrap=True)
@@ -255,7 +255,7 @@ def _remarks(entry: EntryRecord) -> list[str]:
     return [remark for remark in remarks if remark]
 
 
-def _say(console: Console, text: str = "", style: str = "") -> None:
+def _print_line(console: Console, text: str = "", style: str = "") -> None:
     """Print ``text`` without markup: names of models and files may contain brackets."""
     for line in wrap(one_line(text), console.width) or [""]:
         console.print(Text(line, style), soft_wrap=True)

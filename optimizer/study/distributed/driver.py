@@ -70,7 +70,7 @@ class EventRecorder:
     table: TrialStore
     observer: ProgressObserver
     folder: RunFolder
-    say: Callable[[str], None]
+    on_progress: Callable[[str], None]
     _with_references: set[WorkerHandle] = field(default_factory=set)  # workers that have them
     _notes: dict[WorkerHandle, tuple[Note, ...]] = field(default_factory=dict)  # the latest of each worker
 
@@ -95,7 +95,7 @@ class EventRecorder:
             case ConfirmationStep(trial, best):
                 self.observer.trial_finished(trial, best)
             case LogLine(line):
-                self.say(f"{worker.host}: {line}")
+                self.on_progress(f"{worker.host}: {line}")
             case TrialEnded(notes=notes) | ConfirmationEnded(notes=notes):
                 self._notes[worker] = notes
 

@@ -141,7 +141,7 @@ class Outbox:
         except queue.Empty:
             return events
 
-    def say(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         self.put(LogLine(line))
 
     def append(

@@ -148,7 +148,7 @@ class ClusterStudy:
             )
             raise EnvironmentFault(f"{task.source.name}: its instances are KIND_GPU, and trials have no GPU: {fix}")
         if self.share.gpus and not task.on_gpu:
-            self.environment.say(
+            self.environment.on_progress(
                 f"{task.source.name} is served on CPUs, and each trial reserves a GPU: see --cluster-cpus"
             )
         return self.workers.prepare(pack(task, self.environment.options))
@@ -157,7 +157,7 @@ class ClusterStudy:
         """Search, then confirm."""
 
         def make_executor(observer: ProgressObserver) -> ClusterExecutor:
-            recorder = EventRecorder(setup.table, observer, setup.record.folder, self.environment.say)
+            recorder = EventRecorder(setup.table, observer, setup.record.folder, self.environment.on_progress)
             return ClusterExecutor(self.workers, recorder)
 
         with setup.record.recording_server_version(lambda: self.workers.server_version):
@@ -166,7 +166,7 @@ class ClusterStudy:
 
 @contextlib.contextmanager
 def open_cluster(
-    options: RunOptions, stopwatch: Stopwatch, say: Callable[[str], None], preferred: Fingerprint | None
+    options: RunOptions, stopwatch: Stopwatch, on_progress: Callable[[str], None], preferred: Fingerprint | None
 ) -> Iterator[ClusterStudy]:
     """Yield a study on the cluster of ``options``; its workers end with the context.
 
@@ -177,16 +177,16 @@ def open_cluster(
     with stopwatch.count("set_up"), contextlib.ExitStack() as opening:
         ray = opening.enter_context(connected(options.cluster))
         share = share_of(read_nodes(ray.nodes()), options.cluster_cpus)
-        pool = WorkerPool(ray, options, share, stopwatch, say)
+        pool = WorkerPool(ray, options, share, stopwatch, on_progress)
         opening.callback(pool.close)
         info = pool.start(preferred)
         opened = opening.pop_all()
     with opened:
-        yield ClusterStudy(_environment_of(info, options, share, stopwatch, say), share, pool)
+        yield ClusterStudy(_environment_of(info, options, share, stopwatch, on_progress), share, pool)
 
 
 def _environment_of(
-    info: WorkerInfo, options: RunOptions, share: TrialShare, stopwatch: Stopwatch, say: Callable[[str], None]
+    info: WorkerInfo, options: RunOptions, share: TrialShare, stopwatch: Stopwatch, on_progress: Callable[[str], None]
 ) -> Environment:
     server, client = info.placement.server, info.placement.client
     note = ShareOfNode(str(share), 0 if server & client else len(client))
@@ -195,7 +195,7 @@ def _environment_of(
         info.hardware,
         VisibleGpus(info.hardware.gpus, fault=info.gpus_fault),
         stopwatch,
-        say,
+        on_progress,
         CpuPlacement(server, client, note),
         info.cpu_quota,
     )

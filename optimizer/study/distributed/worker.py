@@ -95,7 +95,7 @@ class Worker:
         if not self._own_gpus:
             os.environ[VISIBLE_DEVICES] = ""
         note = self._reserve_cpus()
-        environment = self._environment = Environment.detect(self._options, Stopwatch(), self._outbox.say)
+        environment = self._environment = Environment.detect(self._options, Stopwatch(), self._outbox.send_line)
         self._folder = server_process.new_folder()
         self._opened.callback(shutil.rmtree, self._folder, ignore_errors=True)
         return WorkerInfo(

@@ -105,14 +105,20 @@ CALLS_AT_ONCE = 4  # parallel calls of one worker: a job, events, close
 class WorkerPool:
     """A WorkerGroup of as many workers as the cluster has room for, each with ``share`` for itself.
 
-    ``say`` gets each line for the user, which is in ``notes`` too. ``server_version`` is empty before the first trial
-    has ended.
+    ``on_progress`` gets each line for the user, which is in ``notes`` too. ``server_version`` is empty before the
+    first trial has ended.
     """
 
     def __init__(
-        self, ray: Any, options: RunOptions, share: TrialShare, stopwatch: Stopwatch, say: Callable[[str], None]
+        self,
+        ray: Any,
+        options: RunOptions,
+        share: TrialShare,
+        stopwatch: Stopwatch,
+        on_progress: Callable[[str], None],
     ) -> None:
-        self._ray, self._options, self._share, self._stopwatch, self._say = ray, options, share, stopwatch, say
+        self._ray, self._options, self._share = ray, options, share
+        self._stopwatch, self._on_progress = stopwatch, on_progress
         self.workers: list[WorkerHandle] = []
         self.notes: list[Note] = []
         self.server_version = ""
@@ -144,7 +150,7 @@ class WorkerPool:
             self._check_not_hopeless()
             if now - began > HINT_SECONDS and not hinted:
                 hinted = True
-                self._say(f"waiting for {self._share} on the cluster; `ray status` shows who uses them")
+                self._on_progress(f"waiting for {self._share} on the cluster; `ray status` shows who uses them")
             list(self._receive(START_POLL_SECONDS))
 
     def prepare(self, bundle: TaskBundle) -> Fingerprint:
@@ -255,7 +261,7 @@ class WorkerPool:
 
     def _note(self, note: Note) -> None:
         self.notes.append(note)
-        self._say(str(note))
+        self._on_progress(str(note))
 
     def _receive(self, seconds: float) -> Iterator[tuple[WorkerHandle, WorkerEvent]]:
         """Yield the events of calls that return within ``seconds``; do not wait longer than for the first."""

@@ -50,7 +50,7 @@ IN_PYTHON = {"accumulator", "gru", "minilm", "tinygpt"}  # the ONNX part of mini
 
 
 def obtain(cache: Path, builder: str = "mlp", **settings: object) -> ModelSource:
-    return build(builder, settings, cache=cache, max_batch_size=64, kind="KIND_CPU", say=lambda _: None)
+    return build(builder, settings, cache=cache, max_batch_size=64, kind="KIND_CPU", on_progress=lambda _: None)
 
 
 def model_file(source: ModelSource) -> Path:
@@ -219,10 +219,10 @@ def test_the_baseline_has_one_instance_and_no_dynamic_batching(tmp_path: Path) -
 
 
 def test_another_max_batch_size_shares_the_weights(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     first = obtain(tmp_path)
-    second = build("mlp", {}, cache=tmp_path, max_batch_size=8, kind="KIND_GPU", say=said.append)
-    assert said == []
+    second = build("mlp", {}, cache=tmp_path, max_batch_size=8, kind="KIND_GPU", on_progress=messages.append)
+    assert messages == []
     assert model_file(first).samefile(model_file(second))
     assert (second.config.max_batch_size, second.config.instance_group[0].kind) == (8, 1)  # 1 is KIND_GPU
     assert obtain(tmp_path).config.max_batch_size == 64
@@ -270,12 +270,12 @@ def fingerprint(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def test_a_second_build_writes_nothing(tmp_path: Path) -> None:
-    said: list[str] = []
-    first = build("mlp", {}, cache=tmp_path, max_batch_size=64, kind="KIND_CPU", say=said.append)
-    assert said == ["building mlp: 2 hidden layers of 256"]
+    messages: list[str] = []
+    first = build("mlp", {}, cache=tmp_path, max_batch_size=64, kind="KIND_CPU", on_progress=messages.append)
+    assert messages == ["building mlp: 2 hidden layers of 256"]
     before = fingerprint(tmp_path)
-    second = build("mlp", {}, cache=tmp_path, max_batch_size=64, kind="KIND_CPU", say=said.append)
-    assert len(said) == 1
+    second = build("mlp", {}, cache=tmp_path, max_batch_size=64, kind="KIND_CPU", on_progress=messages.append)
+    assert len(messages) == 1
     assert second == first
     assert fingerprint(tmp_path) == before
 
@@ -304,9 +304,9 @@ def test_a_damaged_model_is_rebuilt(damage: str, tmp_path: Path) -> None:
             built.unlink()
         case "bad built.json":
             built.write_text("[]", encoding="utf-8")
-    said: list[str] = []
-    again = build("mlp", {}, cache=tmp_path, max_batch_size=64, kind="KIND_CPU", say=said.append)
-    assert len(said) == 1
+    messages: list[str] = []
+    again = build("mlp", {}, cache=tmp_path, max_batch_size=64, kind="KIND_CPU", on_progress=messages.append)
+    assert len(messages) == 1
     assert again == source
     assert model_file(again).read_bytes() == good
     assert not list((tmp_path / "models").glob(".*.old"))
@@ -322,7 +322,7 @@ def test_a_killed_build_leaves_nothing_that_is_used(tmp_path: Path) -> None:
             path.write_bytes(b"half")
             os.kill(os.getpid(), signal.SIGKILL)
         onnx_graph.Graph.save = save
-        build("mlp", {{}}, cache=Path({str(tmp_path)!r}), max_batch_size=64, kind="KIND_CPU", say=print)
+        build("mlp", {{}}, cache=Path({str(tmp_path)!r}), max_batch_size=64, kind="KIND_CPU", on_progress=print)
     """)
     killed = subprocess.run([sys.executable, "-c", script], check=False, stdout=subprocess.DEVNULL)
     assert killed.returncode == -signal.SIGKILL
@@ -335,13 +335,15 @@ def test_a_killed_build_leaves_nothing_that_is_used(tmp_path: Path) -> None:
 
 
 def test_builds_at_the_same_time_build_once(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     sources: list[ModelSource] = []
     start = threading.Barrier(4)
 
     def work() -> None:
         start.wait()
-        sources.append(build("mlp", {}, cache=tmp_path, max_batch_size=64, kind="KIND_CPU", say=said.append))
+        sources.append(
+            build("mlp", {}, cache=tmp_path, max_batch_size=64, kind="KIND_CPU", on_progress=messages.append)
+        )
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -350,7 +352,7 @@ def test_builds_at_the_same_time_build_once(tmp_path: Path) -> None:
         thread.join()
     assert len(sources) == 4
     assert all(source == sources[0] for source in sources)
-    assert sum(line.startswith("building") for line in said) == 1
+    assert sum(line.startswith("building") for line in messages) == 1
 
 
 def test_a_failing_build_leaves_nothing_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,7 +373,7 @@ def test_a_failing_build_leaves_nothing_and_says_why(tmp_path: Path, monkeypatch
 
 def test_bad_requests_build_nothing(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="max_batch_size of mlp"):
-        build("mlp", {}, cache=tmp_path, max_batch_size=0, kind="KIND_CPU", say=lambda _: None)
+        build("mlp", {}, cache=tmp_path, max_batch_size=0, kind="KIND_CPU", on_progress=lambda _: None)
     with pytest.raises(ValidationError, match="nosuch"):
         obtain(tmp_path, nosuch=1)
     assert list(tmp_path.iterdir()) == []

@@ -44,7 +44,7 @@ HIDDEN = 12
 
 
 def obtain(cache: Path, builder: str, **settings: object) -> ModelSource:
-    return build(builder, settings, cache=cache, max_batch_size=8, kind="KIND_CPU", say=lambda _: None)
+    return build(builder, settings, cache=cache, max_batch_size=8, kind="KIND_CPU", on_progress=lambda _: None)
 
 
 def run(source: ModelSource, **inputs: Array) -> list[Array]:
@@ -195,7 +195,7 @@ def test_the_ensemble_leads_a_text_through_both_models(ensemble: ModelSource) ->
 
 def test_each_of_its_models_gets_another_max_batch_size(ensemble: ModelSource) -> None:
     cache = ensemble.repository.parent.parent
-    other = build("minilm", {"samples": 40}, cache=cache, max_batch_size=2, kind="KIND_GPU", say=pytest.fail)
+    other = build("minilm", {"samples": 40}, cache=cache, max_batch_size=2, kind="KIND_GPU", on_progress=pytest.fail)
     models = ("minilm", "minilm_tokenize", "minilm_model")
     assert [config_of(other, model).max_batch_size for model in models] == [2, 2, 2]
     kinds = [config_of(other, model).instance_group[0].kind for model in models[1:]]
@@ -295,7 +295,7 @@ def test_the_text_recogniser_reads_26_places(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "strategy"), [("accumulator", "oldest"), ("gru", "direct")])
 def test_the_configuration_has_all_control_inputs(tmp_path: Path, name: str, strategy: str) -> None:
-    source = build(name, {}, cache=tmp_path, max_batch_size=4, kind="KIND_CPU", say=print)
+    source = build(name, {}, cache=tmp_path, max_batch_size=4, kind="KIND_CPU", on_progress=print)
     assert source.is_stateful
     batching = source.config.sequence_batching
     assert batching.WhichOneof("strategy_choice") == strategy

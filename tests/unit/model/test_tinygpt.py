@@ -40,7 +40,7 @@ LAYERS, HEADS, VOCABULARY, POSITIONS = 2, 2, 50, 160
 def small(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
     settings = {"layers": LAYERS, "hidden": 16, "heads": HEADS, "vocabulary": VOCABULARY, "positions": POSITIONS}
     cache = tmp_path_factory.mktemp("tinygpt")
-    return build("tinygpt", settings, cache=cache, max_batch_size=4, kind="KIND_GPU", say=lambda _: None)
+    return build("tinygpt", settings, cache=cache, max_batch_size=4, kind="KIND_GPU", on_progress=lambda _: None)
 
 
 @pytest.fixture(scope="module")

@@ -222,14 +222,14 @@ class TestPlain:
     @pytest.mark.parametrize(("log", "printed"), [(None, True), ("plain", True), ("none", False)])
     def test_a_preparation_is_one_line_without_a_terminal(self, log: str | None, printed: bool) -> None:
         text, line = io.StringIO(), "word " * 40
-        say, _ = make_progress(Console(file=text, width=80), log)
-        say(line)
+        on_progress, _ = make_progress(Console(file=text, width=80), log)
+        on_progress(line)
         assert text.getvalue() == (f"{line}\n" if printed else "")
 
     def test_a_preparation_breaks_between_words_on_a_terminal(self) -> None:
         text = io.StringIO()
-        say, _ = make_progress(Console(file=text, width=20, force_terminal=True, color_system=None))
-        say("tuning dlrm within p95 <= 20 ms")
+        on_progress, _ = make_progress(Console(file=text, width=20, force_terminal=True, color_system=None))
+        on_progress("tuning dlrm within p95 <= 20 ms")
         assert text.getvalue().splitlines() == ["tuning dlrm within", "p95 <= 20 ms"]
 
 

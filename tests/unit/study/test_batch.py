@@ -523,8 +523,8 @@ def test_lines_are_wrapped_on_a_terminal_only(is_terminal: bool, shown: str, mon
     monkeypatch.setattr("time.strftime", lambda _: "04:00:00")
     text = io.StringIO()
     console = Console(width=50, file=text, force_terminal=is_terminal, color_system=None)
-    say, _ = make_progress(console, with_time=True)
-    say("tuning ranker on the embedded server, for at most 0:12 minutes: highest throughput")
+    on_progress, _ = make_progress(console, with_time=True)
+    on_progress("tuning ranker on the embedded server, for at most 0:12 minutes: highest throughput")
     assert text.getvalue() == shown
 
 

@@ -146,7 +146,7 @@ def test_a_full_disk_on_a_node_is_reported(tmp_path: Path) -> None:
 def test_events_arrive_in_order() -> None:
     outbox, trial, load = Outbox(), Trial(3, Candidate(8)), LoadPoint(1, 4)
     assert outbox.take(0) == []
-    outbox.say("fetching")
+    outbox.send_line("fetching")
     outbox.append(trial, load, Measurement(100.0))
     outbox.trial_finished(trial, None)
     first, second, _ = outbox.take(0)
