@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ import numpy as np
 from objectives import batch_stats
 from objectives.arrays import FloatArray
 from objectives.metrics import STATISTICS, Measurement
+from optimizer.config.batching import is_batcher_field
 from optimizer.config.queue_policy import Fields, with_queue
 from optimizer.config.search_space import Problem
 from optimizer.core.request_sizes import SizeDistribution
@@ -94,26 +95,25 @@ class DynamicBatchingModel:
     def simulate(self, loads: Sequence[ConfigurationLoad], threads: int = 1) -> list[SimulationResult]:
         """Return the simulated performance of each (candidate, concurrency).
 
-        Of several server processes one is simulated, with its share of the load. A load that occurs several times,
-        for example because a candidate was deployed again, is simulated once.
+        Of several server processes one is simulated, with its share of the load. Equal scenarios are simulated once,
+        such as those of candidates that differ only in the settings of another model.
         """
-        distinct = list(dict.fromkeys(loads))
-        if len(distinct) < len(loads):
-            performance = dict(zip(distinct, self.simulate(distinct, threads), strict=True))
-            return [performance[load] for load in loads]
-        of_process = [concurrency_of_process(candidate, n) for candidate, n in loads]
+        concurrencies = [concurrency_of_process(candidate, n) for candidate, n in loads]
         scenarios = self._scenarios(loads)
+        keys = [_scenario_key(scenario) for scenario in scenarios]
+        distinct = {key: (scenario, n) for key, scenario, n in zip(keys, scenarios, concurrencies, strict=True)}
         jitter, gaps_s = self._random_rings()
-        results: dict[int, SimulationResult] = {}
+        results: dict[Hashable, SimulationResult] = {}
         above = 0.0
         for up_to, interval in INTERVALS:
-            chosen = [i for i, n in enumerate(of_process) if above < n <= up_to]
+            chosen = {key: scenario for key, (scenario, n) in distinct.items() if above < n <= up_to}
             simulated = simulate_many(
-                [scenarios[i] for i in chosen], jitter=jitter, gaps_s=gaps_s, interval=interval, threads=threads
+                list(chosen.values()), jitter=jitter, gaps_s=gaps_s, interval=interval, threads=threads
             )
             results.update(zip(chosen, simulated, strict=True))
             above = up_to
-        return [results[i].scaled_to_servers(n / of_process[i]) for i, (_, n) in enumerate(loads)]
+        servers = [n / of_process for (_, n), of_process in zip(loads, concurrencies, strict=True)]
+        return [results[key].scaled_to_servers(count) for key, count in zip(keys, servers, strict=True)]
 
     def refused_shares(
         self,
@@ -163,7 +163,8 @@ class DynamicBatchingModel:
         """Return the scenarios of ``loads``: closed loops, or under the ``simulated`` loads if these are given.
 
         The service times are extended to the largest batch that can occur: a candidate may be outside the space, or
-        an open loop may have more requests in flight than the closed loops that the model was fitted to.
+        an open loop may have more requests in flight than the closed loops that the model was fitted to. Settings
+        with equal times share one object, see ``_scenario_key``.
         """
         simulated = simulated or [ClosedLoopLoad(concurrency_of_process(candidate, n)) for candidate, n in loads]
         settings = [execution_settings(candidate) for candidate, _ in loads]
@@ -171,7 +172,11 @@ class DynamicBatchingModel:
         for (candidate, _), group, load in zip(loads, settings, simulated, strict=True):
             batched = candidate.max_batch_size if candidate.dynamic_batching else 1
             largest[group] = max(largest[group], min(batched, load.most_in_flight * self.request_batch_size))
-        times = {group: self.times(group).up_to(samples) for group, samples in largest.items()}
+        distinct_times: dict[Hashable, ServiceTimes] = {}
+        times = {}
+        for group, samples in largest.items():
+            service = self.times(group).up_to(samples)
+            times[group] = distinct_times.setdefault((service.seconds.shape, service.seconds.tobytes()), service)
         overheads = self.overheads.to_overheads()
         return [
             Scenario(
@@ -185,6 +190,13 @@ class DynamicBatchingModel:
             )
             for (candidate, _), group, load in zip(loads, settings, simulated, strict=True)
         ]
+
+
+def _scenario_key(scenario: Scenario) -> Hashable:
+    """Return equal keys for scenarios of a model that differ at most in fields that the simulator does not read."""
+    fields = tuple(field for field in scenario.candidate.fields if is_batcher_field(field[0]))
+    candidate = replace(scenario.candidate, instance_count=scenario.candidate.instances, fields=fields)
+    return candidate, scenario.load.most_in_flight, id(scenario.service)
 
 
 def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) -> DynamicBatchingModel:

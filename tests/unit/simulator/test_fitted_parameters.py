@@ -104,6 +104,28 @@ def test_each_of_several_server_processes_gets_its_share_of_the_load() -> None:
     assert measured.mean_batch_size == pytest.approx(one.mean_batch_size, rel=1e-5)
 
 
+def test_candidates_that_differ_in_another_model_alone_are_simulated_once() -> None:
+    """Only settings with equal service times and an equal batcher have the result of another candidate."""
+    fast, slow = linear_times(1e-3, 5e-5, 8, 1), linear_times(2e-3, 5e-5, 8, 1)
+    model = DynamicBatchingModel(
+        lambda settings: replace(slow if settings[1] == (("post/count", 3),) else fast), 1, FittedOverheads(2e-4)
+    )
+    limit = "dynamic_batching.default_queue_policy.max_queue_size"
+    first, same, slower, queued, more_loaded = model.simulate(
+        [
+            (Candidate(8, True, fields=(("post/count", 1),)), 8),
+            (Candidate(8, True, fields=(("post/count", 2),)), 8),
+            (Candidate(8, True, fields=(("post/count", 3),)), 8),
+            (Candidate(8, True, fields=((limit, 4), ("post/count", 1))), 8),
+            (Candidate(8, True, fields=(("post/count", 1),)), 9),
+        ]
+    )
+    assert first is same
+    assert first.latency_avg_s < slower.latency_avg_s
+    assert first.throughput_infer_per_sec != queued.throughput_infer_per_sec, "a queue with a limit has no prefetch"
+    assert first.throughput_infer_per_sec < more_loaded.throughput_infer_per_sec
+
+
 def test_statistics_of_several_server_processes_are_those_of_one_for_longer() -> None:
     measured = Measurement(2000.0, batch_stats="4:1000:2000000000")
     one, two = (observe_point(Point(0, with_processes(count), LoadPoint(1, 8 * count), measured)) for count in (1, 2))
