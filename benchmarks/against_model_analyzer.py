@@ -27,16 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
-from measured_model import prepare_model
-from output import head, judged, print_progress, row
-from peer import model_analyzer
-from peer.remeasure import WINDOW_MS, Level, best_level, levels, measure_in_turn, round_ratios
-from peer.search import Search, StatedResult
 from pydantic import TypeAdapter
-from records import programs
 from tritonclient.grpc.model_config_pb2 import ModelConfig
-from tune_runs import TuneFailedError, run_tune
 
+from lib.measured_model import prepare_model
+from lib.output import head, judged, print_progress, row
+from lib.records import programs
+from lib.tune_runs import TuneFailedError, run_tune
 from optimizer.config import model_config
 from optimizer.core.files import cache_folder
 from optimizer.core.measurement_windows import FIRST_WINDOW_MS
@@ -45,6 +42,9 @@ from optimizer.deploy.server_process import remove_leftovers
 from optimizer.machine import hardware
 from optimizer.options.run_options import RunOptions
 from optimizer.study.task import Task
+from peer import model_analyzer
+from peer.remeasure import WINDOW_MS, Level, best_level, levels, measure_in_turn, round_ratios
+from peer.search import Search, StatedResult
 
 MODELS = ("dlrm", "benchmarks/tables/mlp.yaml")
 OURS = "tune"

@@ -18,16 +18,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from output import measured_on, print_head, print_progress, row
-
+from lib.output import measured_on, print_head, print_progress, row
 from optimizer.core.budget import RunMode
 from optimizer.core.errors import TuneError
 from optimizer.core.trial import Point, Trial
 from optimizer.options.run_options import RunOptions
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.study.tuning_run import tune
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.local_cluster import local_cluster
 from tests.repositories import write_sleeper
 

@@ -21,8 +21,8 @@ from random import Random
 from typing import Protocol
 
 import numpy as np
-from output import measured_on, print_title, row
 
+from lib.output import measured_on, print_title, row
 from objectives.arrays import FloatArray
 from optimizer.config.search_space import ModelKind, Problem
 from optimizer.core.request_sizes import TokenRequests, parse_token_lengths

@@ -15,20 +15,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from intervals import ratio_within_bound
-from measured_model import make_own_client, prepare_model
-from records import this_machine
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from output import measured_on, print_head, print_progress, row
-
+from lib.intervals import ratio_within_bound
+from lib.measured_model import make_own_client, prepare_model
+from lib.output import measured_on, print_head, print_progress, row
+from lib.records import this_machine
 from optimizer.config.execution import EXECUTION_MODE, GRAPH_LEVEL, SPINNING
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import LoadGenerator

@@ -43,11 +43,8 @@ from unittest import mock
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from fuzz_sections import SECTIONS, Case, CommandCase, ReaderCase
-from output import measured_on, print_title
-
+from lib.fuzz_sections import SECTIONS, Case, CommandCase, ReaderCase
+from lib.output import measured_on, print_title
 from optimizer.core.files import cache_folder, write_atomically
 from optimizer.core.process import SUPERVISOR
 from optimizer.model.profile_files import COPY_NAME

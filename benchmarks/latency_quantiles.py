@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
-from output import measured_on, print_head, print_progress, print_title
-from records import this_machine
 
+from lib.output import measured_on, print_head, print_progress, print_title
+from lib.records import this_machine
 from optimizer.core.files import cache_folder
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy import runtime

@@ -20,10 +20,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from intervals import mean_interval
-from measured_model import prepare_model
-from output import measured_on, print_head, print_progress, row
-
+from lib.intervals import mean_interval
+from lib.measured_model import prepare_model
+from lib.output import measured_on, print_head, print_progress, row
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.core.endpoint import Endpoint

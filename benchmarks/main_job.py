@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from output import judged, measured_on, print_head, row
-from tune_runs import MOST_WALL_SECONDS, OwnTime, TuneFailedError, TuneRun, own_time_table, run_tune
+from lib.output import judged, measured_on, print_head, row
+from lib.tune_runs import MOST_WALL_SECONDS, OwnTime, TuneFailedError, TuneRun, own_time_table, run_tune
 
 COLUMNS = (
     "verdict",

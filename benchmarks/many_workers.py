@@ -19,12 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from made_up_stack import CONCURRENCIES, SPACES, SimulatedStack
-from output import head, measured_on, print_title, row
-from processes import run_jobs
-from simulated_tables import REQUEST_BATCH_SIZE, SERVERS, SimulatedServer, hidden_server
-from virtual_workers import DEPLOY_SECONDS, MEASURE_SECONDS, History, search
-
+from lib.output import head, measured_on, print_title, row
+from lib.process_pool import run_jobs
+from lib.simulated_stack import CONCURRENCIES, SPACES, SimulatedStack
+from lib.simulated_tables import REQUEST_BATCH_SIZE, SERVERS, SimulatedServer, hidden_server
+from lib.virtual_workers import DEPLOY_SECONDS, MEASURE_SECONDS, History, search
 from objectives.metrics import METRICS
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem

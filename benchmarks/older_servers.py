@@ -21,21 +21,17 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from output import command, measured_on, print_head, row
-
+from lib.output import command, measured_on, print_head, row
+from optimizer.cli.output import EXIT_CODES
 from optimizer.core.files import cache_folder
+from optimizer.deploy import runtime
+from optimizer.deploy.local_target import find_installation
+from optimizer.deploy.runtime import Runtime
+from optimizer.deploy.wheels import Wheel, install
+from tests.own_server import write_installation
+from tests.repositories import write_sleeper
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from optimizer.cli.output import EXIT_CODES  # noqa: E402
-from optimizer.deploy import runtime  # noqa: E402
-from optimizer.deploy.local_target import find_installation  # noqa: E402
-from optimizer.deploy.runtime import Runtime  # noqa: E402
-from optimizer.deploy.wheels import Wheel, install  # noqa: E402
-from tests.own_server import write_installation  # noqa: E402
-from tests.repositories import write_sleeper  # noqa: E402
-
 SERVER = "TRITUNE_TEST_SERVER"  # read by the contract suite
 WHEELS = {
     "0.1.5": "b711c175e9ccfee7aad52d57f81c74e3707194d4321da8b45d1d64a0a7cc7504",

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 from grpc import aio
-from measured_model import prepare_model
-from output import measured_on, print_head, print_progress, row
 
+from lib.measured_model import prepare_model
+from lib.output import measured_on, print_head, print_progress, row
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.process import run_command
 from optimizer.core.trial import Candidate

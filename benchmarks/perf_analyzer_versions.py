@@ -26,12 +26,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
-from intervals import Interval, ratio_interval
-from measured_model import make_own_client, make_perf_analyzer, prepare_model
-from output import head, measured_on, print_progress, row
-from processes import children_cpu_seconds
-from records import this_machine
-
+from lib.intervals import Interval, ratio_interval
+from lib.measured_model import make_own_client, make_perf_analyzer, prepare_model
+from lib.output import head, measured_on, print_progress, row
+from lib.process_pool import children_cpu_seconds
+from lib.records import this_machine
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError
 from optimizer.core.interfaces import LoadGenerator

@@ -24,9 +24,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from output import head, print_progress, row
-from plain_server import NotReadyError, perf_analyzer_for, plain_server, recorded_cpus
-
+from lib.output import head, print_progress, row
+from lib.plain_server import NotReadyError, perf_analyzer_for, plain_server, recorded_cpus
 from optimizer.config import model_config
 from optimizer.config.model_source import served_models
 from optimizer.config.search_space import ModelKind

@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from output import measured_on, print_head, print_title, row
-from tune_runs import run_tune
+from lib.output import measured_on, print_head, print_title, row
+from lib.tune_runs import run_tune
 
 COLUMNS = (
     *("model", "verdict", "confirmed infer/s", "bound", "planned", "rate /s", "infer/s"),

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from output import measured_on, print_title
-from processes import run_jobs
-from records import Records
-from simulated_tables import CURVES, REQUEST_BATCH_SIZE, SimulatedServer
 
+from lib.output import measured_on, print_title
+from lib.process_pool import run_jobs
+from lib.records import Records
+from lib.simulated_tables import CURVES, REQUEST_BATCH_SIZE, SimulatedServer
 from objectives import batch_stats
 from objectives.confidence import miss_rate_bounds
 from objectives.metrics import STATISTICS, Measurement

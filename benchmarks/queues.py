@@ -18,10 +18,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from intervals import ratio_interval
-from measured_model import make_own_client, prepare_model
-from output import measured_on, print_head, print_progress, row
-
+from lib.intervals import ratio_interval
+from lib.measured_model import make_own_client, prepare_model
+from lib.output import measured_on, print_head, print_progress, row
 from objectives import latency_sketch, priority_stats
 from objectives.metrics import METRICS, Measurement
 from objectives.pooled_windows import pool_measurements

@@ -19,10 +19,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from made_up_stack import CONCURRENCIES, SPACES, SimulatedStack
-from output import measured_on, print_head, print_title, row
-from simulated_tables import REQUEST_BATCH_SIZE, SERVERS, hidden_server
-
+from lib.output import measured_on, print_head, print_title, row
+from lib.simulated_stack import CONCURRENCIES, SPACES, SimulatedStack
+from lib.simulated_tables import REQUEST_BATCH_SIZE, SERVERS, hidden_server
 from objectives.metrics import Forecast
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace

@@ -41,15 +41,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from disturbance import IRREGULAR, REGULAR, disturbed
-from intervals import Interval, pooled_share, run_shares
-from measured_model import prepare_model
-from output import head, judged, print_progress, row
-from plain_server import NotReadyError, perf_analyzer_for, plain_server, recorded_cpus
-from quiet import CpuUsage
-from records import Records, this_machine
-from tune_runs import MOST_WALL_SECONDS, OwnTime, TuneFailedError, TuneRun, own_time_table, run_tune
-
+from lib.disturbance import IRREGULAR, REGULAR, disturbed
+from lib.idle_machine import CpuUsage
+from lib.intervals import Interval, pooled_share, run_shares
+from lib.measured_model import prepare_model
+from lib.output import head, judged, print_progress, row
+from lib.plain_server import NotReadyError, perf_analyzer_for, plain_server, recorded_cpus
+from lib.records import Records, this_machine
+from lib.tune_runs import MOST_WALL_SECONDS, OwnTime, TuneFailedError, TuneRun, own_time_table, run_tune
 from objectives.metrics import Measurement
 from objectives.verdict import count_misses
 from optimizer.core.endpoint import Endpoint

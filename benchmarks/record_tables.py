@@ -4,7 +4,7 @@
 
 A table is recorded in one of two ways. For a *quiet* table each cell is recorded three times for 1 s. The recordings
 of a cell are a whole pass over all quiet tables apart, and each pass has its own order, so that no configuration
-benefits from a single fast moment. A recording counts if the machine was fast before and after it (see quiet.py);
+benefits from a single fast moment. A recording counts if the machine was fast before and after it (idle_machine.py);
 otherwise it is repeated. For an *ungated* table each cell is recorded once for 2 s, whatever the machine does. Then a
 fifth of the configurations is recorded again, on two servers one after the other, so that the recordings show how
 much servers, moments and measurements differ.
@@ -28,10 +28,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from measured_model import prepare_model
-from output import print_progress
-from quiet import Quiet
-
+from lib.idle_machine import Quiet
+from lib.measured_model import prepare_model
+from lib.output import print_progress
 from objectives import batch_stats
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint

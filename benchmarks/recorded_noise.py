@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from measurement_noise import Effects, Noise
-from output import print_head, row
-from record_tables import PLANS, TABLES
 
+from lib.measurement_noise import Effects, Noise
+from lib.output import print_head, row
 from objectives.arrays import FloatArray
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.store.trials_reader import COLUMNS
 from optimizer.store.trials_table import TrialsTable
+from record_tables import PLANS, TABLES
 
 TrialPair: TypeAlias = tuple[Trial, Trial]  # two recordings of one configuration
 

@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from output import measured_on, print_head, print_title, row
-
+from lib.output import measured_on, print_head, print_title, row
 from objectives.sla import Sla
 from optimizer.config.model_source import ModelSource, configured_candidate
 from optimizer.core.endpoint import Endpoint

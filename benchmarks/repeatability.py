@@ -35,12 +35,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from intervals import Interval, mean_interval, ratio_interval
-from output import judged, measured_on, print_progress, row
-from plain_server import candidate_of
-from real_verdicts import LEVEL, WORK, VerdictRun, bounded_task, read_runs
-from records import Records, this_machine
 
+from lib.intervals import Interval, mean_interval, ratio_interval
+from lib.output import judged, measured_on, print_progress, row
+from lib.plain_server import candidate_of
+from lib.records import Records, this_machine
 from objectives.arrays import FloatArray
 from objectives.metrics import LATENCY, Measurement
 from objectives.pooled_windows import pool_measurements
@@ -55,6 +54,7 @@ from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.results import configuration_text
 from optimizer.study.task import Task
+from real_verdicts import LEVEL, WORK, VerdictRun, bounded_task, read_runs
 
 MODEL, ROUNDS, MOST_SPREAD = "dlrm", 20, 0.05
 SMOKE_MODEL, SMOKE_ROUNDS = "mlp", 2

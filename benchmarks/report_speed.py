@@ -19,10 +19,10 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from output import measured_on, print_head, row
-from processes import children_cpu_seconds
-from simulated_tables import REQUEST_BATCH_SIZE, THREADS, hidden_server
 
+from lib.output import measured_on, print_head, row
+from lib.process_pool import children_cpu_seconds
+from lib.simulated_tables import REQUEST_BATCH_SIZE, THREADS, hidden_server
 from objectives.metrics import Measurement
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import Candidate, FieldValue, LoadPoint, Trial

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
-from made_up_stack import SimulatedStack, feasible_bound_ms, highest_throughput, true_measurements
-from output import measured_on, print_title, row
-from processes import run_jobs
-from simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 
+from lib.output import measured_on, print_title, row
+from lib.process_pool import run_jobs
+from lib.simulated_stack import SimulatedStack, feasible_bound_ms, highest_throughput, true_measurements
+from lib.simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem

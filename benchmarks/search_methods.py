@@ -21,13 +21,11 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from bounded_tables import KINDS, TABLES, BoundedTable, bounded_tables
-from measurement_noise import Noise
-from output import measured_on, print_title
-from recorded_noise import recorded_noise
-from rivals import METHODS, REQUIREMENTS
-from search_plots import write_plot
-from search_report import (
+from lib.bounded_tables import KINDS, TABLES, BoundedTable, bounded_tables
+from lib.measurement_noise import Noise
+from lib.output import measured_on, print_title
+from lib.search_plots import write_plot
+from lib.search_report import (
     INTRODUCTION,
     MAX_TRIALS,
     NOISE,
@@ -39,9 +37,10 @@ from search_report import (
     print_tables,
     print_targets,
 )
-from search_runs import ReplayJob, run_all
-
+from lib.search_runs import ReplayJob, run_all
 from optimizer.results import formatting
+from recorded_noise import recorded_noise
+from rivals import METHODS, REQUIREMENTS
 
 WHOLE_TABLE = 10_000  # more configurations than a table has
 # about that of the recorded tables

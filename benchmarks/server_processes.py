@@ -17,20 +17,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from intervals import ratio_within_bound
-from measured_model import make_own_client, prepare_model
-from records import this_machine
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from output import measured_on, print_head, print_progress, row
-
+from lib.intervals import ratio_within_bound
+from lib.measured_model import make_own_client, prepare_model
+from lib.output import measured_on, print_head, print_progress, row
+from lib.records import this_machine
 from objectives.metrics import Measurement
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint

@@ -14,8 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from output import measured_on, print_head, print_title, row
-
+from lib.output import measured_on, print_head, print_title, row
 from optimizer.core.errors import TuneError
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Candidate

@@ -15,21 +15,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from intervals import ratio_interval
-from measured_model import make_own_client, make_perf_analyzer, prepare_model
-from records import this_machine
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from output import measured_on, print_head, print_progress, row
-
+from lib.intervals import ratio_interval
+from lib.measured_model import make_own_client, make_perf_analyzer, prepare_model
+from lib.output import measured_on, print_head, print_progress, row
+from lib.records import this_machine
 from optimizer.core.endpoint import SharedMemory
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import LoadPoint

@@ -42,12 +42,10 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
-import simulator_proof as proof
-from output import print_progress
-from quiet import OTHERS_LIMIT, CpuUsage, wait_for_quiet
-from record_tables import median
-from simulator_proof import Cell, Compared, batching, unbatched
 
+import simulator_proof as proof
+from lib.idle_machine import OTHERS_LIMIT, CpuUsage, wait_for_quiet
+from lib.output import print_progress
 from objectives.arrays import IntArray
 from objectives.metrics import Measurement
 from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS, PRIORITY_POLICY
@@ -69,6 +67,8 @@ from optimizer.simulator.scenario import (
     ServiceTimes,
     SimulatedLoad,
 )
+from record_tables import median
+from simulator_proof import Cell, Compared, batching, unbatched
 
 RECORDINGS = Path(__file__).with_suffix(".csv")
 REPORT = Path(__file__).with_suffix(".md")

@@ -43,15 +43,12 @@ from pathlib import Path
 from typing import Protocol
 
 import psutil
-from records import Records, this_machine
-from study_worker import StudyWorker, Usage
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz_commands import STOPPED, check_output
-from fuzz_sections import CommandCase
-from output import head, judged, print_progress, print_title, row
-
+from lib.fuzz_sections import CommandCase
+from lib.output import head, judged, print_progress, print_title, row
+from lib.records import Records, this_machine
+from lib.study_worker import StudyWorker, Usage
 from optimizer.cli.output import INTERRUPTED
 from optimizer.core import interrupts
 from optimizer.core.errors import EnvironmentFault

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from output import judged, measured_on, print_title, row
-from processes import children_cpu_seconds
-from quiet import CpuUsage
+from lib.idle_machine import CpuUsage
+from lib.output import judged, measured_on, print_title, row
+from lib.process_pool import children_cpu_seconds
 
 ROUNDS = 10
 SAMPLE = Path(__file__).parents[1] / "results" / "dlrm" / "sample"

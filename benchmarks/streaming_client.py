@@ -33,13 +33,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measured_model import prepare_model
-from output import measured_on, print_head, print_progress, row
-from records import this_machine
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 from tritonclient.utils import triton_to_np_dtype
 
+from lib.measured_model import prepare_model
+from lib.output import measured_on, print_head, print_progress, row
+from lib.records import this_machine
 from objectives.metrics import Measurement
 from optimizer.config.model_source import ModelSource
 from optimizer.core.endpoint import Endpoint

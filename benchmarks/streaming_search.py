@@ -18,17 +18,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from continuous_batching import TABLE, TOKENS
-from measurement_noise import NoisyServer
-from output import measured_on, print_head, print_title, row
-from processes import run_jobs
-from search_methods import MADE_UP_NOISE
-from search_report import MAX_TRIALS, as_count, as_percent
 
+from continuous_batching import TABLE, TOKENS
+from lib.measurement_noise import NoisyServer
+from lib.output import measured_on, print_head, print_title, row
+from lib.process_pool import run_jobs
+from lib.search_report import MAX_TRIALS, as_count, as_percent
 from objectives.metrics import METRICS
 from optimizer.config.search_space import ModelKind
 from optimizer.replay.engine import TOLERANCES, ReplayResult, Spread, recorded_problem, replay
 from optimizer.store.recording import Recording, read_recording
+from search_methods import MADE_UP_NOISE
 
 # deployments at most
 METHODS = {"simulated": MAX_TRIALS, "network": MAX_TRIALS, "tpe": MAX_TRIALS, "random": MAX_TRIALS, "grid": 10_000}

@@ -37,9 +37,9 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from output import measured_on
 from scipy import special
 
+from lib.output import measured_on
 from objectives.arrays import FloatArray
 from objectives.confidence import MissCounts, judge_share
 from objectives.load_sequence import (

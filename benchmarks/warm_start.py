@@ -4,7 +4,7 @@
 
 Replays each recorded table under three bounds by the simulated search: without a warm start, with the measurements
 of a search on another machine (`run`), and with all measurements possible there (`table`). The tables are the
-second and third recordings in tables/recordings/; other_machines.py derives the other machines from the first one,
+second and third recordings in tables/recordings/; derived_tables.py derives the other machines from the first one,
 so that no cell has noise in common on both. The contrary machine misleads as much as a table can. Prints Markdown;
 progress goes to standard error. With --runs it can be interrupted: searches in FILE are not repeated.
 """
@@ -23,12 +23,11 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from bounded_tables import TABLES, bound_ms, feasible_shares
-from other_machines import CONTRARY, RELATED, SOURCES, recorded_on, write_recordings
-from output import measured_on, print_head, print_title, row
-from processes import run_jobs
-from search_report import as_count, as_percent
-
+from lib.bounded_tables import TABLES, bound_ms, feasible_shares
+from lib.derived_tables import CONTRARY, RELATED, SOURCES, recorded_on, write_recordings
+from lib.output import measured_on, print_head, print_title, row
+from lib.process_pool import run_jobs
+from lib.search_report import as_count, as_percent
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.stopwatch import Stopwatch
@@ -64,7 +63,7 @@ A **warm start from** a `run` has the measurements of a search on the other mach
 `table` has every configuration at every load there.
 {" and ".join(f"`{name}`" for name in RELATED)} are related machines: their service
 times are longer by this factor, and their contention, gain from threads, overheads, variation and the shape of their
-service times differ too (other_machines.py has the values). `{CONTRARY}` is not a real machine: each configuration
+service times differ too (derived_tables.py has the values). `{CONTRARY}` is not a real machine: each configuration
 has the measurements of the one that is furthest from it. The tables are the means of the second and third
 recordings in tables/recordings/. The other machines are derived from the first."""
 

@@ -24,9 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from output import print_progress, print_title
-from records import this_machine
-
+from lib.output import print_progress, print_title
+from lib.records import this_machine
 from objectives.confidence import Verdict
 from optimizer.core.errors import MeasurementError, TuneError
 from optimizer.core.files import cache_folder

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpu.steps import OnGpu
+from optimizer.results.forecast_accuracy import CheckedForecast
 from published import Row
 from side_by_side import tables
-
-from optimizer.results.forecast_accuracy import CheckedForecast
 
 THROUGHPUT = "throughput_infer_per_sec"  # a cell without it was not measured
 GPU_COLUMNS = {  # a cell's column -> the table's column and the factor between their units

@@ -32,12 +32,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gpu.report import THROUGHPUT, StudyResults, markdown, write_files
 from gpu.steps import PROFILES, STUDIES, GpuStep, OnGpu
-from published import Row
-
 from optimizer.core.errors import BadInputError
 from optimizer.core.notes import OwnBackend
 from optimizer.results.finished_run import read_run
 from optimizer.results.forecast_accuracy import check_forecasts
+from published import Row
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

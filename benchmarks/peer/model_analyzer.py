@@ -21,8 +21,8 @@ from pathlib import Path
 from shlex import quote
 
 import yaml
-from quiet import CpuUsage
 
+from lib.idle_machine import CpuUsage
 from optimizer.config.model_source import ModelSource
 from optimizer.core.process import SupervisedProcess, run_command
 from optimizer.deploy import runtime

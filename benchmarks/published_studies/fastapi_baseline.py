@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from closed_loop import Load
 
+from closed_loop import Load
 from optimizer.config.model_source import ModelSource
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.files import cache_folder

@@ -13,15 +13,14 @@ from typing import Any
 import fastapi_baseline
 import int8
 from kept import StepResults
-from published import Row
-from studies import Step
-
 from optimizer.cli.output import EXIT_CODES
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.core.errors import TuneError
 from optimizer.core.notes import OwnBackend
 from optimizer.machine import hardware
 from optimizer.machine.conditions import machine_conditions
+from published import Row
+from studies import Step
 
 ROOT = Path(__file__).parents[2]
 PROFILES = Path(__file__).with_name("profiles")

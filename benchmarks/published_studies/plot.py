@@ -14,10 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kept import all_cells, read_kept
-from published import Row, published
-from side_by_side import HIGHER_IS_BETTER, number, ratio
-from studies import AS_GIVEN, DYNAMIC, OFF_DLRM, ON_CPU, ON_DLRM, STATIC, STUDIES, TWO_DYNAMIC
-
 from optimizer.results.report.figure_style import (
     LABELS,
     LEGEND_ROW,
@@ -32,6 +28,9 @@ from optimizer.results.report.figure_style import (
     svg,
     thousands,
 )
+from published import Row, published
+from side_by_side import HIGHER_IS_BETTER, number, ratio
+from studies import AS_GIVEN, DYNAMIC, OFF_DLRM, ON_CPU, ON_DLRM, STATIC, STUDIES, TWO_DYNAMIC
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

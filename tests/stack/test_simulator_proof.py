@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import simulator_proof as proof
-from simulator_proof import batching, cells, unbatched
 
+import simulator_proof as proof
 from optimizer.deploy import runtime
+from simulator_proof import batching, cells, unbatched
 
 pytestmark = [pytest.mark.alone(exclusive=True), pytest.mark.long]
 

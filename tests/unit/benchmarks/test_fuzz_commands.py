@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import fuzz_commands
 import pytest
-from fuzz_commands import SMOKE_CASES, OutOfTime, Place, State, Stopped, Watch, attempt, fuzz, limited
-from fuzz_sections import CommandCase, ReaderCase
 
+import fuzz_commands
+from fuzz_commands import SMOKE_CASES, OutOfTime, Place, State, Stopped, Watch, attempt, fuzz, limited
+from lib.fuzz_sections import CommandCase, ReaderCase
 from optimizer.core.errors import BadInputError
 from tests.command_fixtures import Ended
 

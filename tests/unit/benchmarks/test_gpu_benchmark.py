@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gpu import pack, report, run
 from gpu.steps import BERT, PROFILES, RANDOM, STUDIES, GpuStep, OnGpu
-
 from optimizer.cli.run import read_run_arguments
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.model.profile import parse_profile

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from made_up_stack import SimulatedStack
+
+from lib.simulated_stack import SimulatedStack
+from lib.simulated_tables import hidden_server
 from many_workers import WorkerSearch, best_of, searched
-from simulated_tables import hidden_server
 
 SPACE = "small"
 

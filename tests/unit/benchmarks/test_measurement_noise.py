@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from measurement_noise import Noise, NoisyServer, perturbed
 
+from lib.measurement_noise import Noise, NoisyServer, perturbed
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.replay.engine import recorded_problem, replay

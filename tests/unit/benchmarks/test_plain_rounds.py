@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_rounds import ROLES, compared_points, why_not
 
 from optimizer.config.search_space import ModelKind
 from optimizer.results.finished_run import read_run
+from plain_rounds import ROLES, compared_points, why_not
 
 SAMPLE = Path(__file__).parents[3] / "results" / "dlrm" / "sample"
 

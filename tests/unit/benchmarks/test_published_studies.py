@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-import plot
 import pytest
-from kept import read_kept
-from page import markdown
-from published import FILE
-from studies import STUDIES, Step
 
+import plot
+from kept import read_kept
 from optimizer.cli.run import read_run_arguments
 from optimizer.cli.sweep import read_sweep_arguments
 from optimizer.model.profile import load_profile
+from page import markdown
+from published import FILE
+from studies import STUDIES, Step
 
 FOLDER = FILE.parent
 PAGE = FOLDER.parent / "published_studies.md"

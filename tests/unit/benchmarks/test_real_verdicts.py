@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from intervals import Interval
+
+from lib.intervals import Interval
+from lib.records import Records
+from objectives.metrics import Measurement
 from perf_analyzer_versions import agreement
 from real_verdicts import PASS, Remeasured, VerdictRun, read_runs, report, share_over
-from records import Records
-
-from objectives.metrics import Measurement
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 MACHINE = "a CPU, 2 cores; tritonserver 2.51"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import record_tables
-
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate
 

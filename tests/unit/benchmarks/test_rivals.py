@@ -6,13 +6,11 @@ import math
 from importlib.util import find_spec
 from pathlib import Path
 
-import bounded_tables
 import pytest
+
 import rivals
 import search_methods
-from rivals.expert_defaults import ExpertSearcher
-from rivals.quick_search import QuickSearcher
-
+from lib import bounded_tables
 from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
@@ -21,6 +19,8 @@ from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.options.run_options import SEARCHERS
 from optimizer.replay.engine import recorded_problem, replay
 from optimizer.store.recording import read_recording
+from rivals.expert_defaults import ExpertSearcher
+from rivals.quick_search import QuickSearcher
 
 KNOWN = Path(__file__).parents[2] / "data" / "known.csv"
 SIZES, COUNTS = (1, 2, 4, 8, 16, 32), (1, 2, 3, 4, 5)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulator_calibration import estimate_jitter, estimate_overheads, estimate_release_s, perf_analyzer_load
 
+from lib.simulator_calibration import estimate_jitter, estimate_overheads, estimate_release_s, perf_analyzer_load
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate
 from optimizer.simulator.calibration import Observation

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from measurement_noise import Noise, NoisyServer
-from simulated_tables import THREADS, SimulatedServer, write
 
+from lib.measurement_noise import Noise, NoisyServer
+from lib.simulated_tables import THREADS, SimulatedServer, write
 from objectives.metrics import METRICS
 from optimizer.config.search_space import SearchSpace
 from optimizer.replay.engine import recorded_problem, replay

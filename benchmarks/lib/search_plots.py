@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from bounded_tables import BoundedTable
-from search_report import MAX_TRIALS, OWN, runs_of
-from search_runs import Runs
 
+from lib.bounded_tables import BoundedTable
+from lib.search_report import MAX_TRIALS, OWN, runs_of
+from lib.search_runs import Runs
 from optimizer.replay.engine import ReplayResult
 from optimizer.results.report.figure_style import (
     LIGHT,

@@ -26,7 +26,7 @@ from optimizer.simulator.scenario import ServiceTimes, SimulationResult
 from optimizer.store.recording import Recording, read_recording
 from optimizer.store.trials_table import TrialsTable, read_run_table
 
-TABLES = Path(__file__).with_name("tables")
+TABLES = Path(__file__).parents[1] / "tables"
 MIN_TIME_S = 1e-5  # a shorter queue time counts as zero
 
 

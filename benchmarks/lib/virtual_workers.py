@@ -1,6 +1,6 @@
 """Simulate a search by several parallel workers on a virtual clock: hours of 100 GPUs in minutes.
 
-Scheduler, searcher and load sweep are those of a run; only the server is simulated (made_up_stack.py), and the
+Scheduler, searcher and load sweep are those of a run; only the server is simulated (simulated_stack.py), and the
 clock advances by the duration of deployments and measurements instead of waiting. One process suggests for all
 workers, as on a cluster. A suggestion takes its real CPU time, and workers wait for it.
 """
@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from made_up_stack import SimulatedStack
 
+from lib.simulated_stack import SimulatedStack
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.interfaces import Searcher

@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from bounded_tables import BoundedTable
-from measurement_noise import Noise, NoisyServer
-from processes import run_jobs
 from pydantic import TypeAdapter
-from rivals import searcher_factory
 
+from lib.bounded_tables import BoundedTable
+from lib.measurement_noise import Noise, NoisyServer
+from lib.process_pool import run_jobs
 from objectives.metrics import METRICS
 from optimizer.replay.engine import ReplayResult, recorded_problem, replay
 from optimizer.store.recording import Recording, read_recording
+from rivals import searcher_factory
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bounded_tables import (
+from lib.bounded_tables import (
     EARLIER_LOOSE_SHARE,
     EARLIER_TABLES,
     FEASIBLE_CONFIGURATIONS,
@@ -17,9 +17,8 @@ from bounded_tables import (
     BoundedTable,
     Kind,
 )
-from output import row
-from search_runs import Runs
-
+from lib.output import row
+from lib.search_runs import Runs
 from optimizer.replay.engine import TOLERANCES, ReplayResult, Spread
 
 MAX_TRIALS = 30  # limit for the methods without a stopping rule, and of the restricted mean

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from simulated_tables import EXECUTION_SPEEDS, SimulatedServer, drawn_server, execution_server, write
-
+from lib.simulated_tables import EXECUTION_SPEEDS, SimulatedServer, drawn_server, execution_server, write
 from objectives.metrics import METRICS
 from optimizer.core.trial import Candidate
 from optimizer.store.recording import Recording, read_recording
 
-TABLES = Path(__file__).with_name("tables")
+TABLES = Path(__file__).parents[1] / "tables"
 MADE_UP_SEEDS = range(300, 312)  # of simulated servers; no constant of the search may be chosen on these either
 # No constant of the search may be chosen on these. A table that the folder lacks is left out.
 TEST_TABLES = ("minilm-16", "text_recognition-small", "dlrm-16", "sleep-2")

@@ -1,6 +1,6 @@
 """A process that runs one study after another through the Python interface, and reports its file handles and memory.
 
-    python benchmarks/study_worker.py < KEYWORDS > ENDS
+    python benchmarks/lib/study_worker.py < KEYWORDS > ENDS
 
 Each line of KEYWORDS is a JSON object with the arguments of ``optimizer.tune``; each line of ENDS says how that study
 ended. ``StudyWorker`` starts the process and talks to it.

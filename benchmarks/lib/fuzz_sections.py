@@ -6,7 +6,6 @@ import io
 import json
 import math
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,8 +15,6 @@ from typing import TypeAlias
 
 import numpy as np
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from optimizer.cli.commands import COMMANDS as TUNE_COMMANDS
 from optimizer.config import model_config

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from output import print_progress
-
+from lib.output import print_progress
 from objectives.sla import Sla
 from optimizer.deploy import runtime
 from optimizer.machine import hardware

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from output import head, judged, row
-from quiet import CpuUsage
-
+from lib.idle_machine import CpuUsage
+from lib.output import head, judged, row
 from optimizer.cli.output import EXIT_CODES
 from optimizer.core.process import SupervisedProcess, describe_exit_code
 

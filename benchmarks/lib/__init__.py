@@ -1,0 +1,1 @@
+"""Modules that the benchmarks import; the commands are in the folder above."""
