@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any
 
 import optuna
-import psutil
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -86,7 +85,7 @@ class Heartbeat:
 
 
 # user attributes of a worker's trial; LIVES is set last, after the first heartbeat
-HOST, PID, FOLDER, ROLE, SEEN, LIVES = "host", "pid", "folder", "role", "seen", "lives"
+HOST, PID, STARTED, FOLDER, ROLE, SEEN, LIVES = "host", "pid", "started_ticks", "folder", "role", "seen", "lives"
 SEARCH, CONFIRM = "search", "confirm"
 
 
@@ -105,6 +104,7 @@ class SharedWorkers(StudyWorkers):
         self._where = {
             HOST: socket.gethostname(),
             PID: os.getpid(),
+            STARTED: _started_ticks(os.getpid()),
             FOLDER: f"{socket.gethostname()}:{folder.resolve()}",
         }
         self._study = optuna.create_study(
@@ -141,7 +141,7 @@ class SharedWorkers(StudyWorkers):
                 fail_stale_trials(self._study)
         else:
             for trial in self._running():
-                if trial.user_attrs[HOST] == self._where[HOST] and not psutil.pid_exists(trial.user_attrs[PID]):
+                if trial.user_attrs[HOST] == self._where[HOST] and not _is_running(trial):
                     self._end(trial.number)
         trials = self._study.get_trials(deepcopy=False)
         self._ended = {str(trial.number) for trial in trials if trial.state.is_finished()}
@@ -210,6 +210,20 @@ class SharedWorkers(StudyWorkers):
                 f"--study-name {name}: {min(hosts)} uses it, and a file can be shared by workers of one host only; "
                 "give all workers a database server (--storage postgresql://…), or choose another name"
             )
+
+
+def _is_running(worker: FrozenTrial) -> bool:
+    """Return whether the process of a worker on this host runs. A later process may have its PID."""
+    return bool(_started_ticks(worker.user_attrs[PID]) == worker.user_attrs[STARTED])
+
+
+def _started_ticks(pid: int) -> int | None:
+    """Return the start of a process in clock ticks since the boot; None if it has ended, even if it is a zombie."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state == "Z" else int(fields[18])  # field 22 of proc_pid_stat(5)
 
 
 POLL_SECONDS = 0.5  # pause of a worker that waits for others

@@ -24,7 +24,7 @@ from optimizer.search.optuna_encoding import finished_trials
 from optimizer.store.optuna_storage import RetryPolicy
 from optimizer.store.optuna_study import StudySharing
 from optimizer.store.run_folder import RunFolder
-from optimizer.study.distributed.shared_study import HOST, LIVES, ROLE, SEARCH, SharedStudy, join
+from optimizer.study.distributed.shared_study import HOST, LIVES, ROLE, SEARCH, STARTED, SharedStudy, join
 from tests import shared_run
 from tests.command_fixtures import eventually
 from tests.conftest import measure_known_server
@@ -239,6 +239,17 @@ def test_a_worker_that_leaves_after_the_confirmation_does_not_repeat_it(problem:
         assert slow.leave_search() == "another worker of the study s confirms the best configuration"
     with joined(problem, tmp_path, "later") as later:
         assert later.leave_search() == "", "its user asked for a confirmation after the end of the other"
+
+
+def test_a_worker_whose_pid_another_process_has_is_dead(problem: Problem, tmp_path: Path) -> None:
+    with joined(problem, tmp_path, "a") as a:
+        registered = a._workers._study.trials[0].user_attrs
+        ended = {**registered, STARTED: registered[STARTED] - 1}
+        a._workers._study.add_trial(optuna.create_trial(state=optuna.trial.TrialState.RUNNING, user_attrs=ended))
+        assert a._workers.others_searching() == 1
+        a._workers.refresh()
+        assert a._workers.others_searching() == 0
+        assert [trial.state.name for trial in a._workers._study.trials] == ["RUNNING", "FAIL"]
 
 
 def test_a_file_is_not_shared_by_hosts(problem: Problem, tmp_path: Path) -> None:
