@@ -240,8 +240,12 @@ def open_study(
             directions=["maximize" if metric.better == "higher" else "minimize" for metric in problem.objectives],
             load_if_exists=True,
         )
-        _check_problem(study, problem, shown, conditions)
-        _check_fingerprint(study, fingerprint, shown)
+        _refuse_other_problem(study, problem, conditions or {}, shown)
+        _refuse_other_fingerprint(study, fingerprint, shown)
+        if PROBLEM_ATTRIBUTE not in study.user_attrs:
+            study.set_user_attr(PROBLEM_ATTRIBUTE, _problem_document(problem, conditions or {}))
+        if fingerprint is not None and _stored_fingerprint(study) is None:
+            study.set_user_attr(FINGERPRINT_ATTRIBUTE, fingerprint.to_document())
     if storage is not None:
         translate_storage_errors(storage_of(study), storage, shared.retry.kept_in if shared else "")
     return study
@@ -259,6 +263,8 @@ def check_study(
 
     A study that does not exist is not created, and an existing one is not changed.
     """
+    if "://" not in storage and not Path(storage).exists():
+        return
     shown = redact(storage)
     with opening_errors(storage):
         backend = make_storage(storage)
@@ -266,8 +272,8 @@ def check_study(
             study = optuna.load_study(study_name=name, storage=backend, sampler=sampler)
         except KeyError:
             return
-        _check_problem(study, problem, shown, conditions)
-        _check_fingerprint(study, fingerprint, shown)
+        _refuse_other_problem(study, problem, conditions or {}, shown)
+        _refuse_other_fingerprint(study, fingerprint, shown)
 
 
 def check_storage(storage: str) -> None:
@@ -279,11 +285,9 @@ def check_storage(storage: str) -> None:
         make_storage(storage)
 
 
-def _check_problem(
-    study: optuna.Study, problem: Problem, shown: str, conditions: Mapping[str, str | None] | None = None
-) -> None:
-    """Raise BadInputError if the study has another problem or other conditions, which give other values."""
-    ours = {
+def _problem_document(problem: Problem, conditions: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return what determines the values of a study's trials: the problem, and the conditions that are known."""
+    return {
         "model": problem.model,
         "parameters": {name: list(choices) for name, choices in problem.space.parameters().items()},
         "request_batch_size": problem.request_batch_size,
@@ -292,18 +296,23 @@ def _check_problem(
         **({"priorities": str(problem.priorities)} if problem.priorities else {}),
         "objectives": [metric.name for metric in problem.objectives],
         "constraints": list(map(str, problem.sla)),
-        **{name: value for name, value in (conditions or {}).items() if value is not None},
+        **{name: value for name, value in conditions.items() if value is not None},
     }
-    theirs = study.user_attrs.get(PROBLEM_ATTRIBUTE)
-    if theirs is None:
-        study.set_user_attr(PROBLEM_ATTRIBUTE, ours)
+
+
+def _refuse_other_problem(
+    study: optuna.Study, problem: Problem, conditions: Mapping[str, str | None], shown: str
+) -> None:
+    """Raise BadInputError if the study has another problem or other conditions, which give other values."""
+    stored = study.user_attrs.get(PROBLEM_ATTRIBUTE)
+    if stored is None:
         return
-    ours = json.loads(json.dumps(ours))
-    unknown = {name for name, value in (conditions or {}).items() if value is None or name not in theirs}
-    keys = [key for key in {**ours, **theirs} if key not in unknown]  # either may lack settings that the other has
-    other = [key for key in keys if ours.get(key) != theirs.get(key)]
-    if other:
-        differences = " and ".join(f"{key} ({_difference(theirs.get(key), ours.get(key))})" for key in other)
+    current = json.loads(json.dumps(_problem_document(problem, conditions)))
+    unknown = {name for name, value in conditions.items() if value is None or name not in stored}
+    keys = [key for key in {**current, **stored} if key not in unknown]  # either may lack settings of the other
+    changed = [key for key in keys if current.get(key) != stored.get(key)]
+    if changed:
+        differences = " and ".join(f"{key} ({_difference(stored.get(key), current.get(key))})" for key in changed)
         raise BadInputError(
             f"{shown}: study {study.study_name!r} differs in {differences}; use the options that it "
             "was started with, or another study name"
@@ -315,12 +324,12 @@ def _times_of(times: RequestTimes) -> str:
     return f"{times.recorded_requests} recorded" if times.recorded_requests else times.distribution
 
 
-def _difference(theirs: Any, ours: Any) -> str:
+def _difference(stored: Any, current: Any) -> str:
     """Return the names of the choices that differ, or both values."""
-    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
-        names = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
+    if isinstance(stored, Mapping) and isinstance(current, Mapping):
+        names = sorted(name for name in {*stored, *current} if stored.get(name) != current.get(name))
         return one_line(", ".join(names), MAX_DIFFERENCE_LENGTH)
-    return one_line(f"{_shown(theirs)} there, {_shown(ours)} here", MAX_DIFFERENCE_LENGTH)
+    return one_line(f"{_shown(stored)} there, {_shown(current)} here", MAX_DIFFERENCE_LENGTH)
 
 
 def _shown(value: Any) -> str:
@@ -329,16 +338,16 @@ def _shown(value: Any) -> str:
     return "none" if value is None or value == "" else str(value)
 
 
-def _check_fingerprint(study: optuna.Study, fingerprint: Fingerprint | None, shown: str) -> None:
+def _stored_fingerprint(study: optuna.Study) -> Fingerprint | None:
+    return parse_fingerprint(study.user_attrs.get(FINGERPRINT_ATTRIBUTE))
+
+
+def _refuse_other_fingerprint(study: optuna.Study, fingerprint: Fingerprint | None, shown: str) -> None:
     """Raise BadInputError if the study has another fingerprint, whose measurements differ."""
-    if fingerprint is None:
-        return
-    theirs = parse_fingerprint(study.user_attrs.get(FINGERPRINT_ATTRIBUTE))
-    if theirs is None:
-        study.set_user_attr(FINGERPRINT_ATTRIBUTE, fingerprint.to_document())
-    elif theirs != fingerprint:
+    stored = _stored_fingerprint(study)
+    if fingerprint is not None and stored is not None and stored != fingerprint:
         raise BadInputError(
             f"{shown}: study {study.study_name!r} was measured with another device, server or perf_analyzer "
-            f"({fingerprint.differences(theirs)}), and the two are not ranked together; begin another run on this "
+            f"({fingerprint.differences(stored)}), and the two are not ranked together; begin another run on this "
             "one, with --warm-start and that run"
         )

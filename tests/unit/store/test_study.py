@@ -17,9 +17,11 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.load_shapes import RequestTimes
 from optimizer.core.request_sizes import SizeDistribution, parse_priorities
+from optimizer.machine.hardware import Fingerprint
 from optimizer.options.addresses import redact
-from optimizer.store.optuna_study import open_study
+from optimizer.store.optuna_study import check_study, make_storage, open_study
 
+FINGERPRINT = Fingerprint("a CPU", 8, (), "embedded", "2.51.0", (), "")
 PROBLEM = Problem("m", SearchSpace((4, 8)), 1, 64, sla=Sla.from_bounds({"p95": 20.0}))
 
 
@@ -37,6 +39,29 @@ def test_a_study_is_continued(storage: str) -> None:
     reopened(storage).add_trial(optuna.create_trial(value=1.0))
     assert [trial.value for trial in reopened(storage).trials] == [1.0]
     assert reopened(storage, name="other").trials == []
+
+
+def test_a_check_refuses_another_problem_and_changes_no_study(storage: str) -> None:
+    def check(problem: Problem, name: str = "s") -> None:
+        check_study(storage, name, problem, RandomSampler(seed=0), FINGERPRINT)
+
+    check(PROBLEM)
+    optuna.create_study(storage=make_storage(storage), study_name="s")
+    check(PROBLEM)
+    check(PROBLEM, "other")
+    stored = make_storage(storage)
+    assert [study.study_name for study in stored.get_all_studies()] == ["s"]
+    assert optuna.load_study(study_name="s", storage=stored).user_attrs == {}
+    reopened(storage)
+    with pytest.raises(BadInputError, match=r"study 's' differs in model \(m there, n here\);"):
+        check(replace(PROBLEM, model="n"))
+    assert set(reopened(storage).user_attrs) == {"problem"}, "the fingerprint is not that of a measurement"
+
+
+def test_a_check_creates_no_journal(tmp_path: Path) -> None:
+    journal = tmp_path / "study.journal"
+    check_study(str(journal), "s", PROBLEM, RandomSampler(seed=0), FINGERPRINT)
+    assert not journal.exists()
 
 
 def test_a_study_can_be_kept_in_memory() -> None:
