@@ -185,9 +185,7 @@ class _Session:
             outcome = assess(trials, problem, task.baseline, task.dynamic_batching)
             record.add_notes([*notes_on_measurements(trials), *notes_on_outcome(outcome, trials, task, options)])
             status = _status(result, outcome)
-            recorded = status
-            if status == "interrupted" and self.mode is RunMode.CONFIRM:  # an interrupted test leaves the run usable
-                recorded = "found" if outcome.recommended else "none"
+            recorded = self._recorded_status(status, outcome)
             ended = RunResult(
                 status,
                 outcome,
@@ -281,9 +279,16 @@ class _Session:
         with contextlib.suppress(TuneError):  # a full disk must not hide the first error
             trials = setup.table.read()
             outcome = assess(trials, task.problem, task.baseline, task.dynamic_batching)
-            setup.record.write("failed", outcome, reason=str(error))
+            recorded = self._recorded_status("failed", outcome)
+            setup.record.write(recorded, outcome, reason=str(error) if recorded == "failed" else "")
             if any(trial.measurements for trial in trials):
                 error.add_note(f"the measurements are kept; to continue: {self._continue_command(folder)}")
+
+    def _recorded_status(self, status: RunStatus | Literal["failed"], outcome: Outcome) -> str:
+        """Return the status for run.json. A confirmation that does not end leaves the run as usable as before."""
+        if self.mode is RunMode.CONFIRM and status in ("interrupted", "failed"):
+            return "found" if outcome.recommended else "none"
+        return status
 
     def _continue_command(self, folder: RunFolder) -> str:
         action = "verify" if self.mode is RunMode.CONFIRM else "--resume"

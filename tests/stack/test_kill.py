@@ -246,10 +246,18 @@ def test_signals_end_it_at_once(signum: signal.Signals, moment: Moment, steady: 
     assert info(steady)["status"] == "interrupted"
 
 
-def test_ctrl_c_in_a_continued_test_leaves_the_search_ended(steady: Sandbox) -> None:
+def test_a_continued_test_that_fails_or_is_interrupted_leaves_the_search_ended(steady: Sandbox) -> None:
     if not assert_search_ended(run_tune(steady, *STUDY, *SHORT, "steady.yaml"), run_folder(steady)):
         pytest.skip("no load was steady on this busy machine")
     assert info(steady)["status"] == "found"
+    reference = run_folder(steady) / "reference.npz"
+    outputs = reference.read_bytes()
+    reference.write_bytes(outputs[:10])
+    failed = run_tune(steady, "verify", "--budget", "2m", run_folder(steady))
+    assert failed.code == 2, failed
+    assert "reference.npz" in failed.errors[0]
+    assert (info(steady)["status"], info(steady)["reason"]) == ("found", "")
+    reference.write_bytes(outputs)
     process = steady.fork("verify", "--budget", "2m", run_folder(steady))
     server_starts(steady, process)
     process.send_signal(signal.SIGINT)
