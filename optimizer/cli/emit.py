@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from optimizer.cli.output import check_decided
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import output_error
-from optimizer.core.safe_text import one_line, show_path
+from optimizer.core.safe_text import exists, show_path
 from optimizer.options.command_line import RUN_HELP, Parser, add_results
 from optimizer.options.values import parse_value, quote, whole_number
 from optimizer.results.autoscaling import DEFAULT_MAX_REPLICAS, DEFAULT_MIN_REPLICAS, DEFAULT_UTILIZATION
@@ -145,7 +145,7 @@ def production_server(arguments: argparse.Namespace, recommendation: Recommendat
     """Return the server that serves a recommendation in production. Raises BadInputError."""
     from optimizer.emit.production import ProductionServer, name_of, read_image, read_name
 
-    image = arguments.image or recommendation.image or ""
+    image = arguments.image or recommendation.run.options.docker_image or ""
     if not image and arguments.format != "kserve":
         raise BadInputError(
             f"--format {arguments.format}: --image is missing; give an image of NVIDIA with Triton "
@@ -216,19 +216,6 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def check_decided(recommendation: Recommendation, does: str, *, force: bool) -> None:
-    """Raise BadInputError for an UNDECIDED recommendation; with ``force`` print a warning instead.
-
-    ``does`` is the verb of the command, such as "emits".
-    """
-    if not recommendation.undecided:
-        return
-    undecided = one_line(f"{recommendation.run}: the verdict is UNDECIDED: {recommendation.undecided}")
-    if not force:
-        raise BadInputError(f"{undecided}, and --force {does} it")
-    print(f"tune: {undecided}", file=sys.stderr)
-
-
 def _files(arguments: argparse.Namespace, recommendations: list[Recommendation]) -> dict[str, str]:
     from optimizer.emit import docker, kubernetes, pbtxt
 
@@ -251,7 +238,7 @@ def _files(arguments: argparse.Namespace, recommendations: list[Recommendation])
 
 def _write(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
     """Write all files, or none if one exists and ``force`` is not set."""
-    existing = [name for name in files if (folder / name).exists()]
+    existing = [name for name in files if exists(folder / name)]
     if existing and not force:
         raise BadInputError(f"{show_path(folder / existing[0])} exists; give another --out, or --force")
     for name, text in files.items():

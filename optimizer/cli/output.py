@@ -1,4 +1,4 @@
-"""The output of the commands: exit codes, errors and progress, questions on a terminal, and the streams themselves.
+"""The output of the commands: exit codes, errors, progress, results, questions on a terminal, and the streams.
 
 The streams report closed pipes and full disks, and replace characters that their encoding lacks.
 """
@@ -6,6 +6,7 @@ The streams report closed pipes and full disks, and replace characters that thei
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -19,7 +20,10 @@ from optimizer.core.safe_text import one_line
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from objectives.confidence import Verdict
+    from optimizer.emit.recommended import Recommendation
     from optimizer.results.progress_observers import Progress
+    from optimizer.study.tuning_run import RunResult, RunStatus
 
 
 EXIT_CODES = {"PASS": 0, "FAIL": 1, "UNDECIDED": 4}  # by the value of a Verdict, whose module takes long to import
@@ -56,6 +60,64 @@ def _terminal() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)
+
+
+def exit_code(status: RunStatus, verdict: Verdict) -> int:
+    """Return the exit code of a run: that of its verdict, unless it was interrupted or others continue its study."""
+    ended_early = {"left": 0, "interrupted": INTERRUPTED}
+    return ended_early.get(status, EXIT_CODES[verdict.value])
+
+
+def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
+    """Print the result of a run."""
+    if as_json:
+        print(json.dumps(result.document, indent=2), flush=True)
+        return
+    if result.status == "left":
+        print(f"{result.continued_by}; the measurements of this run are in {result.folder.path}")
+        return
+    from rich.console import Console
+
+    from optimizer.deploy.target_factory import ON_THIS_MACHINE
+    from optimizer.options.command_line import command_line, command_with_larger_budget
+    from optimizer.results.terminal_summary import RunDetails, print_best_so_far, print_outcome
+
+    if result.status == "interrupted":
+        problem, command = result.task.problem, result.continue_command
+        print_best_so_far(Console(), result.outcome, problem, results_dir=result.folder.path, command=command)
+        return
+    details = RunDetails(
+        baseline=result.task.baseline,
+        hardware=str(result.hardware),
+        notes=result.notes,
+        facts=result.task.source.facts,
+        results_dir=result.folder.path,
+        command=command_line(result.options),
+        longer_command=command_with_larger_budget(result.options),
+        config_path=result.folder.best_config if result.outcome.recommended else None,
+        report_path=result.report_path,
+        can_serve=result.options.target in ON_THIS_MACHINE,
+    )
+    print_outcome(Console(), result.outcome, result.task.problem, details, verbose=verbose)
+
+
+def check_decided(recommendation: Recommendation, verb: str, *, force: bool) -> None:
+    """Raise BadInputError for an UNDECIDED recommendation; with ``force`` print a warning instead.
+
+    ``verb`` is that of the command, such as "emits".
+    """
+    if not recommendation.is_undecided:
+        return
+    from optimizer.results import summary
+
+    effect = "makes a separate test" if recommendation.needs_separate_test else "continues its test"
+    problem = one_line(
+        f"{recommendation.run.name}: the verdict is UNDECIDED: {summary.undecided_cause(recommendation.outcome)}; "
+        f"`{recommendation.next_command}` {effect}"
+    )
+    if not force:
+        raise BadInputError(f"{problem}, and --force {verb} it")
+    print_message(problem)
 
 
 class OutputClosed(SystemExit):

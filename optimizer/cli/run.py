@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from optimizer.cli.completion import complete_model
-from optimizer.cli.output import EXIT_CODES, INTERRUPTED, progress_on_terminal
+from optimizer.cli.output import exit_code, progress_on_terminal, show_result
 from optimizer.core.errors import BadInputError
-from optimizer.options.command_line import Parser, command_line, command_with_larger_budget, values_of
+from optimizer.options.command_line import Parser, values_of
 from optimizer.options.run_options import RunOptions
 from optimizer.options.table import OPTIONS, OPTIONS_BY_NAME
 from optimizer.study.run_request import RunRequest, read_run_request
 
 if TYPE_CHECKING:
-    from objectives.confidence import Verdict
     from optimizer.model.model_analyzer.reader import ModelAnalyzerImport
-    from optimizer.study.tuning_run import RunResult, RunStatus
 
 
 EPILOG = """\
@@ -169,43 +167,3 @@ def _preview(options: RunOptions, on_progress: Callable[[str], None], *, as_json
 
         print_preview(Console(), shown)
     return 0
-
-
-def exit_code(status: RunStatus, verdict: Verdict) -> int:
-    """Return the exit code of a run: that of its verdict, unless it was interrupted or others continue its study."""
-    ended_early = {"left": 0, "interrupted": INTERRUPTED}
-    return ended_early.get(status, EXIT_CODES[verdict.value])
-
-
-def show_result(result: RunResult, *, as_json: bool, verbose: bool) -> None:
-    """Print the result of a run."""
-    if as_json:
-        import json
-
-        print(json.dumps(result.document, indent=2), flush=True)
-        return
-    if result.status == "left":
-        print(f"{result.continued_by}; the measurements of this run are in {result.folder.path}")
-        return
-    from rich.console import Console
-
-    from optimizer.deploy.target_factory import ON_THIS_MACHINE
-    from optimizer.results.terminal_summary import RunDetails, print_best_so_far, print_outcome
-
-    if result.status == "interrupted":
-        problem, command = result.task.problem, result.continue_command
-        print_best_so_far(Console(), result.outcome, problem, results_dir=result.folder.path, command=command)
-        return
-    details = RunDetails(
-        baseline=result.task.baseline,
-        hardware=str(result.hardware),
-        notes=result.notes,
-        facts=result.task.source.facts,
-        results_dir=result.folder.path,
-        command=command_line(result.options),
-        longer_command=command_with_larger_budget(result.options),
-        config_path=result.folder.best_config if result.outcome.recommended else None,
-        report_path=result.report_path,
-        can_serve=result.options.target in ON_THIS_MACHINE,
-    )
-    print_outcome(Console(), result.outcome, result.task.problem, details, verbose=verbose)

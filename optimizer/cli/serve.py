@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from optimizer.cli import output
-from optimizer.cli.output import progress_on_terminal
+from optimizer.cli.output import check_decided, progress_on_terminal
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
@@ -117,7 +117,6 @@ def main(words: list[str]) -> int:
     arguments = build_parser().read(words)
     user_ports = _user_ports(arguments)
     exit_seconds = parse_value("--exit-timeout", arguments.exit_timeout, parse_budget_seconds)
-    from optimizer.cli.emit import check_decided
     from optimizer.emit.recommended import read_recommendation
     from optimizer.results.finished_run import read_run
     from optimizer.study.recommendation_server import check_target, recommended_server, wait_for_failure

@@ -16,7 +16,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--openvino",
         action="store_true",
-        help="Also download ONNX Runtime with OpenVINO (otherwise by the first run that needs it)",
+        help="Also download ONNX Runtime with OpenVINO (otherwise the first run that needs it does)",
     )
     return parser
 

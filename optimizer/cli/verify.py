@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from optimizer.cli.output import EXIT_CODES, progress_on_terminal
+from optimizer.cli.output import EXIT_CODES, exit_code, progress_on_terminal, show_result
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
 from optimizer.options.addresses import server_address
@@ -156,7 +156,6 @@ def main(words: list[str]) -> int:
     arguments = read_verify_arguments(words)
     on_progress, open_observer = progress_on_terminal()
     if not arguments.is_fresh:
-        from optimizer.cli.run import exit_code, show_result
         from optimizer.results.summary import VERIFY_BUDGET
         from optimizer.study.tuning_run import continue_confirmation
 

@@ -50,20 +50,21 @@ def emit_per_device(recommendations: Sequence[Recommendation], devices: Sequence
     files: dict[str, str] = {}
     runs: dict[str, str] = {}
     for recommendation, device in zip(recommendations, devices or map(device_name, recommendations), strict=True):
+        name = recommendation.run.name
         if recommendation.files:
             raise BadInputError(
-                f"{recommendation.run}: it changes {', '.join(recommendation.files)}, which tritonserver does not "
-                "choose by device; use --format pbtxt"
+                f"{name}: it changes {', '.join(recommendation.files)}, which tritonserver does not choose by "
+                "device; use --format pbtxt"
             )
         for model in recommendation.configs:
             path = f"{model}/configs/{device}.pbtxt"
             if path in files:
                 raise BadInputError(
-                    f"{runs[path]} and {recommendation.run}: both would write {path}; give one run per device, or "
-                    "--device NAME once per run"
+                    f"{runs[path]} and {name}: both would write {path}; give one run per device, or --device NAME "
+                    "once per run"
                 )
             files[path] = text_of(recommendation, model, _used_by(recommendation, f"--model-config-name={device}"))
-            runs[path] = recommendation.run
+            runs[path] = name
     return files
 
 
@@ -84,7 +85,8 @@ def device_name(recommendation: Recommendation) -> str:
     """
     if recommendation.device is None:
         raise BadInputError(
-            f"{recommendation.run}: its server ran on another machine, whose device is unknown; name it with --device"
+            f"{recommendation.run.name}: its server ran on another machine, whose device is unknown; name it with "
+            "--device"
         )
     kept = re.sub(r"\((?:r|tm)\)|@.*", "", recommendation.device.lower())
     return re.sub(r"[^a-z0-9]+", "-", kept).strip("-")[:MAX_DEVICE_CHARACTERS].strip("-") or "device"
@@ -97,9 +99,12 @@ def with_warm_up(recommendation: Recommendation) -> Recommendation:
     Raises BadInputError for an input whose size is not known, and for models that do not load with such requests.
     """
     try:
-        shapes = [parse_input_shape(text) for text in recommendation.shapes]
+        shapes = [parse_input_shape(text) for text in recommendation.run.options.shapes]
     except ValueError as error:
-        raise BadInputError(f"{recommendation.run}: its shapes cannot be read: {error}") from None
+        raise BadInputError(
+            f"{recommendation.run.name}: the shapes in run.json cannot be read: {error}; restore the file, or leave "
+            "--model-warmup out"
+        ) from None
     dims = {name.strip(): shape.largest for shape in shapes for name in shape.names.split(",")}
     configs = {
         name: _warmed_up(config, dims if name == recommendation.model else {})

@@ -17,9 +17,10 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.notes import SettingsUnread
 from optimizer.core.safe_text import one_line
 from optimizer.emit.recommended import Recommendation
+from optimizer.options.run_options import STEADY_DISTRIBUTIONS
 from optimizer.options.server_options import QUANTILE_COST
 from optimizer.options.values import quote
-from optimizer.results import autoscaling, formatting
+from optimizer.results import autoscaling, formatting, summary
 
 Scheme: TypeAlias = Literal["s3", "gs", "as", "https", "pvc", "path"]
 MAX_NAME_CHARACTERS = 50  # what Kubernetes and KServe add to it stays within 63
@@ -184,20 +185,22 @@ MAX_LINE_CHARACTERS = 400
 
 def header(recommendation: Recommendation, *more: str) -> list[str]:
     """Return the comment lines on top of a file, without comment marks; ``more`` are lines about the file itself."""
-    load = recommendation.point.load
+    run, load = recommendation.run, recommendation.point.load
     samples = (
         f"{formatting.exact(load.request_batch_size)} sample{'' if load.request_batch_size == 1 else 's'} a request"
     )
     memory = f", memory {formatting.size(recommendation.memory_bytes)}" if recommendation.memory_bytes else ""
-    tritune = f"tritune {metadata.version('tritune')}"
+    measured = formatting.performance(recommendation.point, recommendation.sla.judged_latency)
+    verdicts = (summary.verdict(recommendation.outcome), recommendation.separate_pass)
     lines = [
-        f"{recommendation.model}, as tuned by {tritune}: run {recommendation.run}, written {recommendation.written}",
-        f"measured: {formatting.performance(recommendation.point, recommendation.latency)} ({samples}){memory}",
-        *([f"load: {recommendation.load_shape}"] if recommendation.load_shape else []),
-        f"bound: {recommendation.goal or 'none'}",
-        f"verdict: {recommendation.verdict}",
-        f"on: {recommendation.hardware}, Triton {recommendation.triton_version}",
-        f"by: {recommendation.command}",
+        f"{recommendation.model}, as tuned by tritune {metadata.version('tritune')}: run {run.name}, written "
+        f"{run.info.get('written', '')}",
+        f"measured: {measured} ({samples}){memory}",
+        *_load_shape_line(recommendation),
+        f"bound: {formatting.bounds(recommendation.sla) or 'none'}",
+        f"verdict: {'; '.join(filter(None, verdicts))}",
+        f"on: {_hardware(recommendation)}, Triton {recommendation.triton_version}",
+        f"by: {run.info.get('command', '')}",
     ]
     if recommendation.server_processes > 1:
         lines.append(
@@ -205,19 +208,38 @@ def header(recommendation: Recommendation, *more: str) -> list[str]:
             "the CPUs and the load; send each request to the one with the fewest unanswered requests, for example "
             "with Envoy's LEAST_REQUEST or nginx's least_conn"
         )
-    if recommendation.is_embedded:
+    if run.options.target == "embedded":
         lines.append(
             "NOTE: measured on tune's embedded server; the backends of NVIDIA's image differ in speed and memory, so "
             "measure there before you rely on limits and replicas: `tune verify --fresh --target docker` (or local, "
             "remote)"
         )
-        served = f"`tune serve {shlex.quote(recommendation.folder)}`"
+        served = f"`tune serve {shlex.quote(str(run.folder.path))}`"
         lines.append(f"without Docker: {served} starts the measured server on the machine of the run")
     if recommendation.unread_settings:
         lines.append(f"NOTE: {SettingsUnread(recommendation.unread_settings)}")
-    if recommendation.undecided:
-        lines.append("WARNING: the verdict is UNDECIDED: run `tune verify` before you use this in production")
+    if recommendation.is_undecided:
+        command = recommendation.next_command
+        lines.append(f"WARNING: the verdict is UNDECIDED: run `{command}` before you use this in production")
     return [one_line(line, MAX_LINE_CHARACTERS) for line in (*lines, *more)]
+
+
+def _load_shape_line(recommendation: Recommendation) -> list[str]:
+    """Return a line on how a load shape or a recording was sent; empty for other loads."""
+    times = recommendation.run.problem.request_times
+    if times is None or times.distribution in STEADY_DISTRIBUTIONS:
+        return []
+    return [f"load: {formatting.sending(recommendation.point.load.request_rate, times)}"]
+
+
+def _hardware(recommendation: Recommendation) -> str:
+    """Return the GPUs and the CPUs of the measured server as text."""
+    run = recommendation.run
+    if run.options.target == "remote":
+        return "another machine"
+    gpu_names = run.gpus if recommendation.gpus else ()
+    hardware = run.info["hardware"]
+    return " · ".join([*gpu_names, f"{hardware['cpu']}, {hardware['cpu_count']} CPUs"])
 
 
 def deployment_header(server: ProductionServer, *more: str, mounts_configs: bool = True) -> list[str]:
@@ -234,8 +256,8 @@ def deployment_header(server: ProductionServer, *more: str, mounts_configs: bool
             "exist there (it may be empty)"
         )
     else:
-        words = ["tune", "emit", recommendation.folder, "--format", "pbtxt"]
-        words += ["--model-warmup"] * recommendation.warms_up + ["--force"] * bool(recommendation.undecided)
+        words = ["tune", "emit", str(recommendation.run.folder.path), "--format", "pbtxt"]
+        words += ["--model-warmup"] * recommendation.warms_up + ["--force"] * recommendation.is_undecided
         folder = where if len(recommendation.configs) > 1 else f"{where.rstrip('/')}/{recommendation.model}"
         before = f"copy the {files} of {names} from `{shlex.join(words)}` into {folder}"
     is_strict = "--disable-auto-complete-config" in recommendation.arguments

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from objectives.confidence import Verdict
+from objectives.sla import Sla
 from optimizer.config import execution, model_config, model_json
 from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
-from optimizer.config.search_space import Problem
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_file, one_line
 from optimizer.core.trial import Point
 from optimizer.deploy.docker_container import ALL_GPUS, SHM_SIZE, Bind, parse_mount, read_gpus
 from optimizer.options import server_options
-from optimizer.options.run_options import STEADY_DISTRIBUTIONS
 from optimizer.options.values import parse_cpus
-from optimizer.results import formatting, summary
+from optimizer.results import summary
 from optimizer.results.finished_run import FinishedRun, resume_command, unfinished
 from optimizer.results.recommendation import Outcome
 from optimizer.results.verification import passed_separately
@@ -34,68 +32,75 @@ class Recommendation:
     """A configuration for production, and the resources of the server that was measured with it.
 
     Attributes:
-        run: The name of the run.
-        folder: The folder of the run.
-        written: The time at which the run was written.
+        run: The run that recommends it.
+        outcome: The outcome of the run.
+        point: The recommended candidate at its load, with the measurement.
         model: The model that clients send requests to.
         configs: The configuration of each model by its name.
         arguments: The options of the measured tritonserver except repository and ports.
-        point: The recommended candidate at its load, with the measurement.
-        latency: The name of the latency that the SLA bounds, or of the one that is shown without a bound.
-        goal: The bounds of the SLA as text.
-        verdict: The verdict as text, with that of a separate test.
-        undecided: Why the verdict is UNDECIDED and which command continues the test; empty for PASS, also in a
-            separate test.
-        hardware: The device and the CPUs of the measured server as text.
-        device: The name of the measured server's GPU, or else of its CPU; None if it ran on another machine.
-        gpus: The number of its GPUs.
+        separate_pass: The result of the newest separate test as text, if the run is UNDECIDED and this test was
+            passed; otherwise empty.
+        gpus: The number of GPUs of the measured server; 0 if it ran on another machine.
         cpus: The number of CPUs that all its processes together could use, fractional under a CPU quota; None if it
             ran on another machine.
-        triton_version: The version of the measured tritonserver.
-        command: The command line of the run.
-        shapes: The input shapes of the run, as ``--shape`` takes them.
-        image: The measured container image, if any.
         shared_memory_bytes: The size of /dev/shm of the measured container.
-        load_seconds: The time that loading the configuration took on each server.
+        load_seconds: The time that loading the configuration took on each server; None if it was not measured.
         files: The text of each model.json that the run changed, by path below the model repository.
-        load_shape: How a load shape or a recording was sent; empty for other loads.
         unread_settings: Settings that only tune's own backend reads.
-        latency_levels: The levels of the bounds on quantiles of the latency.
-        is_embedded: Whether the embedded server was measured.
-        warms_up: Whether warm-up requests were added to ``configs``.
         mounts: The folders of the measured machine in its container; empty for other targets.
         ulimits: The limits of that container, such as ``nofile=100000``.
+        warms_up: Whether warm-up requests were added to ``configs``.
     """
 
-    run: str
-    folder: str
-    written: str
+    run: FinishedRun
+    outcome: Outcome
+    point: Point
     model: str
     configs: Mapping[str, ModelConfig]
     arguments: tuple[str, ...]
-    point: Point
-    latency: str
-    goal: str
-    verdict: str
-    undecided: str
-    hardware: str
-    device: str | None
+    separate_pass: str
     gpus: int
     cpus: float | None
-    triton_version: str
-    command: str
-    shapes: tuple[str, ...] = ()
-    image: str | None = None
-    shared_memory_bytes: int = 1 << 30
-    load_seconds: float | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
-    load_shape: str = ""
-    unread_settings: tuple[str, ...] = ()
-    latency_levels: tuple[float, ...] = ()
-    is_embedded: bool = False
+    shared_memory_bytes: int
+    load_seconds: float | None
+    files: Mapping[str, str]
+    unread_settings: tuple[str, ...]
+    mounts: tuple[Bind, ...]
+    ulimits: tuple[str, ...]
     warms_up: bool = False
-    mounts: tuple[Bind, ...] = ()
-    ulimits: tuple[str, ...] = ()
+
+    @property
+    def sla(self) -> Sla:
+        """The bounds of the run."""
+        return self.run.problem.sla
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether neither the run nor its newest separate test has decided that the SLA is met."""
+        return self.outcome.verdict is Verdict.UNDECIDED and not self.separate_pass
+
+    @property
+    def needs_separate_test(self) -> bool:
+        """Whether no further server of the run's own test can change its verdict."""
+        return summary.needs_separate_test(self.outcome, is_complete=self.run.is_test_complete)
+
+    @property
+    def next_command(self) -> str:
+        """The command that tests the recommendation of an UNDECIDED run further; empty for another run."""
+        return summary.next_command(self.outcome, self.run.folder.path, is_complete=self.run.is_test_complete)
+
+    @property
+    def device(self) -> str | None:
+        """The name of the measured server's GPU, or else of its CPU; None if it ran on another machine."""
+        if self.run.options.target == "remote":
+            return None
+        gpu_names = self.run.gpus if self.gpus else ()
+        return gpu_names[0] if gpu_names else str(self.run.info["hardware"]["cpu"])
+
+    @property
+    def triton_version(self) -> str:
+        """The version of the measured tritonserver."""
+        return self.run.versions.get("tritonserver", "unknown")
 
     @property
     def memory_bytes(self) -> float | None:
@@ -138,7 +143,7 @@ class Recommendation:
     @property
     def no_quantiles_reason(self) -> str:
         """Why Triton cannot export quantiles that `tune watch` compares with the bounds; empty if it can."""
-        if not self.latency_levels:
+        if not self.sla.latency_levels:
             return "the SLA bounds no percentile of the latency"
         if self.is_streaming:
             return "Triton does not time the whole request of a model that streams"
@@ -148,7 +153,7 @@ class Recommendation:
     @property
     def quantiles(self) -> tuple[str, ...]:
         """The options with which Triton exports the bounded quantiles, for `tune watch`; empty if it cannot."""
-        return () if self.no_quantiles_reason else server_options.latency_quantiles(self.latency_levels)
+        return () if self.no_quantiles_reason else server_options.latency_quantiles(self.sla.latency_levels)
 
     @property
     def affordable_quantiles(self) -> tuple[str, ...]:
@@ -163,19 +168,17 @@ def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendatio
     Raises BadInputError, in one line, if the run has not ended, recommends nothing or is damaged.
     """
     point, outcome = _recommended_point(run, action)
-    options, hardware = run.options, run.info["hardware"]
-    remote = options.target == "remote"
+    options = run.options
     model = point.candidate.served_model(run.problem.model)
     configs = _read_configs(run, model)
     files = _read_files(run, model, configs)
     _check_measured(run, point, configs, files)
-    passed = passed_separately(run.folder, point) if outcome.verdict is Verdict.UNDECIDED else ""
+    separate_pass = passed_separately(run.folder, point) if outcome.verdict is Verdict.UNDECIDED else ""
     try:
-        gpus = 0 if remote else _gpu_count(run, configs)
         return Recommendation(
-            run=run.name,
-            folder=str(run.folder.path),
-            written=str(run.info.get("written", "")),
+            run=run,
+            outcome=outcome,
+            point=point,
             model=model,
             configs=configs,
             arguments=(
@@ -183,38 +186,18 @@ def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendatio
                 *server_options.to_arguments(point.candidate.fields),
                 *options.server_args,
             ),
-            point=point,
-            latency=run.problem.sla.judged_latency,
-            goal=formatting.bounds(run.problem.sla),
-            verdict="; ".join(filter(None, (summary.verdict(outcome), passed))),
-            undecided="" if passed else _undecided(run, outcome),
-            hardware="another machine" if remote else _hardware_line(hardware, with_gpus=gpus > 0),
-            device=None if remote else str(hardware["gpus"][0] if gpus else hardware["cpu"]),
-            gpus=gpus,
+            separate_pass=separate_pass,
+            gpus=_gpu_count(run, configs),
             cpus=_cpu_count(run, point),
-            triton_version=str(run.info.get("versions", {}).get("tritonserver", "unknown")),
-            command=str(run.info.get("command", "")),
-            shapes=options.shapes,
-            image=options.docker_image,
             shared_memory_bytes=_parse_bytes(options.docker_shm_size or SHM_SIZE),
             load_seconds=_load_seconds(run, point),
             files=files,
-            load_shape=_load_shape(run.problem, point),
-            latency_levels=run.problem.sla.latency_levels,
             unread_settings=execution.unread_settings(configs.values()) if options.target == "embedded" else (),
-            is_embedded=options.target == "embedded",
             mounts=tuple(map(parse_mount, options.docker_mounts)),
             ulimits=options.docker_ulimits,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise run.folder.no_record(error) from None
-
-
-def _load_shape(problem: Problem, point: Point) -> str:
-    times = problem.request_times
-    if times is None or times.distribution in STEADY_DISTRIBUTIONS:
-        return ""
-    return formatting.sending(point.load.request_rate, times)
 
 
 def _recommended_point(run: FinishedRun, action: str) -> tuple[Point, Outcome]:
@@ -237,12 +220,6 @@ def _load_seconds(run: FinishedRun, point: Point) -> float | None:
     """Return the time in which a server loaded the configuration of ``point``; the servers load one after another."""
     seconds = next((trial.deploy_seconds for trial in run.trials if trial.number == point.trial), None)
     return None if seconds is None else seconds / point.candidate.server_processes
-
-
-def _undecided(run: FinishedRun, outcome: Outcome) -> str:
-    command = summary.next_command(outcome, run.folder.path, is_complete=run.is_test_complete)
-    purpose = "makes a separate test" if run.is_test_complete else "continues its test"
-    return f"{summary.undecided_cause(outcome)}; `{command}` {purpose}" if command else ""
 
 
 def _read_configs(run: FinishedRun, model: str) -> dict[str, ModelConfig]:
@@ -277,13 +254,13 @@ def _check_measured(
 
     The measurements would then belong to another configuration.
     """
-    own = replace(point.candidate, fields=point.candidate.config_fields)
-    chosen = point.candidate.model_json
-    lacks_keys = any(not chosen.items() <= json.loads(text).items() for text in files.values())
+    measured = replace(point.candidate, fields=point.candidate.config_fields)
+    model_settings = point.candidate.model_json
+    lacks_keys = any(not model_settings.items() <= json.loads(text).items() for text in files.values())
     if (
-        all(model_config.differences(own, config) for config in configs.values())
+        all(model_config.differences(measured, config) for config in configs.values())
         or lacks_keys
-        or bool(chosen) != bool(files)
+        or bool(model_settings) != bool(files)
     ):
         raise BadInputError(
             f"{run.folder.best}: differs from the configuration that the run measured, because it was edited or "
@@ -300,19 +277,17 @@ def _auto_complete_option(configs: Mapping[str, ModelConfig]) -> list[str]:
     return ["--disable-auto-complete-config"] if complete else []
 
 
-def _hardware_line(hardware: Mapping[str, Any], *, with_gpus: bool) -> str:
-    gpus = map(str, hardware["gpus"]) if with_gpus else ()
-    return " · ".join([*gpus, f"{hardware['cpu']}, {hardware['cpu_count']} CPUs"])
-
-
 def _gpu_count(run: FinishedRun, configs: Mapping[str, ModelConfig]) -> int:
-    count, options = len(run.info["hardware"]["gpus"]), run.options
+    """Return the number of GPUs of the measured server; 0 if it ran on another machine or used none."""
+    options = run.options
+    if options.target == "remote":
+        return 0
     if options.target == "docker":
         gpus = read_gpus(options.docker_gpus or "none")
-        return count if gpus == (ALL_GPUS,) else len(gpus)
+        return len(run.info["hardware"]["gpus"]) if gpus == (ALL_GPUS,) else len(gpus)
     groups = [group for config in configs.values() for group in config.instance_group]
-    on_cpu = groups and all(group.kind == ModelInstanceGroup.KIND_CPU for group in groups)
-    return 0 if on_cpu or not run.info["server_uses_gpus"] else count
+    is_on_cpus = groups and all(group.kind == ModelInstanceGroup.KIND_CPU for group in groups)
+    return 0 if is_on_cpus else len(run.gpus)
 
 
 def _cpu_count(run: FinishedRun, point: Point) -> float | None:

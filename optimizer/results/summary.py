@@ -234,16 +234,21 @@ def verify_command(folder: str | Path) -> str:
 def next_command(outcome: Outcome, folder: str | Path, *, is_complete: bool = False) -> str:
     """Return the command that continues the test of the run in ``folder``; empty unless there is one to continue.
 
-    No further server can change the verdict after a crash, and if the test ``is_complete``. Then the command makes a
-    separate test; without a recommendation there is nothing to test, and only a new run helps.
+    If the run ``needs_separate_test``, the command makes one. Without a recommendation there is nothing to test, and
+    only a new run helps.
     """
     if outcome.verdict is not Verdict.UNDECIDED:
         return ""
     if outcome.inconclusive is not None:
         is_continued = _has_test_to_continue(outcome.inconclusive, is_complete=is_complete)
         return verify_command(folder) if is_continued else ""
-    has_crash = outcome.confirmed is not None and bool(outcome.confirmed.crash)
-    return fresh_command(folder) if is_complete or has_crash else verify_command(folder)
+    is_separate = needs_separate_test(outcome, is_complete=is_complete)
+    return fresh_command(folder) if is_separate else verify_command(folder)
+
+
+def needs_separate_test(outcome: Outcome, *, is_complete: bool) -> bool:
+    """Return whether no further server can change the verdict: the test ``is_complete``, or a server crashed."""
+    return is_complete or (outcome.confirmed is not None and bool(outcome.confirmed.crash))
 
 
 def fresh_command(folder: str | Path) -> str:

@@ -14,13 +14,21 @@ import pytest
 import yaml
 from google.protobuf import text_format
 
+from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from optimizer.cli import emit
 from optimizer.cli.emit import FORMATS
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.core.errors import BadInputError
 from optimizer.core.files import write_json
-from optimizer.core.trial import SERVER_CPUS, SERVER_PROCESSES, ConfirmationWindow, LoadPoint, Trial
+from optimizer.core.trial import (
+    SERVER_CPUS,
+    SERVER_PROCESSES,
+    ConfirmationWindow,
+    FreshServer,
+    LoadPoint,
+    Trial,
+)
 from optimizer.emit import kubernetes
 from optimizer.emit.pbtxt import with_warm_up
 from optimizer.emit.production import name_of, to_yaml
@@ -29,6 +37,7 @@ from optimizer.results import verification
 from optimizer.results.finished_run import read_run
 from optimizer.results.verification import verification_candidates
 from optimizer.store.run_folder import RunFolder
+from optimizer.store.trials_table import TrialsTable
 from tests import streaming_run
 from tests.conftest import measurement
 from tests.emitted_files import (
@@ -43,7 +52,7 @@ from tests.emitted_files import (
     read_config,
     recommendation_of,
 )
-from tests.run_folders import CLOSED, MEASURED, OPEN, config_text, write_run
+from tests.run_folders import CANDIDATE, CLOSED, MEASURED, OPEN, config_text, write_run
 
 
 def container(run: Path, **more: Any) -> dict[str, Any]:
@@ -292,7 +301,7 @@ def test_the_quantiles_of_a_model_that_streams_are_not_exported(tmp_path: Path) 
     assert recommendation_of(run).quantiles == ()
     text = config_text("doubler") + "model_transaction_policy { decoupled: true }\n"
     run = write_run(tmp_path / "bounded", configs={"doubler": text})
-    assert recommendation_of(run).latency_levels == (0.95,)
+    assert recommendation_of(run).sla.latency_levels == (0.95,)
     assert recommendation_of(run).quantiles == ()
 
 
@@ -301,7 +310,8 @@ def test_the_hardware_is_that_of_the_server(uses_gpus: bool, shown: str, tmp_pat
     configs = {"doubler": config_text("doubler", "KIND_AUTO")}
     hardware = GPUS | {"gpus": ["NVIDIA H100 80GB HBM3"]}
     run = write_run(tmp_path, configs=configs, hardware=hardware, server_uses_gpus=uses_gpus)
-    assert recommendation_of(run).hardware == f"{shown}{GPUS['cpu']}, {GPUS['cpu_count']} CPUs"
+    (text,) = emitted(run, tmp_path / "out").values()
+    assert f"\n# on: {shown}{GPUS['cpu']}, {GPUS['cpu_count']} CPUs, Triton " in text
 
 
 @pytest.mark.parametrize(("target", "is_noted"), [("embedded", True), ("local", False)])
@@ -711,6 +721,26 @@ def test_the_refusal_names_the_command_that_can_still_change_the_verdict(is_comp
         emit.main([str(run)])
 
 
+def test_only_a_separate_test_can_decide_after_a_crash(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    crashed = Measurement(server_crashed=True, reason="tritonserver died (SIGKILL) while measuring")
+    TrialsTable(run / "trials.csv", "doubler", {}).append(
+        Trial(0, CANDIDATE), CLOSED, crashed, FreshServer(LOOKS[0] + 1, 0.01)
+    )
+    command = f"tune verify --fresh {run}"
+    with pytest.raises(BadInputError, match="died") as caught:
+        emit.main([str(run)])
+    assert str(caught.value).endswith(f"; `{command}` makes a separate test, and --force emits it")
+    (text,) = emitted(run, tmp_path / "out", "--force").values()
+    assert f"# WARNING: the verdict is UNDECIDED: run `{command}` before" in text
+
+
+def test_a_folder_that_cannot_exist_is_bad_input(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    with pytest.raises(BadInputError, match=r"cannot write .*File name too long; give another place with --out"):
+        emit.main([str(run), "--out", str(tmp_path / ("x" * 300))])
+
+
 # -- an UNDECIDED run that passed a separate test -------------------------------------------------------------------
 
 
@@ -738,21 +768,23 @@ def verify_separately(run: Path, name: str, p95_ms: float, trial: int = 0) -> No
 def test_an_undecided_run_that_passed_its_newest_separate_test_is_emitted(tmp_path: Path) -> None:
     run = write_run(tmp_path, is_confirmed=False)
     verify_separately(run, "20261122-100000", 60.0)
-    assert recommendation_of(run).undecided
+    assert recommendation_of(run).is_undecided
     verify_separately(run, "20261122-110000", 8.0)
     recommendation = recommendation_of(run)
-    assert not recommendation.undecided
-    assert recommendation.verdict.startswith("UNDECIDED: ")
-    assert recommendation.verdict.endswith("; PASS in a separate test on 4 fresh servers (verify/20261122-110000)")
-    assert "WARNING" not in emitted(run, tmp_path / "out")["config.pbtxt"]
+    assert not recommendation.is_undecided
+    text = emitted(run, tmp_path / "out")["config.pbtxt"]
+    (verdict,) = re.findall(r"^# verdict: (.*)$", text, re.M)
+    assert verdict.startswith("UNDECIDED: ")
+    assert verdict.endswith("; PASS in a separate test on 4 fresh servers (verify/20261122-110000)")
+    assert "WARNING" not in text
     verify_separately(run, "20261122-120000", 60.0)
-    assert recommendation_of(run).undecided, "one of several tests passes by chance"
+    assert recommendation_of(run).is_undecided, "one of several tests passes by chance"
 
 
 def test_a_separate_test_of_another_trial_does_not_count(tmp_path: Path) -> None:
     run = write_run(tmp_path, is_confirmed=False)
     verify_separately(run, "20261122-100000", 8.0, trial=1)
-    assert recommendation_of(run).undecided
+    assert recommendation_of(run).is_undecided
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"measured": [{"trial": 0}]}', '{"measured": 3}', "[" * 100_000])
@@ -762,7 +794,7 @@ def test_a_damaged_verification_is_bad_input(text: str, tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(text)
     if text == '{"measured": [{"trial": 0}]}':
-        assert recommendation_of(run).undecided, "another load was tested"
+        assert recommendation_of(run).is_undecided, "another load was tested"
         return
     with pytest.raises(BadInputError, match="not the document of a verification") as caught:
         recommendation_of(run)

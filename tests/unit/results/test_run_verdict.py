@@ -16,8 +16,7 @@ from objectives.latency_sketch import sketch_latencies
 from objectives.metrics import METRICS, Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
-from optimizer.cli.output import INTERRUPTED
-from optimizer.cli.run import exit_code
+from optimizer.cli.output import INTERRUPTED, exit_code
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial
