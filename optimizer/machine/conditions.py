@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,51 +25,51 @@ from optimizer.core.notes import SpeedVaried
 from optimizer.machine.cpus import cpu_quota, read_kernel_file
 from optimizer.options.values import format_cpus, usable_cpus
 
-_TICKS = os.sysconf("SC_CLK_TCK")  # a second
+_TICKS = os.sysconf("SC_CLK_TCK")  # per second
 _BUSY = (0, 1, 2, 7)  # columns of a line in /proc/stat: user, nice, system, steal
 _TOTAL = range(8)  # and idle, iowait, irq, softirq; guest time is part of user
 
 
 @dataclass(frozen=True, slots=True)
 class CpuUsage:
-    """CPU seconds since boot.
+    """CPU times since boot.
 
     Interrupts count for no process: most of them are network traffic of the load itself, and kernels charge them to
     different processes.
 
     Attributes:
-        total: CPU seconds of the observed CPUs, including idle time.
-        taken: CPU seconds of the observed CPUs that processes or other virtual machines (steal) used.
-        own: CPU seconds of this run's processes on any CPU.
+        total_seconds: CPU time of the observed CPUs, including idle time.
+        busy_seconds: CPU time of the observed CPUs that processes or other virtual machines (steal) used.
+        run_seconds: CPU time of this run's processes on any CPU.
     """
 
-    total: float
-    taken: float
-    own: float
+    total_seconds: float
+    busy_seconds: float
+    run_seconds: float
 
     @classmethod
-    def now(cls, cpus: Iterable[int] | None = None, *server_pids: int) -> CpuUsage:
+    def now(cls, cpus: Iterable[int] | None = None, *pids: int) -> CpuUsage:
         """Return the usage of ``cpus`` (by default those of this process) until now.
 
-        The run's processes are this process, ``server_pids`` and their descendants. The time of an ended process is
+        The run's processes are this process, ``pids`` and their descendants. The time of an ended process is
         that of its parent.
         """
         names = {f"cpu{cpu}" for cpu in (os.sched_getaffinity(0) if cpus is None else cpus)}
-        words = [line.split() for line in read_kernel_file("/proc/stat").splitlines() if line.startswith("cpu")]
-        times = [[int(word) for word in line[1:]] for line in words if line[0] in names]
-        own = process_tree(os.getpid(), *server_pids)
+        rows = [line.split() for line in read_kernel_file("/proc/stat").splitlines() if line.startswith("cpu")]
+        ticks = [[int(number) for number in row[1:]] for row in rows if row[0] in names]
         return cls(
-            total=sum(line[i] for line in times for i in _TOTAL) / _TICKS,
-            taken=sum(line[i] for line in times for i in _BUSY) / _TICKS,
-            own=sum(_process_ticks(pid) for pid in own) / _TICKS,
+            total_seconds=sum(row[column] for row in ticks for column in _TOTAL) / _TICKS,
+            busy_seconds=sum(row[column] for row in ticks for column in _BUSY) / _TICKS,
+            run_seconds=sum(map(_process_ticks, process_tree(os.getpid(), *pids))) / _TICKS,
         )
 
     def others_since(self, before: CpuUsage) -> float:
         """Return the share of the CPU time since ``before`` that others took, 0 to 1; nan if it is unknown."""
-        total = self.total - before.total
-        if total <= 0:
+        total_seconds = self.total_seconds - before.total_seconds
+        if total_seconds <= 0:
             return math.nan
-        return min(1.0, max(0.0, (self.taken - before.taken - (self.own - before.own)) / total))
+        other_seconds = self.busy_seconds - before.busy_seconds - (self.run_seconds - before.run_seconds)
+        return min(1.0, max(0.0, other_seconds / total_seconds))
 
 
 def process_tree(*pids: int) -> set[int]:
@@ -151,9 +152,10 @@ class ProcessTelemetry:
         if not pids:
             yield usage
             return
-        before = CpuUsage.now(self._cpus, *pids)
+        forwarders = port_forwarders(endpoint)
+        before = CpuUsage.now(self._cpus, *pids, *forwarders)
         yield usage
-        share = CpuUsage.now(self._cpus, *pids).others_since(before)
+        share = CpuUsage.now(self._cpus, *pids, *forwarders).others_since(before)
         usage.other_cpu_share = None if self._load_in_container or math.isnan(share) else round(share, 4)
         usage.server_memory_bytes = total_of([tree_memory_bytes(pid) for pid in pids])
 
@@ -165,6 +167,22 @@ def server_pids(endpoint: Endpoint) -> list[int]:
     """
     known = [server.server_pid for server in endpoint.servers if server.server_pid is not None]
     return known if len(known) == len(endpoint.servers) else []
+
+
+def port_forwarders(endpoint: Endpoint) -> set[int]:
+    """Return the processes of Docker's engine that forward the ports of ``endpoint`` to a container.
+
+    Its ``docker-proxy`` carries the traffic of a port that is published on loopback, one process for each port.
+    """
+    addresses = [address for server in endpoint.servers for address in (server.grpc, server.http)]
+    ports = {address.rpartition(":")[2] for address in addresses if address}
+    forwarders = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        if read_kernel_file(process / "comm") == "docker-proxy":
+            arguments = read_kernel_file(process / "cmdline").split("\0")
+            if any(name == "-host-port" and value in ports for name, value in pairwise(arguments)):
+                forwarders.add(int(process.name))
+    return forwarders
 
 
 def total_of(values: Sequence[float | None]) -> float | None:

@@ -42,8 +42,8 @@ GPU_CHECKS: Final[Mapping[str, Callable[[], bool]]] = {
 class DeviceAssignment:
     """Decides which models are served on a GPU.
 
-    ``gpu_count``: GPUs that the server sees. ``is_embedded``: it is the embedded server, with
-    tune's own backends. Triton's native backends use GPUs.
+    ``gpu_count`` is the number of GPUs that the server sees. ``is_embedded`` is whether the embedded server serves,
+    with tune's own backends. Triton's native backends use GPUs.
     """
 
     gpu_count: int
@@ -57,15 +57,24 @@ class DeviceAssignment:
     def on_gpu(self, config: ModelConfig) -> bool:
         """Return whether a model has instances on a GPU.
 
-        If instance groups do not set KIND_GPU or KIND_CPU, the backend decides; Python models count as CPU models.
+        If instance groups do not set KIND_GPU or KIND_CPU, the backend decides. On the embedded server, Python models
+        then count as CPU models.
         """
         if not self.gpu_count or is_ensemble(config):
             return False
-        kinds = {group.kind for group in config.instance_group if not group.passive}
-        group = ModelConfig().instance_group.add()
-        if group.KIND_GPU in kinds:
-            return True
-        return kinds != {group.KIND_CPU} and self.reaches(backend_of(config))
+        kinds = _instance_kinds(config)
+        return "KIND_GPU" in kinds or (kinds != {"KIND_CPU"} and self.reaches(backend_of(config)))
+
+    def explain_cpu_serving(self, config: ModelConfig) -> ServedOnCpu:
+        """Return the note why the model, which is not ``on_gpu``, is served on the CPU although there is a GPU.
+
+        A backend of the embedded server without CUDA is the cause even if config.pbtxt says KIND_CPU, because tune
+        writes that itself for a model of such a backend.
+        """
+        backend = backend_of(config)
+        if self.is_embedded and backend in GPU_CHECKS and not self.reaches(backend):
+            return ServedOnCpu("onnxruntime_without_cuda" if backend == ONNXRUNTIME else "torch_without_cuda")
+        return ServedOnCpu("kind_cpu" if _instance_kinds(config) == {"KIND_CPU"} else "no_kind_gpu")
 
     def reaches(self, backend: str) -> bool:
         """Return whether a backend computes on a GPU if the model does not set the kind of its instances."""
@@ -100,22 +109,14 @@ class DeviceAssignment:
         return read_repository_model(repository, name, gpu=False, is_embedded=self.is_embedded).config
 
 
+def _instance_kinds(config: ModelConfig) -> set[str]:
+    """Return the kinds of the instance groups that execute requests."""
+    return {group.Kind.Name(group.kind) for group in config.instance_group if not group.passive}
+
+
 def has_gpu_choice(fields: Mapping[str, Iterable[FieldValue]]) -> bool:
     """Return whether any choice puts instances on a GPU."""
     return INSTANCE_GPUS in fields or any("KIND_GPU" in map(str, values) for values in fields.values())
-
-
-def explain_cpu_serving(config: ModelConfig) -> ServedOnCpu:
-    """Return the note why a model is served on the CPU although there is a GPU."""
-    kinds = {group.kind for group in config.instance_group}
-    if kinds == {ModelConfig().instance_group.add().KIND_CPU}:
-        return ServedOnCpu("kind_cpu")
-    match backend_of(config):
-        case "onnxruntime":
-            return ServedOnCpu("onnxruntime_without_cuda")
-        case "pytorch":
-            return ServedOnCpu("torch_without_cuda")
-    return ServedOnCpu("no_kind_gpu")
 
 
 MAX_THREADS = 16

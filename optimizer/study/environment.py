@@ -53,7 +53,7 @@ from optimizer.measure.output_check import (
     StreamedOutputCheck,
 )
 from optimizer.measure.score import read_scorer
-from optimizer.model.default_space import explain_cpu_serving, has_gpu_choice
+from optimizer.model.default_space import DeviceAssignment, has_gpu_choice
 from optimizer.model.requests import Requests
 from optimizer.options.addresses import server_address
 from optimizer.options.run_options import RunOptions
@@ -320,7 +320,8 @@ class Environment:
             is_batching = model_type(task.problem) is ContinuousBatchingModel
             notes.append(ContinuousBatchingSimulated() if is_batching else SearchedWithoutSimulator())
         if self.hardware.gpus and not self._is_remote and not self._needs_gpus(task):
-            notes.append(explain_cpu_serving(task.source.tuned_config))
+            devices = DeviceAssignment.of(self.options, self.hardware.gpus)
+            notes.append(devices.explain_cpu_serving(task.source.tuned_config))
         if self._needs_gpus(task) and any(gpu.mig for gpu in self.gpus.local):
             notes.append(MigInstanceUsed())
         notes.append(GpusNotRead(self.gpus.fault) if self.gpus.fault else None)

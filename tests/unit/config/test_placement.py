@@ -19,7 +19,7 @@ from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.trial import CPU_ACCELERATOR, INSTANCE_GPUS, Candidate
 from optimizer.machine import hardware
 from optimizer.machine.hardware import Hardware
-from optimizer.model.default_space import DeviceAssignment, explain_cpu_serving, has_gpu_choice
+from optimizer.model.default_space import DeviceAssignment, has_gpu_choice
 from optimizer.model.profile import parse_profile
 from optimizer.options.run_options import RunOptions
 from optimizer.results.configuration_text import configuration, triton_lines
@@ -218,10 +218,21 @@ def test_what_is_searched_can_ask_for_a_gpu() -> None:
 
 
 def test_the_note_says_why_the_model_is_served_on_the_cpu() -> None:
-    assert "onnxruntime-gpu" in str(explain_cpu_serving(config("onnxruntime")))
-    assert "torch has no CUDA" in str(explain_cpu_serving(config("pytorch")))
-    assert "KIND_GPU" in str(explain_cpu_serving(config("python")))
-    assert "asks for the CPU" in str(explain_cpu_serving(config("python", "kind: KIND_CPU")))
+    embedded = DeviceAssignment(2)
+    assert "onnxruntime-gpu" in str(embedded.explain_cpu_serving(config("onnxruntime")))
+    assert "onnxruntime-gpu" in str(embedded.explain_cpu_serving(config("onnxruntime", "kind: KIND_CPU")))
+    assert "torch has no CUDA" in str(embedded.explain_cpu_serving(config("pytorch")))
+    assert "KIND_GPU" in str(embedded.explain_cpu_serving(config("python")))
+    assert "asks for the CPU" in str(embedded.explain_cpu_serving(config("python", "kind: KIND_CPU")))
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "pytorch", "tensorrt"])
+def test_the_note_on_a_native_backend_names_its_config(backend: str) -> None:
+    """The packages that are installed next to tune do not matter for a native backend."""
+    cpu_model = config(backend, "kind: KIND_CPU", "kind: KIND_GPU passive: true")
+    native = DeviceAssignment(2, is_embedded=False)
+    assert not native.on_gpu(cpu_model)
+    assert "asks for the CPU" in str(native.explain_cpu_serving(cpu_model))
 
 
 @pytest.mark.parametrize(("gpus", "metric"), [((), "memory"), (("A",), "gpu-memory")])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from objectives.metrics import Measurement
@@ -52,7 +53,7 @@ def family() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("taken", "own", "expected"),
+    ("busy_seconds", "run_seconds", "expected"),
     [
         (6.0, 4.0, 0.2),  # in 10 s
         (4.0, 4.0, 0.0),
@@ -60,9 +61,11 @@ def family() -> Iterator[tuple[int, int]]:
         (10.0, 0.0, 1.0),
     ],
 )
-def test_the_share_of_others_is_the_time_that_the_run_did_not_use(taken: float, own: float, expected: float) -> None:
-    before = CpuUsage(total=1000.0, taken=600.0, own=7.0)
-    after = CpuUsage(total=1010.0, taken=600.0 + taken, own=7.0 + own)
+def test_the_share_of_others_is_the_time_that_the_run_did_not_use(
+    busy_seconds: float, run_seconds: float, expected: float
+) -> None:
+    before = CpuUsage(total_seconds=1000.0, busy_seconds=600.0, run_seconds=7.0)
+    after = CpuUsage(total_seconds=1010.0, busy_seconds=600.0 + busy_seconds, run_seconds=7.0 + run_seconds)
     assert after.others_since(before) == pytest.approx(expected)
 
 
@@ -73,9 +76,9 @@ def test_a_kernel_that_counts_nothing_is_unknown() -> None:
 def test_only_the_selected_cpus_are_counted() -> None:
     every = CpuUsage.now()
     one = CpuUsage.now([min(os.sched_getaffinity(0))])
-    assert 0 < one.taken <= one.total
-    assert one.total == pytest.approx(every.total / len(os.sched_getaffinity(0)), rel=0.2)
-    assert CpuUsage.now([8191]).total == 0
+    assert 0 < one.busy_seconds <= one.total_seconds
+    assert one.total_seconds == pytest.approx(every.total_seconds / len(os.sched_getaffinity(0)), rel=0.2)
+    assert CpuUsage.now([8191]).total_seconds == 0
 
 
 def test_the_run_is_its_process_and_all_below(family: tuple[int, int]) -> None:
@@ -162,6 +165,34 @@ def test_a_load_generator_in_a_container_does_not_count_as_another_program() -> 
         subprocess.run(["sleep", "0.05"], check=True)
     assert usage.other_cpu_share is None
     assert usage.server_memory_bytes
+
+
+@pytest.fixture
+def docker_proxy(tmp_path: Path) -> Iterator[int]:
+    """Yield a busy process with the name and arguments of the proxy of port 40001, which is no child of the tests."""
+    program = tmp_path / "docker-proxy"
+    program.write_text("#!/bin/sh\nwhile :; do :; done\n")
+    program.chmod(0o755)
+    command = f"{program} -proto tcp -host-ip 127.0.0.1 -host-port 40001 -container-port 8001"
+    started = subprocess.run(["sh", "-c", f"{command} >&- 2>&- & echo $!"], stdout=subprocess.PIPE, check=True)
+    pid = int(started.stdout)
+    assert eventually(lambda: Path(f"/proc/{pid}/comm").read_text() == "docker-proxy\n", 60)
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_the_proxy_of_a_container_does_not_count_as_another_program(docker_proxy: int) -> None:
+    def cpu_seconds() -> float:
+        times = psutil.Process(docker_proxy).cpu_times()
+        return times.user + times.system
+
+    published, unpublished = replace(HERE, grpc="127.0.0.1:40001"), replace(HERE, grpc="127.0.0.1:4000")
+    telemetry, start_seconds = ProcessTelemetry(), cpu_seconds()
+    with telemetry.record(unpublished) as with_proxy, telemetry.record(published) as without_proxy:
+        assert eventually(lambda: cpu_seconds() > start_seconds + 0.3, 60)
+    assert with_proxy.other_cpu_share is not None
+    assert without_proxy.other_cpu_share is not None
+    assert without_proxy.other_cpu_share < with_proxy.other_cpu_share
 
 
 def test_the_resources_of_some_of_the_servers_do_not_pass_as_those_of_all() -> None:
