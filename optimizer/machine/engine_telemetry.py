@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage, Telemetry
 from optimizer.machine.conditions import total_of
-from optimizer.machine.gpu_telemetry import counter_rate, read_metrics_page, sampled
+from optimizer.machine.gpu_telemetry import counter_rate, sampled
+from optimizer.machine.metrics_page import MetricsPage, read_metrics_page
 
 INTERVAL_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A series of a metrics page: its name, and the label that it has to have."""
+    """A series of a metrics page: its name, and the labels that its values have to have."""
 
     name: str
-    label: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def values(self, page: MetricsPage) -> list[float]:
+        """Return the values of the series on ``page``."""
+        return [value for labels, value in page.get(self.name, ()) if self.labels.items() <= labels.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """The series in which a backend exports what tune reads; empty where it exports nothing.
+    """The series in which a backend exports what tune reads; empty or None where it exports nothing.
 
     Attributes:
         kv_cache_shares: Names of the used share of the KV cache, 0 to 1, in different versions.
@@ -51,11 +55,10 @@ BACKENDS: Final[Mapping[str, EngineMetrics]] = {
         preemptions=Series("vllm:num_preemptions_total"),
     ),
     "tensorrtllm": EngineMetrics(
-        kv_cache_used=Series("nv_trt_llm_kv_cache_block_metrics", 'kv_cache_block_type="used"'),
-        kv_cache_blocks=Series("nv_trt_llm_kv_cache_block_metrics", 'kv_cache_block_type="max"'),
+        kv_cache_used=Series("nv_trt_llm_kv_cache_block_metrics", {"kv_cache_block_type": "used"}),
+        kv_cache_blocks=Series("nv_trt_llm_kv_cache_block_metrics", {"kv_cache_block_type": "max"}),
     ),
 }
-_LINE = re.compile(r"([a-z][a-z0-9_:]{0,99})\{([^{}]{0,999})\} ([0-9.eE+-]{1,40})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,49 +77,38 @@ class EngineReading:
 
 def read_engine(address: str) -> EngineReading | None:
     """Return the state of the engines of a server; None if it exports none. ``address`` is that of its metrics."""
-    reading = parse_engine_metrics(read_metrics_page(address), time.monotonic())
-    known = (reading.kv_cache_share, reading.output_tokens, reading.preemptions)
-    return None if known == (None, None, None) else reading
+    reading = engine_reading(read_metrics_page(address), time.monotonic())
+    return None if reading == EngineReading(reading.at_seconds) else reading
 
 
 def _read_engines(endpoint: Endpoint) -> EngineReading | None:
     """Return the state of the engines of all servers, with the sum of their counters; None if one exports none."""
     readings = [read_engine(server.metrics) for server in endpoint.servers]
-    known = [reading for reading in readings if reading is not None]
-    if len(known) < len(readings):
+    exported = [reading for reading in readings if reading is not None]
+    if len(exported) < len(readings):
         return None
-    shares = [reading.kv_cache_share for reading in known if reading.kv_cache_share is not None]
+    shares = [reading.kv_cache_share for reading in exported if reading.kv_cache_share is not None]
     return EngineReading(
-        known[0].at_seconds,
+        exported[0].at_seconds,
         max(shares, default=None),
-        total_of([reading.output_tokens for reading in known]),
-        total_of([reading.preemptions for reading in known]),
+        total_of([reading.output_tokens for reading in exported]),
+        total_of([reading.preemptions for reading in exported]),
     )
 
 
-def parse_engine_metrics(text: str, at_seconds: float) -> EngineReading:
-    """Return the reading from Prometheus text. Counters are summed over the models."""
-    page: dict[str, list[tuple[str, float]]] = {}
-    for line in text.splitlines():
-        if match := _LINE.fullmatch(line):
-            with contextlib.suppress(ValueError):
-                page.setdefault(match[1], []).append((match[2], float(match[3])))
-
-    def values(series: Series | None) -> list[float]:
-        return (
-            [] if series is None else [value for labels, value in page.get(series.name, ()) if series.label in labels]
-        )
-
+def engine_reading(page: MetricsPage, at_seconds: float) -> EngineReading:
+    """Return the reading on a metrics page. Counters are summed over the models."""
     shares: list[float] = []
     tokens: list[float] = []
     preemptions: list[float] = []
     for metrics in BACKENDS.values():
         for series in metrics.kv_cache_shares:
-            shares += values(series)
-        pairs = zip(values(metrics.kv_cache_used), values(metrics.kv_cache_blocks), strict=False)
-        shares += [used / blocks for used, blocks in pairs if blocks > 0]
-        tokens += values(metrics.output_tokens)
-        preemptions += values(metrics.preemptions)
+            shares += series.values(page)
+        if metrics.kv_cache_used and metrics.kv_cache_blocks:
+            pairs = zip(metrics.kv_cache_used.values(page), metrics.kv_cache_blocks.values(page), strict=False)
+            shares += [used / blocks for used, blocks in pairs if blocks > 0]
+        tokens += metrics.output_tokens.values(page) if metrics.output_tokens else []
+        preemptions += metrics.preemptions.values(page) if metrics.preemptions else []
     return EngineReading(
         at_seconds,
         max(shares, default=None),

@@ -6,31 +6,27 @@ Triton reports 0 for values it could not read, and updates them every ``--metric
 from __future__ import annotations
 
 import contextlib
-import re
 import statistics
 import threading
 import time
-import urllib.request
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from http.client import HTTPException
 from typing import Any, TypeVar
 
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage, Telemetry
 from optimizer.core.notes import ClocksLowered
 from optimizer.machine.conditions import process_tree, server_pids, total_of
+from optimizer.machine.metrics_page import MetricsPage, read_metrics_page
 from optimizer.machine.nvml import Gpu, GpuReading, gpus_used_by
 
-CALL_SECONDS = 2.0
-MAX_BYTES = 16 << 20  # that of some thousand models
 TRITON_GPU_METRICS = {
     "nv_gpu_utilization": "utilization",
     "nv_gpu_memory_used_bytes": "memory_bytes",
     "nv_gpu_power_usage": "power_watts",
     "nv_energy_consumption": "energy_joules",
 }
-_LINE = re.compile(r'(nv_[a-z_]+)\{gpu_uuid="([^"]+)"\} ([0-9.eE+-]+)')
 
 
 def read_gpu_metrics(address: str) -> dict[str, GpuReading]:
@@ -38,42 +34,21 @@ def read_gpu_metrics(address: str) -> dict[str, GpuReading]:
 
     ``address`` is ``host:port`` of the server's metrics.
     """
-    return parse_gpu_metrics(read_metrics_page(address), time.monotonic())
+    return gpu_readings(read_metrics_page(address), time.monotonic())
 
 
-def read_metrics_page(address: str) -> str:
-    """Return the Prometheus metrics of a server at ``host:port``; an empty text if they cannot be read."""
-    try:
-        return fetch_metrics_page(f"http://{address}/metrics")
-    except (OSError, ValueError, HTTPException):
-        return ""
-
-
-def fetch_metrics_page(url: str) -> str:
-    """Return the text of a metrics page. Proxies are not used.
-
-    Raises OSError (HTTPError for a status that is no success), ValueError or HTTPException if it cannot be read or is
-    larger than MAX_BYTES.
-    """
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=CALL_SECONDS) as response:
-        content = response.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
-    return str(content.decode(errors="replace"))
-
-
-def parse_gpu_metrics(text: str, at_seconds: float) -> dict[str, GpuReading]:
-    """Return the readings by UUID from Prometheus text. A power of 0 W or 0 bytes of memory mean unknown."""
-    values: dict[str, dict[str, Any]] = {}
-    for line in text.splitlines():
-        if not (match := _LINE.fullmatch(line)) or match[1] not in TRITON_GPU_METRICS:
-            continue
-        with contextlib.suppress(ValueError):
-            value = float(match[3])
-            if value > 0 or match[1] == "nv_gpu_utilization":
-                values.setdefault(match[2], {})[TRITON_GPU_METRICS[match[1]]] = value
-    return {uuid: GpuReading(at_seconds, **own) for uuid, own in values.items() if own.keys() - {"utilization"}}
+def gpu_readings(page: MetricsPage, at_seconds: float) -> dict[str, GpuReading]:
+    """Return the readings on a metrics page by UUID. A power of 0 W or 0 bytes of memory mean unknown."""
+    fields_of_gpu = defaultdict[str, dict[str, Any]](dict)
+    for series, field in TRITON_GPU_METRICS.items():
+        for labels, value in page.get(series, ()):
+            if "gpu_uuid" in labels and (value > 0 or field == "utilization"):
+                fields_of_gpu[labels["gpu_uuid"]][field] = value
+    return {
+        uuid: GpuReading(at_seconds, **fields)
+        for uuid, fields in fields_of_gpu.items()
+        if fields.keys() - {"utilization"}
+    }
 
 
 GpuSample = Mapping[str, GpuReading]  # one reading of every GPU, by UUID

@@ -15,8 +15,7 @@ from optimizer.core.files import cache_folder
 from optimizer.core.request_sizes import SizeDistribution, parse_size_distribution
 from optimizer.core.safe_text import is_file, is_folder, one_line, show_path
 from optimizer.core.trial import INSTANCE_GPUS
-from optimizer.deploy.config_completion import complete_config
-from optimizer.deploy.installed_server import Installation
+from optimizer.deploy.installed_server import Installation, complete_config
 from optimizer.deploy.target_factory import ON_THIS_MACHINE, find_installation
 from optimizer.deploy.target_settings import model_load_timeout_within
 from optimizer.machine import nvml

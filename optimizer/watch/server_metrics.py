@@ -18,7 +18,7 @@ from urllib.error import HTTPError
 
 from optimizer.core.errors import BadInputError, EnvironmentFault, TuneError
 from optimizer.core.safe_text import one_line
-from optimizer.machine.gpu_telemetry import fetch_metrics_page
+from optimizer.machine.metrics_page import MetricsPage, fetch_metrics_page, parse_metrics_page
 
 PREFIX = "nv_inference_"
 SUCCESSES = f"{PREFIX}request_success"
@@ -31,8 +31,6 @@ ANY_REASON = "any reason"  # of a failure: older servers do not tell reasons apa
 MOST_NAMED = 5  # models in a message
 FIRST_SERVER_ERROR = 500  # HTTP status
 Key = TypeVar("Key", str, float)
-_LINE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]{0,199})\{([^\n]{0,999})\} ([0-9.eE+-]{1,40}|\+?Inf|Nan|NaN)")
-_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,36 +85,22 @@ class ServedLoad:
     stalled_seconds: float = 0.0
 
 
-Page = dict[str, list[tuple[dict[str, str], float]]]
-
-
-def parse_page(text: str) -> Page:
-    """Return the values of each series of a metrics page with their labels; lines that are no values are left out."""
-    page: Page = {}
-    for line in text.splitlines():
-        if match := _LINE.fullmatch(line.strip()):
-            try:
-                value = float(match[3])
-            except ValueError:
-                continue
-            page.setdefault(match[1], []).append((dict(_LABEL.findall(match[2])), value))
-    return page
-
-
 def is_triton(text: str) -> bool:
     """Return whether ``text`` is a metrics page of Triton, also of one without models."""
     return re.search(r"^(# HELP )?nv_[a-z_]+[ {]", text, re.MULTILINE) is not None
 
 
-def models_of(page: Page) -> list[str]:
+def models_of(page: MetricsPage) -> list[str]:
     """Return the names of the models on a metrics page, sorted."""
     return sorted({labels["model"] for labels, _ in page.get(SUCCESSES, ()) if "model" in labels})
 
 
-def read_counters(page: Page, model: str, at_seconds: float, steps: Collection[str] = ()) -> ModelCounters | None:
+def read_counters(
+    page: MetricsPage, model: str, at_seconds: float, steps: Collection[str] = ()
+) -> ModelCounters | None:
     """Return the counters of ``model``, which calls the models ``steps``; None if the server does not serve it."""
     own = {
-        name: [(labels, value) for labels, value in values if labels.get("model") == model and math.isfinite(value)]
+        name: [(labels, value) for labels, value in values if labels.get("model") == model]
         for name, values in page.items()
     }
     successes = own.get(SUCCESSES)
@@ -154,7 +138,7 @@ def read_counters(page: Page, model: str, at_seconds: float, steps: Collection[s
 
 
 def _by_number(
-    values: Sequence[tuple[dict[str, str], float]], label: str, *, largest: bool = False
+    values: Sequence[tuple[Mapping[str, str], float]], label: str, *, largest: bool = False
 ) -> dict[float, float]:
     """Return the sum, or the largest, of ``values`` by the number in ``label``."""
     by_number: dict[float, float] = {}
@@ -263,7 +247,7 @@ def read_server(url: str, model: str, steps: Collection[str] = ()) -> ModelCount
         raise BadInputError(
             f"--url {url}: has no metrics of Triton; give its page of metrics, http://HOST:8002/metrics by default"
         )
-    page = parse_page(text)
+    page = parse_metrics_page(text)
     counters = read_counters(page, model, at_seconds, steps)
     if counters is None:
         served = models_of(page)

@@ -17,10 +17,10 @@ from optimizer.config.model_source import ModelSource
 from optimizer.core.trial import Candidate, LoadPoint
 from optimizer.deploy.embedded_target import EmbeddedTarget
 from optimizer.deploy.target_settings import TargetSettings
-from optimizer.machine.gpu_telemetry import read_metrics_page
+from optimizer.machine.metrics_page import read_metrics_page
 from optimizer.options.server_options import latency_quantiles
 from optimizer.results.finished_run import read_run
-from optimizer.watch.server_metrics import models_of, parse_page, read_server
+from optimizer.watch.server_metrics import models_of, read_server
 from tests.command_fixtures import FINISHED, UNDECIDED, Sandbox, Tune
 from tests.stack_fixtures import served
 
@@ -48,7 +48,7 @@ def test_a_low_load_fits_and_larger_requests_do_not(
     settings = TargetSettings(tmp_path / "tritonserver.log", exports_metrics=True, arguments=exported)
     target = EmbeddedTarget(mlp, settings)
     with contextlib.closing(target), target.deploy(recommended.candidate) as endpoint:
-        assert models_of(parse_page(read_metrics_page(endpoint.metrics))) == ["mlp"]
+        assert models_of(read_metrics_page(endpoint.metrics)) == ["mlp"]
 
         def watched(load: LoadPoint) -> tuple[int, dict[str, Any]]:
             with served(endpoint, load, tmp_path / "client.log"):

@@ -14,9 +14,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from optimizer.config.model_source import ModelSource
 from optimizer.core.errors import BadInputError, DeploymentError, EnvironmentFault, ServerFault
 from optimizer.core.trial import SERVER_PROCESSES, Candidate
-from optimizer.deploy.config_completion import complete_config
 from optimizer.deploy.docker_target import ContainerServer
-from optimizer.deploy.installed_server import Installation, TritonServer
+from optimizer.deploy.installed_server import Installation, TritonServer, complete_config
 from optimizer.deploy.local_target import LocalTarget, find_installation
 from optimizer.deploy.runtime import Runtime
 from optimizer.deploy.server_process import MIN_VERSION, is_older, last_output, startup_failure

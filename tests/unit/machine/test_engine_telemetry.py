@@ -17,10 +17,11 @@ from optimizer.machine.engine_telemetry import (
     BACKENDS,
     EngineReading,
     EngineTelemetry,
-    parse_engine_metrics,
+    engine_reading,
     read_engine,
     summarize,
 )
+from optimizer.machine.metrics_page import parse_metrics_page
 
 # recorded from the server of tests/stack/test_llm_backends.py, whose backend is a stand-in with vLLM's names
 VLLM_PAGE = Path(__file__).parents[2].joinpath("data", "vllm_metrics.txt").read_text()
@@ -38,14 +39,14 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm"
 
 def test_the_pages_of_both_backends() -> None:
     assert set(BACKENDS) == {"vllm", "tensorrtllm"}
-    assert parse_engine_metrics(VLLM_PAGE, 2.0) == EngineReading(2.0, 0.01205555555555556, 1482.0, 0.0)
-    assert parse_engine_metrics(TENSORRT_LLM_PAGE, 2.0) == EngineReading(2.0, 0.75)
+    assert engine_reading(parse_metrics_page(VLLM_PAGE), 2.0) == EngineReading(2.0, 0.01205555555555556, 1482.0, 0.0)
+    assert engine_reading(parse_metrics_page(TENSORRT_LLM_PAGE), 2.0) == EngineReading(2.0, 0.75)
 
 
 def test_a_newer_name_and_several_engines() -> None:
     page = 'vllm:kv_cache_usage_perc{model="a"} 0.5\nvllm:kv_cache_usage_perc{model="b"} 0.25\n'
     page += 'vllm:generation_tokens_total{model="a"} 10\nvllm:generation_tokens_total{model="b"} 5\n'
-    assert parse_engine_metrics(page, 0.0) == EngineReading(0.0, 0.5, 15.0)
+    assert engine_reading(parse_metrics_page(page), 0.0) == EngineReading(0.0, 0.5, 15.0)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_a_newer_name_and_several_engines() -> None:
     ],
 )
 def test_what_is_not_exported_is_unknown(page: str) -> None:
-    assert parse_engine_metrics(page, 0.0) == EngineReading(0.0)
+    assert engine_reading(parse_metrics_page(page), 0.0) == EngineReading(0.0)
 
 
 def test_the_rate_is_that_between_the_first_and_the_last_change() -> None:

@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 
 from optimizer.core.interfaces import ResourceUsage
-from optimizer.machine import gpu_telemetry as triton_metrics
 from optimizer.machine.gpu_telemetry import (
     INTERVAL_SECONDS,
     describe_throttling,
+    gpu_readings,
+    read_gpu_metrics,
     summarize,
     summarize_updates,
     throttle_note,
 )
+from optimizer.machine.metrics_page import parse_metrics_page
 from optimizer.machine.nvml import MPS_PIPES, MPS_THREADS, Gpu, GpuReading, filter_visible, gpus_used_by, mps_share
 from tests.nvml_fixtures import A100, StandIn, nvml, nvml_library
 
@@ -298,13 +300,13 @@ def metrics(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def test_a_zero_from_triton_is_unknown() -> None:
-    readings = triton_metrics.parse_gpu_metrics(METRICS, 1.0)
+    readings = gpu_readings(parse_metrics_page(METRICS), 1.0)
     assert readings == {"GPU-10000000-0000": GpuReading(1.0, 0.42, 2048000000.0, 181.5, 1200.0)}
 
 
 def test_readings_are_unknown_if_no_server_answers() -> None:
-    assert triton_metrics.read_gpu_metrics("127.0.0.1:9") == {}
-    assert triton_metrics.read_gpu_metrics("no such host:x") == {}
+    assert read_gpu_metrics("127.0.0.1:9") == {}
+    assert read_gpu_metrics("no such host:x") == {}
 
 
 def test_the_servers_metrics_complete_the_readings_of_nvml(nvml: StandIn, metrics: str) -> None:

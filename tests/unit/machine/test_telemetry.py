@@ -105,11 +105,11 @@ def test_an_ended_process_has_no_tree(tree: Callable[[Iterable[int]], set[int]])
 def test_the_time_of_ended_processes_counts_for_the_run() -> None:
     """The CPU time of an ended child, such as perf_analyzer, counts for its parent."""
     times = [os.times()]
-    before = CpuUsage.now().own
+    before = CpuUsage.now().run_seconds
     times.append(os.times())
     subprocess.run(["sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"], check=True)
     times.append(os.times())
-    own = CpuUsage.now().own - before
+    own = CpuUsage.now().run_seconds - before
     times.append(os.times())
     earliest, early, late, latest = (sum(counted[:4]) for counted in times)  # CPU seconds of this process and others
     child = times[2].children_user - times[1].children_user
@@ -128,9 +128,9 @@ def test_a_server_that_is_no_child_is_the_runs_too() -> None:
     server = int(started.stdout)
     try:
         assert server not in process_tree(os.getpid())
-        before = CpuUsage.now(None, server).own - CpuUsage.now().own
+        before = CpuUsage.now(None, server).run_seconds - CpuUsage.now().run_seconds
         deadline = time.monotonic() + 60
-        while (spent := CpuUsage.now(None, server).own - CpuUsage.now().own - before) < 0.05:
+        while (spent := CpuUsage.now(None, server).run_seconds - CpuUsage.now().run_seconds - before) < 0.05:
             assert time.monotonic() < deadline, spent
             time.sleep(0.02)
     finally:

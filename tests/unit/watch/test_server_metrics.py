@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.machine.metrics_page import parse_metrics_page
 from optimizer.watch.server_metrics import (
     ModelCounters,
     is_triton,
     models_of,
-    parse_page,
     read_counters,
     served_between,
     together,
@@ -25,7 +25,7 @@ SECONDS = 3.0  # between the two pages
 
 
 def counters(text: str, at_seconds: float = 0.0) -> ModelCounters:
-    read = read_counters(parse_page(text), "mlp", at_seconds)
+    read = read_counters(parse_metrics_page(text), "mlp", at_seconds)
     assert read is not None
     return read
 
@@ -57,14 +57,14 @@ nv_inference_request_failure{model="m",reason="REJECTED",version="2"} 1
 nv_inference_request_failure{model="m",version="1"} 6
 nv_inference_count{model="m",version="1"} 1.2e+1
 """
-    read = read_counters(parse_page(text), "m", 0.0)
+    read = read_counters(parse_metrics_page(text), "m", 0.0)
     assert read is not None
     assert (read.requests, read.samples, read.versions) == (7, 12, ("1", "2"))
     assert read.failures == {"REJECTED": 3, "any reason": 6}
 
 
 def test_a_name_with_quotes_and_braces_is_found() -> None:
-    page = parse_page('nv_inference_request_success{model="a\\"}b",version="1"} 3')
+    page = parse_metrics_page('nv_inference_request_success{model="a\\"}b",version="1"} 3')
     assert models_of(page) == ['a\\"}b']
 
 
@@ -72,7 +72,7 @@ def test_a_name_with_quotes_and_braces_is_found() -> None:
     "line", ["", "# HELP nv_x", "nv_inference_count{model=} x", "nv_inference_count 3", 'a{b="c"} 1e', "\0{} 1"]
 )
 def test_lines_that_are_no_values_of_a_model_are_left_out(line: str) -> None:
-    assert read_counters(parse_page(line), "m", 0.0) is None
+    assert read_counters(parse_metrics_page(line), "m", 0.0) is None
 
 
 def test_the_page_of_another_program_is_not_triton() -> None:
@@ -130,7 +130,7 @@ nv_inference_request_success{{model="second",version="1"}} {served_by_step}
 nv_inference_pending_request_count{{model="second",version="1"}} 3
 nv_inference_pending_request_count{{model="other",version="1"}} 5
 """
-        read = read_counters(parse_page(text), "chain", at_seconds, ("first", "second"))
+        read = read_counters(parse_metrics_page(text), "chain", at_seconds, ("first", "second"))
         assert read is not None
         return read
 
