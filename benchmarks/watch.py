@@ -39,9 +39,10 @@ from optimizer.model.builders import build
 from optimizer.results import configuration_text, formatting
 from optimizer.results.finished_run import read_run
 from optimizer.simulator.simulate import compile_simulator
-from optimizer.watch.expectation import Expectation, expectation
+from optimizer.watch.expectation import Expectation, derive_expectation
 from optimizer.watch.fit_check import Judgement, judge
 from optimizer.watch.server_metrics import observe_loads, read_server
+from optimizer.watch.watch_report import check_name
 
 LEAD_SECONDS, MORE_SECONDS = 2.0, 1.0  # of the load before and after the observation
 SUMMARIES = "--metrics-config=summary_latencies=true"
@@ -65,34 +66,36 @@ class Case:
     summaries: bool = False
 
 
-def cases(expected: Expectation) -> list[Case]:
+def cases(expectation: Expectation) -> list[Case]:
     """Return the loads that fit, then those that do not."""
-    own, size = expected.point.candidate, expected.request_samples
-    safe = expected.safe_rate
+    recommended, size = expectation.point.candidate, expectation.request_samples
+    safe = expectation.safe_rate
     if safe is None:
-        sys.exit(f"{expected.run.folder.path}: has no safe rate; give a run with a latency bound")
-    unbatched = replace(own, max_batch_size=1, dynamic_batching=False, max_queue_delay_us=0, preferred_batch_sizes=())
+        sys.exit(f"{expectation.run.folder.path}: has no safe rate; give a run with a latency bound")
+    unbatched = replace(
+        recommended, max_batch_size=1, dynamic_batching=False, max_queue_delay_us=0, preferred_batch_sizes=()
+    )
 
     def at(share: float, samples: float = size) -> LoadPoint:
         return LoadPoint(samples, request_rate=round(share * safe))
 
-    clients = expected.point.load.concurrency or 1
+    clients = expectation.point.load.concurrency or 1
     fewer, closed, crowded = (LoadPoint(size, concurrency=max(1, round(share * clients))) for share in (0.5, 1, 4))
     larger = "a larger model"
     return [
-        *(Case(f"independent requests, {share:.0%}", True, at(share), own) for share in (0.1, 0.5, 0.9)),
-        Case("a closed loop with half of the clients", True, fewer, own),
-        Case("the run's own closed loop", True, closed, own),
-        Case("requests of 4 times the samples, 10%", False, at(0.1, 4 * size), own),
-        Case("a closed loop with 4 times the clients", False, crowded, own),
+        *(Case(f"independent requests, {share:.0%}", True, at(share), recommended) for share in (0.1, 0.5, 0.9)),
+        Case("a closed loop with half of the clients", True, fewer, recommended),
+        Case("the run's own closed loop", True, closed, recommended),
+        Case("requests of 4 times the samples, 10%", False, at(0.1, 4 * size), recommended),
+        Case("a closed loop with 4 times the clients", False, crowded, recommended),
         Case("without batching, the run's own closed loop", False, closed, unbatched),
-        Case(f"{larger}, the run's own closed loop", False, closed, own, settings=SLOW_MODEL),
-        Case(f"{larger}, 5%", False, at(0.05), own, settings=SLOW_MODEL),
-        Case("with summary_latencies, the run's own closed loop", False, closed, own, summaries=True),
+        Case(f"{larger}, the run's own closed loop", False, closed, recommended, settings=SLOW_MODEL),
+        Case(f"{larger}, 5%", False, at(0.05), recommended, settings=SLOW_MODEL),
+        Case("with summary_latencies, the run's own closed loop", False, closed, recommended, summaries=True),
     ]
 
 
-def judged(case: Case, expected: Expectation, folder: Path, interval: float, count: int) -> Judgement | None:
+def judged(case: Case, expectation: Expectation, folder: Path, interval: float, count: int) -> Judgement | None:
     """Serve ``case`` on a new server, send its load, and return the judgement on its metrics.
 
     It is None if the client gave up before the last interval ended.
@@ -121,11 +124,11 @@ def judged(case: Case, expected: Expectation, folder: Path, interval: float, cou
             while sender.is_alive() and not read_server(url, endpoint.model).requests:
                 time.sleep(interval)
             time.sleep(LEAD_SECONDS)
-            newest = next(observe_loads([url], endpoint.model, interval, count))
+            observed = next(observe_loads([url], endpoint.model, interval, count))
             has_load = sender.is_alive()
         finally:
             sender.join()
-    return judge(expected, newest.loads, 1, newest.lost_intervals) if has_load else None
+    return judge(expectation, observed.loads, 1, observed.lost_intervals) if has_load else None
 
 
 def outcome(judgement: Judgement | None) -> str:
@@ -146,7 +149,12 @@ def table(results: Sequence[tuple[Case, list[Judgement | None]]]) -> str:
     ]
     for case, judgements in results:
         counts = Counter(map(outcome, judgements))
-        names = Counter(check.name for judgement in judgements if judgement for check in judgement.differing)
+        names = Counter(
+            check_name(check, judgement.expectation)
+            for judgement in judgements
+            if judgement
+            for check in judgement.differing
+        )
         shown = ", ".join(f"{name} ({count})" for name, count in names.most_common()) or "–"
         cells = [counts[word] for word in OUTCOMES]
         should = "fit" if case.fits else "differ"
@@ -167,10 +175,10 @@ def main() -> None:
     run = read_run(arguments.run)
     if run.problem.model != "mlp":
         sys.exit(f"{arguments.run}: is no run of mlp")
-    expected = expectation(run)
-    if expected.server_processes > 1:
+    expectation = derive_expectation(run)
+    if expectation.server_processes > 1:
         sys.exit(f"{arguments.run}: has several server processes; give a run with one")
-    results: list[tuple[Case, list[Judgement | None]]] = [(case, []) for case in cases(expected)]
+    results: list[tuple[Case, list[Judgement | None]]] = [(case, []) for case in cases(expectation)]
     ends = time.monotonic() + 60 * arguments.minutes
     with tempfile.TemporaryDirectory() as folder:
         for number in range(arguments.rounds):
@@ -178,13 +186,16 @@ def main() -> None:
                 if time.monotonic() > ends:
                     break
                 try:
-                    judgements.append(judged(case, expected, Path(folder), arguments.interval, arguments.intervals))
+                    judgements.append(
+                        judged(case, expectation, Path(folder), arguments.interval, arguments.intervals)
+                    )
                 except TuneError as error:
                     print_progress(f"{case.name}: {error}")
                     continue
-                names = [check.name for check in judgements[-1].differing] if judgements[-1] else []
+                judgement = judgements[-1]
+                names = [check_name(check, expectation) for check in judgement.differing] if judgement else []
                 print_progress(f"round {number + 1}: {case.name}: {outcome(judgements[-1])} {', '.join(names)}")
-    confirmed = expected.rate.interval(1 - run.problem.confidence)
+    confirmed = expectation.rate.interval(1 - run.problem.confidence)
     assert confirmed is not None, "the run has a throughput"
     seconds = arguments.interval * arguments.intervals
     words = (
@@ -194,9 +205,9 @@ def main() -> None:
     verdict = run.outcome.verdict.value if run.outcome else "no verdict"
     print(
         f"Each judgement observes a new server of mlp for {seconds:g} s. The run, `{run.info.get('command')}`, has "
-        f"the verdict {verdict}: {configuration_text.configuration(expected.point.candidate)}, "
+        f"the verdict {verdict}: {configuration_text.configuration(expectation.point.candidate)}, "
         f"{formatting.number(confirmed.low)} to {formatting.number(confirmed.high)} requests/s. The percentages are "
-        f"shares of the {formatting.number(expected.safe_rate)} requests/s that `tune plan` calls safe.\n"
+        f"shares of the {formatting.number(expectation.safe_rate)} requests/s that `tune plan` calls safe.\n"
     )
     print(f"Machine: {this_machine()}.\n")
     print(table(results))

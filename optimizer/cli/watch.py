@@ -90,31 +90,31 @@ def main(words: list[str]) -> int:
     from optimizer.results import formatting
     from optimizer.results.finished_run import read_run
     from optimizer.simulator.simulate import compile_simulator
-    from optimizer.watch.expectation import check_server_count, expectation
+    from optimizer.watch.expectation import check_server_count, derive_expectation
     from optimizer.watch.fit_check import judge
     from optimizer.watch.server_metrics import observe_loads
-    from optimizer.watch.watch_report import document, line, print_judgement
+    from optimizer.watch.watch_report import document, follow_line, print_judgement
 
     compile_simulator(print_message)
-    expected = expectation(read_run(arguments.run, arguments.results))
-    check_server_count(expected, len(urls))
+    expectation = derive_expectation(read_run(arguments.run, arguments.results))
+    check_server_count(expectation, len(urls))
 
-    def started() -> None:
+    def announce() -> None:
         if not arguments.json:
-            of_servers = formatting.count(len(urls), "server")
+            servers = formatting.count(len(urls), "server")
             print_message(
-                f"reading the metrics of {of_servers} every {interval_seconds:g} s: {count * interval_seconds:,g} s"
+                f"reading the metrics of {servers} every {interval_seconds:g} s: {count * interval_seconds:,g} s"
             )
 
     judgement = None
-    model = arguments.model or expected.model
-    for observed in observe_loads(urls, model, interval_seconds, count, on_start=started, steps=expected.steps):
-        judgement = judge(expected, observed.loads, len(urls), observed.lost_intervals)
+    model = arguments.model or expectation.model
+    for observed in observe_loads(urls, model, interval_seconds, count, on_start=announce, steps=expectation.steps):
+        judgement = judge(expectation, observed.loads, len(urls), observed.lost_intervals)
         if arguments.json:
             indent = None if arguments.follow else 2
             print(json.dumps(document(judgement, urls), indent=indent, allow_nan=False), flush=True)
         elif arguments.follow:
-            print(line(judgement, time.strftime("%H:%M:%S")), flush=True)
+            print(follow_line(judgement, time.strftime("%H:%M:%S")), flush=True)
         else:
             from rich.console import Console
 

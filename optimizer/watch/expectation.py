@@ -60,7 +60,7 @@ class WhyNotSimulated(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values that are expected, from ``low`` to ``high``."""
+    """The values of a metric that are expected, from ``low`` to ``high``."""
 
     low: float
     high: float
@@ -74,13 +74,13 @@ class Range:
 class ExpectedAtRate:
     """The expected values of a replica at a rate: samples per execution, and mean times of a request in ms.
 
-    ``meets`` says whether the SLA is met there by a slow replica with independent requests.
+    ``meets_sla`` says whether a slow replica with independent requests meets the SLA there.
     """
 
     mean_batch_size: Range
     queue_ms: Range
     compute_ms: Range
-    meets: bool
+    meets_sla: bool
 
     def joined(self, other: ExpectedAtRate) -> ExpectedAtRate:
         """Return the expectation for a load with the rates of both; the SLA is met if it is at both."""
@@ -88,7 +88,7 @@ class ExpectedAtRate:
             self.mean_batch_size.joined(other.mean_batch_size),
             self.queue_ms.joined(other.queue_ms),
             self.compute_ms.joined(other.compute_ms),
-            self.meets and other.meets,
+            self.meets_sla and other.meets_sla,
         )
 
 
@@ -212,12 +212,14 @@ class Expectation:
             return None
         estimate = of_replicas(self.replica.slowness_estimate, replicas)
         slow, fast = estimate.quantile(1 - error), estimate.quantile(error)
-        simulated = [one for slowdown in (fast, slow) for one in closed_loops(self.replica, rate, slowdown)]
-        independent = [poisson(self.replica, rate, slowdown) for slowdown in (fast, slow)]
-        results = [*simulated, *independent]
+        closed_loops = [
+            result for slowdown in (fast, slow) for result in simulate_closed_loops(self.replica, rate, slowdown)
+        ]
+        independent = [simulate_poisson(self.replica, rate, slowdown) for slowdown in (fast, slow)]
+        results = [*closed_loops, *independent]
         time_error = estimate.forecast.latency
         errors = (self.batch_size_error, time_error, time_error)
-        margins = [math.exp(-float(special.ndtri(error)) * own) for own in errors]
+        margins = [math.exp(-float(special.ndtri(error)) * log_error) for log_error in errors]
         network_s = self.replica.model.overheads.network_s
         batch, queue, compute = (
             Range(min(values) / margin, max(values) * margin)
@@ -232,15 +234,22 @@ class Expectation:
             )
         )
         smallest = min(self.request_samples, self.largest_batch)
+        is_overloaded = any(result.overloaded for result in independent)
+        longest_execution_ms = self._longest_execution_ms(slow) * margins[-1]
         return ExpectedAtRate(
-            Range(min(max(batch.low, smallest), self.largest_batch), min(batch.high, self.largest_batch)),
-            Range(0.0, math.inf if any(result.overloaded for result in independent) else queue.high),
-            Range(compute.low / self.overlap, min(compute.high, self._longest_execution_ms(slow) * margins[-1])),
-            self.replica.meets(independent[-1], slow.lateness) and not independent[-1].overloaded,
+            mean_batch_size=Range(
+                min(max(batch.low, smallest), self.largest_batch), min(batch.high, self.largest_batch)
+            ),
+            queue_ms=Range(0.0, math.inf if is_overloaded else queue.high),
+            compute_ms=Range(compute.low / self.overlap, min(compute.high, longest_execution_ms)),
+            meets_sla=self.replica.meets(independent[-1], slow.lateness) and not independent[-1].overloaded,
         )
 
     def _longest_execution_ms(self, slowdown: Slowdown) -> float:
-        """Return the longest mean time of an execution: of an overloaded server it cannot be computed otherwise."""
+        """Return the mean time of an execution of the slowest batch size.
+
+        It bounds the range of an overloaded server, which has no steady state to simulate.
+        """
         assert self.replica is not None, "there is a simulation"
         times = self.replica.model.times(execution_settings(self.replica.candidate))
         rows = math.ceil(self.largest_batch / times.step)
@@ -258,33 +267,33 @@ def of_replicas(estimate: SlownessEstimate, replicas: int) -> SlownessEstimate:
     return replace(estimate, errors=np.sqrt(variance + estimate.forecast.throughput**2))
 
 
-def poisson(served_by: Replica, rate: float, slowdown: Slowdown) -> SimulationResult:
+def simulate_poisson(replica: Replica, rate: float, slowdown: Slowdown) -> SimulationResult:
     """Return the simulated behaviour for requests that arrive independently."""
-    return served_by.serve(PoissonTraffic().of_replica(rate, 1, "random", RATE_REQUESTS, SEED), slowdown)
+    return replica.serve(PoissonTraffic().of_replica(rate, 1, "random", RATE_REQUESTS, SEED), slowdown)
 
 
-def closed_loops(served_by: Replica, rate: float, slowdown: Slowdown) -> list[SimulationResult]:
+def simulate_closed_loops(replica: Replica, rate: float, slowdown: Slowdown) -> list[SimulationResult]:
     """Return the simulated behaviour with the two concurrencies whose throughputs enclose ``rate``.
 
     It is that of a single client if this sends more, and that of the fullest closed loop if this serves less.
     """
-    known: dict[int, SimulationResult] = {}
+    simulated: dict[int, SimulationResult] = {}
 
     def serves(concurrency: int) -> bool:
-        known[concurrency] = served_by.serve_closed_loop(concurrency, slowdown)
-        return known[concurrency].throughput_infer_per_sec >= rate * served_by.request_batch_size
+        simulated[concurrency] = replica.serve_closed_loop(concurrency, slowdown)
+        return simulated[concurrency].throughput_infer_per_sec >= rate * replica.request_batch_size
 
-    low, high = 0, served_by.fullest_concurrency
+    low, high = 0, replica.fullest_concurrency
     if not serves(high):
-        return [known[high]]
+        return [simulated[high]]
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if serves(middle) else (middle, high)
-    return [known[concurrency] for concurrency in (low, high) if concurrency in known]
+    return [simulated[concurrency] for concurrency in (low, high) if concurrency in simulated]
 
 
-def expectation(run: FinishedRun) -> Expectation:
-    """Return what ``run`` leads to expect.
+def derive_expectation(run: FinishedRun) -> Expectation:
+    """Return the metrics to expect from production servers that run the recommendation of ``run``.
 
     Raises BadInputError, in one line, if it has not ended, or recommends nothing.
     """
@@ -298,35 +307,36 @@ def expectation(run: FinishedRun) -> Expectation:
     if outcome is None or outcome.recommended is None:
         raise summary.nothing_recommended(run.folder.path, run.problem, "watch", outcome)
     point, confirmed = outcome.recommended, outcome.confirmed
-    servers = windows_of(confirmed.point, run.trials) if confirmed else []
-    windows = [] if is_pipeline(run) else servers or [[point.measurement]]
-    spread = confirmed_spreads(run.trials, run.problem, servers)["throughput"]
+    fresh_servers = windows_of(confirmed.point, run.trials) if confirmed else []
+    servers = fresh_servers or [[point.measurement]]
+    timed_servers = [] if is_pipeline(run) else servers  # a pipeline has the times of one step only
+    fresh_windows = [window for windows in fresh_servers for window in windows]
+    counted = fresh_windows if any(window.requests for window in fresh_windows) else [point.measurement]
+    spread = confirmed_spreads(run.trials, run.problem, fresh_servers)["throughput"]
     size = run.problem.request_batch_size
-    served_by, why_not = _fitted_replica(run)
-    counted = [window for own in servers for window in own]
-    counted = counted if any(window.requests for window in counted) else [point.measurement]
+    replica, why_not_simulated = _simulated_replica(run)
     return Expectation(
-        run,
-        point,
-        point.candidate.served_model(run.problem.model),
-        _values(servers or [[point.measurement]], lambda m: _per_size(m.throughput_infer_per_sec, size), spread),
-        _values(windows, lambda m: m.queue_ms),
-        _values(windows, time_in_server_ms),
-        sum(window.requests or 0 for window in counted),
-        _safe_rate(run, served_by),
-        served_by,
-        why_not,
-        _batch_size_error(served_by, point.candidate, run) if served_by else 0.0,
-        sum(window.errors or 0 for window in counted),
+        run=run,
+        point=point,
+        model=point.candidate.served_model(run.problem.model),
+        rate=_server_values(servers, lambda m: _per_size(m.throughput_infer_per_sec, size), spread),
+        queue_ms=_server_values(timed_servers, lambda m: m.queue_ms),
+        server_ms=_server_values(timed_servers, time_in_server_ms),
+        requests=sum(window.requests or 0 for window in counted),
+        failed=sum(window.errors or 0 for window in counted),
+        safe_rate=_safe_rate(run, replica),
+        replica=replica,
+        why_not_simulated=why_not_simulated,
+        batch_size_error=_batch_size_error(replica, point.candidate, run) if replica else 0.0,
     )
 
 
-def check_server_count(expected: Expectation, count: int) -> None:
+def check_server_count(expectation: Expectation, count: int) -> None:
     """Raise BadInputError, in one line, if ``count`` servers are no whole number of replicas."""
-    processes = expected.server_processes
+    processes = expectation.server_processes
     if count % processes:
         raise BadInputError(
-            f"--url: names {formatting.count(count, 'server')}, but {show_path(expected.run.folder.path)} "
+            f"--url: names {formatting.count(count, 'server')}, but {show_path(expectation.run.folder.path)} "
             f"recommends {processes} server processes; give the metrics of each process, such as "
             f"{example_urls(processes)}, and those of each further replica"
         )
@@ -334,8 +344,8 @@ def check_server_count(expected: Expectation, count: int) -> None:
 
 def example_urls(processes: int) -> str:
     """Return the options for a replica on the ports of `tune emit --format compose`."""
-    shown = [f"--url host:{METRICS_PORT + PORT_STEP * place}" for place in range(min(processes, 3))]
-    return " ".join(shown) + (" …" if processes > len(shown) else "")
+    urls = [f"--url host:{METRICS_PORT + PORT_STEP * process}" for process in range(min(processes, 3))]
+    return " ".join(urls) + (" …" if processes > len(urls) else "")
 
 
 def is_pipeline(run: FinishedRun) -> bool:
@@ -362,7 +372,7 @@ def execution_ms(measured: Measurement) -> float | None:
     return (measured.compute_input_ms or 0.0) + measured.compute_infer_ms + (measured.compute_output_ms or 0.0)
 
 
-def _values(
+def _server_values(
     servers: Sequence[Sequence[Measurement]],
     value: Callable[[Measurement], float | None],
     spread: ServerSpread | None = None,
@@ -371,20 +381,20 @@ def _values(
 
     ``spread`` is the variance between servers; without one it is estimated from these servers, without such windows.
     """
-    known = (
-        np.array([own for window in windows if (own := value(window)) is not None and 0 <= own < math.inf])
+    of_servers = (
+        np.array([number for window in windows if (number := value(window)) is not None and 0 <= number < math.inf])
         for windows in servers
     )
-    positive = [own for own in known if own.any()]
-    logs = tuple(math.log(float(own.mean())) for own in positive)
-    return ServerValues(logs, spread or pool_server_spread([[np.log(own[own > 0]) for own in positive]]))
+    positive = [values for values in of_servers if values.any()]
+    logs = tuple(math.log(float(values.mean())) for values in positive)
+    return ServerValues(logs, spread or pool_server_spread([[np.log(values[values > 0]) for values in positive]]))
 
 
 def _per_size(throughput: float | None, size: float) -> float | None:
     return None if throughput is None else throughput / size
 
 
-def _fitted_replica(run: FinishedRun) -> tuple[Replica | None, WhyNotSimulated | None]:
+def _simulated_replica(run: FinishedRun) -> tuple[Replica | None, WhyNotSimulated | None]:
     """Return the simulated replica of the recommendation, or why there is none."""
     if not run.problem.is_simulated:
         return None, WhyNotSimulated.KIND
@@ -393,19 +403,19 @@ def _fitted_replica(run: FinishedRun) -> tuple[Replica | None, WhyNotSimulated |
     if is_shaped(run):
         return None, WhyNotSimulated.SHAPED
     latencies = run.problem.sla.latencies or Sla.from_bounds({"p95": math.inf})
-    source = planned_configurations([run], latencies)[0][0]
+    configuration = planned_configurations([run], latencies)[0][0]
     try:
-        return replica(source.evidence, latencies), None
+        return replica(configuration.evidence, latencies), None
     except ValueError:
         return None, WhyNotSimulated.NO_BATCH_TIMES
 
 
-def _safe_rate(run: FinishedRun, served_by: Replica | None) -> float | None:
+def _safe_rate(run: FinishedRun, replica: Replica | None) -> float | None:
     """Return the rate of one replica that `tune plan` calls safe; None if it is unknown."""
     if not run.problem.sla.latencies or is_shaped(run):
         return None
-    if served_by is not None:
-        return sustainable_rate(Fleet(served_by, PoissonTraffic(), "random"), 1).safe
+    if replica is not None:
+        return sustainable_rate(Fleet(replica, PoissonTraffic(), "random"), 1).safe
     if run.problem.is_simulated:
         return None
     try:
@@ -414,29 +424,30 @@ def _safe_rate(run: FinishedRun, served_by: Replica | None) -> float | None:
         return None
 
 
-def _batch_size_error(served_by: Replica, candidate: Candidate, run: FinishedRun) -> float:
+def _batch_size_error(replica: Replica, candidate: Candidate, run: FinishedRun) -> float:
     """Return the relative error of the simulated batch size at the loads of the run.
 
     Its prior is that of a simulated latency, see ``forecast_errors``.
     """
-    slowdown = served_by.slowness_estimate.quantile(EXPECTED)
-    each = served_by.request_batch_size / served_by.model.request_batch_size
-    by_load = defaultdict[LoadPoint, list[float]](list)
-    for measured, load in _own_measurements(candidate, run):
+    slowdown = replica.slowness_estimate.quantile(EXPECTED)
+    simulated_per_request = replica.request_batch_size / replica.model.request_batch_size
+    logs_by_load = defaultdict[LoadPoint, list[float]](list)
+    for measured, load in _steady_measurements(candidate, run):
         size = measured.mean_batch_size
         if size is not None and 0 < size < math.inf:
-            by_load[load].append(math.log(size))
-    logs = []
-    for load, measured_logs in by_load.items():
+            logs_by_load[load].append(math.log(size))
+    log_errors = []
+    for load, measured_logs in logs_by_load.items():
         if load.concurrency:
-            result = served_by.serve_closed_loop(max(1, round(load.concurrency * each)), slowdown)
+            concurrency = max(1, round(load.concurrency * simulated_per_request))
+            result = replica.serve_closed_loop(concurrency, slowdown)
         else:
-            result = poisson(served_by, load.request_rate, slowdown)
-        logs.append(statistics.fmean(measured_logs) - math.log(result.mean_batch_size))
-    return forecast_errors([], logs).latency
+            result = simulate_poisson(replica, load.request_rate, slowdown)
+        log_errors.append(statistics.fmean(measured_logs) - math.log(result.mean_batch_size))
+    return forecast_errors([], log_errors).latency
 
 
-def _own_measurements(candidate: Candidate, run: FinishedRun) -> Iterable[tuple[Measurement, LoadPoint]]:
+def _steady_measurements(candidate: Candidate, run: FinishedRun) -> Iterable[tuple[Measurement, LoadPoint]]:
     """Yield the measurements of ``candidate`` that are not overloaded or lost, with their loads."""
     for trial in run.trials:
         if trial.candidate != candidate:

@@ -43,8 +43,8 @@ from optimizer.options.values import usable_cpus
 from optimizer.results.finished_run import read_run
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.trials_table import TrialsTable
-from optimizer.watch.expectation import check_server_count, expectation
-from optimizer.watch.fit_check import judge
+from optimizer.watch.expectation import check_server_count, derive_expectation
+from optimizer.watch.fit_check import CheckKind, judge
 from optimizer.watch.server_metrics import observe_loads, read_server
 from tests.command_fixtures import UNDECIDED, Sandbox, Tune, eventually
 from tests.contract import test_emitters
@@ -186,7 +186,11 @@ space:
 """
 PRODUCTION = ("--image", "example/triton:24.10-py3", "--model-repository", "s3://bucket/models")
 RATE = 40.0  # of the requests to two processes
-TIMES = {"queue time", "execution time", "time in the server"}  # a disturbed machine may change these
+TIMES = {
+    CheckKind.QUEUE_TIME,
+    CheckKind.EXECUTION_TIME,
+    CheckKind.TIME_IN_SERVER,
+}  # a disturbed machine may change them
 
 
 def write_slow(repository: Path) -> ModelSource:
@@ -256,22 +260,23 @@ def test_two_processes_are_recommended_emitted_and_watched(sandbox: Sandbox, tun
         servers.deploy(recommended.point.candidate) as endpoint,
     ):
         urls = [f"http://{server.metrics}/metrics" for server in endpoint.servers]
-        expected = expectation(read_run(run))
+        expected = derive_expectation(read_run(run))
         check_server_count(expected, len(urls))
         with served(endpoint, LoadPoint(1, request_rate=RATE), tmp_path / "client.log"):
             assert eventually(lambda: all(read_server(url, "sleeper").requests for url in urls), ANSWER_SECONDS)
-            newest = next(observe_loads(urls, "sleeper", 0.3, 6))
-        judgement = judge(expected, newest.loads, len(urls), newest.lost_intervals)
-        assert {check.name for check in judgement.differing} <= TIMES, judgement.differing
+            observed = next(observe_loads(urls, "sleeper", 0.3, 6))
+        judgement = judge(expected, observed.loads, len(urls), observed.lost_intervals)
+        assert {check.kind for check in judgement.differing} <= TIMES, judgement.differing
         assert judgement.requests > 0
-        (rate,) = (check for check in judgement.checks if check.name == "requests/s per replica")
+        rate = judgement.check(CheckKind.RATE)
+        assert rate is not None
         assert rate.measured is not None
         assert rate.measured.value == pytest.approx(judgement.requests / judgement.seconds)
 
         with hanging(endpoint.replicas[0]):
-            newest = next(observe_loads(urls, "sleeper", 0.9, 2))
-        judgement = judge(expected, newest.loads, len(urls), newest.lost_intervals)
-        assert "time without success" in {check.name for check in judgement.differing}
+            observed = next(observe_loads(urls, "sleeper", 0.9, 2))
+        judgement = judge(expected, observed.loads, len(urls), observed.lost_intervals)
+        assert judgement.differs(CheckKind.STALL)
 
 
 def test_a_perf_analyzer_for_each_process_measures_them_at_the_same_time(

@@ -20,10 +20,10 @@ from optimizer.cli.watch import main
 from optimizer.core.errors import BadInputError, EnvironmentFault
 from optimizer.core.trial import SERVER_PROCESSES
 from optimizer.results.finished_run import read_run
-from optimizer.watch.expectation import Range, expectation
-from optimizer.watch.fit_check import Check, Estimate, Judgement
+from optimizer.watch.expectation import Range, derive_expectation
+from optimizer.watch.fit_check import Check, CheckKind, Estimate, Judgement
 from optimizer.watch.server_metrics import observe_loads, read_server
-from optimizer.watch.watch_report import line
+from optimizer.watch.watch_report import follow_line
 from tests.run_folders import write_run
 
 DATA = Path(__file__).parents[2] / "data"
@@ -165,8 +165,8 @@ def test_the_newest_intervals_are_judged_again_after_each_interval() -> None:
 
 
 def test_a_followed_server_has_a_line_with_its_rate_and_the_judgement() -> None:
-    rate = Check("requests/s per server", "fits", "/s", Estimate(202.0, 181.0, 222.0), Range(0.0, 6000.0))
-    shown = line(Judgement(expectation(read_run(SAMPLE)), 1, (), 0, (rate,), 90), "12:00:00")
+    rate = Check(CheckKind.RATE, "fits", "/s", Estimate(202.0, 181.0, 222.0), Range(0.0, 6000.0))
+    shown = follow_line(Judgement(derive_expectation(read_run(SAMPLE)), 1, (), 0, (rate,), 90), "12:00:00")
     assert shown.startswith("12:00:00 202 (181 to 222) requests/s per server: dlrm")
 
 
