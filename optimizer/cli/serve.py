@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from optimizer.cli import output
-from optimizer.cli.output import check_decided, progress_on_terminal
+from optimizer.cli.output import check_decided, print_message, progress_on_terminal
 from optimizer.core import interrupts
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import show_path
@@ -128,6 +128,10 @@ def main(words: list[str]) -> int:
         raise BadInputError(f"--latency-quantiles: {recommendation.no_quantiles_reason}; leave it out")
     check_target(run.folder, run.options, recommendation.server_processes)
     options = _read_options(run.folder, arguments)
+    if options.server_cpus != run.options.server_cpus:
+        print_message(
+            f"--server-cpus {run.options.server_cpus} of the run is left out: this machine does not have these CPUs"
+        )
     choose = partial(choose_ports, recommendation.server_processes, user_ports)
     choose()  # refuses an unusable port before the model is built
     on_progress, _ = progress_on_terminal()
@@ -175,11 +179,14 @@ def _user_ports(arguments: argparse.Namespace) -> dict[str, int]:
 
 
 def _read_options(run: RunFolder, arguments: argparse.Namespace) -> RunOptions:
-    """Return the options of the run. Raises BadInputError if it names code that the user did not name."""
+    """Return the options of the run, without lists of CPUs that this machine does not have.
+
+    Raises BadInputError if the run names code that the user did not name.
+    """
     from optimizer.study.run_request import read_stored_options, refuse_foreign_values
 
     run.refuse_links()
-    options, values = read_stored_options(run), values_of(arguments)
+    options, values = read_stored_options(run, other_machine=True), values_of(arguments)
     about = f"serve {show_path(run.path)}"
     if changed := changed_options(options, values):
         raise BadInputError(f"{about}: the run has its own model and server; leave --{changed[0]} out")

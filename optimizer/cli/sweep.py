@@ -19,9 +19,9 @@ from optimizer.core.trial import MAX_CONCURRENCY, SERVER_PROCESSES, FieldChoices
 from optimizer.options.addresses import redact_header
 from optimizer.options.command_line import Parser, values_of
 from optimizer.options.option import DEFAULTS
-from optimizer.options.option_reader import external_names, external_values
+from optimizer.options.option_reader import external_names, external_values, resume_options
 from optimizer.options.run_options import RunOptions
-from optimizer.options.table import LOAD, OPTIONS, OPTIONS_BY_NAME, OUTPUT
+from optimizer.options.table import LOAD, OPTIONS, OPTIONS_BY_NAME, OUTPUT, REQUEST_TIME_OPTIONS
 from optimizer.options.values import (
     MAX_INT32,
     parse_optional,
@@ -111,7 +111,8 @@ def read_sweep_arguments(words: list[str]) -> SweepArguments:
             f"names code, addresses or data; if you trust them, begin it again: {quote(request.command)}"
         )
     if header is not None:
-        options, request = _read({**stored["options"], HEADER: header})
+        options = resume_options(options, {HEADER: header})
+        request = replace(request, given={**request.given, HEADER: _without_secrets(HEADER, header)})
     return SweepArguments(options, request, RunFolder(folder), csv, as_json)
 
 
@@ -204,6 +205,8 @@ def _read(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
         name: value for name, value in given.items() if name not in (*OWN_OPTIONS, SIZES, MODEL)
     }
     for name in values:
+        if name in REQUEST_TIME_OPTIONS and texts["request-rate"] is None:
+            raise BadInputError(f"--{name}: works only with --request-rate; give the rates, or leave --{name} out")
         if name in OPTIONS_BY_NAME and "sweep" not in OPTIONS_BY_NAME[name].taken_by:
             raise BadInputError(
                 f"--{name}: `tune sweep` measures only the listed cells and does not take it; leave it out"
@@ -211,9 +214,8 @@ def _read(given: GivenOptions) -> tuple[RunOptions, SweepRequest]:
     sizes = texts[SIZES]
     if not set(sizes or "").isdisjoint("*|"):  # a mix of sizes; 1..8 is a list here
         values[SIZES], sizes = sizes, None
-    values["load"] = (
-        "concurrency" if texts["request-rate"] is None else "rate"
-    )  # also if Model Analyzer's file has rates
+    # Model Analyzer's file may have another kind of load
+    values["load"] = "concurrency" if texts["request-rate"] is None else "rate"
     options = read_run_request(texts[MODEL], values).options
     rates = parse_optional("--request-rate", texts["request-rate"], parse_rates) or ()
     concurrency = texts["concurrency"] or DEFAULT_CONCURRENCY

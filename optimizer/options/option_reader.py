@@ -64,17 +64,24 @@ def check_options(options: RunOptions, explicit: Collection[str]) -> None:
 
 def check_target(options: RunOptions, explicit: Collection[str]) -> None:
     """Raise OptionError if an option does not belong to the target, or needs another option that is missing."""
-    for option in TARGET_OPTIONS:
-        if option.name in explicit and options.target not in option.targets:
-            value = option.value_in(options)
-            shown = option.quote(value[0] if option.repeatable else value)
-            raise _requires(option.flag, shown, f"--target {' or '.join(option.targets)}")
+    if misplaced := _misplaced_option(options, explicit):
+        raise _requires(*misplaced)
     _check_ssl(options, explicit)
     if options.target == "docker" and options.docker_image is None:
         raise OptionError(
             "target",
             "--target docker: --docker-image is missing; give an image such as nvcr.io/nvidia/tritonserver:…-py3",
         )
+
+
+def _misplaced_option(options: RunOptions, explicit: Collection[str]) -> tuple[str, str, str] | None:
+    """Return the flag and value of an option that does not belong to the target, and the targets that take it."""
+    for option in TARGET_OPTIONS:
+        if option.name in explicit and options.target not in option.targets:
+            value = option.value_in(options)
+            shown = option.quote(value[0] if option.repeatable else value)
+            return option.flag, shown, f"--target {' or '.join(option.targets)}"
+    return None
 
 
 def _requires(flag: str, value: str, other: str) -> OptionError:
@@ -277,6 +284,10 @@ def resume_options(options: RunOptions, values: Mapping[str, object]) -> RunOpti
     fields = _fields(parsed)
     fields.pop("out", None)  # where the run is looked for
     resumed = replace(options, **fields)
+    if misplaced := _misplaced_option(resumed, parsed.keys()):
+        flag, value, targets = misplaced
+        problem = f"{flag} {value}: works only with {targets}, and the run has --target {options.target}"
+        raise OptionError(flag[2:], f"{problem}; remove {flag}")
     check_target(resumed, parsed.keys())
     _check_cluster(resumed)  # no other option of a resumed run contradicts those of the run
     return resumed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,15 @@ def test_a_program_that_a_foreign_run_names_is_not_started(called_tune: Tune, sa
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, "signature": "0"}))
     assert_says(called_tune("serve", "run"), ("run.json was not written by your tune", "--tritonserver "))
+
+
+def test_cpus_that_this_machine_lacks_are_left_out_with_a_message(called_tune: Tune, sandbox: Sandbox) -> None:
+    write_run(sandbox.working_folder, options=RunOptions("", server_cpus="3000-3003", client_cpus="3004"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ended = called_tune("serve", "run", "--grpc-port", str(listener.getsockname()[1]))
+    lack, refused = ended.errors
+    assert lack == ("tune: --server-cpus 3000-3003 of the run is left out: this machine does not have these CPUs")
+    assert "--grpc-port " in refused, "the next check is reached"
 
 
 @pytest.fixture

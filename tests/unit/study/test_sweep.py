@@ -21,8 +21,10 @@ from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import BadInputError, DeploymentError, ServerCrashed
 from optimizer.core.interfaces import ProgressObserver
 from optimizer.core.notes import ServedOnCpu
+from optimizer.core.signature import sign
 from optimizer.core.trial import INSTANCE_GPUS, Candidate, FieldValue, LoadPoint, Trial
 from optimizer.measure.measurer import Measurer
+from optimizer.options.option_reader import external_values
 from optimizer.options.values import parse_rates, parse_whole_numbers
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.store.recording import RecordedServer, read_recording
@@ -180,6 +182,10 @@ def test_combinations_without_effect_are_measured_once() -> None:
         ("--repeat 0 m", "--repeat 0: write a whole number from 1 to 100"),
         ("--sla-p95 5ms m", "--sla-p95: `tune sweep` measures only the listed cells"),
         ("--search grid m", "--search: `tune sweep` measures only the listed cells"),
+        (
+            "--request-distribution poisson m",
+            "--request-distribution: works only with --request-rate; give",
+        ),
         ("--request-rate 5 --protocol http m", "--load rate sends requests by gRPC only"),
         ("--csv nowhere/x.csv m", "--csv nowhere/x.csv: write the name of a file in a folder that exists"),
         ("--resume nowhere", "--resume nowhere: no such folder"),
@@ -244,6 +250,20 @@ def test_a_sweep_is_resumed_with_its_options(tmp_path: Path) -> None:
     (tmp_path / SWEEP_FILE).write_text(json.dumps({"options": began.request.given}))
     assert parse(f"--resume {tmp_path} --json") == replace(began, resumed=RunFolder(tmp_path), as_json=True)
     assert parse(began.request.command.removeprefix("tune sweep ")) == began
+
+
+def test_a_resumed_sweep_takes_a_header_if_its_server_does(tmp_path: Path) -> None:
+    for target in ("--target remote --url h:1", "--target local"):
+        began = parse(f"{target} mlp")
+        record = {"options": began.request.given, "signature": sign(external_values(began.options))}
+        (tmp_path / SWEEP_FILE).write_text(json.dumps(record))
+        if began.options.target == "remote":
+            resumed = parse(f"--resume {tmp_path} --header a:b")
+            assert resumed.options == replace(began.options, headers=("a:b",))
+            assert resumed.request.given == {**began.request.given, "header": ["a:***"]}
+        else:
+            with pytest.raises(BadInputError, match="and the run has --target local; remove --header"):
+                parse(f"--resume {tmp_path} --header a:b")
 
 
 def test_a_sweep_to_resume_is_named_as_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
