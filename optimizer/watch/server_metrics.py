@@ -23,13 +23,13 @@ from optimizer.machine.metrics_page import MetricsPage, fetch_metrics_page, pars
 PREFIX = "nv_inference_"
 SUCCESSES = f"{PREFIX}request_success"
 FAILURES = f"{PREFIX}request_failure"
-COMPUTE = tuple(f"{PREFIX}compute_{part}_duration_us" for part in ("input", "infer", "output"))
+COMPUTE_DURATIONS = tuple(f"{PREFIX}compute_{part}_duration_us" for part in ("input", "infer", "output"))
 REQUEST_SUMMARY = f"{PREFIX}request_summary_us"  # with --metrics-config=summary_latencies=true
 FIRST_RESPONSE_BUCKETS = f"{PREFIX}first_response_histogram_ms_bucket"  # of newer servers
 PENDING = f"{PREFIX}pending_request_count"  # 0 of an ensemble, whose requests wait for its steps
 ANY_REASON = "any reason"  # of a failure: older servers do not tell reasons apart
-MOST_NAMED = 5  # models in a message
-FIRST_SERVER_ERROR = 500  # HTTP status
+MAX_LISTED_MODELS = 5  # in a message
+MIN_SERVER_ERROR = 500  # HTTP status
 Key = TypeVar("Key", str, float)
 
 
@@ -99,41 +99,41 @@ def read_counters(
     page: MetricsPage, model: str, at_seconds: float, steps: Collection[str] = ()
 ) -> ModelCounters | None:
     """Return the counters of ``model``, which calls the models ``steps``; None if the server does not serve it."""
-    own = {
+    of_model = {
         name: [(labels, value) for labels, value in values if labels.get("model") == model]
         for name, values in page.items()
     }
-    successes = own.get(SUCCESSES)
+    successes = of_model.get(SUCCESSES)
     if not successes:
         return None
 
     def total(name: str) -> float:
-        return sum(value for _, value in own.get(name, ()))
+        return sum(value for _, value in of_model.get(name, ()))
 
     def duration(name: str) -> float:
-        return total(name) if own.get(name) else math.nan
+        return total(name) if of_model.get(name) else math.nan
 
     def of_steps(name: str) -> float:
         return sum(value for labels, value in page.get(name, ()) if labels.get("model") in steps)
 
     failures: dict[str, float] = {}
-    for labels, value in own.get(FAILURES, ()):
+    for labels, value in of_model.get(FAILURES, ()):
         reason = labels.get("reason", ANY_REASON)
         failures[reason] = failures.get(reason, 0.0) + value
     return ModelCounters(
-        at_seconds,
-        tuple(sorted({labels.get("version", "") for labels, value in successes if value})),
-        total(SUCCESSES),
-        failures,
-        total(f"{PREFIX}count"),
-        total(f"{PREFIX}exec_count"),
-        duration(f"{PREFIX}request_duration_us"),
-        duration(f"{PREFIX}queue_duration_us"),
-        sum(map(duration, COMPUTE)),
-        total(PENDING) + of_steps(PENDING),
-        of_steps(SUCCESSES),
-        _by_number(own.get(REQUEST_SUMMARY, ()), "quantile", largest=True),
-        _by_number(own.get(FIRST_RESPONSE_BUCKETS, ()), "le"),
+        at_seconds=at_seconds,
+        versions=tuple(sorted({labels.get("version", "") for labels, value in successes if value})),
+        requests=total(SUCCESSES),
+        failures=failures,
+        samples=total(f"{PREFIX}count"),
+        executions=total(f"{PREFIX}exec_count"),
+        request_us=duration(f"{PREFIX}request_duration_us"),
+        queue_us=duration(f"{PREFIX}queue_duration_us"),
+        compute_us=sum(map(duration, COMPUTE_DURATIONS)),
+        pending=total(PENDING) + of_steps(PENDING),
+        step_requests=of_steps(SUCCESSES),
+        latencies_us=_by_number(of_model.get(REQUEST_SUMMARY, ()), "quantile", largest=True),
+        first_responses=_by_number(of_model.get(FIRST_RESPONSE_BUCKETS, ()), "le"),
     )
 
 
@@ -147,44 +147,47 @@ def _by_number(
             number = float(labels[label])
         except (KeyError, ValueError):
             continue
-        before = by_number.get(number, 0.0)
-        by_number[number] = max(before, value) if largest else before + value
+        earlier = by_number.get(number, 0.0)
+        by_number[number] = max(earlier, value) if largest else earlier + value
     return by_number
 
 
 def served_between(before: ModelCounters, after: ModelCounters, stalled_seconds: float = 0.0) -> ServedLoad | None:
     """Return the load between two readings; None if the server was restarted: its counters began again.
 
-    ``stalled_seconds`` is that of the server's load before.
+    ``stalled_seconds`` is that of the server's load in the interval before.
     """
     names = ("requests", "samples", "executions", "request_us", "queue_us", "compute_us")
     changes = {name: getattr(after, name) - getattr(before, name) for name in names}
     failures = {reason: count - before.failures.get(reason, 0.0) for reason, count in after.failures.items()}
-    first = {edge: count - before.first_responses.get(edge, 0.0) for edge, count in after.first_responses.items()}
+    first_responses = {
+        limit: count - before.first_responses.get(limit, 0.0) for limit, count in after.first_responses.items()
+    }
     seconds = after.at_seconds - before.at_seconds
-    if seconds <= 0 or any(change < 0 for change in (*changes.values(), *failures.values(), *first.values())):
+    counts = (*changes.values(), *failures.values(), *first_responses.values())
+    if seconds <= 0 or any(count < 0 for count in counts):
         return None
     has_served = changes["requests"] or after.step_requests != before.step_requests
     is_stalled = before.pending > 0 and not has_served
     return ServedLoad(
-        seconds,
-        changes["requests"],
-        {reason: count for reason, count in failures.items() if count},
-        changes["samples"],
-        changes["executions"],
-        changes["request_us"] / 1e3,
-        changes["queue_us"] / 1e3,
-        changes["compute_us"] / 1e3,
-        after.pending,
-        {level: (value / 1e3, value / 1e3) for level, value in after.latencies_us.items()},
-        first,
-        stalled_seconds + seconds if is_stalled else 0.0,
+        seconds=seconds,
+        requests=changes["requests"],
+        failures={reason: count for reason, count in failures.items() if count},
+        samples=changes["samples"],
+        executions=changes["executions"],
+        request_ms=changes["request_us"] / 1e3,
+        queue_ms=changes["queue_us"] / 1e3,
+        compute_ms=changes["compute_us"] / 1e3,
+        pending=after.pending,
+        latencies_ms={level: (value / 1e3, value / 1e3) for level, value in after.latencies_us.items()},
+        first_responses=first_responses,
+        stalled_seconds=stalled_seconds + seconds if is_stalled else 0.0,
     )
 
 
-def together(loads: Sequence[ServedLoad]) -> ServedLoad:
+def sum_loads(loads: Sequence[ServedLoad]) -> ServedLoad:
     """Return the load of several servers within the same time."""
-    summed = ("requests", "samples", "executions", "request_ms", "queue_ms", "compute_ms", "pending")
+    summed_fields = ("requests", "samples", "executions", "request_ms", "queue_ms", "compute_ms", "pending")
     ranges: dict[float, tuple[float, float]] = {}
     for level, (low, high) in (item for load in loads for item in load.latencies_ms.items()):
         lowest, highest = ranges.get(level, (low, high))
@@ -195,14 +198,14 @@ def together(loads: Sequence[ServedLoad]) -> ServedLoad:
         latencies_ms=ranges,
         first_responses=sum_by_key([load.first_responses for load in loads]),
         stalled_seconds=max(load.stalled_seconds for load in loads),
-        **{name: sum(getattr(load, name) for load in loads) for name in summed},
+        **{name: sum(getattr(load, name) for load in loads) for name in summed_fields},
     )
 
 
 def sum_by_key(counts: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
     """Return the sum of the ``counts`` of each key."""
-    keys = dict.fromkeys(key for own in counts for key in own)
-    return {key: sum(own.get(key, 0.0) for own in counts) for key in keys}
+    keys = dict.fromkeys(key for mapping in counts for key in mapping)
+    return {key: sum(mapping.get(key, 0.0) for mapping in counts) for key in keys}
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +227,7 @@ def read_server(url: str, model: str, steps: Collection[str] = ()) -> ModelCount
     try:
         text = fetch_metrics_page(url)
     except HTTPError as error:
-        if error.code >= FIRST_SERVER_ERROR:
+        if error.code >= MIN_SERVER_ERROR:
             raise EnvironmentFault(f"--url {url}: the server answers with HTTP status {error.code}") from None
         raise BadInputError(
             f"--url {url}: HTTP status {error.code}, so this is no page of metrics; give that of Triton, "
@@ -250,8 +253,10 @@ def read_server(url: str, model: str, steps: Collection[str] = ()) -> ModelCount
     page = parse_metrics_page(text)
     counters = read_counters(page, model, at_seconds, steps)
     if counters is None:
-        served = models_of(page)
-        names = ", ".join(map(one_line, served[:MOST_NAMED])) + (", …" if len(served) > MOST_NAMED else "")
+        models = models_of(page)
+        names = ", ".join(map(one_line, models[:MAX_LISTED_MODELS])) + (
+            ", …" if len(models) > MAX_LISTED_MODELS else ""
+        )
         raise BadInputError(
             f"--url {url}: the server has no metrics of the model {one_line(model)} (it has: {names or 'none'}); "
             "give the server of this model, or --model with its name there"
@@ -294,7 +299,7 @@ def observe_loads(
             if load := served_between(before[url], after[url], stalled.get(url, 0.0)):
                 served[url] = load
         stalled = {url: load.stalled_seconds for url, load in served.items()}
-        newest.append(together(list(served.values())) if len(served) == len(urls) else None)
+        newest.append(sum_loads(list(served.values())) if len(served) == len(urls) else None)
         before = after
         if len(newest) < count:
             continue

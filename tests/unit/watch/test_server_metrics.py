@@ -16,7 +16,7 @@ from optimizer.watch.server_metrics import (
     models_of,
     read_counters,
     served_between,
-    together,
+    sum_loads,
 )
 
 DATA = Path(__file__).parents[2] / "data"
@@ -97,7 +97,7 @@ def test_times_that_the_server_does_not_export_are_unknown() -> None:
     served = served_between(counters(start), counters(end, SECONDS))
     assert served is not None
     assert (served.requests, served.samples, served.executions) == (4609, 9218, 726)
-    for load in (served, together([served, served])):
+    for load in (served, sum_loads([served, served])):
         assert all(map(math.isnan, (load.request_ms, load.queue_ms, load.compute_ms)))
     assert served_between(counters(end), counters(start, SECONDS)) is None, "the server was restarted"
 
@@ -144,7 +144,7 @@ def test_several_servers_are_summed() -> None:
     one = served_between(counters(START), counters(END, SECONDS))
     assert one is not None
     slower = replace(one, failures={"REJECTED": 2.0}, latencies_ms={0.95: (9.0, 9.0)}, first_responses={100.0: 3.0})
-    both = together([one, slower])
+    both = sum_loads([one, slower])
     assert (both.requests, both.seconds) == (2 * one.requests, SECONDS)
     assert both.failures == {"REJECTED": 2.0}
     assert both.latencies_ms[0.95] == (6.494, 9.0)
