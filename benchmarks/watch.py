@@ -195,7 +195,7 @@ def main() -> None:
                 judgement = judgements[-1]
                 names = [check_name(check, expectation) for check in judgement.differing] if judgement else []
                 print_progress(f"round {number + 1}: {case.name}: {outcome(judgements[-1])} {', '.join(names)}")
-    confirmed = expectation.rate.interval(1 - run.problem.confidence)
+    confirmed = expectation.confirmed_rate.interval(1 - run.problem.confidence)
     assert confirmed is not None, "the run has a throughput"
     seconds = arguments.interval * arguments.intervals
     words = (

@@ -65,6 +65,11 @@ class Range:
     low: float
     high: float
 
+    @classmethod
+    def around(cls, values: Sequence[float], factor: float) -> Range:
+        """Return the range of ``values``, with both ends further out by ``factor``."""
+        return cls(min(values) / factor, max(values) * factor)
+
     def joined(self, other: Range) -> Range:
         """Return the range with the values of both."""
         return Range(min(self.low, other.low), max(self.high, other.high))
@@ -110,8 +115,8 @@ class ServerValues:
         """
         return self._around_mean(1 / len(self.logs) + 1 / servers, error) if self.logs else None
 
-    def _around_mean(self, share: float, error: float) -> Range:
-        deviation = math.sqrt(self.spread.variance * share)
+    def _around_mean(self, variance_factor: float, error: float) -> Range:
+        deviation = math.sqrt(self.spread.variance * variance_factor)
         half, middle = -float(special.stdtrit(self.spread.freedom, error)) * deviation, float(np.mean(self.logs))
         low, high = (min(max(end, -LARGEST_LOG), LARGEST_LOG) for end in (middle - half, middle + half))
         return Range(math.exp(low), math.exp(high))
@@ -125,28 +130,28 @@ class Expectation:
         run: The run.
         point: The recommended configuration at its confirmed load.
         model: Name of the model that clients send requests to.
-        rate: Requests per second of a replica at that load.
+        confirmed_rate: Requests per second of a replica at that load.
         queue_ms: Mean time of a request in the queue at that load.
-        server_ms: Mean time in the queue and in the execution.
-        requests: Requests that the fresh servers served.
+        time_in_server_ms: Mean time in the queue and in the execution.
+        served_requests: Requests that the fresh servers served.
         safe_rate: Highest rate of a replica at which independent requests safely meet the SLA; None if it is unknown.
         replica: The simulated replica; None if ``why_not_simulated`` says why there is none.
         batch_size_error: Relative error of the simulated batch size on the run.
-        failed: Requests that failed on the fresh servers.
+        failed_requests: Requests that failed on the fresh servers.
     """
 
     run: FinishedRun
     point: Point
     model: str
-    rate: ServerValues
+    confirmed_rate: ServerValues
     queue_ms: ServerValues
-    server_ms: ServerValues
-    requests: int
+    time_in_server_ms: ServerValues
+    served_requests: int
     safe_rate: float | None
     replica: Replica | None = None
     why_not_simulated: WhyNotSimulated | None = None
     batch_size_error: float = 0.0
-    failed: int = 0
+    failed_requests: int = 0
 
     @property
     def sla(self) -> Sla:
@@ -187,14 +192,14 @@ class Expectation:
         return "server" if self.server_processes == 1 else "replica"
 
     @property
-    def longest_ms(self) -> float | None:
+    def longest_latency_ms(self) -> float | None:
         """The largest latency that the run permits or measured; None if it has none."""
         bounds = [bound.bound for bound in self.sla.latencies if METRICS[bound.metric].timing is LATENCY]
         measured = self.point.measurement
         return max(filter(None, [*bounds, measured.latency_p99_ms, measured.latency_p95_ms]), default=None)
 
     @property
-    def overlap(self) -> int:
+    def overlap_factor(self) -> int:
         """The factor by which executions can have slowed each other in the run.
 
         Executions of several instances overlap, and a load generator on the server's CPUs takes time from them. At a
@@ -210,38 +215,29 @@ class Expectation:
         """
         if self.replica is None or rate <= 0:
             return None
-        estimate = of_replicas(self.replica.slowness_estimate, replicas)
+        estimate = predict_slowness(self.replica.slowness_estimate, replicas)
         slow, fast = estimate.quantile(1 - error), estimate.quantile(error)
         closed_loops = [
             result for slowdown in (fast, slow) for result in simulate_closed_loops(self.replica, rate, slowdown)
         ]
         independent = [simulate_poisson(self.replica, rate, slowdown) for slowdown in (fast, slow)]
         results = [*closed_loops, *independent]
-        time_error = estimate.forecast.latency
-        errors = (self.batch_size_error, time_error, time_error)
-        margins = [math.exp(-float(special.ndtri(error)) * log_error) for log_error in errors]
-        network_s = self.replica.model.overheads.network_s
-        batch, queue, compute = (
-            Range(min(values) / margin, max(values) * margin)
-            for values, margin in zip(
-                (
-                    [result.mean_batch_size for result in results],
-                    [1e3 * result.queue_avg_s for result in results],
-                    [compute_ms(result, network_s) for result in results],
-                ),
-                margins,
-                strict=True,
-            )
-        )
-        smallest = min(self.request_samples, self.largest_batch)
+        deviations = -float(special.ndtri(error))
+        batch_size_factor = math.exp(deviations * self.batch_size_error)
+        time_factor = math.exp(deviations * estimate.forecast.latency)
+        batch_size = Range.around([result.mean_batch_size for result in results], batch_size_factor)
+        smallest_batch = min(self.request_samples, self.largest_batch)
         is_overloaded = any(result.overloaded for result in independent)
-        longest_execution_ms = self._longest_execution_ms(slow) * margins[-1]
+        longest_queue_ms = max(1e3 * result.queue_avg_s for result in results) * time_factor
+        network_s = self.replica.model.overheads.network_s
+        execution_ms = Range.around([compute_ms(result, network_s) for result in results], time_factor)
+        longest_execution_ms = self._longest_execution_ms(slow) * time_factor
         return ExpectedAtRate(
             mean_batch_size=Range(
-                min(max(batch.low, smallest), self.largest_batch), min(batch.high, self.largest_batch)
+                min(max(batch_size.low, smallest_batch), self.largest_batch), min(batch_size.high, self.largest_batch)
             ),
-            queue_ms=Range(0.0, math.inf if is_overloaded else queue.high),
-            compute_ms=Range(compute.low / self.overlap, min(compute.high, longest_execution_ms)),
+            queue_ms=Range(0.0, math.inf if is_overloaded else longest_queue_ms),
+            compute_ms=Range(execution_ms.low / self.overlap_factor, min(execution_ms.high, longest_execution_ms)),
             meets_sla=self.replica.meets(independent[-1], slow.lateness) and not independent[-1].overloaded,
         )
 
@@ -261,7 +257,7 @@ def compute_ms(result: SimulationResult, network_s: float) -> float:
     return 1e3 * max(result.latency_avg_s - result.queue_avg_s - network_s, 0.0)
 
 
-def of_replicas(estimate: SlownessEstimate, replicas: int) -> SlownessEstimate:
+def predict_slowness(estimate: SlownessEstimate, replicas: int) -> SlownessEstimate:
     """Return the distribution of the mean slowness of further ``replicas``, which differ from those of the run."""
     variance = DEVIATIONS**2 * (1 / replicas + 1 / estimate.deployments)
     return replace(estimate, errors=np.sqrt(variance + estimate.forecast.throughput**2))
@@ -319,11 +315,11 @@ def derive_expectation(run: FinishedRun) -> Expectation:
         run=run,
         point=point,
         model=point.candidate.served_model(run.problem.model),
-        rate=_server_values(servers, lambda m: _per_size(m.throughput_infer_per_sec, size), spread),
+        confirmed_rate=_server_values(servers, lambda m: _per_size(m.throughput_infer_per_sec, size), spread),
         queue_ms=_server_values(timed_servers, lambda m: m.queue_ms),
-        server_ms=_server_values(timed_servers, time_in_server_ms),
-        requests=sum(window.requests or 0 for window in counted),
-        failed=sum(window.errors or 0 for window in counted),
+        time_in_server_ms=_server_values(timed_servers, time_in_server_ms),
+        served_requests=sum(window.requests or 0 for window in counted),
+        failed_requests=sum(window.errors or 0 for window in counted),
         safe_rate=_safe_rate(run, replica),
         replica=replica,
         why_not_simulated=why_not_simulated,

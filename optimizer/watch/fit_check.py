@@ -286,8 +286,8 @@ class Comparison:
         """
         served, failed = sum(load.requests for load in self.loads), sum(self.failures.values())
         low, high = share_interval(failed, served + failed, self.error)
-        run_failed = self.expectation.failed
-        run_requests = self.expectation.requests + run_failed
+        run_failed = self.expectation.failed_requests
+        run_requests = self.expectation.served_requests + run_failed
         run_share = share_interval(float(run_failed), float(run_requests), self.error)[1]
         bounds = [bound.bound / 100 for bound in self.expectation.sla if METRICS[bound.metric].counted]
         allowed = Range(0.0, 100 * max(run_share, min(bounds, default=0.0)))
@@ -305,7 +305,7 @@ class Comparison:
         stalled_ms = 1e3 * max(load.stalled_seconds for load in self.loads)
         if not stalled_ms:
             return []
-        longest_ms = self.expectation.longest_ms
+        longest_ms = self.expectation.longest_latency_ms
         allowed = None if longest_ms is None else Range(0.0, MAX_STALL_FACTOR * longest_ms)
         meaning = f"a server served no request for {stalled_ms / 1e3:,.3g} s, although requests waited"
         return [_at_most(CheckKind.STALL, "ms", Estimate(stalled_ms, stalled_ms, stalled_ms), allowed, meaning)]
@@ -314,7 +314,7 @@ class Comparison:
         """Compare the requests per second and replica with the confirmed throughput on further replicas."""
         rate = self._ratio(lambda load: load.requests / self.replicas, lambda load: load.seconds)
         replica = self.expectation.replica_name
-        confirmed = self.expectation.rate.predicted(self.replicas, self.error)
+        confirmed = self.expectation.confirmed_rate.predicted(self.replicas, self.error)
         if confirmed is None:
             return Check(CheckKind.RATE, "unknown", "/s", rate, None, "the run has no throughput")
         allowed = Range(0.0, confirmed.high)
@@ -339,7 +339,7 @@ class Comparison:
         """
         size = self._per_request(lambda load: load.samples)
         run_size = self.expectation.request_samples
-        throughput = self.expectation.rate.interval(1 - self.expectation.run.problem.confidence)
+        throughput = self.expectation.confirmed_rate.interval(1 - self.expectation.run.problem.confidence)
         factor = math.sqrt(throughput.high / throughput.low) if throughput else 1.0
         allowed = Range(run_size / factor, run_size * factor)
         meaning = f"requests have {formatting.number(size.value)} samples, and those of the run had {run_size:g}"
@@ -404,7 +404,7 @@ class Comparison:
     def _check_time_in_server(self) -> Check:
         """Compare queue and execution time together with the longest ones at the confirmed load, or at this rate."""
         measured = self._per_request(lambda load: load.queue_ms + load.compute_ms)
-        confirmed = self.expectation.server_ms.predicted(self.replicas, self.error)
+        confirmed = self.expectation.time_in_server_ms.predicted(self.replicas, self.error)
         at_rate_ms = 0.0
         if self.at_rate and self.at_rate.meets_sla:
             at_rate_ms = self.at_rate.queue_ms.high + self.at_rate.compute_ms.high
@@ -423,14 +423,17 @@ class Comparison:
 
     def _check_bounds(self) -> list[Check]:
         """Compare the latencies that the server reports itself with the bounds of the run."""
-        checks: list[Check | None] = []
+        checks = []
         for bound in self.expectation.sla.latencies:
             timing, level = METRICS[bound.metric].timing, METRICS[bound.metric].quantile
+            check = None
             if timing is TTFT and level is not None:
-                checks.append(self._check_first_responses(bound, level))
+                check = self._check_first_responses(bound, level)
             elif timing is LATENCY and not self.expectation.is_streamed:
-                checks.append(self._check_latency(bound, level))
-        return [replace(check, bound=bound) for check in checks if check is not None]
+                check = self._check_latency(bound, level)
+            if check is not None:
+                checks.append(replace(check, bound=bound))
+        return checks
 
     def _check_latency(self, bound: Constraint, level: float | None) -> Check:
         """Compare a quantile of the server's own latency with its bound; without one, the mean.

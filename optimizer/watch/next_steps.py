@@ -53,7 +53,7 @@ def find_cause(judgement: Judgement) -> Cause | None:
     """
     expectation = judgement.expectation
     rate, execution_time = judgement.check(CheckKind.RATE), judgement.check(CheckKind.EXECUTION_TIME)
-    confirmed = expectation.rate.interval(1 - expectation.run.problem.confidence)
+    confirmed = expectation.confirmed_rate.interval(1 - expectation.run.problem.confidence)
     if rate is None or rate.measured is None or confirmed is None:
         return None
     measured = f"{formatting.number(rate.measured.value)} requests/s per {expectation.replica_name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -120,18 +121,21 @@ def test_another_configuration_is_named_as_the_cause_of_other_batches(
 
 
 def test_a_rate_above_the_confirmed_throughput_is_detected() -> None:
-    confirmed = recorded_expectation().rate.predicted(1, ERROR)
+    confirmed = recorded_expectation().confirmed_rate.predicted(1, ERROR)
     assert confirmed is not None
     assert CheckKind.RATE in differing(loads(1.2 * confirmed.high))
     assert CheckKind.RATE not in differing(loads(1.2 * confirmed.high, 2), 2)
 
 
-def test_the_output_names_the_bound_and_the_kind_of_server() -> None:
-    quantiles = loads(RATE, 2, latencies_ms={0.95: (19.0, 19.0)})
-    shown = printed(judged(quantiles, 2)[0])
-    assert "\nrequests/s per server  " in shown
-    assert "\np95 in the server  " in shown
-    assert "\nrequests/s per replica  " in printed(judge(of_processes(2), quantiles, 2))
+def test_the_output_names_each_bound_and_the_kind_of_server() -> None:
+    quantiles = loads(RATE, 2, latencies_ms={0.95: (19.0, 19.0), 0.99: (30.0, 30.0)})
+    text = printed(judge(expectation_of(sla=Sla.from_bounds({"p95": 20.0, "p99": 40.0})), quantiles, 2))
+    assert re.findall(r"(?m)^(requests/s per \w+|p\d+ in the server) ", text) == [
+        "requests/s per server",
+        "p95 in the server",
+        "p99 in the server",
+    ]
+    assert "\nrequests/s per replica " in printed(judge(of_processes(2), quantiles, 2))
 
 
 def test_quantiles_of_the_server_within_the_bound_replace_its_mean() -> None:
@@ -141,7 +145,7 @@ def test_quantiles_of_the_server_within_the_bound_replace_its_mean() -> None:
 
 
 def test_one_failure_of_many_requests_is_no_difference_and_rejections_of_all_are() -> None:
-    assert recorded_expectation().requests > 10_000
+    assert recorded_expectation().served_requests > 10_000
     few = loads(RATE)
     few[0] = replace(few[0], failures={"OTHER": 1.0})
     assert differing(few) == set()
@@ -153,8 +157,8 @@ def test_failures_that_the_run_permits_or_had_are_no_difference() -> None:
     some = loads(RATE, failures={"REJECTED": 0.01 * RATE * SECONDS})
     many = loads(RATE, failures={"REJECTED": 0.05 * RATE * SECONDS})
     permits = expectation_of(sla=Sla.from_bounds({"error-rate": 2.0}))
-    had = replace(recorded_expectation(), failed=round(0.02 * recorded_expectation().requests))
-    for expected, share in ((permits, "none of"), (had, f"{had.failed:,} of")):
+    had = replace(recorded_expectation(), failed_requests=round(0.02 * recorded_expectation().served_requests))
+    for expected, share in ((permits, "none of"), (had, f"{had.failed_requests:,} of")):
         assert judge(expected, some, 1).differing == ()
         (check,) = judge(expected, many, 1).differing
         assert check.kind == CheckKind.FAILED_REQUESTS
@@ -182,7 +186,7 @@ def test_all_checks_share_the_error_probability() -> None:
     rate = judge(expectation_of(sla=sla), loads(500.0), 1).check(CheckKind.RATE)
     assert rate is not None
     assert rate.expected_range is not None
-    predicted = recorded_expectation().rate.predicted(1, 0.01 / 10)
+    predicted = recorded_expectation().confirmed_rate.predicted(1, 0.01 / 10)
     assert predicted is not None
     assert rate.expected_range.high == predicted.high
 
@@ -218,7 +222,7 @@ def test_a_mean_above_the_bound_never_fits(spread: float) -> None:
 
 
 def test_a_varying_rate_above_the_confirmed_throughput_is_undecided() -> None:
-    confirmed = recorded_expectation().rate.predicted(1, ERROR)
+    confirmed = recorded_expectation().confirmed_rate.predicted(1, ERROR)
     assert confirmed is not None
     many = loads(1.2 * confirmed.high)
     rate = judged([*many, *[IDLE] * 2])[1][CheckKind.RATE]
@@ -328,7 +332,7 @@ def test_intervals_without_requests_lower_the_rate_and_say_nothing_about_a_reque
 
 
 def test_a_short_stall_is_no_difference() -> None:
-    longest = recorded_expectation().longest_ms
+    longest = recorded_expectation().longest_latency_ms
     assert longest is not None
     assert longest >= 20
     checks = judged(loads(RATE, stalled_seconds=2.9e-3 * longest))[1]
@@ -350,13 +354,13 @@ def of_processes(count: int) -> Expectation:
 
 def test_the_servers_of_a_run_with_processes_are_replicas() -> None:
     expected = of_processes(2)
-    assert expected.overlap == 2 * recorded_expectation().overlap
+    assert expected.overlap_factor == 2 * recorded_expectation().overlap_factor
     judgement = judge(expected, loads(RATE, 2), 4)
     assert judgement.replicas == 2
     (rate,) = (check for check in judgement.checks if check.kind == CheckKind.RATE)
     assert rate.measured is not None
     assert rate.measured.value == pytest.approx(RATE / 2)
-    confirmed = expected.rate.predicted(1, ERROR)
+    confirmed = expected.confirmed_rate.predicted(1, ERROR)
     assert confirmed is not None
     over = {check.kind for check in judge(expected, loads(1.2 * confirmed.high, 2), 2).differing}
     assert CheckKind.RATE in over
@@ -404,7 +408,7 @@ def test_a_run_without_a_simulator_is_compared_with_its_confirmed_load_only() ->
 def test_a_model_that_streams_is_judged_without_a_simulator(tmp_path: Path) -> None:
     expected = derive_expectation(read_run(streaming_run.write_run(tmp_path)))
     assert expected.is_streamed
-    confirmed = expected.rate.predicted(1, ERROR)
+    confirmed = expected.confirmed_rate.predicted(1, ERROR)
     assert confirmed is not None
     assert expected.safe_rate is not None
     assert 0 < expected.safe_rate < confirmed.high
@@ -426,7 +430,7 @@ def test_a_run_with_a_load_shape_is_judged_without_steady_traffic() -> None:
     times = RequestTimes("spike")
     expected = derive_expectation(expectation_of(request_times=times).run)
     assert (expected.why_not_simulated, expected.safe_rate) == (WhyNotSimulated.SHAPED, None)
-    confirmed = expected.rate.predicted(1, ERROR)
+    confirmed = expected.confirmed_rate.predicted(1, ERROR)
     assert confirmed is not None
     steps = next_steps(judge(expected, loads(1.2 * confirmed.high), 1))
     assert any("--trace requests.csv" in step.command for step in steps)

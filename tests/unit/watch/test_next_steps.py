@@ -101,7 +101,7 @@ def test_more_clients_are_too_much_load() -> None:
 
 
 def test_a_rate_above_that_of_the_run_is_too_much_load() -> None:
-    confirmed = recorded_expectation().rate.predicted(1, ERROR)
+    confirmed = recorded_expectation().confirmed_rate.predicted(1, ERROR)
     assert confirmed is not None
     assert kind_of(judge(recorded_expectation(), loads(1.2 * confirmed.high), 1)) == "load"
 
@@ -109,7 +109,10 @@ def test_a_rate_above_that_of_the_run_is_too_much_load() -> None:
 def test_a_rate_below_the_confirmed_one_is_a_slower_server_within_the_prediction_interval_too() -> None:
     """A prediction interval also has the rates of servers that are slower than those of the run."""
     rate, requests = 3100.0, 3100.0 * SECONDS
-    predicted, confirmed = recorded_expectation().rate.predicted(1, ERROR), recorded_expectation().rate.interval(0.01)
+    predicted, confirmed = (
+        recorded_expectation().confirmed_rate.predicted(1, ERROR),
+        recorded_expectation().confirmed_rate.interval(0.01),
+    )
     assert predicted is not None
     assert confirmed is not None
     assert predicted.low < rate < 0.97 * confirmed.low
@@ -327,7 +330,7 @@ def test_a_search_with_a_trace_needs_a_new_trace_for_other_sizes(
 
 
 def test_more_servers_need_no_plan_that_tune_refuses() -> None:
-    confirmed = recorded_expectation().rate.predicted(1, ERROR)
+    confirmed = recorded_expectation().confirmed_rate.predicted(1, ERROR)
     assert confirmed is not None
     many = loads(1.2 * confirmed.high)
     shaped = expected_of(*RUNS["streaming with a shape"])
