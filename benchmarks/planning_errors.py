@@ -36,9 +36,9 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Trial
 from optimizer.machine import hardware
 from optimizer.measure.load_client import arrivals
-from optimizer.plan.evidence import SAFE, Evidence, Slowdown, collect
-from optimizer.plan.fleet import Fleet, bisected, replicas_needed
-from optimizer.plan.replica import replica
+from optimizer.plan.evidence import SAFE, Evidence, Slowdown, collect_evidence
+from optimizer.plan.fleet import Fleet, bisected, estimate_replicas
+from optimizer.plan.replica import fit_replica
 from optimizer.plan.traffic import Balancer, PoissonTraffic
 from optimizer.simulator.scenario import OpenLoopLoad, Overheads, Scenario
 from optimizer.simulator.simulate import lognormal_jitter, simulate_many
@@ -239,7 +239,7 @@ def cases(number: int, seed: int, ways: Mapping[str, Way]) -> tuple[PlanningCase
     hidden = drawn(rng)
     noise = rng.uniform(*NOISES)
     runs = [run_on(hidden, noise, rng) for _ in range(max(way.runs for way in ways.values()))]
-    replicas = {name: replica(way.evidence(hidden, runs), hidden.sla) for name, way in ways.items()}
+    replicas = {name: fit_replica(way.evidence(hidden, runs), hidden.sla) for name, way in ways.items()}
     policy = POLICIES[int(rng.integers(len(POLICIES)))]
     truth = Truth(hidden, policy)
     rate = truth.rate_of_one(next(iter(replicas.values())).capacity(Slowdown())) * rng.uniform(0.3, MOST_REPLICAS)
@@ -247,7 +247,7 @@ def cases(number: int, seed: int, ways: Mapping[str, Way]) -> tuple[PlanningCase
     true = 0
     for name, one in replicas.items():
         fleet = Fleet(one, PoissonTraffic(), policy)
-        count = replicas_needed(fleet, rate)
+        count = estimate_replicas(fleet, rate)
         if count is None:
             continue
         true = true or truth.smallest(rate, count.likely)
@@ -270,7 +270,7 @@ class Way:
 
     def evidence(self, hidden: Hidden, runs: Sequence[Sequence[Trial]]) -> Evidence:
         used = [[trial for trial in run if not self.alone or trial.number == 0] for run in runs[: self.runs]]
-        return collect(hidden.candidate, hidden.problem, used, arrivals.PoissonArrivals())
+        return collect_evidence(hidden.candidate, hidden.problem, used, arrivals.PoissonArrivals())
 
 
 SINGLE = {"one run": Way(1)}

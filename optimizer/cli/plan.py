@@ -23,7 +23,7 @@ from optimizer.options.run_options import STEADY_DISTRIBUTIONS, RunOptions
 from optimizer.options.table import OUTPUT, SLA_OPTIONS
 from optimizer.options.values import number_where, parse_optional, parse_value, quote, whole_number
 from optimizer.plan.autoscaler import COOL_DOWN_SECONDS, METRIC_DELAY_SECONDS, Autoscaler
-from optimizer.plan.capacity_plan import CapacityPlan, CapacityQuestion, plan, plan_by_measurements
+from optimizer.plan.capacity_plan import CapacityPlan, CapacityQuestion, plan_by_measurements, plan_by_simulation
 from optimizer.plan.fleet import MAX_REPLICAS
 from optimizer.plan.traffic import BALANCERS, SPLIT, STEADY, ConstantTraffic, Day, PoissonTraffic, read_trace
 from optimizer.results.autoscaling import DEFAULT_MAX_REPLICAS, DEFAULT_MIN_REPLICAS
@@ -323,7 +323,7 @@ def _plan(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPl
     from optimizer.simulator.simulate import compile_simulator
 
     compile_simulator(print_message)
-    return plan(question, runs)
+    return plan_by_simulation(question, runs)
 
 
 def _runs(arguments: PlanArguments) -> list[FinishedRun]:

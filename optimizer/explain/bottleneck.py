@@ -31,7 +31,7 @@ class BindingConstraint:
     used: dict[str, float]
 
 
-def binding(subject: Point, measured: Sequence[Point], sla: Sla, *, met: bool) -> BindingConstraint:
+def find_binding_constraint(subject: Point, measured: Sequence[Point], sla: Sla, *, met: bool) -> BindingConstraint:
     """Return the constraint that binds ``subject``, among all ``measured`` points.
 
     If the bounds are not ``met``, it is the one with the largest violation; None if ``subject`` is only unstable.
@@ -125,7 +125,7 @@ class Bottleneck:
     reasons: tuple[str, ...]
 
 
-def stage_breakdown(point: Point, trials: Sequence[Trial]) -> StageBreakdown:
+def break_down_stages(point: Point, trials: Sequence[Trial]) -> StageBreakdown:
     """Return the stages of ``point``, with server statistics of all windows of its confirmation or search."""
     if point.measurement.is_streamed:
         return _streamed_breakdown(point, trials)
@@ -165,7 +165,7 @@ def _first_ms(point: Point) -> float | None:
     return None if first_ms is None else max(0.0, first_ms - (point.measurement.queue_ms or 0.0))
 
 
-def bottleneck(
+def find_bottleneck(
     stages: StageBreakdown,
     instances_gain: Gain | None,
     removal_gains: Mapping[BottleneckKind, Gain | None] | None = None,

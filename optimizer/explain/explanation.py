@@ -25,9 +25,9 @@ from optimizer.explain.bottleneck import (
     Bottleneck,
     BottleneckKind,
     StageBreakdown,
-    binding,
-    bottleneck,
-    stage_breakdown,
+    break_down_stages,
+    find_binding_constraint,
+    find_bottleneck,
 )
 from optimizer.explain.forecaster import (
     Forecast,
@@ -35,12 +35,18 @@ from optimizer.explain.forecaster import (
     Gain,
     OtherSla,
     Remedy,
+    find_measurement,
+    forecast_other_slas,
     is_beyond_failures,
-    measured_at,
-    other_slas,
 )
-from optimizer.explain.predicted_changes import SurrogateForecaster, predicted_remedies, single_changes
-from optimizer.explain.simulated_changes import FP16_FACTOR, NEAR_CLIENT, NO_COPYING, SimulatedForecaster, remedies
+from optimizer.explain.predicted_changes import SurrogateForecaster, predict_changes, single_changes
+from optimizer.explain.simulated_changes import (
+    FP16_FACTOR,
+    NEAR_CLIENT,
+    NO_COPYING,
+    SimulatedForecaster,
+    simulate_changes,
+)
 from optimizer.results import configuration_text, result_document
 from optimizer.results.finished_run import FinishedRun, remark
 from optimizer.results.forecast_accuracy import (
@@ -75,7 +81,7 @@ class RunnerUp:
     missed: str
 
 
-def runner_up(run: FinishedRun) -> RunnerUp | None:
+def find_runner_up(run: FinishedRun) -> RunnerUp | None:
     """Return the best confirmed candidate other than the recommendation and the baseline, within the SLA if possible.
 
     Without one, return the best other candidate of the search.
@@ -196,7 +202,7 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
             (outcome.no_recommendation_reason if outcome else "") or run.info.get("reason") or "nothing was measured"
         )
         raise BadInputError(f"{run.folder.path}: nothing to explain: {why} (status of the run: {run.status})")
-    subject = stage_breakdown(point, run.trials)
+    subject = break_down_stages(point, run.trials)
     simulation = _simulation(run, outcome, subject, fp16_factor)
     recommended = outcome.recommended is not None
     measured = [*latest_points(run.trials), *(entry.point for entry in outcome.confirmed_loads)]
@@ -207,23 +213,23 @@ def explain(run: FinishedRun, fp16_factor: float = FP16_FACTOR) -> Explanation:
         outcome.no_recommendation_reason,
         _unfinished(run),
         _bottleneck(subject, simulation),
-        binding(point, measured, run.problem.sla, met=recommended),
+        find_binding_constraint(point, measured, run.problem.sla, met=recommended),
         simulation,
         check_forecasts(run.trials),
-        runner_up(run),
+        find_runner_up(run),
         effect_of_trial(run.folder.path, point.trial),
     )
 
 
 def _bottleneck(subject: StageBreakdown, simulation: Simulation | None) -> Bottleneck:
     if simulation is None:
-        return bottleneck(subject, None)
+        return find_bottleneck(subject, None)
     gains = {remedy.name: remedy.gain for remedy in simulation.remedies}
     removals: dict[BottleneckKind, Gain | None] = {
         "client": gains.get(NEAR_CLIENT),
         "copying": gains.get(NO_COPYING),
     }
-    return bottleneck(subject, _gain_of_instances(simulation, subject.point.candidate), removals)
+    return find_bottleneck(subject, _gain_of_instances(simulation, subject.point.candidate), removals)
 
 
 def _has_fp16_conversion(run: FinishedRun) -> bool:
@@ -251,17 +257,17 @@ def _simulation(run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp1
     forecaster: Forecaster
     if problem.is_simulated:
         forecaster = simulated = SimulatedForecaster(measured, subject.point, problem, run.options.seed)
-        changes = remedies(simulated, subject, sla, factor, run.trials, on_gpu=on_gpu)
+        changes = simulate_changes(simulated, subject, sla, factor, run.trials, on_gpu=on_gpu)
         next_load = None
     else:
         changed = single_changes(problem.space, own)
         words = {one: change for one, change in changed.items() if not is_beyond_failures(one, own, run.trials)}
         forecaster = predicted = SurrogateForecaster(run.trials, problem, [*tried, *words], run.options.seed)
-        changes = predicted_remedies(predicted, own, words, sla, factor, on_gpu=on_gpu)
+        changes = predict_changes(predicted, own, words, sla, factor, on_gpu=on_gpu)
         next_load = _next_load(predicted, subject.point, problem)
     best = forecaster.best(tried, sla)
     # the simulator forecasts the lowest latency with one request in flight: where that is measured, it is known
-    unknown = [one for one in tried if not (problem.is_simulated and measured_at(outcome, one, 1))]
+    unknown = [one for one in tried if not (problem.is_simulated and find_measurement(outcome, one, 1))]
     quickest_ms = forecaster.quickest_ms(unknown) if unknown else {}
     error, *errors = forecaster.errors
     latencies = [
@@ -277,9 +283,9 @@ def _simulation(run: FinishedRun, outcome: Outcome, subject: StageBreakdown, fp1
         forecaster.points,
         tuple(sorted(effects, key=lambda effect: -(effect.gain.estimate if effect.gain else -1.0))),
         best,
-        tuple(other.measured_in(outcome) for other in other_slas(forecaster, tried, sla, best)),
+        tuple(other.measured_in(outcome) for other in forecast_other_slas(forecaster, tried, sla, best)),
         next_load,
-        measured_at(outcome, own, next_load.concurrency) if next_load else None,
+        find_measurement(outcome, own, next_load.concurrency) if next_load else None,
     )
 
 

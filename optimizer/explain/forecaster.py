@@ -119,7 +119,7 @@ class Gain:
         return self.bounds[1] >= SLIGHT
 
 
-def gain(forecast: Forecast | None, usual: Forecast | None) -> Gain | None:
+def compute_gain(forecast: Forecast | None, usual: Forecast | None) -> Gain | None:
     """Return the gain of ``forecast`` over ``usual``; None if either is."""
     if forecast is None or usual is None:
         return None
@@ -189,7 +189,7 @@ class OtherSla:
         return replace(self, measured=measured, refuted_by=_refutation(self.forecast, outcome, self.sla), gain=gain)
 
 
-def other_slas(
+def forecast_other_slas(
     forecaster: Forecaster, tried: Sequence[Candidate], sla: Sla, best: Forecast | None
 ) -> tuple[OtherSla, ...]:
     """Return the best of ``tried`` if one bound is another one, with the gain over ``best``, that within ``sla``."""
@@ -199,12 +199,12 @@ def other_slas(
         bound_ms = factor * bounds_ms[metric]
         other = Sla((*sla.without(metric), Constraint(metric, bound_ms)))
         forecast = forecaster.best(tried, other)
-        expected = gain(forecast, best)
+        expected = compute_gain(forecast, best)
         others.append(OtherSla(metric, factor, bound_ms, other, forecast, expected, expected))
     return tuple(others)
 
 
-def measured_at(outcome: Outcome, candidate: Candidate, concurrency: int) -> Point | None:
+def find_measurement(outcome: Outcome, candidate: Candidate, concurrency: int) -> Point | None:
     """Return the measurement of ``candidate`` with ``concurrency`` requests in flight; None if there is none."""
     own = (point for point in outcome.points if point.candidate == candidate)
     return next((point for point in own if point.load.concurrency == concurrency), None)
@@ -219,5 +219,5 @@ def _measured_gain(measured: Point, subject: Point) -> Gain | None:
 
 def _refutation(forecast: Forecast | None, outcome: Outcome, sla: Sla) -> Point | None:
     """Return the measurement at the load of ``forecast`` if it misses ``sla``, else None."""
-    point = measured_at(outcome, forecast.candidate, forecast.concurrency) if forecast else None
+    point = find_measurement(outcome, forecast.candidate, forecast.concurrency) if forecast else None
     return None if point is None or sla.is_met(point.measurement) else point

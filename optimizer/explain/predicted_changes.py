@@ -14,7 +14,7 @@ from objectives.sla import Sla
 from optimizer.config.batching import format_preferred_sizes, parse_preferred_sizes, resolve_preferred_sizes
 from optimizer.config.search_space import OFF, Problem, SearchSpace
 from optimizer.core.trial import Candidate, Trial
-from optimizer.explain.forecaster import Forecast, Remedy, gain, median_errors
+from optimizer.explain.forecaster import Forecast, Remedy, compute_gain, median_errors
 from optimizer.results.report.parameter_effects import label
 from optimizer.search.candidate_selector import fit_surrogate
 from optimizer.simulator.predicted_metrics import log_measurements
@@ -102,7 +102,7 @@ def _interpolated(values: FloatArray, loads: FloatArray, finer: FloatArray) -> F
     return np.asarray((1 - share) * values[:, :, above - 1] + share * values[:, :, above])
 
 
-def predicted_remedies(
+def predict_changes(
     forecaster: SurrogateForecaster,
     own: Candidate,
     changes: Mapping[Candidate, tuple[str, str]],
@@ -121,7 +121,7 @@ def predicted_remedies(
         assumed = f"assuming that everything takes {fp16_factor:g} of its time"
         faster = forecaster.best([own], sla, time_share=fp16_factor)
         effects.insert(0, ("FP16", assumed if on_gpu else f"{assumed} (CPUs often gain nothing)", faster))
-    return [Remedy(name, change, forecast, gain(forecast, usual)) for name, change, forecast in effects]
+    return [Remedy(name, change, forecast, compute_gain(forecast, usual)) for name, change, forecast in effects]
 
 
 def single_changes(space: SearchSpace, own: Candidate) -> dict[Candidate, tuple[str, str]]:

@@ -15,7 +15,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial
 from optimizer.explain.bottleneck import StageBreakdown
-from optimizer.explain.forecaster import Forecast, Remedy, gain, is_beyond_failures, median_errors
+from optimizer.explain.forecaster import Forecast, Remedy, compute_gain, is_beyond_failures, median_errors
 from optimizer.results import configuration_text
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.fitted_parameters import MIN_TIME_S, ExecutionSettings
@@ -167,7 +167,7 @@ NEAR_CLIENT, NO_COPYING = "faster network", "no copying"  # names of changes tha
 MOST_INSTANCES = 64  # limits the service times that are kept for each number of instances
 
 
-def remedies(
+def simulate_changes(
     forecaster: SimulatedForecaster,
     stages: StageBreakdown,
     sla: Sla,
@@ -201,7 +201,7 @@ def remedies(
     if copied:
         kept = forecaster.best([own], sla, time_share=1 - copied)
         effects.append((NO_COPYING, "shared memory, without copies; --measure measures it", kept))
-    return [Remedy(name, change, forecast, gain(forecast, usual)) for name, change, forecast in effects]
+    return [Remedy(name, change, forecast, compute_gain(forecast, usual)) for name, change, forecast in effects]
 
 
 def _more_instances(own: Candidate) -> Iterator[Candidate]:

@@ -1,7 +1,7 @@
 """Answers a capacity question: replicas for a rate, rate of replicas, or the tightest bound; with cost and power.
 
-``plan`` simulates the replicas. ``plan_by_measurements`` is for models that stream or keep state, which the simulator
-does not describe.
+``plan_by_simulation`` simulates the replicas. ``plan_by_measurements`` is for models that stream or keep state, which
+the simulator does not describe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from optimizer.plan.evidence import (
     ForecastErrors,
     PlannedConfiguration,
     Slowdown,
-    planned_configurations,
+    choose_configurations,
 )
 from optimizer.plan.fleet import (
     MAX_REPLICAS,
@@ -30,14 +30,14 @@ from optimizer.plan.fleet import (
     Power,
     RateEstimate,
     ReplicaCount,
-    costs,
-    power,
-    replicas_needed,
-    sustainable_rate,
+    compute_costs,
+    compute_power,
+    estimate_rate,
+    estimate_replicas,
     too_many_replicas,
 )
-from optimizer.plan.measured_capacity import MeasuredCapacity, measured_capacity
-from optimizer.plan.replica import replica
+from optimizer.plan.measured_capacity import MeasuredCapacity, derive_capacity
+from optimizer.plan.replica import fit_replica
 from optimizer.plan.traffic import HOURS, STEADY, Balancer, Day, PoissonTraffic, RecordedTraffic, Traffic
 from optimizer.results import formatting
 from optimizer.results.finished_run import FinishedRun
@@ -174,9 +174,9 @@ class CapacityPlan:
         return Verdict.UNDECIDED if Verdict.UNDECIDED in verdicts else Verdict.PASS
 
 
-def plan(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPlan:
+def plan_by_simulation(question: CapacityQuestion, runs: Sequence[FinishedRun]) -> CapacityPlan:
     """Return the best answer for each hardware of ``runs``. Raises BadInputError if the runs do not fit together."""
-    by_hardware = planned_configurations(runs, question.sla)
+    by_hardware = choose_configurations(runs, question.sla)
     answers = ([_Planner(question, source).answer() for source in sources] for sources in by_hardware)
     return CapacityPlan(question, tuple(max(alternatives, key=_merit) for alternatives in answers))
 
@@ -196,7 +196,7 @@ class _Planner:
     def __init__(self, question: CapacityQuestion, source: PlannedConfiguration) -> None:
         _check_bounds_measured(source)
         try:
-            fitted = replica(source.evidence, source.sla)
+            fitted = fit_replica(source.evidence, source.sla)
         except ValueError as error:
             raise BadInputError(
                 f"{source.runs[0]}: no measurement of its trials shows how long batches take ({error})"
@@ -216,7 +216,7 @@ class _Planner:
             return self._replicas_for(rate)
         if replicas == 0:
             return FleetPlan(self._source, 0, rate or 0.0)
-        rates, peak_factor = sustainable_rate(self._fleet, replicas), self._question.day.peak_factor
+        rates, peak_factor = estimate_rate(self._fleet, replicas), self._question.day.peak_factor
         if rate is not None:
             return self._plan(replicas, rate * peak_factor, rate, carries=rates)
         if not rates.safe:
@@ -226,7 +226,7 @@ class _Planner:
     def _replicas_for(self, mean_rate: float) -> FleetPlan:
         day = self._question.day
         peak = mean_rate * day.peak_factor
-        count = replicas_needed(self._fleet, peak)
+        count = estimate_replicas(self._fleet, peak)
         if count is None:
             return FleetPlan(self._source, 0, peak, unloaded_ms=self._unloaded_ms())
         by_hour: tuple[int, ...] = ()
@@ -263,8 +263,10 @@ class _Planner:
             in_burst=self._forecast(BURST * rate, replicas),
             for_burst=self._burst_replicas(BURST * rate),
             by_hour=by_hour,
-            cost=None if hour_cost is None else costs(hour_cost * source.devices, replicas, inferences, by_hour),
-            power=power(source.watts, replicas, inferences),
+            cost=None
+            if hour_cost is None
+            else compute_costs(hour_cost * source.devices, replicas, inferences, by_hour),
+            power=compute_power(source.watts, replicas, inferences),
             forecast=self._fleet.replica.slowness_estimate.forecast,
             further=self._further(rate, replicas, count, carries),
             autoscaling=self._autoscaling(mean_rate),
@@ -285,13 +287,13 @@ class _Planner:
         estimate = self._fleet.replica.slowness_estimate.with_more(deployments)
         fleet = replace(self._fleet, replica=replace(self._fleet.replica, slowness_estimate=estimate))
         if count is not None:
-            fewer = replicas_needed(fleet, rate) or count
+            fewer = estimate_replicas(fleet, rate) or count
             saved = count.safe - fewer.safe
             cost = None if self._hour_cost is None else saved * self._hour_cost * self._source.devices
             return FurtherMeasuring(deployments, fewer, saved_per_hour=cost)
         if carries is None or self._question.rate is not None:
             return None
-        return FurtherMeasuring(deployments, carries=sustainable_rate(fleet, replicas))
+        return FurtherMeasuring(deployments, carries=estimate_rate(fleet, replicas))
 
     def _autoscaling(self, mean_rate: float) -> AutoscalerTest | None:
         question, source, fleet = self._question, self._source, self._fleet
@@ -363,7 +365,7 @@ def plan_by_measurements(question: CapacityQuestion, runs: Sequence[FinishedRun]
             "different ways; give runs of one kind"
         )
     _check_measured(question, runs)
-    sources = [alternatives[0] for alternatives in planned_configurations(runs, question.sla)]
+    sources = [alternatives[0] for alternatives in choose_configurations(runs, question.sla)]
     several = next((source for source in sources if len(source.runs) > 1), None)
     if several is not None:
         raise BadInputError(
@@ -371,7 +373,7 @@ def plan_by_measurements(question: CapacityQuestion, runs: Sequence[FinishedRun]
             "one of them"
         )
     answers = (
-        _measured_answer(question, source, measured_capacity(run)) for source, run in zip(sources, runs, strict=True)
+        _measured_answer(question, source, derive_capacity(run)) for source, run in zip(sources, runs, strict=True)
     )
     return CapacityPlan(question, tuple(answers))
 
@@ -423,8 +425,8 @@ def _measured_answer(
         count,
         carries,
         spare=None if count is None else replicas + 1,
-        cost=None if price is None else costs(price * source.devices, replicas, rate * size, ()),
-        power=power(source.watts, replicas, rate * size),
+        cost=None if price is None else compute_costs(price * source.devices, replicas, rate * size, ()),
+        power=compute_power(source.watts, replicas, rate * size),
         capacity=capacity,
     )
 

@@ -177,7 +177,9 @@ class Evidence:
         return [point for server in self.deployments for point in server]
 
 
-def collect(candidate: Candidate, problem: Problem, runs: Sequence[Sequence[Trial]], arrivals: Arrivals) -> Evidence:
+def collect_evidence(
+    candidate: Candidate, problem: Problem, runs: Sequence[Sequence[Trial]], arrivals: Arrivals
+) -> Evidence:
     """Return the evidence from several runs of one model on one hardware, without lost or overloaded measurements."""
     group = execution_settings(problem.space.canonical(candidate))
     alike = [
@@ -261,7 +263,7 @@ class PlannedConfiguration:
         return self.point.measurement.gpu_power_watts
 
 
-def planned_configurations(runs: Sequence[FinishedRun], latencies: Sla) -> list[list[PlannedConfiguration]]:
+def choose_configurations(runs: Sequence[FinishedRun], latencies: Sla) -> list[list[PlannedConfiguration]]:
     """Return the configurations to plan with, for each hardware in the order of ``runs``.
 
     Each hardware has the configuration that its newest run recommends and, if it is another one, the best within
@@ -325,7 +327,7 @@ def _planned_for_hardware(hardware: str, runs: Sequence[FinishedRun], latencies:
                 model=newest.problem.model,
                 builder=str(newest.facts.get("builder", "")).partition(" ")[0],
                 point=point,
-                evidence=collect(point.candidate, newest.problem, [run.trials for run in runs], how),
+                evidence=collect_evidence(point.candidate, newest.problem, [run.trials for run in runs], how),
                 sla=latencies,
                 verdict=outcome.verdict,
                 undecided_cause=summary.undecided_cause(outcome),

@@ -173,7 +173,7 @@ class RateEstimate:
     high: float
 
 
-def replicas_needed(fleet: Fleet, rate: float) -> ReplicaCount | None:
+def estimate_replicas(fleet: Fleet, rate: float) -> ReplicaCount | None:
     """Return the replicas for ``rate`` requests per second; None if no number meets the bounds safely."""
     counts: list[int] = []
     for probability in (SAFE, EXPECTED, TOO_LOW):
@@ -185,7 +185,7 @@ def replicas_needed(fleet: Fleet, rate: float) -> ReplicaCount | None:
     return ReplicaCount(low, likely, safe)
 
 
-def sustainable_rate(fleet: Fleet, replicas: int) -> RateEstimate:
+def estimate_rate(fleet: Fleet, replicas: int) -> RateEstimate:
     """Return the highest rate of ``replicas``."""
     safe, likely, high = (fleet.highest_rate_with(replicas, p) for p in (SAFE, EXPECTED, TOO_LOW))
     return RateEstimate(safe, likely, high)
@@ -214,7 +214,7 @@ class Power:
     joules_per_1000: float | None
 
 
-def costs(replica_hour: float, replicas: int, inferences_per_s: float | None, by_hour: Sequence[int]) -> Cost:
+def compute_costs(replica_hour: float, replicas: int, inferences_per_s: float | None, by_hour: Sequence[int]) -> Cost:
     """Return the cost of ``replicas``.
 
     ``inferences_per_s`` is the average over a day; None if the replicas cannot serve it. ``by_hour`` holds the
@@ -228,7 +228,7 @@ def costs(replica_hour: float, replicas: int, inferences_per_s: float | None, by
     return Cost(hour, HOURS_A_MONTH * hour, hour / millions, scaled, None if scaled is None else scaled / millions)
 
 
-def power(replica_watts: float | None, replicas: int, inferences_per_s: float | None) -> Power:
+def compute_power(replica_watts: float | None, replicas: int, inferences_per_s: float | None) -> Power:
     """Return the power of ``replicas`` and their energy per 1,000 inferences; None if they cannot serve the rate."""
     if replica_watts is None:
         return Power(None, None)

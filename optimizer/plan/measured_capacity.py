@@ -167,7 +167,7 @@ class MeasuredCapacity:
     assumptions: tuple[str, ...]
 
 
-def measured_capacity(run: FinishedRun) -> MeasuredCapacity:
+def derive_capacity(run: FinishedRun) -> MeasuredCapacity:
     """Return the rate of a replica of the recommendation.
 
     Raises BadInputError if it was not confirmed, or if a bound is not on a percentile.

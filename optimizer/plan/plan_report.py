@@ -58,7 +58,7 @@ PUBLISHED = {  # by kind of built-in model
 }
 
 
-def sentence(source: PlannedConfiguration, point: Point) -> str:
+def capacity_sentence(source: PlannedConfiguration, point: Point) -> str:
     """Return ``with a 20 ms bound on p95 one machine (…) handles 47 concurrent requests of 4 samples, …``."""
     load, device = point.load, source.device
     subject = f"one {device}" if source.devices == 1 else f"{source.devices} {device}s"
@@ -110,7 +110,7 @@ def _answer(answer: FleetPlan) -> dict[str, Any]:
         "deployments": len(source.evidence.deployments),
         "configuration": candidate_document(source.candidate),
         "sla": list(map(str, source.sla)),
-        "sentence": sentence(source, source.measured) if source.measured else None,
+        "sentence": capacity_sentence(source, source.measured) if source.measured else None,
         "published": None if published is None else asdict(published),
         "replicas": answer.replicas,
         "gpus": gpus or None,
@@ -258,7 +258,7 @@ def _source_lines(plan: CapacityPlan, answer: FleetPlan) -> Iterator[tuple[str, 
         errors = f"throughput {answer.forecast.throughput:.1%}, latency {answer.forecast.latency:.1%}"
         yield "forecasts", f"typical error at the measured loads: {errors}"
     if source.measured is not None:
-        yield "measured", sentence(source, source.measured)
+        yield "measured", capacity_sentence(source, source.measured)
         if answer.feasible and answer.replicas:
             yield "planned", _planned(answer, source.measured)
 

@@ -198,7 +198,7 @@ def as_samples(arrivals_s: FloatArray, each: float) -> FloatArray:
     return np.repeat(arrivals_s, np.diff(np.floor(each * np.arange(len(arrivals_s) + 1))).astype(int))
 
 
-def replica(evidence: Evidence, sla: Sla) -> Replica:
+def fit_replica(evidence: Evidence, sla: Sla) -> Replica:
     """Return a replica fitted to ``evidence``, and to the latency metric of the first bound of ``sla``.
 
     Raises ValueError if no measurement determines service times.

@@ -33,12 +33,12 @@ from optimizer.plan.evidence import (
     EXPECTED,
     Slowdown,
     SlownessEstimate,
+    choose_configurations,
     forecast_errors,
-    planned_configurations,
 )
-from optimizer.plan.fleet import Fleet, sustainable_rate
-from optimizer.plan.measured_capacity import measured_capacity
-from optimizer.plan.replica import RATE_REQUESTS, Replica, replica
+from optimizer.plan.fleet import Fleet, estimate_rate
+from optimizer.plan.measured_capacity import derive_capacity
+from optimizer.plan.replica import RATE_REQUESTS, Replica, fit_replica
 from optimizer.plan.traffic import PoissonTraffic
 from optimizer.results import formatting, summary
 from optimizer.results.finished_run import FinishedRun, unfinished
@@ -399,9 +399,9 @@ def _simulated_replica(run: FinishedRun) -> tuple[Replica | None, WhyNotSimulate
     if is_shaped(run):
         return None, WhyNotSimulated.SHAPED
     latencies = run.problem.sla.latencies or Sla.from_bounds({"p95": math.inf})
-    configuration = planned_configurations([run], latencies)[0][0]
+    configuration = choose_configurations([run], latencies)[0][0]
     try:
-        return replica(configuration.evidence, latencies), None
+        return fit_replica(configuration.evidence, latencies), None
     except ValueError:
         return None, WhyNotSimulated.NO_BATCH_TIMES
 
@@ -411,11 +411,11 @@ def _safe_rate(run: FinishedRun, replica: Replica | None) -> float | None:
     if not run.problem.sla.latencies or is_shaped(run):
         return None
     if replica is not None:
-        return sustainable_rate(Fleet(replica, PoissonTraffic(), "random"), 1).safe
+        return estimate_rate(Fleet(replica, PoissonTraffic(), "random"), 1).safe
     if run.problem.is_simulated:
         return None
     try:
-        return measured_capacity(run).safe
+        return derive_capacity(run).safe
     except BadInputError:
         return None
 

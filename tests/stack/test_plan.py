@@ -23,9 +23,9 @@ from optimizer.measure.load_client.generators import OpenLoopGenerator
 from optimizer.measure.load_client.open_loop import LateError
 from optimizer.measure.perf_analyzer import LocalRunner, PerfAnalyzer
 from optimizer.plan import traffic
-from optimizer.plan.evidence import collect
+from optimizer.plan.evidence import collect_evidence
 from optimizer.plan.fleet import Fleet
-from optimizer.plan.replica import replica
+from optimizer.plan.replica import fit_replica
 from tests.repositories import stored, write_sleeper
 
 SLEEP_MS = 40.0  # of a batch
@@ -60,7 +60,7 @@ def test_latency_and_capacity_of_a_replica(tmp_path: Path) -> None:
         perf_analyzer.warm_up(endpoint, LoadPoint(1, 8))
         loads = [LoadPoint(1, concurrency) for concurrency in (2, 8, 24)]
         trial = Trial(0, CANDIDATE, tuple((load, perf_analyzer.measure(endpoint, load, 2.0)) for load in loads))
-        one = replica(collect(CANDIDATE, PROBLEM, [[trial]], PoissonArrivals()), SLA)
+        one = fit_replica(collect_evidence(CANDIDATE, PROBLEM, [[trial]], PoissonArrivals()), SLA)
         fleet, expected = Fleet(one, traffic.PoissonTraffic(), "random"), one.slowness_estimate.quantile(0.5)
         capacity = one.capacity(expected)
         assert 0 < capacity < 1.2 * LIMIT

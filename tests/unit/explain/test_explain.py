@@ -19,13 +19,13 @@ from optimizer.cli.explain import main
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import INSTANCE_GPUS, SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial, latest_points
-from optimizer.explain.bottleneck import BottleneckKind, binding, bottleneck, stage_breakdown
+from optimizer.explain.bottleneck import BottleneckKind, break_down_stages, find_binding_constraint, find_bottleneck
 from optimizer.explain.console import print_explanation
 from optimizer.explain.explanation import Explanation, document, explain
-from optimizer.explain.forecaster import Forecast, Gain, gain
-from optimizer.explain.simulated_changes import SimulatedForecaster, remedies
-from optimizer.plan.evidence import planned_configurations
-from optimizer.plan.plan_report import sentence
+from optimizer.explain.forecaster import Forecast, Gain, compute_gain
+from optimizer.explain.simulated_changes import SimulatedForecaster, simulate_changes
+from optimizer.plan.evidence import choose_configurations
+from optimizer.plan.plan_report import capacity_sentence
 from optimizer.results.finished_run import read_run
 from optimizer.simulator.scenario import ClosedLoopLoad, Overheads
 from optimizer.simulator.simulate import lognormal_jitter
@@ -81,69 +81,69 @@ def measured(busy: float, instances: int = 1, **stages_ms: float) -> tuple[Point
 def test_the_bottleneck_follows_from_stage_times(
     kind: BottleneckKind, busy: float, more: float | None, stages_ms: dict[str, float]
 ) -> None:
-    one = stage_breakdown(*measured(busy, 2, **stages_ms))
+    one = break_down_stages(*measured(busy, 2, **stages_ms))
     assert one.busy_share == pytest.approx(busy)
-    result = bottleneck(one, None if more is None else Gain(more))
+    result = find_bottleneck(one, None if more is None else Gain(more))
     assert result.kind == kind
     assert f"The 2 instances computed {busy:.0%} of the time" in " ".join(result.reasons)
 
 
 def test_a_stage_whose_removal_gains_nothing_is_not_the_bottleneck() -> None:
-    one = stage_breakdown(*measured(0.5, network_ms=4.0, queue_ms=1.0, compute_infer_ms=3.0, compute_output_ms=2.0))
-    assert bottleneck(one, None, {"client": Gain(0.02), "copying": None}).kind == "client"
-    result = bottleneck(one, None, {"client": Gain(0.01), "copying": Gain(0.2)})
+    one = break_down_stages(*measured(0.5, network_ms=4.0, queue_ms=1.0, compute_infer_ms=3.0, compute_output_ms=2.0))
+    assert find_bottleneck(one, None, {"client": Gain(0.02), "copying": None}).kind == "client"
+    result = find_bottleneck(one, None, {"client": Gain(0.01), "copying": Gain(0.2)})
     assert result.kind == "compute"
     assert (
         "40% of a request's time is spent outside the server, but a faster network is not expected to raise the "
         "throughput." in result.reasons
     )
-    copying = stage_breakdown(*measured(0.5, network_ms=4.0, compute_infer_ms=1.0, compute_output_ms=2.0))
-    result = bottleneck(copying, None, {"client": Gain(-0.1), "copying": Gain(0.0)})
+    copying = break_down_stages(*measured(0.5, network_ms=4.0, compute_infer_ms=1.0, compute_output_ms=2.0))
+    result = find_bottleneck(copying, None, {"client": Gain(-0.1), "copying": Gain(0.0)})
     assert result.kind == "compute"
     assert [reason.partition("%")[0] for reason in result.reasons if "not expected" in reason] == ["57", "29"]
     wide = Gain(0.0, ConfidenceInterval(-0.1, 0.3))
-    assert bottleneck(one, None, {"client": wide}).kind == "client", "it may gain"
+    assert find_bottleneck(one, None, {"client": wide}).kind == "client", "it may gain"
 
 
 def test_the_stages_are_those_of_the_whole_latency_if_the_client_measured_none() -> None:
-    stages = stage_breakdown(*measured(0.5, latency_avg_ms=18.0, queue_ms=8.0, compute_infer_ms=1.0))
+    stages = break_down_stages(*measured(0.5, latency_avg_ms=18.0, queue_ms=8.0, compute_infer_ms=1.0))
     assert stages.stages_ms == {"network": 9.0, "queue": 8.0, "compute infer": 1.0}
-    (reason, *_) = bottleneck(stages, None).reasons
+    (reason, *_) = find_bottleneck(stages, None).reasons
     assert reason.startswith("50% of a request's time is spent outside the server")
 
 
 def test_the_instances_of_all_server_processes_are_counted() -> None:
     point, trials = measured(0.9, 2, compute_infer_ms=5.0)
     two = replace(point, candidate=replace(point.candidate, fields=((SERVER_PROCESSES, 2),)))
-    reasons = " ".join(bottleneck(stage_breakdown(two, trials), None).reasons)
+    reasons = " ".join(find_bottleneck(break_down_stages(two, trials), None).reasons)
     assert "The 4 instances of 2 server processes computed 45% of the time" in reasons
 
 
 def test_the_instances_of_all_gpus_are_counted() -> None:
     point, trials = measured(0.9, 2, compute_infer_ms=5.0)
     two = replace(point, candidate=replace(point.candidate, fields=((INSTANCE_GPUS, "0,1"),)))
-    reasons = " ".join(bottleneck(stage_breakdown(two, trials), None).reasons)
+    reasons = " ".join(find_bottleneck(break_down_stages(two, trials), None).reasons)
     assert "The 4 instances computed" in reasons
 
 
 def test_the_bottleneck_is_unknown_without_stage_times() -> None:
     point = Point(0, BATCHED, LoadPoint(1, 4), Measurement(100.0, latency_p95_ms=5.0, stable=True))
-    one = stage_breakdown(point, [Trial(0, BATCHED, ((point.load, point.measurement),))])
+    one = break_down_stages(point, [Trial(0, BATCHED, ((point.load, point.measurement),))])
     assert one.busy_share is None
-    assert bottleneck(one, None).kind == "unknown"
+    assert find_bottleneck(one, None).kind == "unknown"
 
 
 def test_a_delaying_batcher_is_distinguished_from_bursts() -> None:
     point, trials = measured(0.5, queue_ms=9.0, compute_infer_ms=2.0)
-    assert "bursts" in " ".join(bottleneck(stage_breakdown(point, trials), None).reasons)
+    assert "bursts" in " ".join(find_bottleneck(break_down_stages(point, trials), None).reasons)
     held = replace(point, candidate=HOLDING)
-    assert "delays requests" in " ".join(bottleneck(stage_breakdown(held, trials), None).reasons)
+    assert "delays requests" in " ".join(find_bottleneck(break_down_stages(held, trials), None).reasons)
 
 
 def test_other_processes_are_named() -> None:
     point, trials = measured(0.9, compute_infer_ms=5.0)
     disturbed = replace(point, measurement=replace(point.measurement, other_cpu_share=0.3))
-    assert "took 30 % of the CPUs" in " ".join(bottleneck(stage_breakdown(disturbed, trials), None).reasons)
+    assert "took 30 % of the CPUs" in " ".join(find_bottleneck(break_down_stages(disturbed, trials), None).reasons)
 
 
 def test_the_bound_that_a_faster_point_misses_binds() -> None:
@@ -154,12 +154,12 @@ def test_the_bound_that_a_faster_point_misses_binds() -> None:
     sla = Sla.from_bounds({"p95": 20.0, "memory": 1e9})
     ours, late, large = point(100, 15.0, 5e8), point(110, 25.0, 5e8), point(120, 15.0, 2e9)
     both = point(200, 30.0, 3e9)
-    result = binding(ours, [ours, late, large, both], sla, met=True)
+    result = find_binding_constraint(ours, [ours, late, large, both], sla, met=True)
     assert (result.constraint, result.beyond) == (sla.constraints[1], large)
     assert result.gain == pytest.approx(0.2)
     assert result.used == {"p95 <= 20 ms": 0.75, "memory <= 1000000000 bytes": 0.5}
-    assert binding(ours, [ours], sla, met=True).constraint is None
-    assert binding(both, [], sla, met=False).constraint == sla.constraints[1]
+    assert find_binding_constraint(ours, [ours], sla, met=True).constraint is None
+    assert find_binding_constraint(both, [], sla, met=False).constraint == sla.constraints[1]
 
 
 # -- forecasts, against a server whose service times they do not see ---------------------------------------------
@@ -200,7 +200,7 @@ def test_forecast_gains_match_the_simulated_server() -> None:
         ("twice the bound", forecaster.best([own], Sla.from_bounds({"p95": 40.0})), best(own, 40.0)),
     ]
     for name, forecast, expected in cases:
-        expected_gain = gain(forecast, usual)
+        expected_gain = compute_gain(forecast, usual)
         assert expected_gain is not None
         assert expected_gain.interval is None
         assert 1 + expected_gain.estimate == pytest.approx(expected / truth, rel=0.15), name
@@ -240,9 +240,9 @@ def test_sizes_and_counts_that_failed_are_not_advised(failed: tuple[Candidate, .
     tried = [Candidate(64, instance_count=2), Candidate(4, True), own]
     trials = [Trial(i, one, ((LoadPoint(1, 16), played(one, 16)),)) for i, one in enumerate(tried)]
     trials += [Trial(i, one, status="failed", reason="it crashed") for i, one in enumerate(failed, len(tried))]
-    subject = stage_breakdown(Point(2, own, LoadPoint(1, 16), played(own, 16)), trials)
+    subject = break_down_stages(Point(2, own, LoadPoint(1, 16), played(own, 16)), trials)
     forecaster = SimulatedForecaster(latest_points(trials), subject.point, Problem("m", SPACE, 1, 64, sla=SLA))
-    changes = remedies(forecaster, subject, SLA, None, trials, on_gpu=False)
+    changes = simulate_changes(forecaster, subject, SLA, None, trials, on_gpu=False)
     assert {change.name for change in changes} & {"more instances", "larger batches"} == advised
     crashed = {one.max_batch_size for one in failed if one.max_batch_size > own.max_batch_size}
     assert not crashed & {change.forecast.candidate.max_batch_size for change in changes if change.forecast}
@@ -388,11 +388,11 @@ def test_a_measurement_within_the_bounds_with_more_throughput_is_named() -> None
 
 def test_explain_and_plan_show_the_same_throughput() -> None:
     run = read_run(Path("results/dlrm/sample"))
-    [[source]] = planned_configurations([run], Sla())
+    [[source]] = choose_configurations([run], Sla())
     explanation = explain(run)
     assert source.measured == explanation.subject.point
     assert "measured: 18,400 ± 2,000 infer/s" in text_of(explanation)
-    assert "46 concurrent requests of 4 samples, 18,400 ± 2,000 infer/s" in sentence(source, source.measured)
+    assert "46 concurrent requests of 4 samples, 18,400 ± 2,000 infer/s" in capacity_sentence(source, source.measured)
 
 
 @pytest.mark.parametrize(("most", "said"), [(47, "The run tried at most 47 requests"), (64, "Among the tried conf")])
@@ -404,5 +404,7 @@ def test_without_a_faster_measurement_the_capacity_or_the_highest_load_is_the_li
     alone = replace(
         run, problem=replace(run.problem, max_concurrency=most), outcome=replace(run.outcome, points=(point,))
     )
-    unbound = replace(explanation, run=alone, binding=binding(point, [point], run.problem.sla, met=True))
+    unbound = replace(
+        explanation, run=alone, binding=find_binding_constraint(point, [point], run.problem.sla, met=True)
+    )
     assert said in " ".join(text_of(unbound).split())

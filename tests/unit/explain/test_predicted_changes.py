@@ -19,11 +19,11 @@ from objectives.metrics import Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial
-from optimizer.explain.bottleneck import BottleneckKind, bottleneck, stage_breakdown
+from optimizer.explain.bottleneck import BottleneckKind, break_down_stages, find_bottleneck
 from optimizer.explain.console import print_explanation
 from optimizer.explain.explanation import Explanation, document, explain
-from optimizer.explain.forecaster import Forecast, Gain, gain, other_slas
-from optimizer.explain.predicted_changes import SurrogateForecaster, predicted_remedies, single_changes
+from optimizer.explain.forecaster import Forecast, Gain, compute_gain, forecast_other_slas
+from optimizer.explain.predicted_changes import SurrogateForecaster, predict_changes, single_changes
 from optimizer.results.finished_run import read_run
 from optimizer.simulator.closed_network import MEDIANS, ClosedNetwork
 from tests import stateful_run, streaming_run
@@ -92,7 +92,7 @@ def forecaster() -> SurrogateForecaster:
 def test_predicted_gains_match_the_server(forecaster: SurrogateForecaster) -> None:
     own, usual = TRIED[1], forecaster.best([TRIED[1]], SLA)
     for other in (TRIED[0], TRIED[2], TRIED[3], TRIED[4]):
-        expected = gain(forecaster.best([other], SLA), usual)
+        expected = compute_gain(forecaster.best([other], SLA), usual)
         assert expected is not None
         assert expected.interval is not None
         truth = best_rate(other) / best_rate(own) - 1
@@ -102,7 +102,9 @@ def test_predicted_gains_match_the_server(forecaster: SurrogateForecaster) -> No
 
 def test_a_wider_bound_on_one_time_leaves_the_others(forecaster: SurrogateForecaster) -> None:
     usual = forecaster.best([TRIED[1]], SLA)
-    others = {(other.metric, other.factor): other for other in other_slas(forecaster, [TRIED[1]], SLA, usual)}
+    others = {
+        (other.metric, other.factor): other for other in forecast_other_slas(forecaster, [TRIED[1]], SLA, usual)
+    }
     assert {metric for metric, _ in others} == BOUNDS.keys()
     assert others["ttft-p95", 2.0].bound_ms == 600.0
     wider, truth = others["ttft-p95", 2.0].gain, best_rate(TRIED[1], 600.0) / best_rate(TRIED[1]) - 1
@@ -113,7 +115,7 @@ def test_a_wider_bound_on_one_time_leaves_the_others(forecaster: SurrogateForeca
 
 def test_a_setting_that_was_not_tried_has_a_wide_interval(forecaster: SurrogateForecaster) -> None:
     def width(one: Candidate) -> float:
-        expected = gain(forecaster.best([one], SLA), forecaster.best([TRIED[1]], SLA))
+        expected = compute_gain(forecaster.best([one], SLA), forecaster.best([TRIED[1]], SLA))
         assert expected is not None
         assert expected.interval is not None
         return expected.interval.high - expected.interval.low
@@ -135,7 +137,7 @@ def test_no_load_meets_a_bound_below_the_quickest_time(forecaster: SurrogateFore
     sla = Sla.from_bounds({"ttft-p95": 0.5 * quickest_ms})
     assert forecaster.best(TRIED, sla) is None
     changes = single_changes(SPACE, TRIED[1])
-    remedies = predicted_remedies(forecaster, TRIED[1], changes, sla, 1.0, on_gpu=True)
+    remedies = predict_changes(forecaster, TRIED[1], changes, sla, 1.0, on_gpu=True)
     assert len(remedies) == 1 + len(changes)
     assert all(remedy.forecast is None and remedy.gain is None for remedy in remedies)
 
@@ -162,9 +164,9 @@ def test_an_interval_needs_samples_that_meet_the_bounds() -> None:
         return Forecast(TRIED[0], 4, rate, {"ttft-p95": 100.0}, np.array(samples))
 
     usual, other = forecast(10.0, [10.0] * 100), forecast(20.0, [0.0] * 10 + [20.0] * 90)
-    assert gain(other, usual) == Gain(1.0, ConfidenceInterval(-1.0, 1.0))
-    assert gain(other, forecast(10.0, [0.0] * 90 + [10.0] * 10)) == Gain(1.0)
-    assert gain(None, usual) is None
+    assert compute_gain(other, usual) == Gain(1.0, ConfidenceInterval(-1.0, 1.0))
+    assert compute_gain(other, forecast(10.0, [0.0] * 90 + [10.0] * 10)) == Gain(1.0)
+    assert compute_gain(None, usual) is None
 
 
 # -- stages -------------------------------------------------------------------------------------------------------
@@ -199,11 +201,11 @@ def test_the_stages_of_a_stream_are_those_that_the_client_sees(
 ) -> None:
     quickest, point = streamed(1, 20.0, 120.0), streamed(16, ttft_ms, total_ms, queue_ms)
     loads = tuple((one.load, one.measurement) for one in (quickest, point))
-    stages = stage_breakdown(point, [Trial(0, point.candidate, loads)])
+    stages = break_down_stages(point, [Trial(0, point.candidate, loads)])
     assert sum(stages.stages_ms.values()) == pytest.approx(total_ms)
     assert stages.stages_ms["first response"] == pytest.approx(20.0)
     assert stages.busy_share is None, "the server counts the time of handing a request over"
-    result = bottleneck(stages, None)
+    result = find_bottleneck(stages, None)
     assert result.kind == kind
     assert words in " ".join(result.reasons)
 
@@ -215,16 +217,16 @@ def test_the_stages_of_a_stream_are_those_that_the_client_sees(
 def test_requests_in_flight_are_compared_with_the_places_of_all_server_processes(processes: int, words: str) -> None:
     point = streamed(16, 100.0, 400.0)
     several = replace(point, candidate=replace(point.candidate, fields=((SERVER_PROCESSES, processes),)))
-    stages = stage_breakdown(several, [Trial(0, several.candidate, ((several.load, several.measurement),))])
-    assert words in " ".join(bottleneck(stages, None).reasons)
+    stages = break_down_stages(several, [Trial(0, several.candidate, ((several.load, several.measurement),))])
+    assert words in " ".join(find_bottleneck(stages, None).reasons)
 
 
 def test_the_use_of_the_kv_cache_is_told() -> None:
     point = streamed(16, 500.0, 700.0)
     full = replace(point, measurement=replace(point.measurement, kv_cache_utilization=0.97, engine_preemptions=3.0))
-    stages = stage_breakdown(full, [Trial(0, full.candidate, ((full.load, full.measurement),))])
+    stages = break_down_stages(full, [Trial(0, full.candidate, ((full.load, full.measurement),))])
     assert "The KV cache was filled up to 97%, and 3 requests lost their place" in " ".join(
-        bottleneck(stages, None).reasons
+        find_bottleneck(stages, None).reasons
     )
 
 
@@ -240,18 +242,18 @@ def test_the_places_of_sequences_are_counted(fields: dict[str, float], words: st
     one = Candidate(8, instance_count=2, fields=tuple(fields.items()))
     m = Measurement(800.0, mean_batch_size=8.0, batch_stats="8:100:1900000000", queue_ms=9.0, compute_infer_ms=5.0)
     point = Point(0, one, LoadPoint(1, 64), m)
-    reasons = bottleneck(stage_breakdown(point, [Trial(0, one, ((point.load, m),))]), None).reasons
+    reasons = find_bottleneck(break_down_stages(point, [Trial(0, one, ((point.load, m),))]), None).reasons
     assert words in " ".join(reasons)
 
 
 def test_an_inconclusive_gain_of_instances_decides_nothing() -> None:
     m = Measurement(800.0, mean_batch_size=8.0, batch_stats="8:100:950000000", queue_ms=9.0, compute_infer_ms=5.0)
     point = Point(0, Candidate(8, True), LoadPoint(1, 16), m)
-    stages = stage_breakdown(point, [Trial(0, point.candidate, ((point.load, m),))])
-    unknown = bottleneck(stages, Gain(0.2, ConfidenceInterval(-0.1, 0.5)))
+    stages = break_down_stages(point, [Trial(0, point.candidate, ((point.load, m),))])
+    unknown = find_bottleneck(stages, Gain(0.2, ConfidenceInterval(-0.1, 0.5)))
     assert unknown.kind == "compute"
     assert "More instances" not in " ".join(unknown.reasons)
-    assert bottleneck(stages, Gain(0.2, ConfidenceInterval(0.1, 0.3))).kind == "instances"
+    assert find_bottleneck(stages, Gain(0.2, ConfidenceInterval(0.1, 0.3))).kind == "instances"
 
 
 # -- runs ---------------------------------------------------------------------------------------------------------

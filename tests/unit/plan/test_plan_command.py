@@ -20,7 +20,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.emit.kubernetes import target_load
 from optimizer.emit.production import ProductionServer, read_repository
 from optimizer.emit.recommended import read_recommendation
-from optimizer.plan.capacity_plan import plan
+from optimizer.plan.capacity_plan import plan_by_simulation
 from optimizer.plan.plan_report import headline
 from optimizer.plan.traffic import read_trace
 from optimizer.results.finished_run import read_run
@@ -282,7 +282,7 @@ def test_the_last_line_of_a_plan_is_not_empty(run: Path, capsys: pytest.CaptureF
 
 def test_a_latency_within_the_bound_is_not_given_as_the_reason_for_missing_it(run: Path) -> None:
     question = read_plan_arguments([str(run), "--rate", "1000/s"]).question
-    found = plan(question, [read_run(run)])
+    found = plan_by_simulation(question, [read_run(run)])
     unsafe = replace(found.answers[0], count=None, replicas=0, at_rate=None, unloaded_ms=5.0)
     assert headline(found, unsafe).endswith(
         "safely: 5.00 ms is expected at almost no load, but the measured deployments differ too much"

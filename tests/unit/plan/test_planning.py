@@ -22,7 +22,7 @@ from optimizer.plan.evidence import (
     estimate_slowness,
     forecast_errors,
 )
-from optimizer.plan.fleet import Cost, Fleet, Power, costs, power, replicas_needed, sustainable_rate
+from optimizer.plan.fleet import Cost, Fleet, Power, compute_costs, compute_power, estimate_rate, estimate_replicas
 from optimizer.plan.replica import PlausibleTimes, Replica
 from optimizer.plan.traffic import BALANCERS, Balancer, ConstantTraffic, Day, PoissonTraffic, RecordedTraffic, Traffic
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
@@ -148,14 +148,14 @@ def test_one_replica_serves_a_request_in_many_years(traffic: Traffic) -> None:
 
 def test_uncertainty_needs_more_replicas() -> None:
     sure, unsure = estimate_slowness([0.0] * 200), estimate_slowness([-0.08, 0.08, 0.0])
-    known = replicas_needed(fleet(30.0, PoissonTraffic(), known=sure), 2000.0)
-    unknown = replicas_needed(fleet(30.0, PoissonTraffic(), known=unsure), 2000.0)
+    known = estimate_replicas(fleet(30.0, PoissonTraffic(), known=sure), 2000.0)
+    unknown = estimate_replicas(fleet(30.0, PoissonTraffic(), known=unsure), 2000.0)
     assert known is not None
     assert unknown is not None
     assert unknown.low <= known.low <= known.likely <= known.safe <= unknown.safe
     assert known.likely == unknown.likely
     assert unknown.safe - unknown.low > known.safe - known.low
-    rates = sustainable_rate(fleet(30.0, PoissonTraffic(), known=unsure), 10)
+    rates = estimate_rate(fleet(30.0, PoissonTraffic(), known=unsure), 10)
     assert rates.safe < rates.likely < rates.high
 
 
@@ -215,7 +215,8 @@ def test_a_plan_takes_the_worse_scenario_of_unmeasured_sizes() -> None:
     plain = server(30.0)
     uncertain = replace(plain, times=PlausibleTimes(0.5 * expected, expected, 1.6 * expected, 1))
     plain_count, uncertain_count = (
-        replicas_needed(Fleet(one, PoissonTraffic(), "random", requests=20_000), 2000.0) for one in (plain, uncertain)
+        estimate_replicas(Fleet(one, PoissonTraffic(), "random", requests=20_000), 2000.0)
+        for one in (plain, uncertain)
     )
     assert plain_count is not None
     assert uncertain_count is not None
@@ -246,15 +247,15 @@ def test_a_day_has_its_peak_and_its_mean() -> None:
 
 
 def test_the_cost_of_a_fleet() -> None:
-    cost = costs(2.5, 4, 1000.0, by_hour=[2] * 12 + [4] * 12)
+    cost = compute_costs(2.5, 4, 1000.0, by_hour=[2] * 12 + [4] * 12)
     assert cost.per_hour == 10.0
     assert cost.per_month == 7300.0
     assert cost.per_million == pytest.approx(10.0 / 3.6)
     assert cost.scaled_per_hour == 7.5
-    assert power(200.0, 4, 1000.0).joules_per_1000 == 800.0
-    assert costs(2.5, 4, None, [1, 3]) == Cost(10.0, 7300.0, None), "a rate that is not served"
-    assert power(200.0, 4, None) == Power(800.0, None)
-    assert power(None, 4, 1000.0).watts is None
+    assert compute_power(200.0, 4, 1000.0).joules_per_1000 == 800.0
+    assert compute_costs(2.5, 4, None, [1, 3]) == Cost(10.0, 7300.0, None), "a rate that is not served"
+    assert compute_power(200.0, 4, None) == Power(800.0, None)
+    assert compute_power(None, 4, 1000.0).watts is None
 
 
 # -- least-outstanding ------------------------------------------------------------------------------------------

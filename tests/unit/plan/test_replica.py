@@ -15,8 +15,8 @@ from optimizer.config.queue_policy import MAX_QUEUE_SIZE
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import INSTANCE_GPUS, SERVER_PROCESSES, Candidate, LoadPoint, Trial
 from optimizer.measure.load_client.arrivals import PoissonArrivals
-from optimizer.plan.evidence import Slowdown, collect
-from optimizer.plan.replica import FIXED_SHARE, PlausibleTimes, Replica, plausible_times, replica
+from optimizer.plan.evidence import Slowdown, collect_evidence
+from optimizer.plan.replica import FIXED_SHARE, PlausibleTimes, Replica, fit_replica, plausible_times
 from optimizer.simulator.calibration import Observation, service_times
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel
 from optimizer.simulator.fitted_parameters import FittedOverheads
@@ -45,7 +45,7 @@ def measured(number: int, slowness: float, loads: Sequence[int], *, faster: floa
 
 
 def fitted(*trials: Trial) -> Replica:
-    return replica(collect(CANDIDATE, PROBLEM, [trials], PoissonArrivals()), SLA)
+    return fit_replica(collect_evidence(CANDIDATE, PROBLEM, [trials], PoissonArrivals()), SLA)
 
 
 def test_the_error_of_the_forecasts_is_that_of_the_run() -> None:
@@ -104,7 +104,7 @@ def test_a_replica_of_two_server_processes_handles_twice_the_load() -> None:
         )
         for trial in trials
     ]
-    single, pair = fitted(*trials), replica(collect(two, PROBLEM, [doubled], PoissonArrivals()), SLA)
+    single, pair = fitted(*trials), fit_replica(collect_evidence(two, PROBLEM, [doubled], PoissonArrivals()), SLA)
     assert pair.capacity(Slowdown()) == pytest.approx(2 * single.capacity(Slowdown()), rel=0.05)
     arrivals_s = np.cumsum(np.random.default_rng(0).exponential(1 / 1500, 20_000))
     assert pair.serve(arrivals_s / 2, Slowdown()).latency_p95_s == pytest.approx(
@@ -117,7 +117,7 @@ def test_a_replica_has_the_instances_of_all_its_gpus() -> None:
     two = replace(CANDIDATE, fields=((INSTANCE_GPUS, "0,1"),))
     trials = [measured(number, 1.0, (6, 16)) for number in range(3)]
     moved = [replace(trial, candidate=two) for trial in trials]
-    pair = replica(collect(two, PROBLEM, [moved], PoissonArrivals()), SLA)
+    pair = fit_replica(collect_evidence(two, PROBLEM, [moved], PoissonArrivals()), SLA)
     assert pair.times is not None
     assert pair.times.expected.shape[1] == two.instances == 2
     assert pair.fullest_concurrency == 2 * fitted(*trials).fullest_concurrency
@@ -131,13 +131,13 @@ def test_refusals_of_the_queue_limit_the_rate() -> None:
     rejected = []
     for limit in (2, 1000):
         problem = replace(PROBLEM, sla=sla, queue=((MAX_QUEUE_SIZE, limit),))
-        limited = replica(collect(CANDIDATE, problem, [trials], PoissonArrivals()), SLA)
+        limited = fit_replica(collect_evidence(CANDIDATE, problem, [trials], PoissonArrivals()), SLA)
         served = limited.serve(arrivals_s, Slowdown())
         rejected.append(served.rejected_share)
         assert limited.meets(served) is (limit == 1000)
     assert rejected[0] > 0.05
     assert rejected[1] < 0.005
-    assert replica(collect(CANDIDATE, PROBLEM, [trials], PoissonArrivals()), SLA).refusals is None
+    assert fit_replica(collect_evidence(CANDIDATE, PROBLEM, [trials], PoissonArrivals()), SLA).refusals is None
 
 
 def test_each_request_goes_to_one_server_process() -> None:
