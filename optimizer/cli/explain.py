@@ -42,8 +42,8 @@ def main(words: list[str]) -> int:
     Raises BadInputError if the run has no measurements; with --measure TuneError as a run.
     """
     arguments = build_parser().read(words)
-    from optimizer.explain.console import print_explanation
-    from optimizer.explain.explanation import document, explain
+    from optimizer.explain.explain_report import document, print_explanation
+    from optimizer.explain.explanation import explain
     from optimizer.explain.simulated_changes import FP16_FACTOR
     from optimizer.results.finished_run import read_run
 

@@ -21,14 +21,15 @@ class BindingConstraint:
     """The constraint that prevents a higher throughput.
 
     ``constraint`` is None if no measurement beyond a bound had more throughput. ``beyond`` is the point with the
-    highest throughput that misses only this constraint, ``gain`` its relative gain. ``used`` is the share of each
-    bound that the subject uses, by the text of the constraint: 1 is all of an upper bound, or exactly a lower bound.
+    highest throughput that misses only this constraint, ``gain`` its relative gain. ``used_shares`` are the shares of
+    the bounds that the subject uses, by the text of the constraint: 1 is all of an upper bound, or exactly a lower
+    bound.
     """
 
     constraint: Constraint | None
     beyond: Point | None
     gain: float | None
-    used: dict[str, float]
+    used_shares: dict[str, float]
 
 
 def find_binding_constraint(subject: Point, measured: Sequence[Point], sla: Sla, *, met: bool) -> BindingConstraint:
@@ -36,25 +37,25 @@ def find_binding_constraint(subject: Point, measured: Sequence[Point], sla: Sla,
 
     If the bounds are not ``met``, it is the one with the largest violation; None if ``subject`` is only unstable.
     """
-    used = {str(constraint): _used(constraint, subject) for constraint in sla}
-    known = {text: share for text, share in used.items() if share is not None}
+    shares = {str(constraint): _used_share(constraint, subject) for constraint in sla}
+    used_shares = {text: share for text, share in shares.items() if share is not None}
     if not met:
         missed = max(
             sla.missed(subject.measurement), key=lambda bound: bound.violation(subject.measurement), default=None
         )
-        return BindingConstraint(missed, None, None, known)
+        return BindingConstraint(missed, None, None, used_shares)
     best: tuple[float, Constraint, Point] | None = None
     for point in measured:
-        missed_here = sla.missed(point.measurement).constraints
-        more = point.throughput_infer_per_sec / subject.throughput_infer_per_sec - 1
-        if len(missed_here) == 1 and point.measurement.stable and more > (best[0] if best else 0.0):
-            best = (more, missed_here[0], point)
+        missed_bounds = sla.missed(point.measurement).constraints
+        gain = point.throughput_infer_per_sec / subject.throughput_infer_per_sec - 1
+        if len(missed_bounds) == 1 and point.measurement.stable and gain > (best[0] if best else 0.0):
+            best = (gain, missed_bounds[0], point)
     if best is None:
-        return BindingConstraint(None, None, None, known)
-    return BindingConstraint(best[1], best[2], best[0], known)
+        return BindingConstraint(None, None, None, used_shares)
+    return BindingConstraint(best[1], best[2], best[0], used_shares)
 
 
-def _used(constraint: Constraint, subject: Point) -> float | None:
+def _used_share(constraint: Constraint, subject: Point) -> float | None:
     metric = METRICS[constraint.metric]
     value = metric.value(subject.measurement)
     if not value or not constraint.bound:
@@ -66,16 +67,16 @@ BottleneckKind = Literal[
     "compute", "instances", "copying", "queue", "client", "waiting", "first response", "generation", "unknown"
 ]
 
-PARTS: dict[BottleneckKind, tuple[str, ...]] = {
-    "client": ("client send", "network", "client receive"),
-    "queue": ("queue",),
-    "copying": ("compute input", "compute output"),
-    "compute": ("compute infer",),
-    "waiting": ("waiting",),
-    "first response": ("first response",),
-    "generation": ("further responses",),
+STAGES_OF_KIND: dict[BottleneckKind, tuple[str, ...]] = {
+    "client": ("client_send_ms", "network_ms", "client_recv_ms"),
+    "queue": ("queue_ms",),
+    "copying": ("compute_input_ms", "compute_output_ms"),
+    "compute": ("compute_infer_ms",),
+    "waiting": ("waiting_ms",),
+    "first response": ("first_response_ms",),
+    "generation": ("further_responses_ms",),
 }
-REMOVED: dict[BottleneckKind, str] = {  # the text about a stage without which no more would be served
+NO_BOTTLENECK_REASONS: dict[BottleneckKind, str] = {  # ends of a sentence about a long stage that limits nothing
     "client": "is spent outside the server, but a faster network is not expected to raise the throughput",
     "copying": "is spent copying inputs and outputs, but shared memory is not expected to raise the throughput",
 }
@@ -91,16 +92,17 @@ class StageBreakdown:
 
     Attributes:
         point: The point.
-        stages_ms: The mean time in each known stage.
+        stages_ms: The mean time in each known stage, by the field of a measurement. A stream has the stages that the
+            client sees instead: ``waiting_ms``, ``first_response_ms`` and ``further_responses_ms``.
         busy_share: Executions x compute time / (instances x wall time); None without statistics of the server, and
             for a model that streams, whose compute time in them is that of handing requests over.
-        quickest: The measurement of the run with the shortest mean time to first response; None without such a time.
+        lowest_ttft: The measurement of the run with the lowest mean time to first response; None without such a time.
     """
 
     point: Point
     stages_ms: dict[str, float]
     busy_share: float | None
-    quickest: Point | None = None
+    lowest_ttft: Point | None = None
 
     @property
     def measurement(self) -> Measurement:
@@ -108,7 +110,7 @@ class StageBreakdown:
 
     def part_ms(self, kind: BottleneckKind) -> float:
         """Return the mean time in the stages that belong to ``kind``."""
-        return sum(self.stages_ms.get(stage, 0.0) for stage in PARTS[kind])
+        return sum(self.stages_ms.get(stage, 0.0) for stage in STAGES_OF_KIND[kind])
 
     @property
     def copied_share(self) -> float:
@@ -129,10 +131,8 @@ def break_down_stages(point: Point, trials: Sequence[Trial]) -> StageBreakdown:
     """Return the stages of ``point``, with server statistics of all windows of its confirmation or search."""
     if point.measurement.is_streamed:
         return _streamed_breakdown(point, trials)
-    known = outcome_values.stage_times_ms(point.measurement)
-    stages_ms = {
-        name.removeprefix("server "): known[field] for field, name in outcome_values.STAGES.items() if field in known
-    }
+    times_ms = outcome_values.stage_times_ms(point.measurement)
+    stages_ms = {stage: times_ms[stage] for stage in outcome_values.STAGES if stage in times_ms}
     return StageBreakdown(point, stages_ms, _busy_share(_windows(point, trials)))
 
 
@@ -142,21 +142,22 @@ def _streamed_breakdown(point: Point, trials: Sequence[Trial]) -> StageBreakdown
     The server's compute time ends when the model has accepted the request. The shortest mean time to first
     response of the run is an upper bound of the time of a prompt alone, so waiting takes at least the rest.
     """
-    stable = [one for one in latest_points(trials) if one.measurement.stable]  # an overload has lower bounds only
-    measured = [one for one in (*stable, point) if _first_ms(one) is not None]
+    # the times of an overload are lower bounds only
+    stable = [other for other in latest_points(trials) if other.measurement.stable]
+    with_ttft = [other for other in (*stable, point) if _first_ms(other) is not None]
     first_ms, total_ms = _first_ms(point), point.measurement.latency_avg_ms
     if first_ms is None or total_ms is None:
         return StageBreakdown(point, {}, None)
-    quickest = min(measured, key=lambda one: _first_ms(one) or 0.0)
-    shortest_ms = _first_ms(quickest) or 0.0
+    lowest = min(with_ttft, key=lambda other: _first_ms(other) or 0.0)
+    lowest_ms = _first_ms(lowest) or 0.0
     queue_ms = point.measurement.queue_ms
-    stages_ms = {} if queue_ms is None else {"queue": queue_ms}
+    stages_ms = {} if queue_ms is None else {"queue_ms": queue_ms}
     stages_ms |= {
-        "waiting": first_ms - shortest_ms,
-        "first response": shortest_ms,
-        "further responses": max(0.0, total_ms - first_ms - (queue_ms or 0.0)),
+        "waiting_ms": first_ms - lowest_ms,
+        "first_response_ms": lowest_ms,
+        "further_responses_ms": max(0.0, total_ms - first_ms - (queue_ms or 0.0)),
     }
-    return StageBreakdown(point, stages_ms, None, quickest)
+    return StageBreakdown(point, stages_ms, None, lowest_ttft=lowest)
 
 
 def _first_ms(point: Point) -> float | None:
@@ -179,7 +180,7 @@ def find_bottleneck(
         reason = "The bottleneck is unknown, because the trials have no stage times."
         return Bottleneck("unknown", (reason, *_sequences(stages), *_disturbed(stages)))
     are_worthwhile = _are_worthwhile(instances_gain)
-    gainless = frozenset(kind for kind, own in (removal_gains or {}).items() if own and not own.is_possible)
+    gainless = frozenset(kind for kind, gain in (removal_gains or {}).items() if gain and not gain.is_possible)
     kind = _kind(stages, are_worthwhile, gainless)
     reasons = (
         *_reasons(kind, stages, are_worthwhile),
@@ -203,8 +204,8 @@ def _are_worthwhile(instances_gain: Gain | None) -> bool | None:
 
 def _kind(stages: StageBreakdown, are_worthwhile: bool | None, gainless: frozenset[BottleneckKind]) -> BottleneckKind:
     if stages.busy_share is None or stages.busy_share < SATURATED:
-        limiting = [kind for kind in PARTS if kind not in gainless and stages.part_ms(kind)]
-        return max(limiting or PARTS, key=stages.part_ms)
+        limiting = [kind for kind in STAGES_OF_KIND if kind not in gainless and stages.part_ms(kind)]
+        return max(limiting or STAGES_OF_KIND, key=stages.part_ms)
     # if instances always compute, requests in the queue wait for them
     if stages.part_ms("copying") > stages.part_ms("compute"):
         return "copying"
@@ -213,21 +214,22 @@ def _kind(stages: StageBreakdown, are_worthwhile: bool | None, gainless: frozens
 
 def _longer(kind: BottleneckKind, stages: StageBreakdown, gainless: frozenset[BottleneckKind]) -> tuple[str, ...]:
     """Return sentences about the stages that take longer than those of ``kind``, but do not limit the throughput."""
-    if kind not in PARTS:
+    if kind not in STAGES_OF_KIND:
         return ()
-    longer = [other for other in REMOVED if other in gainless and stages.part_ms(other) > stages.part_ms(kind)]
-    return tuple(f"{_share(other, stages)} of a request's time {REMOVED[other]}." for other in longer)
+    texts = NO_BOTTLENECK_REASONS
+    longer = [other for other in texts if other in gainless and stages.part_ms(other) > stages.part_ms(kind)]
+    return tuple(f"{_share(other, stages)} of a request's time {texts[other]}." for other in longer)
 
 
 def _share(kind: BottleneckKind, stages: StageBreakdown) -> str:
     total_ms = sum(stages.stages_ms.values())
-    return f"{stages.part_ms(kind) / total_ms:.0%}" if kind in PARTS and total_ms else ""
+    return f"{stages.part_ms(kind) / total_ms:.0%}" if kind in STAGES_OF_KIND and total_ms else ""
 
 
 def _reasons(kind: BottleneckKind, stages: StageBreakdown, are_worthwhile: bool | None) -> tuple[str, ...]:
     share = _share(kind, stages)
-    if stages.quickest is not None:
-        return _streamed_reasons(kind, share, stages, stages.quickest)
+    if stages.lowest_ttft is not None:
+        return _streamed_reasons(kind, share, stages, stages.lowest_ttft)
     busy = _busy(stages)
     if kind == "client":
         return (f"{share} of a request's time is spent outside the server, in the network and the client.", *busy)
@@ -244,21 +246,23 @@ def _reasons(kind: BottleneckKind, stages: StageBreakdown, are_worthwhile: bool 
     return (*busy, "More instances are expected to serve hardly more: the device is saturated.")
 
 
-def _streamed_reasons(kind: BottleneckKind, share: str, stages: StageBreakdown, quickest: Point) -> tuple[str, ...]:
+def _streamed_reasons(
+    kind: BottleneckKind, share: str, stages: StageBreakdown, lowest_ttft: Point
+) -> tuple[str, ...]:
     """Return sentences about the times of requests that run together."""
     m, in_flight = stages.measurement, _in_flight(stages.point)
-    shortest = f"{formatting.number(_first_ms(quickest))} ms, {_where(quickest)}"
+    lowest = f"{formatting.number(_first_ms(lowest_ttft))} ms, {_where(lowest_ttft)}"
     is_delayed = stages.point.candidate.max_queue_delay_us > 0
     cause = "The batcher delays requests to form batches." if is_delayed else "The model accepts requests late."
     subjects: dict[BottleneckKind, str] = {
         "queue": f"in Triton's queue. {cause}",
         "waiting": "waiting in the model: for a place, or for passes of other requests.",
-        "first response": f"until the first response, which takes as long in the quickest measurement ({shortest}).",
+        "first response": f"until the first response, which takes as long in the quickest measurement ({lowest}).",
         "generation": "between its first and its last response.",
     }
     reasons = [f"{share} of a request's time is spent {subjects[kind]}"]
     if kind == "waiting":
-        reasons.append(f"The rest until the first response takes as long in the quickest measurement ({shortest}).")
+        reasons.append(f"The rest until the first response takes as long in the quickest measurement ({lowest}).")
     if in_flight and m.latency_avg_ms:
         generating = in_flight * stages.part_ms("generation") / m.latency_avg_ms
         candidate = stages.point.candidate
@@ -269,10 +273,10 @@ def _streamed_reasons(kind: BottleneckKind, share: str, stages: StageBreakdown, 
             f"On average {formatting.number(generating, 2)} of {formatting.number(in_flight, 2)} requests in flight "
             f"were between their first and their last response{limit}."
         )
-    if m.itl_avg_ms and quickest.measurement.itl_avg_ms:
+    if m.itl_avg_ms and lowest_ttft.measurement.itl_avg_ms:
         reasons.append(
             f"The mean time between two responses was {formatting.number(m.itl_avg_ms)} ms, and "
-            f"{formatting.number(quickest.measurement.itl_avg_ms)} ms {_where(quickest)}."
+            f"{formatting.number(lowest_ttft.measurement.itl_avg_ms)} ms {_where(lowest_ttft)}."
         )
     return (*reasons, *_kv_cache(stages))
 
@@ -351,12 +355,12 @@ def _disturbed(stages: StageBreakdown) -> tuple[str, ...]:
 def _windows(point: Point, trials: Sequence[Trial]) -> list[Point]:
     trial = next(trial for trial in trials if trial.number == point.trial)
     confirmations = [window for window in trial.confirmations if window.load == point.load]
-    own = [Point(point.trial, point.candidate, window.load, window.measurement) for window in confirmations]
-    return own if own and point.measurement not in [m for _, m in trial.measurements] else [point]
+    windows = [Point(point.trial, point.candidate, window.load, window.measurement) for window in confirmations]
+    return windows if windows and point.measurement not in [m for _, m in trial.measurements] else [point]
 
 
 def _busy_share(windows: Sequence[Point]) -> float | None:
-    observed = [known for window in windows if (known := observe_point(window)) is not None]
-    wall_s = sum(known.instance_count * known.wall_s for known in observed)
-    computed_s = sum(batch.compute_ns for known in observed for batch in known.batches) / 1e9
+    observations = [seen for window in windows if (seen := observe_point(window)) is not None]
+    wall_s = sum(seen.instance_count * seen.wall_s for seen in observations)
+    computed_s = sum(batch.compute_ns for seen in observations for batch in seen.batches) / 1e9
     return min(1.0, computed_s / wall_s) if wall_s else None

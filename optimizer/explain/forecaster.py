@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from optimizer.results.recommendation import Outcome
 SLA_FACTORS = (0.5, 1.5, 2.0)
 LEVELS = (0.025, 0.5, 0.975)  # the median of a gain and the ends of its 95 % interval
 SLIGHT = 0.02  # smaller gains are within the error of the simulation
-FEWEST_SAMPLES = 20  # samples for an interval in which some load meets the bounds without the change
+MIN_SAMPLES = 20  # samples for an interval in which some load meets the bounds without the change
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Forecaster(Protocol):
         """
 
     @property
-    def points(self) -> int:
+    def measurement_count(self) -> int:
         """The number of measurements to which the model was fitted."""
 
     def best(self, candidates: Sequence[Candidate], sla: Sla, *, time_share: float = 1.0) -> Forecast | None:
@@ -72,12 +72,12 @@ class Forecaster(Protocol):
         ``time_share`` is a factor on the time of computing.
         """
 
-    def quickest_ms(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
+    def lowest_latencies_ms(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
         """Return the lowest value of each latency of any of ``candidates`` at any load."""
 
 
-def is_beyond_failures(candidate: Candidate, own: Candidate, trials: Sequence[Trial]) -> bool:
-    """Return whether ``candidate`` has larger batches or more instances than ``own`` that failed in ``trials``.
+def is_beyond_failures(candidate: Candidate, subject: Candidate, trials: Sequence[Trial]) -> bool:
+    """Return whether ``candidate`` has larger batches or more instances than ``subject`` that failed in ``trials``.
 
     A number counts as failed if a trial with it or a lower one failed, and none with as many was measured. Only
     trials with the same kind of batching count, because the server forms batches with one kind only.
@@ -87,9 +87,9 @@ def is_beyond_failures(candidate: Candidate, own: Candidate, trials: Sequence[Tr
     def has_failed(number: Callable[[Candidate], int]) -> bool:
         served = max((number(trial.candidate) for trial in alike if trial.measurements), default=0)
         failed = [number(trial.candidate) for trial in alike if trial.status == "failed"]
-        return any(max(number(own), served) < one <= number(candidate) for one in failed)
+        return any(max(number(subject), served) < count <= number(candidate) for count in failed)
 
-    return has_failed(lambda one: one.max_batch_size) or has_failed(lambda one: one.instance_count)
+    return has_failed(lambda tried: tried.max_batch_size) or has_failed(lambda tried: tried.instance_count)
 
 
 def median_errors(predicted: FloatArray, measured: FloatArray) -> tuple[float, ...]:
@@ -119,17 +119,20 @@ class Gain:
         return self.bounds[1] >= SLIGHT
 
 
-def compute_gain(forecast: Forecast | None, usual: Forecast | None) -> Gain | None:
-    """Return the gain of ``forecast`` over ``usual``; None if either is."""
-    if forecast is None or usual is None:
+def compute_gain(forecast: Forecast | None, reference: Forecast | None) -> Gain | None:
+    """Return the gain of ``forecast`` over ``reference``; None if either forecast is None."""
+    if forecast is None or reference is None:
         return None
-    if forecast.samples is not None and usual.samples is not None:
-        possible = usual.samples > 0
-        if possible.sum() >= FEWEST_SAMPLES:
-            ratios = forecast.samples[possible] / usual.samples[possible]
+    if forecast.samples is not None and reference.samples is not None:
+        meets = reference.samples > 0
+        if meets.sum() >= MIN_SAMPLES:
+            ratios = forecast.samples[meets] / reference.samples[meets]
             low, median, high = (np.quantile(ratios, LEVELS) - 1).tolist()
             return Gain(median, ConfidenceInterval(low, high))
-    return Gain(forecast.throughput_infer_per_sec / usual.throughput_infer_per_sec - 1)
+    return Gain(forecast.throughput_infer_per_sec / reference.throughput_infer_per_sec - 1)
+
+
+ChangeKind = Literal["more_instances", "fp16", "larger_batches", "faster_network", "no_copying", "parameter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +140,16 @@ class Remedy:
     """A change that could raise the throughput; ``change`` describes it.
 
     ``forecast`` is None if no load would meet the bounds. ``gain`` is relative to the subject at its best load within
-    the same bounds, None if either meets them at no load. ``measured`` is the best measurement of the changed
-    configuration within the bounds, and the gain is then the measured one. ``refuted_by`` is a measurement at the
-    forecast load that misses the bounds.
+    the same bounds, None if either meets them at no load. ``parameter`` is the name of the changed parameter, empty
+    for the other kinds. ``measured`` is the best measurement of the changed configuration within the bounds, and the
+    gain is then the measured one. ``refuted_by`` is a measurement at the forecast load that misses the bounds.
     """
 
-    name: str
+    kind: ChangeKind
     change: str
     forecast: Forecast | None
     gain: Gain | None
+    parameter: str = ""
     measured: Point | None = None
     refuted_by: Point | None = None
 
@@ -192,7 +196,10 @@ class OtherSla:
 def forecast_other_slas(
     forecaster: Forecaster, tried: Sequence[Candidate], sla: Sla, best: Forecast | None
 ) -> tuple[OtherSla, ...]:
-    """Return the best of ``tried`` if one bound is another one, with the gain over ``best``, that within ``sla``."""
+    """Return the best of ``tried`` within each latency bound multiplied by each of SLA_FACTORS; other bounds stay.
+
+    The gains are relative to ``best``, the best candidate within ``sla``.
+    """
     bounds_ms = {metric: sla.latency_bound_ms(metric) for metric in forecaster.latencies}
     others = []
     for metric, factor in product((m for m, bound in bounds_ms.items() if math.isfinite(bound)), SLA_FACTORS):
@@ -206,8 +213,8 @@ def forecast_other_slas(
 
 def find_measurement(outcome: Outcome, candidate: Candidate, concurrency: int) -> Point | None:
     """Return the measurement of ``candidate`` with ``concurrency`` requests in flight; None if there is none."""
-    own = (point for point in outcome.points if point.candidate == candidate)
-    return next((point for point in own if point.load.concurrency == concurrency), None)
+    measured = (point for point in outcome.points if point.candidate == candidate)
+    return next((point for point in measured if point.load.concurrency == concurrency), None)
 
 
 def _measured_gain(measured: Point, subject: Point) -> Gain | None:

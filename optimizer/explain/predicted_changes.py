@@ -21,8 +21,8 @@ from optimizer.simulator.predicted_metrics import log_measurements
 
 T = TypeVar("T")
 LOADS = 12  # concurrencies at which each candidate is predicted
-FURTHER = 2.0  # largest of them, times the largest measured one
-FINE_LOADS = 200  # most concurrencies to which the predictions are interpolated
+LOAD_FACTOR = 2.0  # the largest of them, relative to the largest measured one
+FINE_LOADS = 200  # largest number of concurrencies to which the predictions are interpolated
 SAMPLES_OF_EACH = 20  # samples of the posterior of each sample of the server model
 
 
@@ -39,12 +39,12 @@ class SurrogateForecaster:
         measured = [(space.canonical(point.candidate), point.load.concurrency) for point in surrogate.measured]
         self.latencies = surrogate.latencies
         self.model_name = surrogate.model_name
-        self.points = len(measured)
-        figures = log_measurements(surrogate.measured, self.latencies)
-        self.errors = median_errors(surrogate.simulated(measured), figures)
-        most = FURTHER * max(load for _, load in measured)
-        loads = list(dict.fromkeys(round(load) for load in np.geomspace(1, most, LOADS).tolist()))
-        self._loads = np.unique(np.geomspace(1, most, FINE_LOADS).round())
+        self.measurement_count = len(measured)
+        logs = log_measurements(surrogate.measured, self.latencies)
+        self.errors = median_errors(surrogate.simulated(measured), logs)
+        highest = LOAD_FACTOR * max(load for _, load in measured)
+        loads = list(dict.fromkeys(round(load) for load in np.geomspace(1, highest, LOADS).tolist()))
+        self._loads = np.unique(np.geomspace(1, highest, FINE_LOADS).round())
         self._space = space
         self._places = {candidate: i for i, candidate in enumerate(dict.fromkeys(map(space.canonical, candidates)))}
         cells = [(candidate, load) for candidate in self._places for load in loads]
@@ -59,7 +59,7 @@ class SurrogateForecaster:
         of this time.
         """
         bounds = np.log([sla.latency_bound_ms(latency) / 1e3 / time_share for latency in self.latencies])
-        forecasts = [forecast for one in candidates if (forecast := self._best(one, bounds, time_share))]
+        forecasts = [forecast for candidate in candidates if (forecast := self._best(candidate, bounds, time_share))]
         return max(forecasts, key=lambda forecast: forecast.throughput_infer_per_sec, default=None)
 
     def at(self, candidate: Candidate, concurrency: int) -> Forecast:
@@ -67,20 +67,20 @@ class SurrogateForecaster:
         mean = self._samples[:, self._places[self._space.canonical(candidate)]].mean(axis=0)
         return self._forecast(candidate, mean[int(np.argmin(np.abs(self._loads - concurrency)))], concurrency)
 
-    def quickest_ms(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
+    def lowest_latencies_ms(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
         """Return the lowest value of each latency of any of ``candidates`` at any load."""
         places = [self._places[self._space.canonical(candidate)] for candidate in candidates]
         lowest = self._samples[:, places].mean(axis=0)[..., 1:].min(axis=(0, 1))
         return dict(zip(self.latencies, (1e3 * np.exp(lowest)).tolist(), strict=True))
 
     def _best(self, candidate: Candidate, bounds: FloatArray, time_share: float) -> Forecast | None:
-        own = self._samples[:, self._places[self._space.canonical(candidate)]]  # [samples, loads, 1 + latencies]
-        mean = own.mean(axis=0)
+        samples = self._samples[:, self._places[self._space.canonical(candidate)]]  # [samples, loads, 1 + latencies]
+        mean = samples.mean(axis=0)
         within = np.flatnonzero((mean[:, 1:] <= bounds).all(axis=1))
         if not len(within):
             return None
         place = within[np.argmax(mean[within, 0])]
-        sampled = np.where((own[..., 1:] <= bounds).all(axis=2), np.exp(own[..., 0]), 0.0).max(axis=1)
+        sampled = np.where((samples[..., 1:] <= bounds).all(axis=2), np.exp(samples[..., 0]), 0.0).max(axis=1)
         scaled = mean[place] + math.log(time_share) * np.array([-1.0, *(1.0 for _ in self.latencies)])
         forecast = self._forecast(candidate, scaled, int(self._loads[place]))
         return replace(forecast, samples=sampled / time_share)
@@ -104,7 +104,7 @@ def _interpolated(values: FloatArray, loads: FloatArray, finer: FloatArray) -> F
 
 def predict_changes(
     forecaster: SurrogateForecaster,
-    own: Candidate,
+    subject: Candidate,
     changes: Mapping[Candidate, tuple[str, str]],
     sla: Sla,
     fp16_factor: float | None,
@@ -115,71 +115,77 @@ def predict_changes(
 
     ``fp16_factor`` is None if the model has no conversion to FP16.
     """
-    usual = forecaster.best([own], sla)
-    effects = [(*words, forecaster.best([changed], sla)) for changed, words in changes.items()]
+    unchanged = forecaster.best([subject], sla)
+    remedies = []
     if fp16_factor is not None:
         assumed = f"assuming that everything takes {fp16_factor:g} of its time"
-        faster = forecaster.best([own], sla, time_share=fp16_factor)
-        effects.insert(0, ("FP16", assumed if on_gpu else f"{assumed} (CPUs often gain nothing)", faster))
-    return [Remedy(name, change, forecast, compute_gain(forecast, usual)) for name, change, forecast in effects]
+        change = assumed if on_gpu else f"{assumed} (CPUs often gain nothing)"
+        faster = forecaster.best([subject], sla, time_share=fp16_factor)
+        remedies.append(Remedy("fp16", change, faster, compute_gain(faster, unchanged)))
+    for candidate, (parameter, change) in changes.items():
+        forecast = forecaster.best([candidate], sla)
+        remedies.append(Remedy("parameter", change, forecast, compute_gain(forecast, unchanged), parameter))
+    return remedies
 
 
-def single_changes(space: SearchSpace, own: Candidate) -> dict[Candidate, tuple[str, str]]:
-    """Return the candidates that differ from ``own`` in one parameter, with its name and the change in words.
+def single_changes(space: SearchSpace, subject: Candidate) -> dict[Candidate, tuple[str, str]]:
+    """Return the candidates that differ from ``subject`` in one parameter, with its name and the change in words.
 
     Each parameter takes its next lower and its next higher choice. Beyond the choices, ``max_batch_size`` is doubled
     and one more instance is added.
     """
     changes: dict[Candidate, tuple[str, str]] = {}
-    before = space.canonical(own)
-    for parameter, now, other, candidate in _variations(space, before):
-        is_outside = other not in space.parameters()[parameter]
-        words = f"{_text(other)} instead of {_text(now)}{', outside of the search space' if is_outside else ''}"
+    before = space.canonical(subject)
+    for parameter, value, new_value, candidate in _variations(space, before):
+        is_outside = new_value not in space.parameters()[parameter]
+        change = (
+            f"{_text(new_value)} instead of {_text(value)}{', outside of the search space' if is_outside else ''}"
+        )
         if (changed := space.canonical(candidate)) != before:
-            changes.setdefault(changed, (label(parameter), words))
+            changes.setdefault(changed, (label(parameter), change))
     return changes
 
 
-def _variations(space: SearchSpace, own: Candidate) -> Iterator[tuple[str, object, object, Candidate]]:
-    """Yield (parameter, value now, other value, candidate with it)."""
-    size, count, fields = own.max_batch_size, own.instance_count, dict(own.fields)
-    policy = format_preferred_sizes(own.preferred_batch_sizes, size)
+def _variations(space: SearchSpace, subject: Candidate) -> Iterator[tuple[str, object, object, Candidate]]:
+    """Yield (parameter, present value, new value, candidate with the new value)."""
+    size, count, fields = subject.max_batch_size, subject.instance_count, dict(subject.fields)
+    policy = format_preferred_sizes(subject.preferred_batch_sizes, size)
     possible = [choice for choice in space.max_batch_size if choice >= space.request_batch_size]
-    for other in _nearest(possible, size, beyond=2 * size):
+    for other in _nearest_choices(possible, size, beyond=2 * size):
         sizes = resolve_preferred_sizes(policy, other) or ()
         preferred = tuple(preferred for preferred in sizes if preferred <= other)
-        yield "max_batch_size", size, other, replace(own, max_batch_size=other, preferred_batch_sizes=preferred)
-    delay = own.max_queue_delay_us if own.dynamic_batching else OFF
-    for other_delay in _next(space.max_queue_delay_us, delay):
+        yield "max_batch_size", size, other, replace(subject, max_batch_size=other, preferred_batch_sizes=preferred)
+    delay = subject.max_queue_delay_us if subject.dynamic_batching else OFF
+    for other_delay in _neighbors(space.max_queue_delay_us, delay):
         if other_delay == OFF:
-            batching = replace(own, dynamic_batching=False, max_queue_delay_us=0, preferred_batch_sizes=())
+            batching = replace(subject, dynamic_batching=False, max_queue_delay_us=0, preferred_batch_sizes=())
         else:
-            batching = replace(own, dynamic_batching=True, max_queue_delay_us=int(other_delay or 0))
+            batching = replace(subject, dynamic_batching=True, max_queue_delay_us=int(other_delay or 0))
         yield "max_queue_delay_us", delay, other_delay, batching
-    if own.dynamic_batching:
-        for other_policy in _next(space.preferred_batch_sizes, policy):
+    if subject.dynamic_batching:
+        for other_policy in _neighbors(space.preferred_batch_sizes, policy):
             sizes = resolve_preferred_sizes(parse_preferred_sizes(other_policy), size) or ()
-            yield "preferred_batch_sizes", policy, other_policy, replace(own, preferred_batch_sizes=sizes)
-    for other in _nearest(space.instance_count, count, beyond=count + 1):
-        yield "instance_count", count, other, replace(own, instance_count=other)
+            yield "preferred_batch_sizes", policy, other_policy, replace(subject, preferred_batch_sizes=sizes)
+    for other in _nearest_choices(space.instance_count, count, beyond=count + 1):
+        yield "instance_count", count, other, replace(subject, instance_count=other)
     for path, choices in space.fields.items():
-        for value in _next(choices, fields.get(path)):
+        for value in _neighbors(choices, fields.get(path)):
             changed = tuple(sorted((fields | {path: value}).items()))
-            yield path, fields.get(path, "the default"), value, replace(own, fields=changed)
+            yield path, fields.get(path, "the default"), value, replace(subject, fields=changed)
 
 
-def _nearest(choices: Sequence[int], now: int, beyond: int) -> list[int]:
-    """Return the largest choice below ``now`` and the smallest one above it; ``beyond`` without one above."""
-    below, above = [choice for choice in choices if choice < now], [choice for choice in choices if choice > now]
+def _nearest_choices(choices: Sequence[int], value: int, beyond: int) -> list[int]:
+    """Return the largest choice below ``value`` and the smallest one above it; ``beyond`` without one above."""
+    below, above = [choice for choice in choices if choice < value], [choice for choice in choices if choice > value]
     further = min(above, default=beyond)
-    return [*([max(below)] if below else []), *([further] if further > now else [])]
+    return [*([max(below)] if below else []), *([further] if further > value else [])]
 
 
-def _next(choices: Sequence[T], now: object) -> Sequence[T]:
-    """Return the choices before and after ``now``; all of them if it is none of them."""
-    if now not in choices:
+def _neighbors(choices: Sequence[T], value: object) -> Sequence[T]:
+    """Return the choices before and after ``value``; all of them if it is none of them."""
+    if value not in choices:
         return choices
-    place = list(choices).index(now)  # type: ignore[arg-type]
+    place = list(choices).index(value)  # type: ignore[arg-type]
     return [*choices[max(place - 1, 0) : place], *choices[place + 1 : place + 2]]
 
 

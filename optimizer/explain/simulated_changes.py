@@ -15,7 +15,7 @@ from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Candidate, Point, Trial
 from optimizer.explain.bottleneck import StageBreakdown
-from optimizer.explain.forecaster import Forecast, Remedy, compute_gain, is_beyond_failures, median_errors
+from optimizer.explain.forecaster import ChangeKind, Forecast, Remedy, compute_gain, is_beyond_failures, median_errors
 from optimizer.results import configuration_text
 from optimizer.simulator.dynamic_batching_model import DynamicBatchingModel, fit
 from optimizer.simulator.fitted_parameters import MIN_TIME_S, ExecutionSettings
@@ -32,7 +32,7 @@ from optimizer.simulator.predicted_metrics import (
 from optimizer.simulator.scenario import ServiceTimes
 
 LOADS, FINER = 20, 12  # simulated concurrencies of each configuration, and around its best one
-MOST_POINTS = 500  # points of other candidates to which the simulation is fitted
+MAX_POINTS = 500  # points of other candidates to which the simulation is fitted
 LARGER = 4  # largest forecast batches, times the largest max_batch_size of the space
 
 
@@ -42,7 +42,7 @@ class SimulatedForecaster:
     The model is fitted to ``latency``, the binding one. ``latencies`` are also the other bounded ones, which the same
     simulation has, unless a measurement lacks them.
 
-    The simulation of a measured candidate is corrected by the median ratio of measured to simulated figures. A
+    The simulation of a measured candidate is corrected by the median ratio of measured to simulated values. A
     candidate without measurements gets the correction of ``subject``, so that gains over it are ratios of two
     simulations. ``errors`` are those before this correction.
     """
@@ -62,12 +62,12 @@ class SimulatedForecaster:
         self._most = max(problem.max_concurrency, *(point.load.concurrency for point in known))
         anchors = [point for point in _closed([subject], problem) if is_complete(point, *self.latencies)]
         self._ratios = self._corrections([point for point in known if point.candidate != subject.candidate] + anchors)
-        self._usual = self._ratios.get(subject.candidate, np.zeros(1 + len(self.latencies)))
+        self._default_ratios = self._ratios.get(subject.candidate, np.zeros(1 + len(self.latencies)))
         cells = [(point.candidate, point.load.concurrency) for point in known]
         simulated = self._simulated(self._model, cells)
         simulated[:, 1:] += (log_loads(cells, self._batch) - simulated[:, 0])[:, None]
         self.errors = median_errors(simulated, log_measurements(known, self.latencies))
-        self.points = len(known)
+        self.measurement_count = len(known)
 
     @property
     def model_name(self) -> str:
@@ -97,7 +97,7 @@ class SimulatedForecaster:
         finer = dict.fromkeys(round(load) for load in np.linspace(low, high, FINER).tolist())
         return self._within(model, [(best.candidate, load) for load in finer], sla)
 
-    def quickest_ms(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
+    def lowest_latencies_ms(self, candidates: Sequence[Candidate]) -> Mapping[str, float]:
         """Return the lowest latency of any of ``candidates`` at any load."""
         cells = [(candidate, 1) for candidate in candidates]
         forecasts = self._forecasts(self._model, cells)
@@ -113,27 +113,25 @@ class SimulatedForecaster:
         return max(met, key=lambda forecast: forecast.throughput_infer_per_sec, default=None)
 
     def _forecasts(self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad]) -> list[Forecast]:
-        ratios = np.array([self._ratios.get(candidate, self._usual) for candidate, _ in cells])
-        figures = self._simulated(model, cells) + ratios
-        mean = log_loads(cells, self._batch) - figures[:, 0]
-        latencies_ms = 1e3 * np.exp(figures[:, 1:] + mean[:, None])
+        ratios = np.array([self._ratios.get(candidate, self._default_ratios) for candidate, _ in cells])
+        logs = self._simulated(model, cells) + ratios
+        mean = log_loads(cells, self._batch) - logs[:, 0]
+        latencies_ms = 1e3 * np.exp(logs[:, 1:] + mean[:, None])
         return [
             Forecast(candidate, load, float(math.exp(log_throughput)), dict(zip(self.latencies, row, strict=True)))
-            for (candidate, load), log_throughput, row in zip(
-                cells, figures[:, 0], latencies_ms.tolist(), strict=True
-            )
+            for (candidate, load), log_throughput, row in zip(cells, logs[:, 0], latencies_ms.tolist(), strict=True)
         ]
 
     def _simulated(self, model: DynamicBatchingModel, cells: Sequence[ConfigurationLoad]) -> FloatArray:
         """Return log throughput and log tail ratios, each a latency divided by the mean, [cells, 1 + latencies]."""
         results = model.simulate(cells, threads=max(1, min(4, os.cpu_count() or 1)))
-        figures = log_predictions(results, self.latencies)
-        return as_tail_ratios(figures, cells, self._batch)
+        logs = log_predictions(results, self.latencies)
+        return as_tail_ratios(logs, cells, self._batch)
 
     def _residuals(self, points: Sequence[Point]) -> FloatArray:
         cells = [(point.candidate, point.load.concurrency) for point in points]
-        figures = log_measurements(points, self.latencies)
-        return as_tail_ratios(figures, cells, self._batch) - self._simulated(self._model, cells)
+        logs = log_measurements(points, self.latencies)
+        return as_tail_ratios(logs, cells, self._batch) - self._simulated(self._model, cells)
 
     def _corrections(self, points: Sequence[Point]) -> dict[Candidate, FloatArray]:
         by_candidate: dict[Candidate, list[FloatArray]] = {}
@@ -142,10 +140,10 @@ class SimulatedForecaster:
         return {candidate: np.median(residuals, axis=0) for candidate, residuals in by_candidate.items()}
 
     def _changed(self, time_share: float, network_share: float) -> DynamicBatchingModel:
-        usual, overheads = self._model.times, self._model.overheads
+        unscaled, overheads = self._model.times, self._model.overheads
 
         def times(group: ExecutionSettings) -> ServiceTimes:
-            service = usual(group)
+            service = unscaled(group)
             return ServiceTimes(time_share * service.seconds, service.step)
 
         network_s, gap_s = (max(MIN_TIME_S, network_share * part) for part in (overheads.network_s, overheads.gap_s))
@@ -153,8 +151,8 @@ class SimulatedForecaster:
 
 
 def _thinned(known: Sequence[Point], subject: Point) -> list[Point]:
-    """Return the points of ``subject``'s candidate, and at most MOST_POINTS others from the whole run."""
-    step = max(1, math.ceil(len(known) / MOST_POINTS))
+    """Return the points of ``subject``'s candidate, and at most MAX_POINTS others from the whole run."""
+    step = max(1, math.ceil(len(known) / MAX_POINTS))
     return [point for i, point in enumerate(known) if i % step == 0 or point.candidate == subject.candidate]
 
 
@@ -163,8 +161,7 @@ def _closed(points: Sequence[Point], problem: Problem) -> list[Point]:
 
 
 FP16_FACTOR = 0.5  # assumed factor on inference time; a run of another precision cannot measure it
-NEAR_CLIENT, NO_COPYING = "faster network", "no copying"  # names of changes that remove a stage of a request
-MOST_INSTANCES = 64  # limits the service times that are kept for each number of instances
+MAX_INSTANCES = 64  # limits the service times that are kept for each number of instances
 
 
 def simulate_changes(
@@ -176,51 +173,50 @@ def simulate_changes(
     *,
     on_gpu: bool,
 ) -> list[Remedy]:
-    """Return the effect of each remedy on its own.
+    """Return the effect of each change alone.
 
     ``fp16_factor`` is None if the model has no conversion to FP16. Batch sizes and instance counts that failed in
     ``trials`` are left out.
     """
-    own = stages.point.candidate
-    usual = forecaster.best([own], sla)
-    copied = stages.copied_share
-    effects: list[tuple[str, str, Forecast | None]] = []
-    if counts := [one for one in _more_instances(own) if not is_beyond_failures(one, own, trials)]:
+    subject, copied_share = stages.point.candidate, stages.copied_share
+    changes: list[tuple[ChangeKind, str, Forecast | None]] = []
+    if counts := [other for other in _more_instances(subject) if not is_beyond_failures(other, subject, trials)]:
         more = forecaster.best(counts, sla)
-        effects.append(("more instances", _instances(more, own), more))
+        changes.append(("more_instances", _instances(more, subject), more))
     if fp16_factor is not None:
         assumed = f"assumption: inference takes {fp16_factor:g} of its time"
-        faster = forecaster.best([own], sla, time_share=copied + fp16_factor * (1 - copied))
-        effects.append(("FP16", assumed if on_gpu else f"{assumed}; CPUs often gain nothing", faster))
-    if larger := [one for one in _larger_batches(own) if not is_beyond_failures(one, own, trials)]:
+        faster = forecaster.best([subject], sla, time_share=copied_share + fp16_factor * (1 - copied_share))
+        changes.append(("fp16", assumed if on_gpu else f"{assumed}; CPUs often gain nothing", faster))
+    if larger := [other for other in _larger_batches(subject) if not is_beyond_failures(other, subject, trials)]:
         batched = forecaster.best(larger, sla)
         change = configuration_text.configuration(batched.candidate if batched else larger[0])
-        effects.append(("larger batches", change, batched))
-    near = forecaster.best([own], sla, network_share=0.0)
-    effects.append((NEAR_CLIENT, "no time between client and server", near))
-    if copied:
-        kept = forecaster.best([own], sla, time_share=1 - copied)
-        effects.append((NO_COPYING, "shared memory, without copies; --measure measures it", kept))
-    return [Remedy(name, change, forecast, compute_gain(forecast, usual)) for name, change, forecast in effects]
+        changes.append(("larger_batches", change, batched))
+    near = forecaster.best([subject], sla, network_share=0.0)
+    changes.append(("faster_network", "no time between client and server", near))
+    if copied_share:
+        without_copies = forecaster.best([subject], sla, time_share=1 - copied_share)
+        changes.append(("no_copying", "shared memory, without copies; --measure measures it", without_copies))
+    unchanged = forecaster.best([subject], sla)
+    return [Remedy(kind, change, forecast, compute_gain(forecast, unchanged)) for kind, change, forecast in changes]
 
 
-def _more_instances(own: Candidate) -> Iterator[Candidate]:
-    counts = {own.instance_count + 1, 2 * own.instance_count}
-    for count in sorted(count for count in counts if count <= MOST_INSTANCES) or [own.instance_count + 1]:
-        yield replace(own, instance_count=count)
+def _more_instances(subject: Candidate) -> Iterator[Candidate]:
+    counts = {subject.instance_count + 1, 2 * subject.instance_count}
+    for count in sorted(count for count in counts if count <= MAX_INSTANCES) or [subject.instance_count + 1]:
+        yield replace(subject, instance_count=count)
 
 
-def _instances(more: Forecast | None, own: Candidate) -> str:
-    count = more.candidate.instance_count if more else own.instance_count + 1
-    return f"{count} instances instead of {own.instance_count}"
+def _instances(more: Forecast | None, subject: Candidate) -> str:
+    count = more.candidate.instance_count if more else subject.instance_count + 1
+    return f"{count} instances instead of {subject.instance_count}"
 
 
-def _larger_batches(own: Candidate) -> Iterator[Candidate]:
+def _larger_batches(subject: Candidate) -> Iterator[Candidate]:
     """Yield larger batches with dynamic batching, each with Triton's defaults and with half of it preferred."""
-    if own.max_batch_size < 1:
+    if subject.max_batch_size < 1:
         return
-    batched = replace(own, dynamic_batching=True, preferred_batch_sizes=())
-    sizes = (2 * own.max_batch_size, 4 * own.max_batch_size)
-    for size in sizes if own.dynamic_batching else (own.max_batch_size, *sizes):
+    batched = replace(subject, dynamic_batching=True, preferred_batch_sizes=())
+    sizes = (2 * subject.max_batch_size, 4 * subject.max_batch_size)
+    for size in sizes if subject.dynamic_batching else (subject.max_batch_size, *sizes):
         yield replace(batched, max_batch_size=size)
         yield replace(batched, max_batch_size=size, preferred_batch_sizes=(size // 2,))

@@ -20,8 +20,8 @@ from optimizer.confirmation.confirmer import Confirmer
 from optimizer.core.budget import Budget
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.core.trial import Point
-from optimizer.explain.console import print_explanation
-from optimizer.explain.explanation import Explanation, document, explain
+from optimizer.explain.explain_report import document, print_explanation
+from optimizer.explain.explanation import Explanation, explain
 from optimizer.explain.forecaster import OtherSla, Remedy
 from optimizer.measure.measurer import Measurer
 from optimizer.replay.engine import DiscardingRecord, recorded_problem
@@ -94,37 +94,37 @@ def test_a_replayed_run_is_not_contradicted(table: str, bound_ms: float, search:
 
 def check(explanation: Explanation) -> None:
     """Assert that text and document show a measurement wherever there is one, and no forecast that it refutes."""
-    simulation = explanation.simulation
+    changes = explanation.changes
     assert explanation.run.outcome is not None
-    assert simulation is not None
+    assert changes is not None
     text = io.StringIO()
     print_explanation(Console(file=text, width=80), explanation)
     assert deepest_parentheses(text.getvalue()) <= 1
     shown = " ".join(text.getvalue().split())
-    for latency in simulation.latencies:
+    for latency in changes.latencies:
         values = [METRICS[latency.metric].value(point.measurement) for point in explanation.run.outcome.points]
-        assert latency.quickest_ms <= min(value for value in values if value is not None)
+        assert latency.lowest_ms <= min(value for value in values if value is not None)
     check_bottleneck(explanation)
-    written = document(explanation)["simulated"]
-    for remedy, entry in zip(simulation.remedies, written["remedies"], strict=True):
-        own = explanation.subject.point.candidate
-        changed = remedy.forecast.candidate if remedy.forecast else own
-        known = [point for point in known_points(explanation) if own != changed == point.candidate]
+    written = document(explanation)["predicted_changes"]
+    for remedy, entry in zip(changes.remedies, written["remedies"], strict=True):
+        subject = explanation.subject.point.candidate
+        changed = remedy.forecast.candidate if remedy.forecast else subject
+        known = [point for point in known_points(explanation) if subject != changed == point.candidate]
         bounds = explanation.run.problem.sla
         check_effect(
             remedy, [point for point in known if bounds.is_met(point.measurement)], entry, explanation, shown
         )
-    for other, entry in zip(simulation.other_slas, written["other_slas"], strict=True):
+    for other, entry in zip(changes.other_slas, written["other_slas"], strict=True):
         met = [point for point in known_points(explanation) if other.sla.is_met(point.measurement)]
         check_effect(other, met, entry, explanation, shown)
 
 
 def check_bottleneck(explanation: Explanation) -> None:
     """Assert that the stage that limits the throughput is none whose removal is expected to gain nothing."""
-    assert explanation.simulation is not None
-    gains = {remedy.name: remedy.gain for remedy in explanation.simulation.remedies}
-    removal = gains.get({"client": "faster network", "copying": "no copying"}.get(explanation.bottleneck.kind, ""))
-    assert removal is None or removal.is_possible
+    assert explanation.changes is not None
+    removal = {"client": "faster_network", "copying": "no_copying"}.get(explanation.bottleneck.kind)
+    gains = [remedy.gain for remedy in explanation.changes.remedies if remedy.kind == removal]
+    assert all(gain is None or gain.is_possible for gain in gains)
 
 
 def known_points(explanation: Explanation) -> list[Point]:
@@ -143,7 +143,7 @@ def check_effect(
     if effect.measured is not None:
         assert outcome_values.measured_performance(outcome, effect.measured, "latency-p95") in shown
         gain = effect.measured.throughput_infer_per_sec / subject.throughput_infer_per_sec - 1
-        has_gain = explanation.recommended or isinstance(effect, Remedy)
+        has_gain = explanation.has_recommendation or isinstance(effect, Remedy)
         assert entry["gain"] == (pytest.approx(gain) if has_gain else None), "not that of the forecast"
         assert entry["gain_interval"] is None
     forecast = effect.forecast

@@ -20,8 +20,8 @@ from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.errors import BadInputError
 from optimizer.core.trial import INSTANCE_GPUS, SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.explain.bottleneck import BottleneckKind, break_down_stages, find_binding_constraint, find_bottleneck
-from optimizer.explain.console import print_explanation
-from optimizer.explain.explanation import Explanation, document, explain
+from optimizer.explain.explain_report import document, print_explanation
+from optimizer.explain.explanation import Explanation, explain
 from optimizer.explain.forecaster import Forecast, Gain, compute_gain
 from optimizer.explain.simulated_changes import SimulatedForecaster, simulate_changes
 from optimizer.plan.evidence import choose_configurations
@@ -107,7 +107,7 @@ def test_a_stage_whose_removal_gains_nothing_is_not_the_bottleneck() -> None:
 
 def test_the_stages_are_those_of_the_whole_latency_if_the_client_measured_none() -> None:
     stages = break_down_stages(*measured(0.5, latency_avg_ms=18.0, queue_ms=8.0, compute_infer_ms=1.0))
-    assert stages.stages_ms == {"network": 9.0, "queue": 8.0, "compute infer": 1.0}
+    assert stages.stages_ms == {"network_ms": 9.0, "queue_ms": 8.0, "compute_infer_ms": 1.0}
     (reason, *_) = find_bottleneck(stages, None).reasons
     assert reason.startswith("50% of a request's time is spent outside the server")
 
@@ -157,7 +157,7 @@ def test_the_bound_that_a_faster_point_misses_binds() -> None:
     result = find_binding_constraint(ours, [ours, late, large, both], sla, met=True)
     assert (result.constraint, result.beyond) == (sla.constraints[1], large)
     assert result.gain == pytest.approx(0.2)
-    assert result.used == {"p95 <= 20 ms": 0.75, "memory <= 1000000000 bytes": 0.5}
+    assert result.used_shares == {"p95 <= 20 ms": 0.75, "memory <= 1000000000 bytes": 0.5}
     assert find_binding_constraint(ours, [ours], sla, met=True).constraint is None
     assert find_binding_constraint(both, [], sla, met=False).constraint == sla.constraints[1]
 
@@ -228,10 +228,10 @@ def test_a_forecast_is_within_every_bound() -> None:
 @pytest.mark.parametrize(
     ("failed", "advised"),
     [
-        ((), {"more instances", "larger batches"}),
-        ((Candidate(32, True, instance_count=2),), {"more instances", "larger batches"}),
-        ((Candidate(16, True, instance_count=2), Candidate(32, True)), {"more instances"}),
-        ((Candidate(8, True, instance_count=3),), {"larger batches"}),
+        ((), {"more_instances", "larger_batches"}),
+        ((Candidate(32, True, instance_count=2),), {"more_instances", "larger_batches"}),
+        ((Candidate(16, True, instance_count=2), Candidate(32, True)), {"more_instances"}),
+        ((Candidate(8, True, instance_count=3),), {"larger_batches"}),
     ],
 )
 def test_sizes_and_counts_that_failed_are_not_advised(failed: tuple[Candidate, ...], advised: set[str]) -> None:
@@ -243,7 +243,7 @@ def test_sizes_and_counts_that_failed_are_not_advised(failed: tuple[Candidate, .
     subject = break_down_stages(Point(2, own, LoadPoint(1, 16), played(own, 16)), trials)
     forecaster = SimulatedForecaster(latest_points(trials), subject.point, Problem("m", SPACE, 1, 64, sla=SLA))
     changes = simulate_changes(forecaster, subject, SLA, None, trials, on_gpu=False)
-    assert {change.name for change in changes} & {"more instances", "larger batches"} == advised
+    assert {change.kind for change in changes} & {"more_instances", "larger_batches"} == advised
     crashed = {one.max_batch_size for one in failed if one.max_batch_size > own.max_batch_size}
     assert not crashed & {change.forecast.candidate.max_batch_size for change in changes if change.forecast}
 
@@ -256,10 +256,10 @@ def test_the_sample_run_is_explained() -> None:
     assert explanation.bottleneck.kind == "compute"
     assert explanation.subject.busy_share == pytest.approx(0.93, abs=0.01)
     assert str(explanation.binding.constraint) == "p95 <= 20 ms"
-    assert explanation.simulation is not None
-    names = {remedy.name: remedy for remedy in explanation.simulation.remedies}
-    assert {"more instances", "FP16", "larger batches", "faster network", "no copying"} == names.keys()
-    half, more, twice = explanation.simulation.other_slas
+    assert explanation.changes is not None
+    kinds = {remedy.kind for remedy in explanation.changes.remedies}
+    assert kinds == {"more_instances", "fp16", "larger_batches", "faster_network", "no_copying"}
+    half, more, twice = explanation.changes.other_slas
     assert (half.bound_ms, more.bound_ms, twice.bound_ms) == (10.0, 30.0, 40.0)
     gains = [other.gain.estimate for other in (half, more, twice) if other.gain]
     assert gains[0] < 0 < gains[1] <= gains[2] + 0.02
@@ -277,7 +277,9 @@ def test_the_fp16_factor_is_an_option(capsys: pytest.CaptureFixture[str]) -> Non
     def gained(factor: str) -> float:
         assert main([str(SAMPLE), "--json", "--fp16-factor", factor]) == 0
         printed = json.loads(capsys.readouterr().out)
-        return float(next(remedy["gain"] for remedy in printed["simulated"]["remedies"] if remedy["name"] == "FP16"))
+        return float(
+            next(remedy["gain"] for remedy in printed["predicted_changes"]["remedies"] if remedy["name"] == "FP16")
+        )
 
     assert gained("0.4") > gained("0.8") > gained("1") == pytest.approx(0.0, abs=0.001)
     with pytest.raises(BadInputError, match=r"--fp16-factor 2: write a share"):
@@ -290,8 +292,8 @@ def test_fp16_is_left_out_for_a_model_in_python(folder: Path, name: str) -> None
     (folder / name).mkdir()
     (folder / name / "config.pbtxt").write_text('name: "m"\nbackend: "python"\nnew_field: 1\n')
     explanation = explain(read_run(folder))
-    assert explanation.simulation is not None
-    assert "FP16" not in {remedy.name for remedy in explanation.simulation.remedies}
+    assert explanation.changes is not None
+    assert "fp16" not in {remedy.kind for remedy in explanation.changes.remedies}
     assert "FP16" not in text_of(explanation)
 
 
@@ -316,7 +318,7 @@ def test_a_bound_that_only_unstable_measurements_meet_is_not_said_to_be_missed(f
     (folder / "run.json").write_text(json.dumps({**info, "result": None}))
     explanation = explain(read_run(folder))
     shown = " ".join(text_of(explanation).split())
-    assert not explanation.recommended
+    assert not explanation.has_recommendation
     assert explanation.binding.constraint is None
     assert "No measurement that meets the SLA was stable: the windows disagree." in shown
     assert "is missed" not in shown
@@ -325,7 +327,7 @@ def test_a_bound_that_only_unstable_measurements_meet_is_not_said_to_be_missed(f
 def test_a_run_without_a_recommendation_is_explained(folder: Path) -> None:
     explanation = explain(read_run(with_bound(folder, "p95 <= 2 ms")))
     shown = " ".join(text_of(explanation).split())
-    assert not explanation.recommended
+    assert not explanation.has_recommendation
     assert explanation.runner_up is None
     assert "p95 <= 2 ms is missed" in shown
     assert "no load is expected to meet the bound" in shown
@@ -344,9 +346,9 @@ def test_a_run_without_a_bound_is_explained(folder: Path) -> None:
 
 def test_a_model_that_is_far_from_the_measurements_is_no_proof(folder: Path) -> None:
     explanation = explain(read_run(folder))
-    assert explanation.simulation is not None
+    assert explanation.changes is not None
     assert "far from the measurements" not in text_of(explanation)
-    bad = replace(explanation, simulation=replace(explanation.simulation, error=0.4))
+    bad = replace(explanation, changes=replace(explanation.changes, error=0.4))
     assert "far from the measurements: measure a change to rely on it" in " ".join(text_of(bad).split())
 
 
@@ -357,8 +359,8 @@ def test_a_killed_run_is_explained_from_its_measurements(folder: Path) -> None:
     (folder / "trials.csv").write_text("".join(lines[:4]) + lines[4][:30])
     explanation = explain(read_run(folder))
     assert "was killed" in text_of(explanation)
-    assert explanation.simulation is not None
-    assert explanation.simulation.points == 3
+    assert explanation.changes is not None
+    assert explanation.changes.measurement_count == 3
 
 
 def test_a_run_without_measurements_is_refused_in_one_line(folder: Path) -> None:

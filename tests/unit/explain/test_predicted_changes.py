@@ -20,8 +20,8 @@ from objectives.sla import Sla
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, LoadPoint, Point, Trial
 from optimizer.explain.bottleneck import BottleneckKind, break_down_stages, find_bottleneck
-from optimizer.explain.console import print_explanation
-from optimizer.explain.explanation import Explanation, document, explain
+from optimizer.explain.explain_report import document, print_explanation
+from optimizer.explain.explanation import Explanation, explain
 from optimizer.explain.forecaster import Forecast, Gain, compute_gain, forecast_other_slas
 from optimizer.explain.predicted_changes import SurrogateForecaster, predict_changes, single_changes
 from optimizer.results.finished_run import read_run
@@ -132,9 +132,9 @@ def test_faster_computing_scales_throughput_and_times(forecaster: SurrogateForec
     assert faster.latency_ms == pytest.approx(usual.latency_ms / 2)
 
 
-def test_no_load_meets_a_bound_below_the_quickest_time(forecaster: SurrogateForecaster) -> None:
-    quickest_ms = forecaster.quickest_ms(TRIED)["ttft-p95"]
-    sla = Sla.from_bounds({"ttft-p95": 0.5 * quickest_ms})
+def test_no_load_meets_a_bound_below_the_lowest_time(forecaster: SurrogateForecaster) -> None:
+    lowest_ms = forecaster.lowest_latencies_ms(TRIED)["ttft-p95"]
+    sla = Sla.from_bounds({"ttft-p95": 0.5 * lowest_ms})
     assert forecaster.best(TRIED, sla) is None
     changes = single_changes(SPACE, TRIED[1])
     remedies = predict_changes(forecaster, TRIED[1], changes, sla, 1.0, on_gpu=True)
@@ -203,7 +203,7 @@ def test_the_stages_of_a_stream_are_those_that_the_client_sees(
     loads = tuple((one.load, one.measurement) for one in (quickest, point))
     stages = break_down_stages(point, [Trial(0, point.candidate, loads)])
     assert sum(stages.stages_ms.values()) == pytest.approx(total_ms)
-    assert stages.stages_ms["first response"] == pytest.approx(20.0)
+    assert stages.stages_ms["first_response_ms"] == pytest.approx(20.0)
     assert stages.busy_share is None, "the server counts the time of handing a request over"
     result = find_bottleneck(stages, None)
     assert result.kind == kind
@@ -261,11 +261,11 @@ def test_an_inconclusive_gain_of_instances_decides_nothing() -> None:
 
 def test_a_run_of_a_model_that_streams_is_explained(tmp_path: Path) -> None:
     explanation = explain(read_run(streaming_run.write_run(tmp_path)))
-    simulation = explanation.simulation
-    assert simulation is not None
-    assert not simulation.is_simulated
-    assert {latency.metric for latency in simulation.latencies} == streaming_run.BOUNDS_MS.keys()
-    assert simulation.points == len(streaming_run.trials()) * len(streaming_run.LOADS)
+    changes = explanation.changes
+    assert changes is not None
+    assert not changes.comes_from_simulator
+    assert {latency.metric for latency in changes.latencies} == streaming_run.BOUNDS_MS.keys()
+    assert changes.measurement_count == len(streaming_run.trials()) * len(streaming_run.LOADS)
     shown = text_of(explanation)
     assert max(map(len, shown.splitlines()[:-1])) <= 80
     words = " ".join(shown.split())
@@ -279,7 +279,7 @@ def test_a_run_of_a_model_that_streams_is_explained(tmp_path: Path) -> None:
 
 def test_a_run_of_a_stateful_model_is_explained(tmp_path: Path) -> None:
     explanation = explain(read_run(stateful_run.write_run(tmp_path)))
-    assert explanation.simulation is not None
+    assert explanation.changes is not None
     words = " ".join(text_of(explanation).split())
     assert "Predicted within p95 <= 20 ms" in words
     assert "max_candidate_sequences 8 instead of 32: " in words
@@ -292,28 +292,28 @@ def test_the_json_document_has_the_structure_of_batched_models(tmp_path: Path) -
     streams = document(explain(read_run(streaming_run.write_run(tmp_path))))
     batched = document(explain(read_run("tests/data/dlrm/sample")))
     assert streams.keys() == batched.keys()
-    assert streams["simulated"].keys() == batched["simulated"].keys()
+    assert streams["predicted_changes"].keys() == batched["predicted_changes"].keys()
     for part in ("latencies", "remedies", "other_slas"):
-        assert streams["simulated"][part][0].keys() == batched["simulated"][part][0].keys()
-    low, high = streams["simulated"]["remedies"][0]["gain_interval"]
-    assert low <= streams["simulated"]["remedies"][0]["gain"] <= high
-    assert batched["simulated"]["remedies"][0]["gain_interval"] is None
+        assert streams["predicted_changes"][part][0].keys() == batched["predicted_changes"][part][0].keys()
+    low, high = streams["predicted_changes"]["remedies"][0]["gain_interval"]
+    assert low <= streams["predicted_changes"]["remedies"][0]["gain"] <= high
+    assert batched["predicted_changes"]["remedies"][0]["gain_interval"] is None
 
 
 def test_nothing_is_predicted_without_a_complete_measurement(tmp_path: Path) -> None:
     folder = changed_rows(streaming_run.write_run(tmp_path), lambda row: row | {"ttft_p95_ms": ""})
     explanation = explain(read_run(folder))
-    assert explanation.simulation is None
-    assert "Nothing is predicted" in text_of(explanation)
+    assert explanation.changes is None
+    assert "No forecast" in text_of(explanation)
 
 
-def test_a_run_without_a_recommendation_has_the_quickest_times(tmp_path: Path) -> None:
+def test_a_run_without_a_recommendation_has_the_lowest_times(tmp_path: Path) -> None:
     folder = streaming_run.write_run(tmp_path)
     info = json.loads((folder / "run.json").read_text())
     info["problem"]["constraints"][0] = "ttft-p95 <= 5 ms"
     (folder / "run.json").write_text(json.dumps(info))
     explanation = explain(read_run(folder))
-    assert not explanation.recommended
+    assert not explanation.has_recommendation
     words = " ".join(text_of(explanation).split())
     assert "TTFT p95 <= 5 ms is missed" in words
     assert "no load is expected to meet the bounds" in words
@@ -331,9 +331,9 @@ def test_an_open_loop_is_predicted_by_its_requests_in_flight(tmp_path: Path) -> 
     info["options"]["load"] = "rate"
     (folder / "run.json").write_text(json.dumps(info))
     explanation = explain(read_run(folder))
-    assert explanation.simulation is not None
-    assert explanation.simulation.next_load is not None
+    assert explanation.changes is not None
+    assert explanation.changes.next_load is not None
     point = explanation.subject.point
     in_flight = point.throughput_infer_per_sec * (point.measurement.latency_avg_ms or 0.0) / 1e3
-    assert explanation.simulation.next_load.concurrency == pytest.approx(1.1 * in_flight, abs=1)
+    assert explanation.changes.next_load.concurrency == pytest.approx(1.1 * in_flight, abs=1)
     json.dumps(document(explanation), allow_nan=False)

@@ -1,9 +1,10 @@
-"""Prints an explanation of a run."""
+"""An explanation of a run as text and as JSON."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -12,16 +13,17 @@ from objectives.metrics import METRICS
 from objectives.sla import Constraint
 from optimizer.core.trial import Candidate, Point
 from optimizer.explain.bottleneck import BottleneckKind
-from optimizer.explain.explanation import Explanation, PredictedLatency, RunnerUp, Simulation
-from optimizer.explain.forecaster import SLIGHT, Forecast, Gain, OtherSla, Remedy
-from optimizer.results import configuration_text, formatting, outcome_values, summary
+from optimizer.explain.explanation import ChangeForecasts, Explanation, PredictedLatency, RunnerUp
+from optimizer.explain.forecaster import SLIGHT, ChangeKind, Forecast, Gain, OtherSla, Remedy
+from optimizer.results import configuration_text, formatting, outcome_values, result_document, summary
+from optimizer.results.forecast_accuracy import CheckedForecast, count_inside, median_error
 from optimizer.results.shared_memory_effect import SharedMemoryEffect
 from optimizer.results.terminal_output import plain_table, print_table, wrap
 
 WIDTH = 80
 LARGE_ERROR = 0.25  # median relative error in throughput of a model whose forecasts are only hints
 
-BOUNDS: dict[BottleneckKind, str] = {
+BOTTLENECK_NAMES: dict[BottleneckKind, str] = {
     "compute": "computing",
     "instances": "too few instances",
     "copying": "copying inputs and outputs",
@@ -32,25 +34,37 @@ BOUNDS: dict[BottleneckKind, str] = {
     "generation": "generating responses",
     "unknown": "unknown",
 }
+STAGE_NAMES = {stage: name.removeprefix("server ") for stage, name in outcome_values.STAGES.items()} | {
+    "waiting_ms": "waiting",
+    "first_response_ms": "first response",
+    "further_responses_ms": "further responses",
+}
+CHANGE_NAMES: dict[ChangeKind, str] = {
+    "more_instances": "more instances",
+    "fp16": "FP16",
+    "larger_batches": "larger batches",
+    "faster_network": "faster network",
+    "no_copying": "no copying",
+}
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
     """Print ``explanation`` in at most 80 columns."""
     _print_subject(console, explanation)
-    _heading(console, f"What limits the throughput: {BOUNDS[explanation.bottleneck.kind]}")
+    _heading(console, f"What limits the throughput: {BOTTLENECK_NAMES[explanation.bottleneck.kind]}")
     _sentences(console, *explanation.bottleneck.reasons)
     _print_stages(console, explanation)
     _heading(console, "Which constraint binds")
     _sentences(console, *_binding(explanation))
-    if explanation.simulation is not None:
-        _print_simulation(console, explanation, explanation.simulation)
+    if explanation.changes is not None:
+        _print_changes(console, explanation, explanation.changes)
     elif not explanation.run.problem.is_simulated:
         _heading(console, "What would help")
-        _sentences(console, "Nothing is predicted: no measurement has the throughput and all bounded times.")
+        _sentences(console, "No forecast: no measurement has the throughput and every bounded latency.")
     if explanation.shared_memory is not None:
         _heading(console, "Shared memory between client and server")
         _sentences(console, *_shared_memory(explanation.shared_memory))
-    if explanation.recommended:
+    if explanation.has_recommendation:
         _heading(console, "Why the runner-up was not recommended")
         _sentences(console, *_runner_up(explanation, explanation.runner_up))
     console.print()
@@ -65,7 +79,7 @@ def _print_subject(console: Console, explanation: Explanation) -> None:
     for line in wrap(headline, WIDTH):
         console.print(Text(line, formatting.VERDICT_STYLES[outcome.verdict]))
     latencies = problem.sla.bounded_latencies
-    role = "recommended" if explanation.recommended else "closest"
+    role = "recommended" if explanation.has_recommendation else "closest"
     _sentences(console, f"{role}, trial {point.trial}: {configuration_text.configuration(point.candidate)}")
     _sentences(console, f"measured: {outcome_values.measured_performance(outcome, point, *latencies)}")
     if explanation.unfinished:
@@ -79,7 +93,7 @@ def _print_stages(console: Console, explanation: Explanation) -> None:
         return
     table = plain_table("  stage of a request", ">ms", ">share")
     for stage, milliseconds in stages.items():
-        table.add_row(f"  {stage}", f"{milliseconds:,.3f}", f"{milliseconds / total:.0%}")
+        table.add_row(f"  {STAGE_NAMES[stage]}", f"{milliseconds:,.3f}", f"{milliseconds / total:.0%}")
     print_table(console, table)
 
 
@@ -88,7 +102,7 @@ def _binding(explanation: Explanation) -> Iterator[str]:
     if not explanation.run.problem.sla:
         yield "None: the run had no SLA."
         return
-    if not explanation.recommended:
+    if not explanation.has_recommendation:
         why = explanation.no_recommendation_reason
         missed = f"{formatting.bound(binding.constraint)} is missed: {why}" if binding.constraint else None
         yield f"{missed or why[:1].upper() + why[1:]}."
@@ -101,14 +115,15 @@ def _binding(explanation: Explanation) -> Iterator[str]:
             f"{formatting.value_of(binding.beyond, 'throughput')} ({binding.gain:+.1%}), "
             f"with {formatting.short_metric(binding.constraint.metric)} {value}."
         )
-    if explanation.recommended:
+    if explanation.has_recommendation:
         yield from _more_within(explanation)
-        used = ((bound, binding.used.get(str(bound))) for bound in explanation.run.problem.sla)
-        shares = [f"{share:.0%} of {formatting.bound(bound)}" for bound, share in used if share is not None]
-        if shares:
-            yield f"The recommendation uses {', '.join(shares)}."
-        if explanation.simulation is not None and explanation.simulation.next_load is not None:
-            yield _next_load(explanation.simulation.next_load, explanation.simulation.next_measured, explanation)
+        shares = ((bound, binding.used_shares.get(str(bound))) for bound in explanation.run.problem.sla)
+        used = [f"{share:.0%} of {formatting.bound(bound)}" for bound, share in shares if share is not None]
+        if used:
+            yield f"The recommendation uses {', '.join(used)}."
+        changes = explanation.changes
+        if changes is not None and changes.next_load is not None:
+            yield _next_load(changes.next_load, changes.next_measured, explanation)
 
 
 def _no_bound_binds(explanation: Explanation) -> str:
@@ -191,44 +206,48 @@ def _latencies(forecast: Forecast) -> str:
     )
 
 
-def _print_simulation(console: Console, explanation: Explanation, simulation: Simulation) -> None:
+def _print_changes(console: Console, explanation: Explanation, changes: ChangeForecasts) -> None:
     _heading(console, "What would help")
-    _sentences(console, _source(simulation))
+    _sentences(console, _source(changes))
     if explanation.forecasts.throughput:
         _sentences(console, str(explanation.forecasts))
-    for remedy in simulation.remedies:
-        if remedy.name == "no copying" and explanation.shared_memory is not None:
+    for remedy in changes.remedies:
+        if remedy.kind == "no_copying" and explanation.shared_memory is not None:
             continue  # it is measured
-        effect = _effect(remedy, explanation)
-        change = f"{remedy.name}: {effect} ({remedy.change})"
-        _sentences(console, change if simulation.is_simulated else f"{remedy.name} {remedy.change}: {effect}")
-    usual = None
-    if not simulation.is_simulated and explanation.recommended and simulation.best is not None:
-        usual = simulation.best.candidate
-        if usual != explanation.subject.point.candidate:
-            _sentences(console, _best_tried(simulation.best))
-    for other in simulation.other_slas:
+        name, effect = _name(remedy), _effect(remedy, explanation)
+        text = f"{name}: {effect} ({remedy.change})"
+        _sentences(console, text if changes.comes_from_simulator else f"{name} {remedy.change}: {effect}")
+    best = None
+    if not changes.comes_from_simulator and explanation.has_recommendation and changes.best is not None:
+        best = changes.best.candidate
+        if best != explanation.subject.point.candidate:
+            _sentences(console, _best_tried(changes.best))
+    for other in changes.other_slas:
         goal = f"{formatting.short_metric(other.metric)} <= {formatting.exact(round(other.bound_ms, 3))} ms"
-        _sentences(console, f"another SLA, {goal}: {_effect_of_sla(other, usual, explanation)}")
-    if not explanation.recommended:
+        _sentences(console, f"another SLA, {goal}: {_effect_of_sla(other, best, explanation)}")
+    if not explanation.has_recommendation:
         alone = ", with one request at a time" if explanation.run.problem.is_simulated else ""
-        for latency in simulation.latencies:
+        for latency in changes.latencies:
             if math.isfinite(latency.bound_ms):
                 _sentences(console, *_lowest(latency, alone, explanation))
+
+
+def _name(remedy: Remedy) -> str:
+    return CHANGE_NAMES.get(remedy.kind, remedy.parameter)
 
 
 def _lowest(latency: PredictedLatency, alone: str, explanation: Explanation) -> Iterator[str]:
     """Yield the lowest measured latency, then the lowest expected one if that is clearly lower."""
     name, measured_ms = formatting.short_metric(latency.metric), math.inf
-    if latency.quickest is not None:
-        measured_ms = METRICS[latency.metric].value(latency.quickest.measurement) or math.inf
+    if latency.lowest_measured is not None:
+        measured_ms = METRICS[latency.metric].value(latency.lowest_measured.measurement) or math.inf
         yield (
             f"The lowest measured {name} is {formatting.number(measured_ms)} ms: "
-            f"{_measured(explanation, latency.quickest)}."
+            f"{_measured(explanation, latency.lowest_measured)}."
         )
-    if latency.quickest_ms < (1 - SLIGHT) * measured_ms:
+    if latency.lowest_ms < (1 - SLIGHT) * measured_ms:
         yield (
-            f"The lowest expected {name} of the tried configurations is {formatting.number(latency.quickest_ms)} "
+            f"The lowest expected {name} of the tried configurations is {formatting.number(latency.lowest_ms)} "
             f"ms{alone}. It was not measured."
         )
 
@@ -236,39 +255,42 @@ def _lowest(latency: PredictedLatency, alone: str, explanation: Explanation) -> 
 def _effect(remedy: Remedy, explanation: Explanation) -> str:
     """Return the measurement of the changed configuration, or the forecast if there is none."""
     if remedy.measured is not None:
-        sign = f"{remedy.gain.estimate:+.0%}, " if remedy.gain and explanation.recommended else ""
+        sign = f"{remedy.gain.estimate:+.0%}, " if remedy.gain and explanation.has_recommendation else ""
         return f"{sign}measured: {_measured(explanation, remedy.measured)}"
     return f"{_gain(remedy.gain, remedy.forecast, explanation)}{_refuted(remedy, explanation)}"
 
 
-def _effect_of_sla(other: OtherSla, usual: Candidate | None, explanation: Explanation) -> str:
-    """Return the best measurement within another bound, and the forecast where that is higher."""
+def _effect_of_sla(other: OtherSla, best: Candidate | None, explanation: Explanation) -> str:
+    """Return the best measurement within another bound, and the forecast if that is higher.
+
+    ``best`` is the candidate to which the forecast gain is relative, None if the text does not name it.
+    """
     forecast, point = other.forecast, other.measured
     refuted = _refuted(other, explanation)
-    candidate = forecast.candidate if forecast else usual
-    best = f" ({configuration_text.configuration(candidate)})" if candidate and candidate != usual else ""
+    candidate = forecast.candidate if forecast else best
+    changed = f" ({configuration_text.configuration(candidate)})" if candidate and candidate != best else ""
     if point is None:
-        return f"{_gain(other.gain, forecast, explanation, of_sla=True)}{best}{refuted}"
+        return f"{_gain(other.gain, forecast, explanation, of_sla=True)}{changed}{refuted}"
     is_other = point != explanation.subject.point
     sign = f"{other.gain.estimate:+.0%}, " if other.gain and is_other else ""
     text = f"{sign}measured: {_measured(explanation, point)}"
-    own_bound_ms = explanation.run.problem.sla.latency_bound_ms(other.metric)
+    bound_ms = explanation.run.problem.sla.latency_bound_ms(other.metric)
     latency_ms = METRICS[other.metric].value(point.measurement)
-    if is_other and other.factor > 1 and latency_ms is not None and latency_ms <= own_bound_ms:
-        text += f", which is within {formatting.exact(own_bound_ms)} ms too"
+    if is_other and other.factor > 1 and latency_ms is not None and latency_ms <= bound_ms:
+        text += f", which is within {formatting.exact(bound_ms)} ms too"
     if point.candidate != explanation.subject.point.candidate:
         text += f" ({configuration_text.configuration(point.candidate)})"
     expected = _expected(other, explanation)
     if expected <= (1 + SLIGHT) * point.throughput_infer_per_sec or other.refuted_by is not None:
         return text
-    return f"{text}. Expected: up to {formatting.quantity(METRICS['throughput'], expected)}{best}"
+    return f"{text}. Expected: up to {formatting.quantity(METRICS['throughput'], expected)}{changed}"
 
 
 def _expected(other: OtherSla, explanation: Explanation) -> float:
     """Return the expected throughput: the measured one of the recommendation times the gain, if it is known."""
     if other.forecast is None:
         return 0.0
-    if other.forecast_gain is None or not explanation.recommended:
+    if other.forecast_gain is None or not explanation.has_recommendation:
         return other.forecast.throughput_infer_per_sec
     return explanation.subject.point.throughput_infer_per_sec * (1 + other.forecast_gain.estimate)
 
@@ -288,31 +310,31 @@ def _best_tried(forecast: Forecast) -> str:
     )
 
 
-def _source(simulation: Simulation) -> str:
+def _source(changes: ChangeForecasts) -> str:
     """Return the origin of the gains: the model, the number of measurements it was fitted to, and its errors."""
     bounds = [
         formatting.bound(Constraint(latency.metric, latency.bound_ms))
-        for latency in simulation.latencies
+        for latency in changes.latencies
         if math.isfinite(latency.bound_ms)
     ]
     within = f" within {' and '.join(bounds)}" if bounds else ""
-    fitted = f"fitted to {formatting.count(simulation.points, 'measurement')} of this run"
-    if simulation.is_simulated:
+    fitted = f"fitted to {formatting.count(changes.measurement_count, 'measurement')} of this run"
+    if changes.comes_from_simulator:
         return (
-            f"Simulated{within}, {fitted} (median error in throughput {simulation.error:.0%}). Each change is "
-            f"simulated alone, at its best load.{_caution(simulation)}"
+            f"Simulated{within}, {fitted} (median error in throughput {changes.error:.0%}). Each change is "
+            f"simulated alone, at its best load.{_caution(changes)}"
         )
-    errors = [f"{latency.error:.0%} in {formatting.short_metric(latency.metric)}" for latency in simulation.latencies]
+    errors = [f"{latency.error:.0%} in {formatting.short_metric(latency.metric)}" for latency in changes.latencies]
     return (
-        f"Predicted{within} by a {simulation.model} {fitted} (median error {simulation.error:.0%} in throughput, "
+        f"Predicted{within} by a {changes.model} {fitted} (median error {changes.error:.0%} in throughput, "
         f"{', '.join(errors)}), corrected by Gaussian processes. Each change is predicted alone, at its best load, "
-        f"with a 95 % interval.{_caution(simulation)}"
+        f"with a 95 % interval.{_caution(changes)}"
     )
 
 
-def _caution(simulation: Simulation) -> str:
+def _caution(changes: ChangeForecasts) -> str:
     """Return a sentence about a model that is far from the measurements; empty if it is close to them."""
-    if simulation.error <= LARGE_ERROR:
+    if changes.error <= LARGE_ERROR:
         return ""
     return " The model is far from the measurements: measure a change to rely on it."
 
@@ -325,13 +347,13 @@ def _shared_memory(effect: SharedMemoryEffect) -> Iterator[str]:
 
 def _gain(gain: Gain | None, forecast: Forecast | None, explanation: Explanation, *, of_sla: bool = False) -> str:
     if forecast is None:
-        simulation = explanation.simulation
-        has_several = simulation is not None and len(simulation.latencies) > 1
+        changes = explanation.changes
+        has_several = changes is not None and len(changes.latencies) > 1
         if of_sla:
             return "no load is expected to meet it, and none was measured within it"
         return f"no load is expected to meet the {'bounds' if has_several else 'bound'}"
     throughput = formatting.quantity(METRICS["throughput"], forecast.throughput_infer_per_sec)
-    if gain is None or not explanation.recommended:
+    if gain is None or not explanation.has_recommendation:
         return f"{throughput}, {_latencies(forecast)}"
     low, high = gain.bounds
     if -SLIGHT < low <= high < SLIGHT:
@@ -387,3 +409,131 @@ def _sentences(console: Console, *sentences: str) -> None:
     for sentence in sentences:
         for line in wrap(sentence, WIDTH - 2, first_indent="  ", indent="    "):
             console.print(Text(line), soft_wrap=True)
+
+
+def document(explanation: Explanation) -> dict[str, Any]:
+    """Return the document of ``--json``. Shares and gains are relative (0.1 is 10 %), None if unknown."""
+    binding, changes, runner_up = explanation.binding, explanation.changes, explanation.runner_up
+    return {
+        "run": str(explanation.run.folder.path),
+        "status": explanation.run.status,
+        "verdict": explanation.run.outcome.verdict.value if explanation.run.outcome else None,
+        "recommended": explanation.has_recommendation,
+        "subject": result_document.entry(explanation.subject.point),
+        "no_recommendation_reason": explanation.no_recommendation_reason or None,
+        "bottleneck": explanation.bottleneck.kind,
+        "reasons": list(explanation.bottleneck.reasons),
+        "stages_ms": explanation.subject.stages_ms,
+        "instance_busy_share": explanation.subject.busy_share,
+        "copied_share_of_compute": explanation.subject.copied_share,
+        "binding": {
+            "constraint": str(binding.constraint) if binding.constraint else None,
+            "beyond": _entry(binding.beyond),
+            "gain": binding.gain,
+            "used_share": binding.used_shares,
+        },
+        "forecasts": {
+            "throughput": _forecasts_document(explanation.forecasts.throughput),
+            "latency": _forecasts_document(explanation.forecasts.latency),
+        },
+        "predicted_changes": _changes_document(changes) if changes else None,
+        "shared_memory": explanation.shared_memory.document() if explanation.shared_memory else None,
+        "runner_up": _runner_up_document(runner_up) if runner_up else None,
+    }
+
+
+def _forecasts_document(checks: Sequence[CheckedForecast]) -> dict[str, Any] | None:
+    if not checks:
+        return None
+    return {
+        "measurements": len(checks),
+        "within_interval": count_inside(checks),
+        "median_error": median_error(checks),
+    }
+
+
+def _changes_document(changes: ChangeForecasts) -> dict[str, Any]:
+    return {
+        "model": changes.model,
+        "latency": changes.latency.metric,
+        "bound_ms": result_document.json_value(changes.latency.bound_ms),
+        "median_error": changes.error,
+        "measurements": changes.measurement_count,
+        "lowest_ms": changes.latency.lowest_ms,
+        "latencies": [
+            {
+                "metric": latency.metric,
+                "bound_ms": result_document.json_value(latency.bound_ms),
+                "median_error": latency.error,
+                "lowest_ms": latency.lowest_ms,
+                "lowest_measured": result_document.entry(latency.lowest_measured)
+                if latency.lowest_measured
+                else None,
+            }
+            for latency in changes.latencies
+        ],
+        "remedies": [
+            {
+                "name": _name(remedy),
+                "change": remedy.change,
+                **_forecast_values(remedy.forecast),
+                **_gain_values(remedy.gain),
+                **_measured_values(remedy),
+            }
+            for remedy in changes.remedies
+        ],
+        "best": _forecast_values(changes.best) if changes.best else None,
+        "other_slas": [
+            {
+                "metric": sla.metric,
+                "factor": sla.factor,
+                "other_bound_ms": sla.bound_ms,
+                **_forecast_values(sla.forecast),
+                **_gain_values(sla.gain),
+                "forecast_gain": sla.forecast_gain.estimate if sla.forecast_gain else None,
+                **_measured_values(sla),
+            }
+            for sla in changes.other_slas
+        ],
+        "next_load": _forecast_values(changes.next_load) if changes.next_load else None,
+        "next_measured": _entry(changes.next_measured),
+    }
+
+
+def _measured_values(effect: Remedy | OtherSla) -> dict[str, Any]:
+    return {
+        "measured": _entry(effect.measured),
+        "refuted_by": _entry(effect.refuted_by),
+    }
+
+
+def _entry(point: Point | None) -> dict[str, Any] | None:
+    return result_document.entry(point) if point else None
+
+
+def _forecast_values(forecast: Forecast | None) -> dict[str, Any]:
+    return {
+        "configuration": configuration_text.configuration(forecast.candidate) if forecast else None,
+        "concurrency": forecast.concurrency if forecast else None,
+        "throughput_infer_per_sec": forecast.throughput_infer_per_sec if forecast else None,
+        "latency_ms": forecast.latency_ms if forecast else None,
+        "latencies_ms": dict(forecast.latencies_ms) if forecast else None,
+    }
+
+
+def _gain_values(gain: Gain | None) -> dict[str, Any]:
+    interval = gain.interval if gain else None
+    return {
+        "gain": gain.estimate if gain else None,
+        "gain_interval": [interval.low, interval.high] if interval else None,
+    }
+
+
+def _runner_up_document(runner_up: RunnerUp) -> dict[str, Any]:
+    return {
+        **result_document.entry(runner_up.point),
+        "confirmation": result_document.confirmation(runner_up.confirmed) if runner_up.confirmed else None,
+        "less_throughput": runner_up.less,
+        "less_throughput_interval": result_document.interval_document(runner_up.interval),
+        "missed": runner_up.missed or None,
+    }
