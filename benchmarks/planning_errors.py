@@ -29,7 +29,7 @@ from lib.process_pool import run_jobs
 from lib.records import Records
 from lib.simulated_tables import CURVES, REQUEST_BATCH_SIZE, SimulatedServer
 from objectives import batch_stats
-from objectives.confidence import miss_rate_bounds
+from objectives.confidence import clopper_pearson_bounds
 from objectives.metrics import STATISTICS, Measurement
 from objectives.sla import Sla
 from optimizer.config.search_space import Problem, SearchSpace
@@ -349,7 +349,7 @@ def _targets(cases: Sequence[PlanningCase]) -> str:
 
 def too_few_bound(few: int, cases: int) -> float:
     """Return an upper confidence bound on the share of plans that are too low; the cases are independent."""
-    return miss_rate_bounds(few / cases, cases, math.inf, ERROR)[1]
+    return clopper_pearson_bounds(few / cases, cases, math.inf, ERROR)[1]
 
 
 def _print_curve(cases: Sequence[PlanningCase]) -> None:

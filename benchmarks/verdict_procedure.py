@@ -41,7 +41,7 @@ from scipy import special
 
 from lib.output import measured_on
 from objectives.arrays import FloatArray
-from objectives.confidence import MissCounts, judge_share
+from objectives.confidence import MissCounts, SequentialTest, judge_share
 from objectives.load_sequence import (
     ERROR_SHARES,
     MARGIN,
@@ -54,9 +54,15 @@ from objectives.load_sequence import (
 from objectives.sequential import LOOKS
 from objectives.server_spread import pool_server_spread
 from objectives.sla import CONFIDENCE
-from objectives.verdict import LARGEST_SLOPE, MOST_EXCLUDED, SLOPE_LEVELS, SlaVerdict, counted_windows
-from optimizer.confirmation.load_predictions import FARTHEST_LOAD, HIGHEST_LOAD, LOAD_STEP, LOWEST_LOAD
-from optimizer.confirmation.server_plan import COMPARED_SERVERS, SHORTEST_SECONDS, START_SECONDS, WINDOWS, ServerPlan
+from objectives.verdict import MAX_EXCLUDED_SHARE, MAX_SLOPE, SLOPE_LEVELS, SlaVerdict, counted_windows
+from optimizer.confirmation.load_predictions import LOAD_STEP, MAX_LOAD_FACTOR, MAX_RIVAL_LOAD_FACTOR, MIN_LOAD_FACTOR
+from optimizer.confirmation.server_plan import (
+    COMPARED_SERVERS,
+    MIN_WINDOW_SECONDS,
+    START_SECONDS,
+    WINDOWS,
+    ServerPlan,
+)
 from optimizer.core.trial import Candidate, LoadPoint
 
 ALLOWED = 0.05  # p95
@@ -66,7 +72,7 @@ EPOCH_SECONDS, EPOCH_FACTOR = (20.0, 60.0), 1.5
 BURST_SECONDS, LONG_BURST_SECONDS = (1.0, 8.0), (10.0, 40.0)  # of other programs
 BURST_FACTOR = 1.5  # the slowness of a window that they fill
 BURST_LIMIT = 0.3  # a window counts as disturbed if other programs fill more than this share of it
-COMPARED = ServerPlan(0, Candidate(1), LoadPoint(1, 1), SHORTEST_SECONDS)
+COMPARED = ServerPlan(0, Candidate(1), LoadPoint(1, 1), MIN_WINDOW_SECONDS)
 TESTED = replace(COMPARED, is_cross_checked=True)
 CROSS_CHECK_SECONDS = TESTED.server_seconds - COMPARED.server_seconds  # of perf_analyzer
 PROBE_NOISE = 0.03  # of the speed probe
@@ -183,14 +189,14 @@ class Machine:
     def disturbance(self, seconds: FloatArray) -> FloatArray:
         """Return the share of each window that begins at ``seconds`` in which other programs run."""
         begins, ends = self.bursts.T
-        overlap = np.minimum(seconds[:, None] + SHORTEST_SECONDS, ends) - np.maximum(seconds[:, None], begins)
-        return np.asarray(np.maximum(overlap, 0.0).sum(axis=1) / SHORTEST_SECONDS, dtype=np.float64)
+        overlap = np.minimum(seconds[:, None] + MIN_WINDOW_SECONDS, ends) - np.maximum(seconds[:, None], begins)
+        return np.asarray(np.maximum(overlap, 0.0).sum(axis=1) / MIN_WINDOW_SECONDS, dtype=np.float64)
 
     def measure(self, configuration: Configuration, in_flight: int, windows: int = WINDOWS) -> Server:
         """Return the measurement of a fresh server."""
         self.seconds += START_SECONDS
-        at = np.arange(windows, dtype=np.float64) * SHORTEST_SECONDS + self.seconds
-        self.seconds += windows * SHORTEST_SECONDS
+        at = np.arange(windows, dtype=np.float64) * MIN_WINDOW_SECONDS + self.seconds
+        self.seconds += windows * MIN_WINDOW_SECONDS
         shocks = self.random.normal(0, self.window_sigma, windows)
         states = np.empty(windows)
         states[0] = shocks[0]
@@ -201,7 +207,7 @@ class Machine:
         filled = self.disturbance(at)
         states += math.log(BURST_FACTOR) * filled
         server = self.random.normal(0, self.server_sigma)
-        requests = configuration.throughput(in_flight) * SHORTEST_SECONDS
+        requests = configuration.throughput(in_flight) * MIN_WINDOW_SECONDS
         effective = max(5, round(requests / in_flight))
         latencies = self.random.normal(0, configuration.sigma, (windows, effective))
         latencies += configuration.log_median(in_flight) + server + states[:, None]
@@ -210,7 +216,7 @@ class Machine:
             latencies = self.log_bound + side + server + states[:, None]
         elif self.scenario.late == "failed":
             latencies[latencies > self.log_bound] = math.inf
-        around = self.epoch(np.array([at[0] - SHORTEST_SECONDS, self.seconds]))
+        around = self.epoch(np.array([at[0] - MIN_WINDOW_SECONDS, self.seconds]))
         probe = float(around.mean()) + self.random.normal(0, PROBE_NOISE)
         return Server(
             latencies, states, filled > BURST_LIMIT, probe, -server - float(states.mean()), float(filled.mean())
@@ -234,7 +240,7 @@ def counts(servers: list[Server], in_flight: int, log_bound: float) -> MissCount
     quantile = np.quantile(latencies, 1 - ALLOWED, method="inverted_cdf")
     shares = ALLOWED * SLOPE_LEVELS, ALLOWED / SLOPE_LEVELS
     low, high = np.quantile(latencies[latencies < math.inf], [1 - share for share in shares])
-    slope = min(float(np.subtract(*special.ndtri(shares))) / max(high - low, 1e-6), LARGEST_SLOPE)
+    slope = min(float(np.subtract(*special.ndtri(shares))) / max(high - low, 1e-6), MAX_SLOPE)
     requests = [np.full(len(server.latencies), float(in_flight * server.latencies.shape[1])) for server in servers]
     misses, tail = (
         [in_flight * (server.latencies > bound).sum(-1, dtype=np.float64) for server in servers]
@@ -332,7 +338,7 @@ class SimulatedTests:
         latencies = np.concatenate([server.latencies for server in counted(servers)])
         quantile = np.quantile(latencies[latencies < math.inf], 1 - ALLOWED)
         shift = float(quantile) - self.confirmation.log_bound - self.predicted[load]
-        farthest = FARTHEST_LOAD * self.confirmation.in_flight[load]
+        farthest = MAX_RIVAL_LOAD_FACTOR * self.confirmation.in_flight[load]
         shifted = [predicted + shift for predicted in self.predicted]
         highest = sum(n <= farthest for n in self.confirmation.in_flight) - 1
         before = self.sequence
@@ -380,7 +386,7 @@ class SimulatedTests:
         seconds_left = self.confirmation.seconds_left()
         return int(seconds_left / TESTED.fitting(LOOKS[0], seconds_left).server_seconds)
 
-    def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
+    def judge(self, load: int, error: float, max_servers: int) -> SlaVerdict:
         log_bound = self.confirmation.log_bound
         own = counted(self.measured[load])
         has_disturbed = any(server.is_disturbed.any() for server in own)
@@ -391,7 +397,7 @@ class SimulatedTests:
             [[server.other_share for server in group] for group in groups],
         )
         misses = counts(own, self.confirmation.in_flight[load], log_bound)
-        judged = judge_share(misses, ALLOWED, spread, error, most_servers)
+        judged = judge_share(misses, ALLOWED, spread, SequentialTest(error, max_servers))
         return SlaVerdict(judged.verdict, judged.reason, is_promising=judged.is_promising, excess=judged.excess)
 
 
@@ -410,13 +416,15 @@ def simulate(scenario: Scenario, budget_seconds: float, seed: int) -> Ended:
     recommended, others = configurations[order[0]], [configurations[place] for place in order[1:4]]
     at_bound = int(random.integers(8, 60))  # in flight, where the best configuration just meets the bound
     log_bound = configurations[0].log_p95(at_bound) + math.log(EPOCH_FACTOR) / 2 * scenario.epochs
-    steps = range(math.ceil(math.log(LOWEST_LOAD, LOAD_STEP)), math.floor(math.log(HIGHEST_LOAD, LOAD_STEP)) + 1)
+    steps = range(
+        math.ceil(math.log(MIN_LOAD_FACTOR, LOAD_STEP)), math.floor(math.log(MAX_LOAD_FACTOR, LOAD_STEP)) + 1
+    )
     in_flight = sorted({max(1, round(at_bound * LOAD_STEP**step)) for step in steps})
     machine = Machine(scenario, random, log_bound)
     bias = scenario.search_bias + random.normal(0, PREDICTION_NOISE)
     bias += math.log(EPOCH_FACTOR) / 2 * scenario.epochs
     confirmation = SimulatedConfirmation(machine, in_flight, log_bound, budget_seconds)
-    is_single = budget_seconds < TESTED.reserved_seconds(LOOKS[0]) and scenario.disturbed <= MOST_EXCLUDED
+    is_single = budget_seconds < TESTED.reserved_seconds(LOOKS[0]) and scenario.disturbed <= MAX_EXCLUDED_SHARE
     first_margin = OTHER_MARGIN if is_single else MARGIN
     rules = [
         (recommended, ERROR_SHARES, first_margin),

@@ -29,7 +29,7 @@ from objectives.sla import Sla
 from objectives.verdict import is_disturbed
 
 ALLOWED_DIFFERENCE = 0.05  # of the log of the ratio; a smaller difference does not change a decision
-FEWEST_PAIRS = 2
+MIN_PAIRS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Agreement:
     Attributes:
         servers: Servers on which perf_analyzer measured.
         pairs: Servers on which both have values from an undisturbed machine.
-        ratios: One for each compared metric; empty if there are fewer than FEWEST_PAIRS pairs.
+        ratios: One for each compared metric; empty if there are fewer than MIN_PAIRS pairs.
         reason: Why a server has no pair; empty if all have one.
     """
 
@@ -175,10 +175,10 @@ def _usable(pair: ServerPair) -> ServerPair | None:
 def _ratio(
     pairs: Sequence[ServerPair], metric: str, sla: Sla, error: float, *, shares_cpus: bool
 ) -> MetricRatio | None:
-    """Return the ratio of a metric over all ``pairs``; None if fewer than FEWEST_PAIRS have it."""
+    """Return the ratio of a metric over all ``pairs``; None if fewer than MIN_PAIRS have it."""
     values = [(METRICS[metric].value(pair.other), _pooled(pair.windows, metric)) for pair in pairs]
     known = [(theirs, ours) for theirs, ours in values if theirs and ours > 0]
-    if len(known) < FEWEST_PAIRS:
+    if len(known) < MIN_PAIRS:
         return None
     logs = [np.array([math.log(theirs / ours)]) for theirs, ours in known]
     low, high = mean_bounds(logs, pool_server_spread([logs]), look_error(error, next_look(len(logs))))

@@ -17,12 +17,13 @@ import numpy as np
 from objectives.arrays import FloatArray
 from objectives.metrics import four_digits
 from objectives.sequential import LOOKS, look_error
-from objectives.server_spread import PRIOR_FREEDOM, ServerSpread, Windows
+from objectives.server_spread import PRIOR_DEGREES_OF_FREEDOM, ServerSpread, Windows
+from objectives.sla import CONFIDENCE
 
-PROMISING_DEVIATIONS = 1.5  # standard errors by which a load may be better than measured, before the first look
-UNSERVED_EXCESS = math.log(2)  # ``excess`` of a load at which a server served nothing, so that no distance is known
-PRIOR_SHARE_DEVIATION = 0.1  # prior standard deviation of a server's share of misses, over the permitted share
-LIKELY_DEVIATIONS = 1.0  # standard errors beyond the limit of a test, with which it is likely to pass
+PROMISING_STANDARD_ERRORS = 1.5  # standard errors by which a load may be better than measured, before the first look
+UNSERVED_EXCESS = math.log(2)  # ``excess`` of a load at which a server served nothing
+PRIOR_SHARE_STD = 0.1  # prior standard deviation of a server's share of misses, over the permitted share
+LIKELY_STANDARD_ERRORS = 1.0  # standard errors beyond the limit of a test, with which it is likely to pass
 
 
 class Verdict(Enum):
@@ -45,7 +46,9 @@ class ConstraintVerdict:
         effective_requests: Independent requests with the same information; 0 if it was not estimated.
         is_promising: Whether UNDECIDED may become PASS with more servers: with the same results, and before the first
             look with slightly better ones.
-        excess: By how much the log of latency has to fall until the test is likely to pass.
+        excess: By how much the log of latency has to fall until the test is likely to pass; for a bound on a rate, by
+            how much the log of the rate has to rise until it meets the bound.
+        served_nothing: Whether a server served no request of a whole load, so that no distance to the bound is known.
     """
 
     verdict: Verdict
@@ -55,6 +58,22 @@ class ConstraintVerdict:
     effective_requests: float = 0.0
     is_promising: bool = False
     excess: float = 0.0
+    served_nothing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialTest:
+    """The error of a test that looks at growing data, and how much more it may measure.
+
+    Attributes:
+        error: One-sided error probability of all looks.
+        max_servers: Servers that the time allows in total.
+        confidence: One minus the error of all tests of the run.
+    """
+
+    error: float
+    max_servers: int = 0
+    confidence: float = CONFIDENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +145,20 @@ def _concentration(counts: MissCounts) -> float:
     return float(np.square(densities).mean()) / mean**2 if mean > 0 else float(len(shares))
 
 
-def share_spread(counts: MissCounts, allowed: float, prior_deviation: float = PRIOR_SHARE_DEVIATION) -> ServerSpread:
+def share_spread(counts: MissCounts, allowed: float, prior_std: float = PRIOR_SHARE_STD) -> ServerSpread:
     """Return the variance between servers of the normal quantile of the share, from the counts alone.
 
     It is the variance of the servers' shares beyond that within servers, pooled with a prior as in
-    ``pool_server_spread``. The prior has PRIOR_FREEDOM degrees of freedom and the standard deviation
-    ``prior_deviation``, as a multiple of ``allowed``. Without it, four servers that happen to be alike would hide
+    ``pool_server_spread``. The prior has PRIOR_DEGREES_OF_FREEDOM degrees of freedom and the standard deviation
+    ``prior_std``, as a multiple of ``allowed``. Without it, four servers that happen to be alike would hide
     that servers differ.
     """
     shares, share = counts.server_shares(counts.misses), min(max(counts.share, 0.0), 1.0)
     within = overdispersion(counts.requests, counts.tail) * share * (1 - share) / counts.requests_per_server
-    freedom = len(shares) - 1
-    between = max(0.0, float(np.var(shares, ddof=1)) - within) if freedom else 0.0
-    total = PRIOR_FREEDOM + freedom
-    variance = (PRIOR_FREEDOM * (prior_deviation * allowed) ** 2 + freedom * between) / total
+    degrees_of_freedom = len(shares) - 1
+    between = max(0.0, float(np.var(shares, ddof=1)) - within) if degrees_of_freedom else 0.0
+    total = PRIOR_DEGREES_OF_FREEDOM + degrees_of_freedom
+    variance = (PRIOR_DEGREES_OF_FREEDOM * (prior_std * allowed) ** 2 + degrees_of_freedom * between) / total
     return ServerSpread(variance / _probit_density(allowed) ** 2, total)
 
 
@@ -162,16 +181,18 @@ def overdispersion(requests: Windows, tail: Windows) -> float:
     return max(1.0, squares / expected) if expected > 0 else 1.0
 
 
-def miss_rate_bounds(share: float, effective: float, freedom: float, error: float) -> tuple[float, float]:
+def clopper_pearson_bounds(
+    share: float, effective: float, degrees_of_freedom: float, error: float
+) -> tuple[float, float]:
     """Return a lower and an upper bound on the share; each is wrong with probability ``error``.
 
     These are the exact binomial bounds of Clopper and Pearson (1934) for the effective requests. Their number is
-    estimated, so ``error`` is lowered by the ratio of Student's t with ``freedom`` degrees of freedom to the normal
+    estimated, so ``error`` is lowered by the ratio of Student's t with ``degrees_of_freedom`` to the normal
     distribution.
     """
     from scipy import special
 
-    error_t = float(special.ndtr(special.stdtrit(freedom, error)))
+    error_t = float(special.ndtr(special.stdtrit(degrees_of_freedom, error)))
     hits = share * effective
     others = effective - hits
     low = float(special.betaincinv(hits, others + 1, error_t)) if hits > 0 else 0.0
@@ -184,21 +205,23 @@ def fewest_requests(allowed: float, error: float) -> int:
     return math.ceil(math.log(error) / math.log1p(-allowed))
 
 
-def share_bound(counts: MissCounts, allowed: float, effective: float, freedom: float, error: float) -> float:
+def quantile_share_bound(
+    counts: MissCounts, allowed: float, effective: float, degrees_of_freedom: float, error: float
+) -> float:
     """Return an upper bound on the share, wrong with probability ``error``, from the distance to the latency bound.
 
-    Far inside the bound no request misses it. Then a count cannot tell how far: if servers differ, it allows for a
-    server that is just as slow as the bound, however fast the measured ones are. Therefore this bound takes the
-    quantile of the measured latencies, with Student's t on the normal quantile of the share.
+    If no request misses the bound, the count does not show how far the latencies are below it, and its upper bound
+    stays high. This bound uses the distance of the measured quantile to the latency bound instead, with Student's t
+    on the normal quantile of the share.
     """
     from scipy import special
 
-    deviation = _probit_deviation(allowed, effective)
-    margin = counts.slope * counts.distance + float(special.stdtrit(freedom, error)) * deviation
+    quantile = float(special.stdtrit(degrees_of_freedom, error))
+    margin = counts.slope * counts.distance + quantile * _probit_standard_error(allowed, effective)
     return 1.0 if math.isnan(margin) else float(special.ndtr(special.ndtri(allowed) - margin))
 
 
-def _probit_deviation(allowed: float, effective: float) -> float:
+def _probit_standard_error(allowed: float, effective: float) -> float:
     """Return the standard error of the normal quantile of a share that is ``allowed`` (delta method)."""
     return math.sqrt(allowed * (1 - allowed) / effective) / _probit_density(allowed)
 
@@ -213,26 +236,24 @@ def judge_share(
     counts: MissCounts,
     allowed: float,
     spread: ServerSpread,
-    error: float,
-    most_servers: int,
+    test: SequentialTest,
     verb: str = "are slower",
 ) -> ConstraintVerdict:
     """Return the verdict on the share of requests over a bound.
 
-    The upper bound is the lower one of ``miss_rate_bounds`` and ``share_bound``. If the true share is the permitted
-    one, both use the same sampling error; how often the lower one is wrong was simulated
-    (benchmarks/verdict_procedure.md). ``share_bound`` takes the latencies near the bound to be continuous. They may
-    have a gap there, and failed requests have none. So the bounds are at least as far apart as those of the count
-    with the differences between servers that the counts show. Between two planned looks the verdict has the error of
-    the next one. Before the first look it is UNDECIDED, and promising if a look that the time allows would be a PASS
-    with a distance to the bound that is larger by PROMISING_DEVIATIONS.
+    The upper bound is the lower one of ``clopper_pearson_bounds`` and ``quantile_share_bound``. If the true share is
+    the permitted one, both use the same sampling error; how often the lower one is wrong was simulated
+    (benchmarks/verdict_procedure.md). ``quantile_share_bound`` takes the latencies near the bound to be continuous.
+    They may have a gap there, and failed requests have none. So the bounds are at least as far apart as those of the
+    count with the differences between servers that the counts show. Between two planned looks the verdict has the
+    error of the next one. Before the first look it is UNDECIDED, and promising if a look that the time allows would
+    be a PASS with a distance to the bound that is larger by PROMISING_STANDARD_ERRORS.
 
     Args:
         counts: Requests and misses.
         allowed: Permitted share of requests over the bound.
         spread: Variance between servers.
-        error: One-sided error of all looks at this configuration and load.
-        most_servers: Servers that the time allows in total.
+        test: The test of this configuration and load.
         verb: The verb of the counted requests in the reason.
     """
     from scipy import special
@@ -242,15 +263,17 @@ def judge_share(
     effective = effective_requests(counts, allowed, latency_variance(counts, spread))
     effective_by_count = effective_requests(counts, allowed, share_spread(counts, allowed).variance)
     at_first_look = LOOKS[0] / servers
-    needed = _needed_distance(allowed, effective * at_first_look, spread.freedom, error) - inside
+    needed = _needed_distance(allowed, effective * at_first_look, spread.degrees_of_freedom, test.error) - inside
     if inside > 0:  # beyond the bound, the latencies show the distance better than the count
-        by_count = _needed_distance(allowed, effective_by_count * at_first_look, spread.freedom, error)
+        by_count = _needed_distance(
+            allowed, effective_by_count * at_first_look, spread.degrees_of_freedom, test.error
+        )
         needed = max(needed, by_count - inside_by_count)
     excess = needed / counts.slope
     if servers < LOOKS[0]:
         # the count decides where the distance is unknown, as for failed requests
-        deviation = _probit_deviation(allowed, effective)
-        may_pass = _may_pass(max(inside, inside_by_count), deviation, servers, spread.freedom, error, most_servers)
+        standard_error = _probit_standard_error(allowed, effective)
+        may_pass = _may_pass(max(inside, inside_by_count), standard_error, servers, spread.degrees_of_freedom, test)
         return ConstraintVerdict(
             Verdict.UNDECIDED,
             servers_missing(servers),
@@ -261,16 +284,16 @@ def judge_share(
 
     def bounds(count: int) -> tuple[float, float]:
         """Return the bounds with ``count`` servers of the same results."""
-        sample = spread.freedom + count - servers, look_error(error, next_look(count))
-        low, high = miss_rate_bounds(share, effective * count / servers, *sample)
-        high = min(high, share_bound(counts, allowed, effective * count / servers, *sample))
-        low_by_count, high_by_count = miss_rate_bounds(share, effective_by_count * count / servers, *sample)
+        sample = spread.degrees_of_freedom + count - servers, look_error(test.error, next_look(count))
+        low, high = clopper_pearson_bounds(share, effective * count / servers, *sample)
+        high = min(high, quantile_share_bound(counts, allowed, effective * count / servers, *sample))
+        low_by_count, high_by_count = clopper_pearson_bounds(share, effective_by_count * count / servers, *sample)
         low = min(low, low_by_count)
         return low, max(low, high, high_by_count)
 
     low, high = bounds(servers)
     verdict = Verdict.PASS if high <= allowed else Verdict.FAIL if low > allowed else Verdict.UNDECIDED
-    is_promising = any(bounds(look)[1] <= allowed for look in LOOKS if servers < look <= most_servers)
+    is_promising = any(bounds(look)[1] <= allowed for look in LOOKS if servers < look <= test.max_servers)
     reason = (
         f"{low:.2%} to {high:.2%} of the requests {verb} (allowed: {100 * allowed:.4g}%), "
         f"{effective:,.0f} effective requests"
@@ -278,41 +301,42 @@ def judge_share(
     return ConstraintVerdict(verdict, reason, low, high, effective, is_promising, excess)
 
 
-def _needed_deviations(freedom: float, error: float) -> float:
+def _needed_standard_errors(degrees_of_freedom: float, error: float) -> float:
     """Return the standard errors from an estimate to its bound with which the first look is likely to be a PASS."""
     from scipy import special
 
-    return LIKELY_DEVIATIONS - float(special.stdtrit(freedom, look_error(error, LOOKS[0])))
+    return LIKELY_STANDARD_ERRORS - float(special.stdtrit(degrees_of_freedom, look_error(error, LOOKS[0])))
 
 
-def _needed_distance(allowed: float, effective: float, freedom: float, error: float) -> float:
+def _needed_distance(allowed: float, effective: float, degrees_of_freedom: float, error: float) -> float:
     """Return how far the normal quantile of the share must be inside the permitted one for a likely PASS."""
-    return _needed_deviations(freedom, error) * _probit_deviation(allowed, effective)
+    return _needed_standard_errors(degrees_of_freedom, error) * _probit_standard_error(allowed, effective)
 
 
-def _may_pass(inside: float, deviation: float, servers: int, freedom: float, error: float, most_servers: int) -> bool:
+def _may_pass(
+    inside: float, standard_error: float, servers: int, degrees_of_freedom: float, test: SequentialTest
+) -> bool:
     """Return whether a look that the time allows would be a PASS if the load were a little better than measured.
 
     Args:
         inside: Distance of the estimate to its bound; negative if it misses the bound.
-        deviation: The standard error of the estimate.
+        standard_error: The standard error of the estimate.
         servers: The number of servers that were measured.
-        freedom: Degrees of freedom of the variance between servers.
-        error: One-sided error of all looks.
-        most_servers: Servers that the time allows in total.
+        degrees_of_freedom: Degrees of freedom of the variance between servers.
+        test: The test of this configuration and load.
     """
     from scipy import special
 
     def limit(look: int) -> float:
-        quantile = -float(special.stdtrit(freedom + look - servers, look_error(error, look)))
-        return quantile * deviation * math.sqrt(servers / look)
+        quantile = -float(special.stdtrit(degrees_of_freedom + look - servers, look_error(test.error, look)))
+        return quantile * standard_error * math.sqrt(servers / look)
 
-    best = inside + PROMISING_DEVIATIONS * deviation
-    return any(best >= limit(look) for look in LOOKS if look <= most_servers)
+    best = inside + PROMISING_STANDARD_ERRORS * standard_error
+    return any(best >= limit(look) for look in LOOKS if look <= test.max_servers)
 
 
 def judge_mean(
-    logs: Windows, log_bound: float, spread: ServerSpread, error: float, most_servers: int, *, higher_is_better: bool
+    logs: Windows, log_bound: float, spread: ServerSpread, test: SequentialTest, *, higher_is_better: bool
 ) -> ConstraintVerdict:
     """Return the verdict on the mean of a metric on a fresh server; the looks are as in ``judge_share``.
 
@@ -320,8 +344,7 @@ def judge_mean(
         logs: The log of the metric in each window of each server.
         log_bound: The log of its bound.
         spread: Variance of the log between servers.
-        error: One-sided error of all looks at this configuration and load.
-        most_servers: Servers that the time allows in total.
+        test: The test of this configuration and load.
         higher_is_better: Whether the bound is a lower bound.
     """
     servers = len(logs)
@@ -330,23 +353,24 @@ def judge_mean(
         return ConstraintVerdict(Verdict.UNDECIDED, "it is unknown")
     if any(np.isneginf(windows).any() for windows in logs):
         verdict = Verdict.FAIL if higher_is_better else Verdict.UNDECIDED
-        return ConstraintVerdict(verdict, "a server served nothing", excess=UNSERVED_EXCESS)
+        return ConstraintVerdict(verdict, "a server served nothing", excess=UNSERVED_EXCESS, served_nothing=True)
     distance = sign * (log_bound - _mean(logs))
-    deviation = math.sqrt(_mean_variance(logs, spread))
+    standard_error = math.sqrt(_mean_variance(logs, spread))
     excess = -distance
     if not higher_is_better:
-        excess += _needed_deviations(spread.freedom, error) * deviation * math.sqrt(servers / LOOKS[0])
+        needed = _needed_standard_errors(spread.degrees_of_freedom, test.error)
+        excess += needed * standard_error * math.sqrt(servers / LOOKS[0])
     if servers < LOOKS[0]:
-        is_promising = _may_pass(distance, deviation, servers, spread.freedom, error, most_servers)
+        is_promising = _may_pass(distance, standard_error, servers, spread.degrees_of_freedom, test)
         return ConstraintVerdict(
             Verdict.UNDECIDED, servers_missing(servers), is_promising=is_promising, excess=excess
         )
-    low, high = mean_bounds(logs, spread, look_error(error, next_look(servers)))
+    low, high = mean_bounds(logs, spread, look_error(test.error, next_look(servers)))
     inner, outer = sorted((sign * (low - log_bound), sign * (high - log_bound)))
     verdict = Verdict.PASS if outer <= 0 else Verdict.FAIL if inner > 0 else Verdict.UNDECIDED
     half = (outer - inner) / 2
     is_promising = any(
-        half * math.sqrt(servers / look) <= distance for look in LOOKS if servers < look <= most_servers
+        half * math.sqrt(servers / look) <= distance for look in LOOKS if servers < look <= test.max_servers
     )
     reason = (
         f"{four_digits(math.exp(low))} to {four_digits(math.exp(high))} (allowed: {four_digits(math.exp(log_bound))})"
@@ -361,7 +385,7 @@ def mean_bounds(logs: Windows, spread: ServerSpread, error: float) -> tuple[floa
     """
     from scipy import special
 
-    half = -float(special.stdtrit(spread.freedom, error)) * math.sqrt(_mean_variance(logs, spread))
+    half = -float(special.stdtrit(spread.degrees_of_freedom, error)) * math.sqrt(_mean_variance(logs, spread))
     middle = _mean(logs)
     return middle - half, middle + half
 
@@ -387,7 +411,7 @@ def difference_bounds(
 
     variance = _mean_variance(ours, spread) + _mean_variance(theirs, spread)
     variance += spread.slope_variance * log_probe_difference**2
-    half = -float(special.stdtrit(spread.freedom, error)) * math.sqrt(variance)
+    half = -float(special.stdtrit(spread.degrees_of_freedom, error)) * math.sqrt(variance)
     middle = _mean(ours) - _mean(theirs) - spread.slope * log_probe_difference
     return middle - half, middle + half
 
@@ -403,8 +427,8 @@ def _mean_variance(logs: Windows, spread: ServerSpread) -> float:
 
 
 def servers_missing(servers: int) -> str:
-    """Return the reason of a verdict before the first look, after ``servers`` servers."""
-    return f"{servers} of {LOOKS[0]} fresh servers were measured"
+    """Return the reason of a verdict before the next planned look, after ``servers`` servers."""
+    return f"{servers} of {next_look(servers)} fresh servers were measured"
 
 
 def next_look(servers: int) -> int:

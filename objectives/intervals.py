@@ -14,7 +14,7 @@ from objectives.pooled_windows import pooled_quantile_ms
 from objectives.server_spread import ServerSpread, ServerWindows, has_log, log_probe, metric_logs
 from objectives.sla import CONFIDENCE
 
-LARGEST_LOG = 700.0  # the exponential of more is not a floating-point number
+MAX_LOG = 700.0  # the exponential of more is not a floating-point number
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def throughput_ratio(
     bounds = difference_bounds(
         logs[0], logs[1], difference if math.isfinite(difference) else 0.0, spread, 1 - confidence
     )
-    low, high = (min(max(bound, -LARGEST_LOG), LARGEST_LOG) for bound in bounds)
+    low, high = (min(max(bound, -MAX_LOG), MAX_LOG) for bound in bounds)
     return ThroughputRatio(math.exp((low + high) / 2), ConfidenceInterval(math.exp(low), math.exp(high)))
 
 

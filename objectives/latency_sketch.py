@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from objectives.arrays import FloatArray
 
 RELATIVE_ACCURACY = 0.005
-SHORTEST_MS = 1e-9  # a latency below it, which no clock measures, is counted as this one
+MIN_LATENCY_MS = 1e-9  # a latency below it, which no clock measures, is counted as this one
 MAX_TEXT = 16_384  # characters of a sketch, far more than any measurement needs
 MAX_MESSAGE = 1 << 17  # bytes of the uncompressed message
 MAX_COUNT = 2**31 - 1
@@ -64,7 +64,7 @@ def sketch_latencies(latencies_ms: FloatArray) -> str:
     """Return the sketch of ``latencies_ms`` as text; empty if there are none."""
     if not len(latencies_ms):
         return ""
-    values = np.maximum(latencies_ms, SHORTEST_MS)
+    values = np.maximum(latencies_ms, MIN_LATENCY_MS)
     # adding the distinct bins instead of all values takes milliseconds for 50,000 requests
     _, first, counts = np.unique(np.ceil(np.log(values) / _LOG_GAMMA), return_index=True, return_counts=True)
     sketch = DDSketch(RELATIVE_ACCURACY)
@@ -113,7 +113,7 @@ def share_over(sketch: str, bound_ms: float) -> float:
     Within the bin of the bound, latencies are taken as evenly distributed on a logarithmic scale.
     """
     counts, first_key = _read(sketch)
-    place = math.log(max(bound_ms, SHORTEST_MS)) / _LOG_GAMMA - (first_key - 1)  # in bins
+    place = math.log(max(bound_ms, MIN_LATENCY_MS)) / _LOG_GAMMA - (first_key - 1)  # in bins
     below = float(np.interp(place, np.arange(len(counts) + 1), np.concatenate(([0.0], np.cumsum(counts)))))
     return 1 - below / float(counts.sum())
 

@@ -19,21 +19,22 @@ from objectives.confidence import Verdict
 from objectives.sequential import LOOKS
 from objectives.verdict import SlaVerdict
 
-ERROR_SHARES = (1 / 2, 1 / 4, 1 / 16)  # of the first load and of the loads that are tried after failures
+ERROR_SHARES = (1 / 2, 1 / 4, 1 / 16)  # shares of the first load and of the loads that are tried after failures
 OTHER_ERROR_SHARES = (1 / 8, 1 / 16)  # the same for a second candidate, see docs/verdict.md
 MARGIN = 0.15  # log of latency by which the prediction of the first load is inside the bound, see first_load
 OTHER_MARGIN = 0.22  # the same for a second candidate, whose test has less error and whose prediction fewer servers
 PREDICTION_ERROR = 0.1  # standard deviation of the log of the measured latency over the predicted one
 STEP_ERROR = 0.05  # the same after predictions were shifted to the latency of another load on fresh servers
-SMALLEST_STEP = 0.06  # log of latency by which a lower load must be better than one that failed
-SMALLEST_GAIN_FACTOR = 1.02  # a load is tested after a PASS if it is expected to serve at least this multiple
+MIN_LATENCY_STEP = 0.06  # log of latency by which a lower load must be better than one that failed
+MIN_GAIN_FACTOR = 1.02  # a load is tested after a PASS if it is expected to serve at least this multiple
 CLEAR_GAIN = 1.05  # another candidate is tested if it is expected to serve at least this multiple
 
 
 def first_load(predicted: Sequence[float], throughput: Sequence[float], margin: float) -> int:
     """Return the index of the load at which the tests of a configuration begin.
 
-    It is the most promising one, if a prediction that is inside the bound by ``margin`` is likely to pass.
+    It is the load with the largest product of predicted throughput and probability to pass. A load whose prediction
+    is below the bound by ``margin`` is assumed to be likely to pass.
 
     Args:
         predicted: The log of the predicted latency over its bound at each load, ascending; at least one.
@@ -84,8 +85,8 @@ class LoadResults(Protocol):
         """Return how many more servers the time allows."""
         ...
 
-    def judge(self, index: int, error: float, most_servers: int) -> SlaVerdict:
-        """Return the verdict on this load, whose test errs with ``error`` and can have ``most_servers`` servers."""
+    def judge(self, index: int, error: float, max_servers: int) -> SlaVerdict:
+        """Return the verdict on this load, whose test errs with ``error`` and can have ``max_servers`` servers."""
         ...
 
 
@@ -188,7 +189,7 @@ class LoadSequence:
         if lacks_throughput and excess >= 0:
             self.current = None
             return
-        least = excess if lacks_throughput else max(excess, SMALLEST_STEP)
+        least = excess if lacks_throughput else max(excess, MIN_LATENCY_STEP)
         limit = self.predicted[self.current] - least if math.isfinite(excess) else -math.inf
         self.current = self._next(self._fail(lacks_throughput=lacks_throughput), limit)
 
@@ -236,7 +237,7 @@ class LoadSequence:
         indices, served = range(min([end, *self._failed])), self._low_throughput
         if self.passed is not None:
             indices, served = indices[self.passed + 1 :], max(served, self.throughput[self.passed])
-        return [index for index in indices if self.throughput[index] >= SMALLEST_GAIN_FACTOR * served]
+        return [index for index in indices if self.throughput[index] >= MIN_GAIN_FACTOR * served]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +259,9 @@ def choose_candidate(states: Sequence[CandidateState]) -> int | None:
     """Return the index of the configuration that is tested next; None if no other test can improve the result.
 
     A begun test is finished first, and the first configuration is tested until one of its loads passes or none is
-    left. After a PASS, the configuration is next that is expected to serve clearly more than another one that has
-    passed; of two such, the first, unless the other is expected to serve clearly more.
+    left. After a PASS, a configuration qualifies if it is expected to serve at least CLEAR_GAIN times as much as
+    another one that has passed. If two qualify, the first is tested, unless the second is expected to serve at least
+    CLEAR_GAIN times as much.
     """
     chosen: int | None = None
     most = 0.0

@@ -13,7 +13,7 @@ from objectives import latency_sketch, priority_stats
 from objectives.arrays import FloatArray
 from objectives.metrics import LATENCY, METRICS, QUANTILES, TIMINGS, Measurement, Timing
 
-HIGHEST_LEVEL = max(QUANTILES.values())  # nothing is known about the latencies above this quantile
+MAX_LEVEL = max(QUANTILES.values())  # nothing is known about the latencies above this quantile
 EDGES = 200  # latencies at which the tails of windows without sketches are added up
 _SUMMED = ("requests", "rejected_requests", "timed_out_requests", "failed_requests")
 
@@ -62,12 +62,12 @@ def pooled_quantile_ms(windows: Sequence[Measurement], level: float, timing: Tim
 
     If all windows have sketches, these are merged, so the error is at most ``latency_sketch.RELATIVE_ACCURACY``.
     Otherwise the tail of a window is taken as exponential between its quantiles and beyond the highest one, as in
-    ``_tail_shares``, and the result is inf above ``HIGHEST_LEVEL``.
+    ``_tail_shares``, and the result is inf above ``MAX_LEVEL``.
     """
     known = [(window, quantiles) for window in windows if (quantiles := latency_quantiles(window, timing))]
     if known and all(timing.sketch(window) for window, _ in known):
         return latency_sketch.pooled_quantile_ms([timing.sketch(window) for window, _ in known], level)
-    if level > HIGHEST_LEVEL:
+    if level > MAX_LEVEL:
         return math.inf
     if not known:
         return math.nan
@@ -133,17 +133,21 @@ def served_nothing(window: Measurement) -> bool:
     return window.requests == 0
 
 
+def _exponential_tail(quantiles_ms: Mapping[float, float]) -> tuple[float, float, float]:
+    """Return the highest level, its latency in ms, and the decay per ms between the two highest quantiles."""
+    (before, before_ms), (last, last_ms) = sorted([(0.0, 0.0), *quantiles_ms.items()])[-2:]
+    return last, last_ms, math.log((1 - before) / (1 - last)) / max(last_ms - before_ms, 1e-9)
+
+
 def _tail_quantile_ms(quantiles_ms: Mapping[float, float], level: float) -> float:
     """Return the latency at ``level`` if the exponential between the two highest quantiles continues."""
-    (before, before_ms), (last, last_ms) = sorted([(0.0, 0.0), *quantiles_ms.items()])[-2:]
-    beyond = max(0.0, math.log((1 - last) / (1 - level)))
-    return last_ms + beyond * max(last_ms - before_ms, 1e-9) / math.log((1 - before) / (1 - last))
+    last, last_ms, decay_per_ms = _exponential_tail(quantiles_ms)
+    return last_ms + max(0.0, math.log((1 - last) / (1 - level))) / decay_per_ms
 
 
 def _tail_shares(quantiles_ms: Mapping[float, float], bounds_ms: FloatArray | float) -> FloatArray:
     """Return the share of requests above each bound, with the exponential tail beyond the highest quantile."""
-    (before, before_ms), (last, last_ms) = sorted([(0.0, 0.0), *quantiles_ms.items()])[-2:]
-    decay_per_ms = math.log((1 - before) / (1 - last)) / max(last_ms - before_ms, 1e-9)
+    _, last_ms, decay_per_ms = _exponential_tail(quantiles_ms)
     beyond_ms = np.maximum(0.0, np.asarray(bounds_ms, dtype=np.float64) - last_ms)
     return np.asarray(_miss_shares(quantiles_ms, bounds_ms) * np.exp(-decay_per_ms * beyond_ms), dtype=np.float64)
 

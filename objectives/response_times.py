@@ -7,26 +7,28 @@ from itertools import pairwise
 
 from objectives.arrays import FloatArray
 
-MOST_RESPONSES = 256  # of a request; the times of the following ones are left out
-MAX_TEXT = 16 * MOST_RESPONSES
-MOST_MS = 1e7
+MAX_RESPONSES = 256  # responses of a request whose times are kept
+MAX_TEXT = 16 * MAX_RESPONSES
+MAX_MS = 1e7
 DECIMALS = 3
 
 
 def to_text(times_ms: Iterable[float]) -> str:
-    """Return the times of the first MOST_RESPONSES responses in ms, such as ``41.2 52.75 64``."""
-    return " ".join(_time_text(ms) for ms in list(times_ms)[:MOST_RESPONSES])
+    """Return the times of the first MAX_RESPONSES responses in ms, such as ``41.2 52.75 64``."""
+    return " ".join(_time_text(ms) for ms in list(times_ms)[:MAX_RESPONSES])
 
 
 def from_text(text: str) -> tuple[float, ...]:
     """Return the times of a text of ``to_text`` in ms. Raises ValueError with the rule that it breaks."""
-    words = text.split() if len(text) <= MAX_TEXT else ["too long"]
+    rule = f"not a list of at most {MAX_RESPONSES} times from 0 to {MAX_MS:.10g} ms"
+    if len(text) > MAX_TEXT:
+        raise ValueError(rule)
     try:
-        times_ms = tuple(map(float, words))
+        times_ms = tuple(map(float, text.split()))
     except ValueError:
-        times_ms = (-1.0,)
-    if len(times_ms) > MOST_RESPONSES or not all(0 <= ms <= MOST_MS for ms in times_ms):
-        raise ValueError(f"not a list of at most {MOST_RESPONSES} times from 0 to {MOST_MS:.10g} ms")
+        raise ValueError(rule) from None
+    if len(times_ms) > MAX_RESPONSES or not all(0 <= ms <= MAX_MS for ms in times_ms):
+        raise ValueError(rule)
     if any(later < earlier for earlier, later in pairwise(times_ms)):
         raise ValueError("not a list of times in their order")
     return times_ms

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 LOOKS = (4, 6, 9, 13, 19, 28)  # servers after which the verdict is judged; each look has about 1.5 times the data
-_GRID, _PARTS = np.linspace(-9.0, 9.0, 1801), 20  # standard deviations
+_GRID = np.linspace(-9.0, 9.0, 1801)  # sums of normal values, in standard deviations
+_PARTS = 20  # parts of a matrix, one at a time: the whole one takes 26 MB, and its temporary copies as much
 
 
 def spent_error(error: float, servers: int) -> float:
@@ -28,7 +29,9 @@ def look_error(error: float, look: int) -> float:
     The tests at all looks together err with ``error`` at most. The levels are applied to Student's t as well
     (Jennison and Turnbull 1999, "Group Sequential Methods", section 4.4).
     """
-    return _after(error, LOOKS[: LOOKS.index(look) + 1]).level  # without the later looks, which take time to compute
+    return _last_look(
+        error, LOOKS[: LOOKS.index(look) + 1]
+    ).level  # without the later looks, which take time to compute
 
 
 class _Look(NamedTuple):
@@ -40,20 +43,20 @@ class _Look(NamedTuple):
 
 
 @functools.cache
-def _after(error: float, looks: tuple[int, ...]) -> _Look:
+def _last_look(error: float, looks: tuple[int, ...]) -> _Look:
     """Return the last of ``looks``. The sums are integrated from look to look (Armitage, McPherson and Rowe 1969)."""
     from scipy import special
 
     look, before = looks[-1], looks[-2] if len(looks) > 1 else 0
     density, sums = np.array([1.0]), np.array([0.0])
     if before:
-        _, density, sums = _after(error, looks[:-1])
+        _, density, sums = _last_look(error, looks[:-1])
     wide = _GRID * np.sqrt(look)
     step = wide[1] - wide[0]
     scale = np.sqrt(look - before)
     width = sums[1] - sums[0] if before else 1.0
     weights = density * width / (scale * np.sqrt(2 * np.pi))
-    parts = np.array_split(wide, _PARTS)  # the whole matrix would take 26 MB, and its temporary copies as much
+    parts = np.array_split(wide, _PARTS)
     density = np.concatenate([np.exp(-0.5 * ((part[:, None] - sums) / scale) ** 2) @ weights for part in parts])
     above = (np.cumsum(density[::-1])[::-1] - density / 2) * step
     spend = spent_error(error, look) - (spent_error(error, before) if before else 0.0)

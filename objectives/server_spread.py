@@ -22,8 +22,8 @@ from objectives.pooled_windows import averages_and_requests, served_nothing
 
 ServerWindows: TypeAlias = Sequence[Sequence[Measurement]]  # of each fresh server, ordered by time
 Windows: TypeAlias = Sequence[FloatArray]  # one array for each server, shape [windows]
-PRIOR_DEVIATION = 0.05  # standard deviation of log latency between servers of one configuration
-PRIOR_FREEDOM = 3.0  # degrees of freedom of the prior
+PRIOR_STD = 0.05  # standard deviation of log latency between servers of one configuration
+PRIOR_DEGREES_OF_FREEDOM = 3.0  # degrees of freedom of the prior
 USUAL_RANGE = 0.1  # range of the CPU share of other processes that explains no difference between servers
 
 
@@ -33,14 +33,14 @@ class ServerSpread:
 
     Attributes:
         variance: Its variance between servers under one machine state.
-        freedom: Degrees of freedom of the variance.
+        degrees_of_freedom: Degrees of freedom of the variance.
         slope: By how much it rises with the log of the time of the speed probe.
         slope_variance: Variance of the estimated slope.
         excludes_disturbance: Whether differences that other processes explain were left out of the variance.
     """
 
     variance: float
-    freedom: float
+    degrees_of_freedom: float
     slope: float = 0.0
     slope_variance: float = 0.0
     excludes_disturbance: bool = False
@@ -91,22 +91,22 @@ def _spread_given(
     groups: Sequence[Windows], log_probes: Sequence[Sequence[float]], other_shares: Sequence[Sequence[float]]
 ) -> ServerSpread:
     """Return the variance between servers with these covariates, if there are more differences than slopes."""
-    residuals = deviations([[float(windows.mean()) for windows in group] for group in groups])
-    freedom = float(sum(len(group) - 1 for group in groups if len(group)))
-    states = [deviations(log_probes), deviations(other_shares)]
+    residuals = centered([[float(windows.mean()) for windows in group] for group in groups])
+    degrees_of_freedom = float(sum(len(group) - 1 for group in groups if len(group)))
+    states = [centered(log_probes), centered(other_shares)]
     known = [index for index, state in enumerate(states) if state @ state > 0]
     slopes, precision = np.zeros(2), np.zeros((2, 2))
-    if known and freedom > len(known):
+    if known and degrees_of_freedom > len(known):
         matrix = np.stack([states[index] for index in known], axis=1)
         slopes[known], _, rank, _ = np.linalg.lstsq(matrix, residuals)
         precision[np.ix_(known, known)] = np.linalg.pinv(matrix.T @ matrix)
         residuals = residuals - matrix @ slopes[known]
-        freedom -= rank
+        degrees_of_freedom -= rank
     # a burst that covers some windows makes them differ, but the share explains its effect on the server's mean
     within = 0.0 if precision[1, 1] else _mean_variance_of_windows(groups)
-    between = max(0.0, float(residuals @ residuals) - freedom * within)
-    total = PRIOR_FREEDOM + freedom
-    variance = (PRIOR_FREEDOM * PRIOR_DEVIATION**2 + between) / total
+    between = max(0.0, float(residuals @ residuals) - degrees_of_freedom * within)
+    total = PRIOR_DEGREES_OF_FREEDOM + degrees_of_freedom
+    variance = (PRIOR_DEGREES_OF_FREEDOM * PRIOR_STD**2 + between) / total
     slope_variance = (variance + within) * float(precision[0, 0])
     return ServerSpread(variance, total, float(slopes[0]), slope_variance, excludes_disturbance=bool(precision[1, 1]))
 
@@ -136,7 +136,7 @@ def _if_known(states: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
     return states if all(math.isfinite(state) for group in states for state in group) else ()
 
 
-def deviations(groups: Sequence[Sequence[float] | FloatArray]) -> FloatArray:
+def centered(groups: Sequence[Sequence[float] | FloatArray]) -> FloatArray:
     """Return the values of all groups, each minus the mean of its group."""
     return np.concatenate([np.array(group) - np.mean(group) for group in groups if len(group)] or [np.zeros(0)])
 

@@ -10,9 +10,9 @@ from typing import TypeVar
 import numpy as np
 
 from objectives.confidence import (
-    UNSERVED_EXCESS,
     ConstraintVerdict,
     MissCounts,
+    SequentialTest,
     Verdict,
     fewest_requests,
     judge_mean,
@@ -30,15 +30,15 @@ from objectives.sla import CONFIDENCE, Constraint, Sla
 NOTHING = "nothing was measured"
 # The excess (log of latency) after a test of failed requests: their number does not show the distance to the bound.
 COUNTED_EXCESS = 0.1
-PRIOR_FAILED_DEVIATION = 0.4  # prior standard deviation of a server's share of failures, over the permitted share
+PRIOR_FAILED_STD = 0.4  # prior standard deviation of a server's share of failures, over the permitted share
 SLOPE_LEVELS = 1.5  # the slope is taken between the permitted share times this factor and divided by it
-LARGEST_SLOPE = 50.0  # limit of the slope, where latencies hardly vary
+MAX_SLOPE = 50.0  # limit of the slope, where latencies hardly vary
 Window = TypeVar("Window")
 ESTIMAND = (
     "expected share of requests over the bound on a fresh server of this configuration, under the mix of machine "
     "states observed during its confirmation"
 )
-MOST_EXCLUDED = 0.2  # share of the windows; if more were left out, the rest would not represent the machine
+MAX_EXCLUDED_SHARE = 0.2  # if more of the windows were left out, the others would not represent the machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class SlaVerdict:
         disturbed_share: Share of the windows in which the machine was disturbed, see ``counted_windows``.
         is_promising: Whether more servers with the same results would turn UNDECIDED into PASS.
         excess: By how much the log of latency has to fall until the test is likely to pass. After a PASS it is
-            usually negative: by so much it may rise.
+            usually negative: by so much it may rise. Without a bound on latencies or failures it is that of the
+            throughput, see ``ConstraintVerdict``.
         effective_by_metric: Effective requests of each bound on a latency, by metric.
         lacks_throughput: Whether the bound on the throughput does not pass, and more servers would not change that.
     """
@@ -73,24 +74,11 @@ class SlaVerdict:
     @property
     def counts_disturbed(self) -> bool:
         """Whether disturbed windows count, because too many were disturbed to leave them out."""
-        return self.disturbed_share > MOST_EXCLUDED
+        return self.disturbed_share > MAX_EXCLUDED_SHARE
 
     def effective_requests_of(self, metric: str) -> float:
         """Return the effective requests of the bound on ``metric``, or of the deciding bounds without one."""
         return self.effective_by_metric.get(metric, self.effective_requests)
-
-
-@dataclass(frozen=True, slots=True)
-class SequentialTest:
-    """The error of a test that looks at growing data, and how much more it may measure.
-
-    ``error`` is the one-sided error probability of all looks, ``most_servers`` the number of servers that the time
-    allows, ``confidence`` one minus the error of all tests of the run.
-    """
-
-    error: float
-    most_servers: int = 0
-    confidence: float = CONFIDENCE
 
 
 def is_disturbed(window: Measurement) -> bool:
@@ -101,8 +89,8 @@ def is_disturbed(window: Measurement) -> bool:
 def counted_windows(servers: Sequence[Sequence[Window]], disturbed: Callable[[Window], bool]) -> list[list[Window]]:
     """Return the windows of each server that count for a verdict, without servers that have none.
 
-    Disturbed windows do not count if they are few. If more than ``MOST_EXCLUDED`` of all windows were disturbed, all
-    of them count. The verdict is about the disturbed machine then, and errs on the safe side for a quiet one. The
+    Disturbed windows do not count if they are few. If more than ``MAX_EXCLUDED_SHARE`` of all windows were disturbed,
+    all of them count. The verdict is about the disturbed machine then, and errs on the safe side for a quiet one. The
     share of disturbed windows depends on no latency.
 
     Args:
@@ -110,7 +98,7 @@ def counted_windows(servers: Sequence[Sequence[Window]], disturbed: Callable[[Wi
         disturbed: Returns whether a window was disturbed: ``is_disturbed`` for measurements.
     """
     flags = [disturbed(window) for server in servers for window in server]
-    if sum(flags) > MOST_EXCLUDED * len(flags):
+    if sum(flags) > MAX_EXCLUDED_SHARE * len(flags):
         return [list(server) for server in servers if server]
     kept = [[window for window in server if not disturbed(window)] for server in servers]
     return [server for server in kept if server]
@@ -143,7 +131,11 @@ def judge_sla(
     windows = [window for server in servers for window in server]
     lost = next((window for window in windows if window.throughput_infer_per_sec is None), None)
     if lost is not None or not windows:
-        reason = f"a measurement was lost: {lost.reason or 'it has no figures'}" if lost else NOTHING
+        reason = (
+            f"a measurement was lost: {lost.reason or 'the load generator reported no throughput'}"
+            if lost
+            else NOTHING
+        )
         return SlaVerdict(Verdict.UNDECIDED, reason, confidence=test.confidence)
     counted = counted_windows(servers, is_disturbed)
     judged = [(constraint, _judge_constraint(counted, constraint, spreads, test)) for constraint in sla]
@@ -165,7 +157,7 @@ def _combine(judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence:
     verdict = next((kind for kind in (Verdict.FAIL, Verdict.UNDECIDED) if kind in verdicts), Verdict.PASS)
     deciding = [(constraint, entry) for constraint, entry in judged if entry.verdict is verdict]
     slow = next((entry for constraint, entry in judged if METRICS[constraint.metric].quantile), None)
-    of_requests = [entry for constraint, entry in judged if METRICS[constraint.metric].is_of_requests]
+    request_entries = [entry for constraint, entry in judged if METRICS[constraint.metric].is_of_requests]
     return SlaVerdict(
         verdict,
         "; ".join(f"{constraint}: {entry.reason}" for constraint, entry in deciding),
@@ -175,14 +167,14 @@ def _combine(judged: Sequence[tuple[Constraint, ConstraintVerdict]], confidence:
         confidence=confidence,
         slow_share=UNBOUNDED if slow is None else ConfidenceInterval(slow.low, slow.high),
         is_promising=all(entry.verdict is Verdict.PASS or entry.is_promising for entry in entries),
-        excess=max((entry.excess for entry in of_requests or entries), default=0.0),
+        excess=max((entry.excess for entry in request_entries or entries), default=0.0),
         effective_by_metric={
             constraint.metric: entry.effective_requests for constraint, entry in judged if entry.effective_requests
         },
         lacks_throughput=any(
             constraint.metric == "throughput" and entry.verdict is not Verdict.PASS and not entry.is_promising
             for constraint, entry in judged
-            if entry.excess < UNSERVED_EXCESS  # a server that served nothing may serve more at a lower load
+            if not entry.served_nothing  # such a server may serve more at a lower load
         ),
     )
 
@@ -209,7 +201,7 @@ def _judge_constraint(
     level, timing = metric.quantile, metric.timing
     if level is not None and timing is not None:
         counts = count_misses(servers, bound.bound, level, timing)
-        return judge_share(counts, 1 - level, spreads[bound.metric], test.error, test.most_servers)
+        return judge_share(counts, 1 - level, spreads[bound.metric], test)
     if metric.counted is not None:
         return _judge_counted(servers, bound, metric.counted, test)
     if bound.metric in spreads:
@@ -217,8 +209,7 @@ def _judge_constraint(
             metric_logs(servers, bound.metric),
             math.log(bound.bound),
             spreads[bound.metric],
-            test.error,
-            test.most_servers,
+            test,
             higher_is_better=metric.better == "higher",
         )
         windows = [window for server in servers for window in server] if timing is not None else []
@@ -262,8 +253,8 @@ def _slope(windows: Sequence[Measurement], level: float, timing: Timing) -> floa
     if not math.isfinite(high):  # beyond the highest known quantile
         shares[1], high = 1 - level, pooled_quantile_ms(windows, level, timing)
     if not 0 < low < high < math.inf:
-        return LARGEST_SLOPE
-    return min(float(np.subtract(*special.ndtri(shares))) / math.log(high / low), LARGEST_SLOPE)
+        return MAX_SLOPE
+    return min(float(np.subtract(*special.ndtri(shares))) / math.log(high / low), MAX_SLOPE)
 
 
 def _judge_counted(
@@ -290,8 +281,8 @@ def _judge_counted(
     misses = [np.array([float(count) for _, count in server]) for server in known]
     allowed = bound.bound / 100
     counts = MissCounts(requests, misses, misses, 1.0, -math.inf)
-    spread = share_spread(counts, allowed, PRIOR_FAILED_DEVIATION)
-    judged = judge_share(counts, allowed, spread, test.error, test.most_servers, "fail")
+    spread = share_spread(counts, allowed, PRIOR_FAILED_STD)
+    judged = judge_share(counts, allowed, spread, test, "fail")
     reason, needed = judged.reason, needed_requests(bound, test.error)
     if judged.verdict is Verdict.UNDECIDED and len(servers) >= LOOKS[0] and 0 < judged.effective_requests < needed:
         reason = f"{reason}; at least {needed:,} are needed"

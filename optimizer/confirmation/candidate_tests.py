@@ -162,11 +162,11 @@ class CandidateTests:
         seconds = self._server_plan(self.point.load, LOOKS[0]).server_seconds
         return max(0, int(min(self.confirmation.seconds_left() / seconds, LOOKS[-1])))
 
-    def judge(self, index: int, error: float, most_servers: int) -> SlaVerdict:
+    def judge(self, index: int, error: float, max_servers: int) -> SlaVerdict:
         """Return the verdict on this load."""
         load, problem = self.predictions.loads[index], self.confirmation.problem
         spreads = tested_spreads(self.confirmation.trials, self.trial, load, problem)
-        return judge_load(self.trial, load, problem, spreads, error, most_servers)
+        return judge_load(self.trial, load, problem, spreads, error, max_servers)
 
     def throughput(self, index: int) -> float:
         """Return the throughput at this load: the predicted one, corrected by the measurement at a tested load.

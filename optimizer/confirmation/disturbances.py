@@ -16,7 +16,7 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from objectives.metrics import QUANTILES, TIMINGS, Measurement
-from objectives.verdict import MOST_EXCLUDED
+from objectives.verdict import MAX_EXCLUDED_SHARE
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.load_predictions import has_all_latencies, prediction_errors
 from optimizer.core.trial import Point, Trial
@@ -25,7 +25,7 @@ from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.speed_correction import at_other_speed, scaled_sketches
 
 USUAL_DISTURBANCE = 0.10  # CPU share of other processes beyond the usual one that disturbs no measurement
-MOST_TAKEN = 0.9  # CPU share of other processes; larger ones count as this
+MAX_OTHER_SHARE = 0.9  # CPU share of other processes; larger ones count as this
 # How much the log of a latency percentile rises, and the log of throughput falls, with the fall of the log of the CPU
 # share that is left, where the fall is a disturbance. benchmarks/disturbed_runs.md has the slopes of real runs.
 LATENCY_SLOPE, THROUGHPUT_SLOPE = 1.5, 1.2
@@ -39,9 +39,9 @@ TAIL = 0.1  # rise of the log of latency at which the share of slower requests f
 
 
 def was_search_disturbed(trials: Sequence[Trial]) -> bool:
-    """Return whether other processes or machines disturbed more than MOST_EXCLUDED of the search's measurements."""
+    """Return whether others disturbed more than MAX_EXCLUDED_SHARE of the search's measurements."""
     measured = _measurements(trials)
-    return sum(map(lost_cpu_time, measured)) > MOST_EXCLUDED * len(measured)
+    return sum(map(lost_cpu_time, measured)) > MAX_EXCLUDED_SHARE * len(measured)
 
 
 def disturbance_limit(trials: Sequence[Trial]) -> float:
@@ -164,8 +164,8 @@ def log_share_lost(measurements: Sequence[Measurement], usual_share: float) -> F
     """Return the fall of the log of the CPU share that other processes left, from the usual one; 0 if unknown."""
     known = (measurement.other_cpu_share for measurement in measurements)
     shares = [usual_share if share is None else share for share in known]
-    left = np.log1p(-np.minimum(shares, MOST_TAKEN))
-    return np.asarray(math.log1p(-min(usual_share, MOST_TAKEN)) - left)
+    left = np.log1p(-np.minimum(shares, MAX_OTHER_SHARE))
+    return np.asarray(math.log1p(-min(usual_share, MAX_OTHER_SHARE)) - left)
 
 
 def _slower(measurement: Measurement, log_factor: float) -> Measurement:

@@ -19,12 +19,14 @@ from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.predicted_metrics import Performance
 
 LOAD_STEP, RATE_STEP = 1.06, 1.03  # between neighboring loads; latency rises steeply with a request rate
-LOWEST_LOAD, HIGHEST_LOAD = 0.3, 1.4  # tested loads, relative to the best one that the search measured
+MIN_LOAD_FACTOR, MAX_LOAD_FACTOR = 0.3, 1.4  # tested loads, relative to the best one that the search measured
 # log of latency, added to the predictions for a model that streams. Requests that run together have similar times, so
 # the search estimates them less well, and a test on few servers passes only well inside the bound.
 STREAM_CAUTION = 0.2
 NO_BOUND = -1e3  # log of the latency over its bound if there is none
-FARTHEST_LOAD = 1.5  # at which the test of a compared candidate begins, relative to the load of the comparison
+MAX_RIVAL_LOAD_FACTOR = (
+    1.5  # at which the test of a compared candidate begins, relative to the load of the comparison
+)
 ROUNDING = 1e-9  # difference between a prediction and a measurement that is none
 THROUGHPUT_MARGIN_FACTOR = 1.05  # on the throughput bound; a load that serves less can hardly pass its test
 COMPARED_LOADS = 3  # most loads of a candidate that is measured for comparison
@@ -84,12 +86,12 @@ class LoadPredictions:
     def for_rival(self, measured: Point, problem: Problem) -> LoadPredictions | None:
         """Return them for the test of a compared candidate, corrected by its measurement; None if that is unknown.
 
-        The test begins at most at FARTHEST_LOAD times the load that was measured.
+        The test begins at most at MAX_RIVAL_LOAD_FACTOR times the load that was measured.
         """
         corrected = self.corrected(measured, problem)
         if corrected is None:
             return None
-        farthest = _log_size(measured.load) + math.log(FARTHEST_LOAD)
+        farthest = _log_size(measured.load) + math.log(MAX_RIVAL_LOAD_FACTOR)
         return replace(corrected, highest_first=sum(_log_size(load) <= farthest for load in self.loads) - 1)
 
     def next_compared_load(self, measured: Sequence[ConfirmedLoad], problem: Problem) -> LoadPoint | None:
@@ -243,14 +245,18 @@ def _loads_around(
 ) -> list[LoadPoint]:
     load = point.load
     if load.request_rate:
-        steps = range(math.ceil(math.log(LOWEST_LOAD, RATE_STEP)), math.floor(math.log(HIGHEST_LOAD, RATE_STEP)) + 1)
+        steps = range(
+            math.ceil(math.log(MIN_LOAD_FACTOR, RATE_STEP)), math.floor(math.log(MAX_LOAD_FACTOR, RATE_STEP)) + 1
+        )
         rates = sorted({float(f"{load.request_rate * RATE_STEP**step:.3g}") for step in steps} | {load.request_rate})
         return [replace(load, request_rate=rate) for rate in rates]
     if possible is None and every_load:
         steps = range(math.ceil(math.log(problem.max_concurrency, LOAD_STEP)))
         possible = (*(round(LOAD_STEP**step) for step in steps), problem.max_concurrency)
     elif possible is None:
-        steps = range(math.ceil(math.log(LOWEST_LOAD, LOAD_STEP)), math.floor(math.log(HIGHEST_LOAD, LOAD_STEP)) + 1)
+        steps = range(
+            math.ceil(math.log(MIN_LOAD_FACTOR, LOAD_STEP)), math.floor(math.log(MAX_LOAD_FACTOR, LOAD_STEP)) + 1
+        )
         possible = tuple(round(load.concurrency * LOAD_STEP**step) for step in steps)
     within = {size for size in possible if 1 <= size <= problem.max_concurrency} | {load.concurrency}
     return [replace(load, concurrency=size) for size in sorted(within)]

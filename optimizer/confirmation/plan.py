@@ -18,9 +18,9 @@ from optimizer.simulator.fitted_parameters import execution_settings
 from optimizer.simulator.performance_model import PerformanceModel
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
-MOST_DEPLOYED = 6  # candidates, if some cannot be deployed as their config.pbtxt is written
+MAX_FINALISTS = 6  # candidates, if some cannot be deployed as their config.pbtxt is written
 NEARLY_AS_MUCH = 0.8  # of the best candidate's throughput in the search; its runner-up serves at least that
-SMALLEST_ERROR = 1e-9  # below it, rounding is all that is left of the error
+MIN_ERROR = 1e-9  # below it, rounding is all that is left of the error
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,12 @@ def plan_tests(
     """
     by_candidate = dict[Candidate, Point]()
     for state in (disturbances.slow_points(points), points):
-        for point in finalists(state, problem, MOST_DEPLOYED):
+        for point in finalists(state, problem, MAX_FINALISTS):
             by_candidate.setdefault(point.candidate, point)
-    best = list(by_candidate.values())[:MOST_DEPLOYED]
+    best = list(by_candidate.values())[:MAX_FINALISTS]
     error = 1 - problem.confidence - begun_error(trials)
     tested = {trial.number for trial in trials if errors_by_load(trial)}
-    untested = tuple(point.trial for point in best if point.trial not in tested) if error > SMALLEST_ERROR else ()
+    untested = tuple(point.trial for point in best if point.trial not in tested) if error > MIN_ERROR else ()
     if earlier is not None and not (untested and best[0].trial not in earlier.finalists):
         return earlier
     return ConfirmationPlan(error, disturbance_limit(trials), untested, earlier.predictions if earlier else {})

@@ -14,7 +14,7 @@ from optimizer.core.trial import Candidate, LoadPoint, Point, Trial
 from optimizer.measure.load_client.client_files import MAX_LEAD_IN_SECONDS
 
 WINDOWS, FEWER_WINDOWS = 8, 3  # per server; fewer if time is short
-SHORTEST_SECONDS, LONGEST_SECONDS = 0.5, 10.0  # length of a window
+MIN_WINDOW_SECONDS, MAX_WINDOW_SECONDS = 0.5, 10.0  # length of a window
 WINDOW_REQUESTS = 40  # requests in a window of a slow model
 START_SECONDS = 1.5  # least estimate: start of a server and of the load generator, and its lead-in
 STREAM_GENERATIONS = 2  # of requests of a model that streams: those before the first window, and the last ones
@@ -100,12 +100,12 @@ def plan_server(
     """
     served = point.throughput_infer_per_sec / load.request_batch_size
     requests = max(WINDOW_REQUESTS, *(needed_requests(bound) / (WINDOWS * LOOKS[0]) for bound in sla or ()), 0)
-    seconds = requests / served if served > 0 else LONGEST_SECONDS
+    seconds = requests / served if served > 0 else MAX_WINDOW_SECONDS
     lead_in_seconds = 0.0
     if point.measurement.responses_per_sec is not None:
         latency_s = (point.measurement.latency_avg_ms or 0.0) / 1e3
         lead_in_seconds += STREAM_GENERATIONS * min(latency_s, MAX_LEAD_IN_SECONDS)
-    seconds = min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS)
+    seconds = min(max(seconds, MIN_WINDOW_SECONDS), MAX_WINDOW_SECONDS)
     if times is not None:
         lead_in_seconds += times.lead_in_at(load.request_rate)
         seconds = times.whole_periods(seconds, load.request_rate)

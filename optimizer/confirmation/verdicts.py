@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from objectives.agreement import Agreement, ServerPair, compare_load_generators
-from objectives.confidence import Verdict, next_look
+from objectives.confidence import SequentialTest, Verdict, servers_missing
 from objectives.intervals import (
     ConfidenceInterval,
     ThroughputRatio,
@@ -19,7 +19,7 @@ from objectives.metrics import TIMINGS, Measurement, Timing, four_digits
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread
 from objectives.sla import Sla
-from objectives.verdict import SequentialTest, SlaVerdict, judge_sla
+from objectives.verdict import SlaVerdict, judge_sla
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.windows import (
     confirmed_loads,
@@ -33,7 +33,7 @@ from optimizer.confirmation.windows import (
 )
 from optimizer.core.trial import ConfirmationWindow, LoadPoint, Point, Trial
 
-MOST_RISE = 0.1  # allowed rise of the mean latency within a server's windows, as a share of the bound
+MAX_RISE = 0.1  # allowed rise of the mean latency within a server's windows, as a share of the bound
 COMPARED = "measured for comparison only"
 
 
@@ -99,7 +99,7 @@ def judge_load(
     problem: Problem,
     spreads: Mapping[str, ServerSpread],
     error: float,
-    most_servers: int = 0,
+    max_servers: int = 0,
 ) -> SlaVerdict:
     """Return the verdict on ``trial`` at ``load`` from its windows on fresh servers.
 
@@ -112,17 +112,17 @@ def judge_load(
         problem: The search problem.
         spreads: The variance between servers, see ``tested_spreads``.
         error: The error probability of the test at this load.
-        most_servers: The number of servers that the time allows.
+        max_servers: The number of servers that the time allows.
     """
-    test = SequentialTest(error, most_servers, problem.confidence)
+    test = SequentialTest(error, max_servers, problem.confidence)
     servers = server_windows(trial, load)
     judged = judge_sla(servers, problem.sla, spreads, test)
     if (crash := _crash_in_test(trial, load)) and judged.verdict is not Verdict.FAIL:
         reason = f"a fresh server crashed under this load: {crash}"
         return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False, lacks_throughput=False)
     if judged.verdict is Verdict.PASS and len(servers) not in LOOKS:
-        reason = f"{len(servers)} of {next_look(len(servers))} fresh servers were measured"
-        return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=True)
+        missing = servers_missing(len(servers))
+        return replace(judged, verdict=Verdict.UNDECIDED, reason=missing, is_promising=True)
     if judged.verdict is Verdict.PASS:
         if reason := _rise([window for window in trial.confirmations if window.load == load], problem.sla):
             return replace(judged, verdict=Verdict.UNDECIDED, reason=reason, is_promising=False)
@@ -235,7 +235,7 @@ def _rise(windows: Sequence[ConfirmationWindow], sla: Sla) -> str:
     """Return which mean time of a request rose too much for its bound, which a growing queue does; else nothing."""
     for timing in TIMINGS:
         rise_ms = _rise_ms(windows, timing)
-        if rise_ms > MOST_RISE * min(sla.bounds_ms(timing), default=math.inf):
+        if rise_ms > MAX_RISE * min(sla.bounds_ms(timing), default=math.inf):
             rose = f"the {timing.subject} rose by {four_digits(rise_ms)} ms on each server"
             return f"{rose}: the rate may exceed the capacity"
     return ""
@@ -249,9 +249,9 @@ def _rise_ms(windows: Sequence[ConfirmationWindow], timing: Timing) -> float:
     """
     rises = []
     for server in {window.server for window in windows}:
-        of_server = [window.measurement for window in windows if window.server == server]
-        known = (getattr(measurement, timing.field_of("avg")) for measurement in of_server)
-        means = [mean for mean in known if mean is not None]
+        measurements = [window.measurement for window in windows if window.server == server]
+        averages = (getattr(measurement, timing.field_of("avg")) for measurement in measurements)
+        means = [mean for mean in averages if mean is not None]
         third = len(means) // 3
         if third == 0 or not windows[0].load.request_rate:
             return 0.0

@@ -171,7 +171,7 @@ class DynamicBatchingModel:
         largest = Counter[ExecutionSettings]()
         for (candidate, _), group, load in zip(loads, settings, simulated, strict=True):
             batched = candidate.max_batch_size if candidate.dynamic_batching else 1
-            largest[group] = max(largest[group], min(batched, load.most_in_flight * self.request_batch_size))
+            largest[group] = max(largest[group], min(batched, load.max_in_flight * self.request_batch_size))
         distinct_times: dict[Hashable, ServiceTimes] = {}
         times = {}
         for group, samples in largest.items():
@@ -196,7 +196,7 @@ def _scenario_key(scenario: Scenario) -> Hashable:
     """Return equal keys for scenarios of a model that differ at most in fields that the simulator does not read."""
     fields = tuple(field for field in scenario.candidate.fields if is_batcher_field(field[0]))
     candidate = replace(scenario.candidate, instance_count=scenario.candidate.instances, fields=fields)
-    return candidate, scenario.load.most_in_flight, id(scenario.service)
+    return candidate, scenario.load.max_in_flight, id(scenario.service)
 
 
 def fit(points: Sequence[Point], problem: Problem, latency: str, seed: int = 0) -> DynamicBatchingModel:

@@ -116,7 +116,7 @@ class PackedScenarios:
         """Return the columns of a scenario in the order that ``event_loop`` defines."""
         candidate, unit = scenario.candidate, _unit(scenario)
         biggest, limit = _most_units(scenario)
-        in_flight = scenario.load.most_in_flight
+        in_flight = scenario.load.max_in_flight
         if in_flight < 1:
             raise ValueError("load: no requests")
         largest = min(limit, in_flight * biggest)

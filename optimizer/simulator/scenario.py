@@ -99,7 +99,7 @@ class ClosedLoopLoad:
     concurrency: int
 
     @property
-    def most_in_flight(self) -> int:
+    def max_in_flight(self) -> int:
         """The largest number of requests that are in flight at the same time."""
         return self.concurrency
 
@@ -116,7 +116,7 @@ class OpenLoopLoad:
     arrivals_s: FloatArray
 
     @property
-    def most_in_flight(self) -> int:
+    def max_in_flight(self) -> int:
         """The largest number of requests that can be in flight at the same time."""
         return len(self.arrivals_s)
 

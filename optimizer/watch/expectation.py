@@ -117,7 +117,10 @@ class ServerValues:
 
     def _around_mean(self, variance_factor: float, error: float) -> Range:
         deviation = math.sqrt(self.spread.variance * variance_factor)
-        half, middle = -float(special.stdtrit(self.spread.freedom, error)) * deviation, float(np.mean(self.logs))
+        half, middle = (
+            -float(special.stdtrit(self.spread.degrees_of_freedom, error)) * deviation,
+            float(np.mean(self.logs)),
+        )
         low, high = (min(max(end, -LARGEST_LOG), LARGEST_LOG) for end in (middle - half, middle + half))
         return Range(math.exp(low), math.exp(high))
 

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from scipy import special
 
-from objectives.confidence import Verdict, fewest_requests, miss_rate_bounds
+from objectives.confidence import Verdict, clopper_pearson_bounds, fewest_requests
 from objectives.metrics import LATENCY, METRICS, TTFT
 from objectives.sla import Constraint
 from objectives.verdict import needed_requests
@@ -480,7 +480,7 @@ def smallest_limit(bound: Constraint, limits: Iterable[float]) -> float | None:
 
 def share_interval(hits: float, count: float, error: float) -> tuple[float, float]:
     """Return the exact binomial bounds of a share of independent requests; each is wrong with ``error``."""
-    return miss_rate_bounds(hits / count, count, math.inf, error) if count > 0 else (0.0, 1.0)
+    return clopper_pearson_bounds(hits / count, count, math.inf, error) if count > 0 else (0.0, 1.0)
 
 
 def _compare(kind: CheckKind, unit: str, measured: Estimate, expected_range: Range, meaning: str) -> Check:

@@ -19,7 +19,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from objectives.agreement import FEWEST_PAIRS
+from objectives.agreement import MIN_PAIRS
 from objectives.sequential import LOOKS
 from optimizer.config import model_config
 from optimizer.core.files import cache_folder
@@ -200,7 +200,7 @@ def test_perf_analyzer_measures_once_on_each_server_of_the_recommendation(steady
     assert all(float(row["confirmation_error"]) > 0 for row in checks)
     ratios = confirmation["perf_analyzer"]["ratios"]
     assert all(ratio["ratio"] > 0 for ratio in ratios.values())
-    if confirmation["perf_analyzer"]["pairs"] >= FEWEST_PAIRS:  # disturbed measurements have no pair
+    if confirmation["perf_analyzer"]["pairs"] >= MIN_PAIRS:  # disturbed measurements have no pair
         assert set(ratios) == {"throughput", "latency-p95"}
     assert steady_run.info()["confirmed_by_perf_analyzer"] is None
 

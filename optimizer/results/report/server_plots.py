@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from objectives.metrics import ITL, METRICS, TTFT, Metric, Timing
-from objectives.response_times import MOST_RESPONSES
+from objectives.response_times import MAX_RESPONSES
 from optimizer.core.trial import Point
 from optimizer.results import formatting
 from optimizer.results.outcome_values import STAGES
@@ -312,5 +312,5 @@ def _load_words(run: FinishedRun, point: Point) -> str:
 
 
 def _count_words(responses: int) -> str:
-    most = "the first " if responses == MOST_RESPONSES else ""
+    most = "the first " if responses == MAX_RESPONSES else ""
     return f"{most}{formatting.count(responses, 'response')}"

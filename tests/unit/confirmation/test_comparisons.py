@@ -16,7 +16,7 @@ from objectives.sla import Sla
 from objectives.verdict import needed_requests
 from optimizer.config.search_space import ModelKind, Problem, SearchSpace
 from optimizer.confirmation.load_predictions import COMPARED_LOADS, predict_loads
-from optimizer.confirmation.server_plan import LONGEST_SECONDS, WINDOWS, plan_server
+from optimizer.confirmation.server_plan import MAX_WINDOW_SECONDS, WINDOWS, plan_server
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.trial import Candidate, ConfirmationWindow, LoadPoint, Point
 from optimizer.results import outcome_values
@@ -221,4 +221,4 @@ def test_windows_are_long_enough_for_a_high_percentile() -> None:
     requests = LOOKS[0] * WINDOWS * 100.0 * plan_server(slow, POINT.load, None, sla=high).window_seconds
     assert requests == pytest.approx(needed_requests(bound))
     longest = plan_server(slow, POINT.load, None, sla=Sla.from_bounds({"p99.99": 20.0}))
-    assert longest.window_seconds == LONGEST_SECONDS
+    assert longest.window_seconds == MAX_WINDOW_SECONDS

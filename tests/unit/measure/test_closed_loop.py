@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 from objectives import latency_sketch
-from objectives.confidence import Verdict
+from objectives.confidence import SequentialTest, Verdict
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from objectives.server_spread import server_spreads
 from objectives.sla import Constraint, Sla
-from objectives.verdict import SequentialTest, judge_sla
+from objectives.verdict import judge_sla
 from optimizer.confirmation.windows import server_windows
 from optimizer.core.errors import MeasurementError, ServerCrashed
 from optimizer.core.measurement_windows import MAX_SPREAD

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectives.confidence import Verdict
+from objectives.confidence import SequentialTest, Verdict
 from objectives.metrics import METRICS, Measurement
 from objectives.server_spread import server_spreads
 from objectives.sla import Sla
-from objectives.verdict import SequentialTest, judge_sla
+from objectives.verdict import judge_sla
 from optimizer.core.measurement_windows import MAX_WINDOW_MS
 from optimizer.core.trial import LoadPoint
 from optimizer.measure.load_search import (

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from objectives.agreement import ALLOWED_DIFFERENCE, FEWEST_PAIRS, Agreement, ServerPair, compare_load_generators
+from objectives.agreement import ALLOWED_DIFFERENCE, MIN_PAIRS, Agreement, ServerPair, compare_load_generators
 from objectives.metrics import Measurement
 from objectives.sequential import LOOKS
 from objectives.sla import Sla
@@ -138,7 +138,7 @@ def test_disturbed_and_lost_measurements_have_no_pair() -> None:
     assert agreement.reason == "its windows were disturbed"
 
 
-@pytest.mark.parametrize("pairs", range(FEWEST_PAIRS))
+@pytest.mark.parametrize("pairs", range(MIN_PAIRS))
 def test_too_few_pairs_have_no_ratio(pairs: int) -> None:
     lost = ServerPair(pair().windows, Measurement(reason="perf_analyzer timed out"))
     agreement = compared(lost, *[pair(latency_ratio=2.0)] * pairs)

@@ -11,20 +11,21 @@ from objectives.arrays import FloatArray
 from objectives.confidence import (
     ConstraintVerdict,
     MissCounts,
+    SequentialTest,
     Verdict,
+    clopper_pearson_bounds,
     difference_bounds,
     effective_requests,
     judge_mean,
     judge_share,
     latency_variance,
-    miss_rate_bounds,
     overdispersion,
-    share_bound,
+    quantile_share_bound,
     share_spread,
 )
 from objectives.sequential import LOOKS, look_error
-from objectives.server_spread import PRIOR_DEVIATION, PRIOR_FREEDOM, ServerSpread, pool_server_spread
-from objectives.verdict import LARGEST_SLOPE, SLOPE_LEVELS
+from objectives.server_spread import PRIOR_DEGREES_OF_FREEDOM, PRIOR_STD, ServerSpread, pool_server_spread
+from objectives.verdict import MAX_SLOPE, SLOPE_LEVELS
 
 SPREAD = ServerSpread(0.03**2, 9.0)
 
@@ -43,13 +44,13 @@ def test_the_variance_between_servers_is_pooled_over_configurations() -> None:
     groups = [list(0.08 * random.normal(size=(50, 1)) + random.normal(mean, 0.01, (50, 4))) for mean in (1.0, 3.0)]
     spread = pool_server_spread(groups)
     assert spread.variance**0.5 == pytest.approx(0.08, rel=0.1)
-    assert spread.freedom == PRIOR_FREEDOM + 98
+    assert spread.degrees_of_freedom == PRIOR_DEGREES_OF_FREEDOM + 98
 
 
 def test_without_repeated_servers_the_prior_decides() -> None:
     spread = pool_server_spread([[np.array([1.0, 1.1])], [np.array([2.0, 2.1])]])
-    assert spread.variance == pytest.approx(PRIOR_DEVIATION**2)
-    assert spread.freedom == PRIOR_FREEDOM
+    assert spread.variance == pytest.approx(PRIOR_STD**2)
+    assert spread.degrees_of_freedom == PRIOR_DEGREES_OF_FREEDOM
 
 
 def test_differences_between_windows_are_no_differences_between_servers() -> None:
@@ -66,7 +67,7 @@ def test_what_the_speed_probe_explains_is_no_difference_between_servers() -> Non
     assert raw.variance > 0.15**2
     assert adjusted.slope == pytest.approx(0.9, abs=0.05)
     assert adjusted.variance**0.5 == pytest.approx(0.03, rel=0.2)
-    assert adjusted.freedom == raw.freedom - 1, "the slope takes one degree of freedom"
+    assert adjusted.degrees_of_freedom == raw.degrees_of_freedom - 1, "the slope takes one degree of freedom"
 
 
 def test_what_other_processes_explain_is_no_difference_between_servers() -> None:
@@ -77,7 +78,7 @@ def test_what_other_processes_explain_is_no_difference_between_servers() -> None
     raw, adjusted = pool_server_spread(groups), pool_server_spread(groups, (), shares.tolist())
     assert raw.variance > 0.15**2
     assert adjusted.variance**0.5 == pytest.approx(0.03, rel=0.2)
-    assert adjusted.freedom == raw.freedom - 1
+    assert adjusted.degrees_of_freedom == raw.degrees_of_freedom - 1
     assert adjusted.slope == 0, "that of the speed probe"
 
 
@@ -97,7 +98,7 @@ def test_two_covariates_are_told_apart() -> None:
     adjusted = pool_server_spread(groups, speeds.tolist(), shares.tolist())
     assert adjusted.slope == pytest.approx(0.9, abs=0.05)
     assert adjusted.variance**0.5 == pytest.approx(0.03, rel=0.2)
-    assert adjusted.freedom == PRIOR_FREEDOM + 76
+    assert adjusted.degrees_of_freedom == PRIOR_DEGREES_OF_FREEDOM + 76
 
 
 def test_usual_shares_of_other_processes_explain_nothing() -> None:
@@ -145,25 +146,25 @@ def test_a_server_with_few_windows_has_the_weight_of_the_others(windows: tuple[i
 
 
 def test_the_bounds_are_those_of_clopper_and_pearson() -> None:
-    low, high = miss_rate_bounds(0.0, 100, 1e12, 0.01)
+    low, high = clopper_pearson_bounds(0.0, 100, 1e12, 0.01)
     assert low == 0
     assert high == pytest.approx(1 - 0.01 ** (1 / 100), rel=1e-3)
-    low, high = miss_rate_bounds(1.0, 100, 1e12, 0.01)
+    low, high = clopper_pearson_bounds(1.0, 100, 1e12, 0.01)
     assert low == pytest.approx(0.01 ** (1 / 100), rel=1e-3)
     assert high == 1
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.0, Verdict.PASS), (0.02, Verdict.PASS), (0.3, Verdict.FAIL)])
 def test_a_clear_share_is_decided_at_the_first_look(share: float, verdict: Verdict) -> None:
-    assert judge_share(counts(share), 0.05, SPREAD, 0.005, 4).verdict is verdict
+    assert judge_share(counts(share), 0.05, SPREAD, SequentialTest(0.005, 4)).verdict is verdict
 
 
 def test_an_undecided_share_is_promising_only_if_the_time_allows_servers() -> None:
     near = counts(0.036)
-    assert judge_share(near, 0.05, SPREAD, 0.005, 4).verdict is Verdict.UNDECIDED
-    assert not judge_share(near, 0.05, SPREAD, 0.005, 5).is_promising
-    assert judge_share(near, 0.05, SPREAD, 0.005, 28).is_promising
-    assert not judge_share(counts(0.05), 0.05, SPREAD, 0.005, 28).is_promising
+    assert judge_share(near, 0.05, SPREAD, SequentialTest(0.005, 4)).verdict is Verdict.UNDECIDED
+    assert not judge_share(near, 0.05, SPREAD, SequentialTest(0.005, 5)).is_promising
+    assert judge_share(near, 0.05, SPREAD, SequentialTest(0.005, 28)).is_promising
+    assert not judge_share(counts(0.05), 0.05, SPREAD, SequentialTest(0.005, 28)).is_promising
 
 
 def test_before_the_first_look_a_share_is_promising_if_a_look_may_pass() -> None:
@@ -171,8 +172,8 @@ def test_before_the_first_look_a_share_is_promising_if_a_look_may_pass() -> None
     differing = ServerSpread(0.2**2, 9.0)
     near, over = counts(0.04, servers=2), counts(0.2, servers=2)
 
-    def is_promising(measured: MissCounts, most_servers: int) -> bool:
-        return judge_share(measured, 0.05, differing, 0.005, most_servers).is_promising
+    def is_promising(measured: MissCounts, max_servers: int) -> bool:
+        return judge_share(measured, 0.05, differing, SequentialTest(0.005, max_servers)).is_promising
 
     assert [is_promising(near, most) for most in (3, 4, 19)] == [False, False, True]
     assert not is_promising(over, 28)
@@ -181,7 +182,11 @@ def test_before_the_first_look_a_share_is_promising_if_a_look_may_pass() -> None
 def test_before_the_first_look_the_count_decides_where_the_distance_is_unknown() -> None:
     shares = (0.0, 0.04, 0.2)
     unknown = [replace(counts(share, servers=2), distance=-math.inf) for share in shares]
-    assert [judge_share(own, 0.05, SPREAD, 0.005, 9).is_promising for own in unknown] == [True, True, False]
+    assert [judge_share(own, 0.05, SPREAD, SequentialTest(0.005, 9)).is_promising for own in unknown] == [
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("servers", [2, 4])
@@ -191,7 +196,7 @@ def test_a_mean_that_is_lower_by_the_excess_is_likely_to_pass(servers: int) -> N
 
     def judge(log_mean: float, count: int) -> ConstraintVerdict:
         logs = [log_mean + noise] * count
-        return judge_mean(logs, math.log(10.0), SPREAD, 0.005, 4, higher_is_better=False)
+        return judge_mean(logs, math.log(10.0), SPREAD, SequentialTest(0.005, 4), higher_is_better=False)
 
     excess = judge(middle, servers).excess
     assert judge(middle - excess, 4).verdict is Verdict.PASS
@@ -202,8 +207,8 @@ def test_a_mean_that_is_lower_by_the_excess_is_likely_to_pass(servers: int) -> N
 def test_a_mean_far_over_its_bound_is_given_up_before_the_first_look() -> None:
     logs = [np.log([8.0, 8.2, 7.9, 8.1])] * 2
 
-    def is_promising(bound: float, most_servers: int) -> bool:
-        judged = judge_mean(logs, math.log(bound), SPREAD, 0.005, most_servers, higher_is_better=False)
+    def is_promising(bound: float, max_servers: int) -> bool:
+        judged = judge_mean(logs, math.log(bound), SPREAD, SequentialTest(0.005, max_servers), higher_is_better=False)
         return judged.is_promising
 
     assert is_promising(10.0, 4)
@@ -215,9 +220,12 @@ def test_servers_that_differ_pass_far_inside_the_bound() -> None:
     """The count of misses is 0 at both loads; only the latencies tell them apart."""
     differing = ServerSpread(0.2**2, 9.0)
     far, near = (replace(counts(0.0), distance=distance) for distance in (1.0, 0.1))
-    assert judge_share(far, 0.05, differing, 0.005, 4).verdict is Verdict.PASS
-    assert judge_share(near, 0.05, differing, 0.005, 4).verdict is Verdict.UNDECIDED
-    assert judge_share(replace(far, distance=math.nan), 0.05, differing, 0.005, 4).verdict is Verdict.UNDECIDED
+    assert judge_share(far, 0.05, differing, SequentialTest(0.005, 4)).verdict is Verdict.PASS
+    assert judge_share(near, 0.05, differing, SequentialTest(0.005, 4)).verdict is Verdict.UNDECIDED
+    assert (
+        judge_share(replace(far, distance=math.nan), 0.05, differing, SequentialTest(0.005, 4)).verdict
+        is Verdict.UNDECIDED
+    )
 
 
 def test_at_the_bound_a_pass_is_as_rare_as_planned() -> None:
@@ -232,7 +240,9 @@ def test_at_the_bound_a_pass_is_as_rare_as_planned() -> None:
         spread = pool_server_spread([list(slowness + np.zeros(2)), *others])
         counted = list(misses.astype(np.float64))
         distance = sigma * float(special.ndtri(0.05) - special.ndtri(misses.mean() / 400))
-        judged = judge_share(MissCounts(requests, counted, counted, 1 / sigma, distance), 0.05, spread, 0.1, 4)
+        judged = judge_share(
+            MissCounts(requests, counted, counted, 1 / sigma, distance), 0.05, spread, SequentialTest(0.1, 4)
+        )
         passed += judged.verdict is Verdict.PASS
     assert 0.005 < passed / runs < 0.065, "half of the error of 10 % is spent at the first look"
 
@@ -265,7 +275,7 @@ def test_at_the_bound_a_pass_is_as_rare_as_planned_if_other_processes_slow_some_
         spread = pool_server_spread(groups, (), [(0.5 * disturbed[:, 0]).tolist(), *(0.5 * states).tolist()])
         distance = float(special.ndtri(0.05) - special.ndtri(misses.mean() / 400)) / slopes[count]
         counted = MissCounts(requests, list(misses), list(misses), slopes[count], distance)
-        passed += judge_share(counted, 0.05, spread, 0.1, 4).verdict is Verdict.PASS
+        passed += judge_share(counted, 0.05, spread, SequentialTest(0.1, 4)).verdict is Verdict.PASS
     assert 0.005 < passed / runs < 0.065, "half of the error of 10 % is spent at the first look"
 
 
@@ -287,26 +297,30 @@ def test_at_the_bound_a_pass_is_rare_if_no_latency_is_near_it(
         tail = misses + random.binomial(1000, max(allowed - share, 0.0), (4, 8))
         between = allowed / SLOPE_LEVELS < share < allowed * SLOPE_LEVELS
         slope = float(levels[0] - levels[1]) / (2 * gap if between else noise)
-        counted = MissCounts(
-            requests, list(misses), list(tail), min(slope, LARGEST_SLOPE), gap if is_inside else -gap
-        )
-        passed += judge_share(counted, allowed, SPREAD, 0.005, 4).verdict is Verdict.PASS
+        counted = MissCounts(requests, list(misses), list(tail), min(slope, MAX_SLOPE), gap if is_inside else -gap)
+        passed += judge_share(counted, allowed, SPREAD, SequentialTest(0.005, 4)).verdict is Verdict.PASS
     assert passed / runs <= highest, "0.25 % are planned; docs/verdict.md names the rate of servers that differ"
 
 
 def test_a_gap_far_inside_the_bound_keeps_a_pass() -> None:
-    assert judge_share(replace(counts(0.01), distance=0.3, slope=0.6), 0.05, SPREAD, 0.005, 4).verdict is Verdict.PASS
+    assert (
+        judge_share(replace(counts(0.01), distance=0.3, slope=0.6), 0.05, SPREAD, SequentialTest(0.005, 4)).verdict
+        is Verdict.PASS
+    )
 
 
 def test_a_verdict_between_two_looks_has_the_error_of_the_next_look() -> None:
     """A look that was not planned must not have a larger error than the next planned one."""
-    highs = [judge_share(counts(0.02, servers), 0.05, SPREAD, 0.005, 28).high for servers in (LOOKS[1] - 1, LOOKS[1])]
+    highs = [
+        judge_share(counts(0.02, servers), 0.05, SPREAD, SequentialTest(0.005, 28)).high
+        for servers in (LOOKS[1] - 1, LOOKS[1])
+    ]
     near = counts(0.02, LOOKS[1] - 1)
     effective = effective_requests(near, 0.05, latency_variance(near, SPREAD))
-    sample = effective, SPREAD.freedom, look_error(0.005, LOOKS[1])
+    sample = effective, SPREAD.degrees_of_freedom, look_error(0.005, LOOKS[1])
     by_count = effective_requests(near, 0.05, share_spread(near, 0.05).variance)
-    highest = max(share_bound(near, 0.05, *sample), miss_rate_bounds(0.02, by_count, *sample[1:])[1])
-    expected = min(miss_rate_bounds(0.02, *sample)[1], highest)
+    highest = max(quantile_share_bound(near, 0.05, *sample), clopper_pearson_bounds(0.02, by_count, *sample[1:])[1])
+    expected = min(clopper_pearson_bounds(0.02, *sample)[1], highest)
     assert highs[0] == pytest.approx(expected)
     assert highs[1] < highs[0]
 

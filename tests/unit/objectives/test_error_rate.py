@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from objectives.confidence import Verdict
+from objectives.confidence import SequentialTest, Verdict
 from objectives.intervals import throughput_interval, throughput_ratio
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import METRICS, Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.server_spread import server_spreads
 from objectives.sla import Sla
-from objectives.verdict import SequentialTest, SlaVerdict, count_misses, judge_sla
+from objectives.verdict import SlaVerdict, count_misses, judge_sla
 
 BOUND_MS = 20.0
 SLA = Sla.from_bounds({"p95": BOUND_MS, "error-rate": 0.5})
@@ -173,6 +173,20 @@ def test_windows_that_served_nothing_lower_the_throughput() -> None:
     ratio = throughput_ratio(half, [[own] * 8] * 6, spreads["throughput"])
     assert ratio is not None
     assert ratio.estimate == pytest.approx(0.5)
+
+
+def test_a_throughput_far_below_its_bound_lacks_throughput_unless_a_server_served_nothing() -> None:
+    """A lower load serves even less; only a server that served nothing may serve more there."""
+    own = replace(window(np.random.default_rng(0), 0), throughput_infer_per_sec=100.0)
+    sla, test = Sla.from_bounds({"throughput": 300.0}), SequentialTest(0.01, 9)
+
+    def lacks_throughput(servers: list[list[Measurement]]) -> bool:
+        judged = judge_sla(servers, sla, server_spreads([servers], sla.bounded_latencies), test)
+        assert judged.verdict is Verdict.FAIL
+        return judged.lacks_throughput
+
+    assert lacks_throughput([[own] * 8] * 6)
+    assert not lacks_throughput([[own] * 8] * 5 + [[NOTHING_SERVED] * 8])
 
 
 def test_a_server_that_served_nothing_fails_a_throughput() -> None:

@@ -50,7 +50,7 @@ class ScriptedResults:
     def possible_servers(self) -> int:
         return self.possible
 
-    def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
+    def judge(self, load: int, error: float, max_servers: int) -> SlaVerdict:
         if self.servers(load) not in LOOKS:
             return judged(Verdict.UNDECIDED, promising=True)
         if (load, error) not in self.errors:
@@ -203,9 +203,9 @@ def test_the_sequence_ends_when_the_time_allows_no_further_look() -> None:
 
 def test_before_the_first_look_the_time_of_a_lower_load_is_reserved() -> None:
     class Recording(ScriptedResults):
-        def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
-            most.append((load, self.servers(load), most_servers))
-            return super().judge(load, error, most_servers)
+        def judge(self, load: int, error: float, max_servers: int) -> SlaVerdict:
+            most.append((load, self.servers(load), max_servers))
+            return super().judge(load, error, max_servers)
 
     most = list[tuple[int, int, int]]()
     Recording(lambda load, _: judged(Verdict.UNDECIDED), possible=14).measure(sequence_of((-0.6, -0.5, -0.4)))
@@ -231,10 +231,10 @@ def test_a_finished_sequence_takes_no_verdict() -> None:
 
 def test_a_hopeless_load_is_given_up_before_the_first_look() -> None:
     class Hopeless(ScriptedResults):
-        def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
+        def judge(self, load: int, error: float, max_servers: int) -> SlaVerdict:
             if load == 2:
                 return judged(Verdict.UNDECIDED, excess=0.1)
-            return super().judge(load, error, most_servers)
+            return super().judge(load, error, max_servers)
 
     tester = Hopeless(lambda *_: judged(Verdict.PASS))
     sequence = sequence_of()
@@ -279,14 +279,14 @@ class RememberedResults:
     def possible_servers(self) -> int:
         return self.left if self.is_in_time else 100
 
-    def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
+    def judge(self, load: int, error: float, max_servers: int) -> SlaVerdict:
         servers = self.servers(load)
         chance = random.Random(f"{self.seed} {load} {servers}")
         verdict = chance.choice([Verdict.PASS, Verdict.UNDECIDED, Verdict.UNDECIDED, Verdict.FAIL])
         if servers not in LOOKS:
             verdict = Verdict.UNDECIDED
         needed = chance.choice([look for look in LOOKS if look > servers] or [10**9])
-        is_promising = verdict is Verdict.UNDECIDED and needed <= most_servers
+        is_promising = verdict is Verdict.UNDECIDED and needed <= max_servers
         return judged(verdict, promising=is_promising, excess=chance.uniform(-0.1, 0.4))
 
 
@@ -325,8 +325,8 @@ def test_sessions_with_short_budgets_spend_no_more_error_than_one(
 
 def test_a_load_given_up_for_lack_of_time_stays_given_up_once_a_lower_one_is_tested() -> None:
     class NeedingTime(RememberedResults):
-        def judge(self, load: int, error: float, most_servers: int) -> SlaVerdict:
-            return judged(Verdict.UNDECIDED, promising=most_servers >= (13 if load == 2 else 6), excess=0.3)
+        def judge(self, load: int, error: float, max_servers: int) -> SlaVerdict:
+            return judged(Verdict.UNDECIDED, promising=max_servers >= (13 if load == 2 else 6), excess=0.3)
 
     tester = NeedingTime(1, left=8, is_in_time=True)
     tester.run(PREDICTED)

@@ -11,14 +11,14 @@ import pytest
 
 from objectives import latency_sketch
 from objectives.agreement import ServerPair, compare_load_generators
-from objectives.confidence import Verdict, fewest_requests, miss_rate_bounds
+from objectives.confidence import SequentialTest, Verdict, clopper_pearson_bounds, fewest_requests
 from objectives.latency_sketch import RELATIVE_ACCURACY, count_over, sketch_latencies
 from objectives.metrics import METRICS, QUANTILES, Measurement
 from objectives.pooled_windows import pool_measurements
 from objectives.quantiles import parse_percentile, quantile_at
 from objectives.server_spread import server_spreads
 from objectives.sla import Sla
-from objectives.verdict import SequentialTest, judge_sla, needed_requests
+from objectives.verdict import judge_sla, needed_requests
 
 BOUND_MS = 30.0
 SLA = Sla.from_bounds({"p99.9": BOUND_MS})
@@ -113,7 +113,7 @@ def test_it_is_judged_by_exact_counts(scale: float) -> None:
 def test_the_needed_requests_are_those_of_the_exact_bound() -> None:
     needed = fewest_requests(0.001, 0.005)
     assert needed == needed_requests(SLA.constraints[0], 0.005) == 5296
-    _, high = miss_rate_bounds(0.0, needed, 1e9, 0.005)
+    _, high = clopper_pearson_bounds(0.0, needed, 1e9, 0.005)
     assert high == pytest.approx(0.001, rel=1e-3)
     assert needed_requests(Sla.from_bounds({"error-rate": 0.1}).constraints[0], 0.005) == needed
     assert needed_requests(Sla.from_bounds({"avg": 1.0}).constraints[0]) == 0

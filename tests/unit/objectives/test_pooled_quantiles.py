@@ -14,7 +14,7 @@ from ddsketch.pb import ddsketch_pb2
 from objectives import latency_sketch
 from objectives.arrays import FloatArray
 from objectives.intervals import latency_interval_ms
-from objectives.latency_sketch import RELATIVE_ACCURACY, SHORTEST_MS, count_over, parse_counts, sketch_latencies
+from objectives.latency_sketch import MIN_LATENCY_MS, RELATIVE_ACCURACY, count_over, parse_counts, sketch_latencies
 from objectives.metrics import Measurement
 from objectives.pooled_windows import pool_measurements, pooled_quantile_ms
 from objectives.server_spread import ServerSpread
@@ -135,7 +135,7 @@ def test_a_sketch_of_many_requests_is_small() -> None:
 
 def test_latencies_that_no_clock_measures_are_counted() -> None:
     text = sketch_latencies(np.array([0.0, 1e7]))
-    assert latency_sketch.pooled_quantile_ms([text], 0.0) == pytest.approx(SHORTEST_MS, rel=RELATIVE_ACCURACY)
+    assert latency_sketch.pooled_quantile_ms([text], 0.0) == pytest.approx(MIN_LATENCY_MS, rel=RELATIVE_ACCURACY)
     assert latency_sketch.pooled_quantile_ms([text], 1.0) == pytest.approx(1e7, rel=RELATIVE_ACCURACY)
 
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from objectives.confidence import Verdict
+from objectives.confidence import SequentialTest, Verdict
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import ITL, LATENCY, METRICS, QUANTILES, STATISTICS, TIMINGS, TTFT, Measurement, Timing
 from objectives.pooled_windows import pool_measurements
 from objectives.server_spread import ServerSpread, server_spreads
 from objectives.sla import Sla
-from objectives.verdict import SequentialTest, count_misses, judge_sla
+from objectives.verdict import count_misses, judge_sla
 
 BOUNDS_MS = {"ttft-p95": 200.0, "itl-p95": 30.0}
-TEST = SequentialTest(error=0.01, most_servers=8)
+TEST = SequentialTest(error=0.01, max_servers=8)
 
 
 def window(seed: int, ttft_ms: float = 100.0, itl_ms: float = 15.0) -> Measurement:

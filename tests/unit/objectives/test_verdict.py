@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from objectives.confidence import Verdict
+from objectives.confidence import SequentialTest, Verdict
 from objectives.intervals import latency_interval_ms, order_statistic_levels, throughput_interval
 from objectives.latency_sketch import count_over, sketch_latencies
 from objectives.metrics import Measurement
@@ -18,7 +18,13 @@ from objectives.pooled_windows import pool_measurements
 from objectives.sequential import LOOKS
 from objectives.server_spread import ServerSpread, server_spreads
 from objectives.sla import CONFIDENCE, Sla
-from objectives.verdict import MOST_EXCLUDED, SequentialTest, SlaVerdict, count_misses, counted_windows, judge_sla
+from objectives.verdict import (
+    MAX_EXCLUDED_SHARE,
+    SlaVerdict,
+    count_misses,
+    counted_windows,
+    judge_sla,
+)
 
 BOUND_MS = 20.0
 ERROR = SequentialTest(0.01, 28)
@@ -146,11 +152,11 @@ def test_a_lost_window_changes_no_pooled_latency(lost: Measurement) -> None:
 
 def test_disturbed_windows_are_left_out_whatever_their_latency() -> None:
     measured = servers(9.0)
-    for own in measured[: int(len(measured) * MOST_EXCLUDED * 2)]:
+    for own in measured[: int(len(measured) * MAX_EXCLUDED_SHARE * 2)]:
         own[0] = replace(own[0], stable=False, reason="others", latency_p95_ms=99.0, requests_over_ms="20:500")
     result = judged(measured)
     assert result.verdict is Verdict.PASS
-    assert 0 < result.disturbed_share <= MOST_EXCLUDED
+    assert 0 < result.disturbed_share <= MAX_EXCLUDED_SHARE
     assert result.slow_share.high < 0.05
 
 

@@ -18,7 +18,7 @@ from optimizer.confirmation.plan import ConfirmationPlan
 from optimizer.confirmation.server_plan import (
     CROSS_CHECK_START_SECONDS,
     CROSS_CHECK_WINDOWS,
-    SHORTEST_SECONDS,
+    MIN_WINDOW_SECONDS,
     START_SECONDS,
     WINDOWS,
 )
@@ -146,7 +146,7 @@ def test_the_speed_is_compared_over_all_sessions() -> None:
 @pytest.mark.parametrize(
     ("protocol", "cross_check_seconds"),
     [
-        ("grpc", CROSS_CHECK_START_SECONDS + CROSS_CHECK_WINDOWS * SHORTEST_SECONDS),
+        ("grpc", CROSS_CHECK_START_SECONDS + CROSS_CHECK_WINDOWS * MIN_WINDOW_SECONDS),
         ("http", 0.0),  # perf_analyzer itself measures the windows
     ],
 )
@@ -165,5 +165,5 @@ def test_the_time_of_the_next_verdict_includes_the_check_by_perf_analyzer(
         confirmation_plan=lambda: plans[-1],
     )
     *_, note = notes_on_end(StudyResult(trials, "budget"), cast("RunRecord", record), confirm_seconds=60.0)
-    server_seconds = START_SECONDS + WINDOWS * SHORTEST_SECONDS + cross_check_seconds
+    server_seconds = START_SECONDS + WINDOWS * MIN_WINDOW_SECONDS + cross_check_seconds
     assert note == NextVerdictNeeds(LOOKS[0], LOOKS[0] * server_seconds)
