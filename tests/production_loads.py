@@ -44,22 +44,22 @@ def at(rate: float) -> ExpectedAtRate:
 
 def loads(rate: float, servers: int = 1, **changes: Any) -> list[ServedLoad]:
     """Return the loads, in INTERVALS, of servers that behave as expected at ``rate`` requests per second together."""
-    here, size = at(rate / servers), recorded_expectation().request_samples
+    expected, size = at(rate / servers), recorded_expectation().request_samples
     requests = rate * SECONDS
-    usual = ServedLoad(
+    load = ServedLoad(
         SECONDS,
         requests,
         {},
         requests * size,
-        requests * size / math.sqrt(here.mean_batch_size.low * here.mean_batch_size.high),
+        requests * size / math.sqrt(expected.mean_batch_size.low * expected.mean_batch_size.high),
         requests * 3.0,
-        requests * min(0.5 * here.queue_ms.high, 5.0),
-        requests * math.sqrt(here.compute_ms.low * here.compute_ms.high),
+        requests * min(0.5 * expected.queue_ms.high, 5.0),
+        requests * math.sqrt(expected.compute_ms.low * expected.compute_ms.high),
     )
-    changed = replace(usual, **changes)
+    load = replace(load, **changes)
     noisy = ("requests", "samples", "executions", "request_ms", "queue_ms", "compute_ms")
     return [
-        replace(changed, **{name: factor * getattr(changed, name) for name in noisy})
+        replace(load, **{name: factor * getattr(load, name) for name in noisy})
         for factor in (NOISE * math.ceil(INTERVALS / len(NOISE)))[:INTERVALS]
     ]
 

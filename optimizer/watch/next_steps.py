@@ -48,8 +48,8 @@ def find_cause(judgement: Judgement) -> Cause | None:
     instances are always busy, the server is slower. If requests wait while the instances are partly idle, the load
     comes in bursts.
 
-    A server serves less if the interval of its rate is below the confidence interval of the confirmed throughput.
-    (The prediction interval of the throughput also has the rates of servers that are slower than those of the run.)
+    A server serves less if the confidence interval of its rate is below that of the confirmed throughput. (The
+    prediction interval of the throughput also has the rates of servers that are slower than those of the run.)
     """
     expectation = judgement.expectation
     rate, execution_time = judgement.check(CheckKind.RATE), judgement.check(CheckKind.EXECUTION_TIME)

@@ -6,6 +6,7 @@ mean time of the execution that a request was part of, as the compute times of a
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import time
@@ -152,7 +153,7 @@ def _by_number(
     return by_number
 
 
-def served_between(before: ModelCounters, after: ModelCounters, stalled_seconds: float = 0.0) -> ServedLoad | None:
+def compute_load(before: ModelCounters, after: ModelCounters, stalled_seconds: float = 0.0) -> ServedLoad | None:
     """Return the load between two readings; None if the server was restarted: its counters began again.
 
     ``stalled_seconds`` is that of the server's load in the interval before.
@@ -254,9 +255,8 @@ def read_server(url: str, model: str, steps: Collection[str] = ()) -> ModelCount
     counters = read_counters(page, model, at_seconds, steps)
     if counters is None:
         models = models_of(page)
-        names = ", ".join(map(one_line, models[:MAX_LISTED_MODELS])) + (
-            ", …" if len(models) > MAX_LISTED_MODELS else ""
-        )
+        names = ", ".join(map(one_line, models[:MAX_LISTED_MODELS]))
+        names += ", …" if len(models) > MAX_LISTED_MODELS else ""
         raise BadInputError(
             f"--url {url}: the server has no metrics of the model {one_line(model)} (it has: {names or 'none'}); "
             "give the server of this model, or --model with its name there"
@@ -280,12 +280,11 @@ def observe_loads(
 
     Raises EnvironmentFault or BadInputError if the first reading fails, or the last one and all intervals were lost.
     """
-    before: dict[str, ModelCounters] = {url: read_server(url, model, steps) for url in urls}
+    before = {url: read_server(url, model, steps) for url in urls}
     on_start()
-    stalled: dict[str, float] = {}
-    started, newest, number = time.monotonic(), deque[ServedLoad | None](maxlen=count), 0
-    while True:
-        number += 1
+    started, newest = time.monotonic(), deque[ServedLoad | None](maxlen=count)
+    stalled_seconds: dict[str, float] = {}
+    for number in itertools.count(1):
         sleep(max(0.0, started + number * interval_seconds - time.monotonic()))
         after: dict[str, ModelCounters] = {}
         fault: TuneError | None = None
@@ -294,12 +293,13 @@ def observe_loads(
                 after[url] = read_server(url, model, steps)
             except TuneError as error:
                 fault = error
-        served = {}
+        load_of_url: dict[str, ServedLoad] = {}
         for url in before.keys() & after.keys():
-            if load := served_between(before[url], after[url], stalled.get(url, 0.0)):
-                served[url] = load
-        stalled = {url: load.stalled_seconds for url, load in served.items()}
-        newest.append(sum_loads(list(served.values())) if len(served) == len(urls) else None)
+            load = compute_load(before[url], after[url], stalled_seconds.get(url, 0.0))
+            if load is not None:
+                load_of_url[url] = load
+        stalled_seconds = {url: load.stalled_seconds for url, load in load_of_url.items()}
+        newest.append(sum_loads(list(load_of_url.values())) if len(load_of_url) == len(urls) else None)
         before = after
         if len(newest) < count:
             continue

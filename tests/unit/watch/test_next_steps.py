@@ -48,7 +48,7 @@ from tests.production_loads import (
 CLIENTS = 47  # of the recommendation
 
 
-def served(result: SimulationResult) -> list[ServedLoad]:
+def simulated_loads(result: SimulationResult) -> list[ServedLoad]:
     """Return the loads, in INTERVALS, of a server that the simulator plays."""
     expected = recorded_expectation()
     assert expected.replica is not None
@@ -75,9 +75,9 @@ def closed_loop(clients: int, slowness: float = 1.0) -> Judgement:
     """Return the judgement on a server with this number of clients, ``slowness`` times as slow as that of the run."""
     expected = recorded_expectation()
     assert expected.replica is not None
-    usual = expected.replica.slowness_estimate.quantile(EXPECTED)
-    slowdown = replace(usual, slowness=slowness * usual.slowness)
-    return judge(expected, served(expected.replica.serve_closed_loop(clients, slowdown)), 1)
+    slowdown = expected.replica.slowness_estimate.quantile(EXPECTED)
+    slowdown = replace(slowdown, slowness=slowness * slowdown.slowness)
+    return judge(expected, simulated_loads(expected.replica.serve_closed_loop(clients, slowdown)), 1)
 
 
 def kind_of(judgement: Judgement) -> str | None:

@@ -12,10 +12,10 @@ import pytest
 from optimizer.machine.metrics_page import parse_metrics_page
 from optimizer.watch.server_metrics import (
     ModelCounters,
+    compute_load,
     is_triton,
     models_of,
     read_counters,
-    served_between,
     sum_loads,
 )
 
@@ -31,7 +31,7 @@ def counters(text: str, at_seconds: float = 0.0) -> ModelCounters:
 
 
 def test_the_recorded_pages_give_the_load_between_them() -> None:
-    served = served_between(counters(START), counters(END, SECONDS))
+    served = compute_load(counters(START), counters(END, SECONDS))
     assert served is not None
     assert (served.seconds, served.requests, served.samples, served.executions) == (SECONDS, 4609, 9218, 726)
     assert served.failures == {}
@@ -85,21 +85,21 @@ def test_the_page_of_another_program_is_not_triton() -> None:
 
 def test_a_restart_is_no_load() -> None:
     """The counters begin again, or only one of them has not yet passed its old value."""
-    assert served_between(counters(END), counters(START, SECONDS)) is None
+    assert compute_load(counters(END), counters(START, SECONDS)) is None
     after = counters(END, SECONDS)
-    assert served_between(replace(after, at_seconds=0.0, queue_us=after.queue_us + 1), after) is None
+    assert compute_load(replace(after, at_seconds=0.0, queue_us=after.queue_us + 1), after) is None
     failed = {**after.failures, "OTHER": 1.0}
-    assert served_between(replace(after, at_seconds=0.0, failures=failed), after) is None
+    assert compute_load(replace(after, at_seconds=0.0, failures=failed), after) is None
 
 
 def test_times_that_the_server_does_not_export_are_unknown() -> None:
     start, end = (re.sub(r"(?m)^.*_duration_us.*\n", "", text) for text in (START, END))
-    served = served_between(counters(start), counters(end, SECONDS))
+    served = compute_load(counters(start), counters(end, SECONDS))
     assert served is not None
     assert (served.requests, served.samples, served.executions) == (4609, 9218, 726)
     for load in (served, sum_loads([served, served])):
         assert all(map(math.isnan, (load.request_ms, load.queue_ms, load.compute_ms)))
-    assert served_between(counters(end), counters(start, SECONDS)) is None, "the server was restarted"
+    assert compute_load(counters(end), counters(start, SECONDS)) is None, "the server was restarted"
 
 
 def test_a_server_that_serves_nothing_while_requests_wait_is_stalled() -> None:
@@ -111,10 +111,10 @@ def test_a_server_that_serves_nothing_while_requests_wait_is_stalled() -> None:
         (waiting, replace(later, requests=later.requests + 1), 0.0),
         (waiting, replace(later, failures={"BACKEND": 1.0}), SECONDS),  # Triton fails one after the other
     ):
-        served = served_between(before, after)
+        served = compute_load(before, after)
         assert served is not None
         assert served.stalled_seconds == stalled
-    longer = served_between(waiting, later, stalled_seconds=SECONDS)
+    longer = compute_load(waiting, later, stalled_seconds=SECONDS)
     assert longer is not None
     assert longer.stalled_seconds == 2 * SECONDS
 
@@ -135,13 +135,13 @@ nv_inference_pending_request_count{{model="other",version="1"}} 5
         return read
 
     for served_by_step, stalled in ((7, SECONDS), (8, 0.0)):
-        served = served_between(page(0.0, 7), page(SECONDS, served_by_step))
+        served = compute_load(page(0.0, 7), page(SECONDS, served_by_step))
         assert served is not None
         assert (served.pending, served.stalled_seconds) == (3, stalled)
 
 
 def test_several_servers_are_summed() -> None:
-    one = served_between(counters(START), counters(END, SECONDS))
+    one = compute_load(counters(START), counters(END, SECONDS))
     assert one is not None
     slower = replace(one, failures={"REJECTED": 2.0}, latencies_ms={0.95: (9.0, 9.0)}, first_responses={100.0: 3.0})
     both = sum_loads([one, slower])
