@@ -16,25 +16,21 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from random import Random
 from typing import Protocol
 
 import numpy as np
 
 from lib.output import measured_on, print_title, row
+from lib.recordings import STREAMING_TABLE, STREAMING_TOKENS
 from objectives.arrays import FloatArray
 from optimizer.config.search_space import ModelKind, Problem
-from optimizer.core.request_sizes import TokenRequests, parse_token_lengths
 from optimizer.core.trial import Candidate, Point
 from optimizer.replay.engine import recorded_problem
 from optimizer.simulator import closed_network, continuous_batching_model
 from optimizer.simulator.predicted_metrics import ConfigurationLoad, Performance, log_measurements, log_predictions
 from optimizer.store.recording import Recording, read_recording
 
-TABLE = Path(__file__).with_name("tables") / "streaming" / "tinygpt.csv"
-# the lengths that the table was recorded with
-TOKENS = TokenRequests(parse_token_lengths("16..64"), parse_token_lengths("8..24"), "INPUT_IDS", "MAX_TOKENS", 512)
 BOUNDS = {"ttft-p95": 200.0, "itl-p95": 30.0}
 METRICS = ("throughput", "ttft-p95", "itl-p95")
 CONFIGURATIONS = (2, 4, 8)  # that a search has measured
@@ -62,8 +58,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20, metavar="N", help="random choices of the measured ones (20)")
     arguments = parser.parse_args()
-    recording = read_recording(TABLE)
-    problem = replace(recorded_problem(recording, BOUNDS), kind=ModelKind.STREAMING, tokens=TOKENS)
+    recording = read_recording(STREAMING_TABLE)
+    problem = replace(recorded_problem(recording, BOUNDS), kind=ModelKind.STREAMING, tokens=STREAMING_TOKENS)
     print_title("Forecasts of continuous batching: latest measurement")
     print(_introduction(arguments.seeds))
     for half, configurations in halves(recording).items():

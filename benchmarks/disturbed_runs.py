@@ -26,9 +26,19 @@ from pathlib import Path
 
 import numpy as np
 
+from lib.disturbance import BURST_FACTOR, BURST_SECONDS
 from lib.output import command, measured_on, print_head, row
 from lib.process_pool import run_jobs
-from lib.simulated_stack import TRUE_LOADS, SimulatedStack, feasible_bound_ms, highest_throughput, true_measurements
+from lib.simulated_stack import (
+    PROBE_NOISE,
+    PROBE_SECONDS,
+    TRUE_LOADS,
+    SimulatedStack,
+    feasible_bound_ms,
+    highest_throughput,
+    slowed,
+    true_measurements,
+)
 from lib.simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 from objectives import batch_stats
 from objectives.confidence import Verdict
@@ -53,9 +63,10 @@ from optimizer.search import make_searcher
 from optimizer.store.recording import baselines
 from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import TrialRunner
-from search_drift import DEPLOY_SECONDS, MAX_CONCURRENCY, PROBE_NOISE, PROBE_SECONDS, SERVERS, slowed
-from verdict_procedure import BURST_FACTOR, BURST_SECONDS
 
+SERVERS = ("linear", "steps", "kink")
+MAX_CONCURRENCY = 64
+DEPLOY_SECONDS = 3.0
 BUDGET_SECONDS = 180.0
 WINDOW_SECONDS = 0.5
 SEARCH_WINDOWS = 3  # windows of a measurement of the search

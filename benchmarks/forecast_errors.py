@@ -25,9 +25,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib.bounded_tables import TABLES, bound_ms, feasible_shares
+from lib.bounded_tables import bound_ms, feasible_shares
 from lib.derived_tables import write_recordings
 from lib.output import judged, measured_on, print_progress, print_title, row
+from lib.recordings import PLANS, TABLES
 from lib.tune_runs import TuneFailedError, run_tune
 from objectives.metrics import LATENCY, METRICS
 from optimizer.config.search_space import Problem
@@ -44,7 +45,6 @@ from optimizer.search.candidate_selector import fit_surrogate
 from optimizer.store.recording import Recording, baselines, read_recording
 from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import run_trials
-from record_tables import PLANS
 
 MODELS = ("dlrm", "mlp", "bert-mini", "minilm-16", "text_recognition-small")
 LEVELS = (0.5, 0.1, 0.9, 0.025, 0.975)  # the median, and the ends of the 80 % and of the 95 % interval

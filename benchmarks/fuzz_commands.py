@@ -25,7 +25,6 @@ import io
 import json
 import os
 import random
-import re
 import resource
 import shlex
 import shutil
@@ -43,6 +42,7 @@ from unittest import mock
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from lib.command_check import STOPPED, check_output
 from lib.fuzz_sections import SECTIONS, Case, CommandCase, ReaderCase
 from lib.output import measured_on, print_title
 from optimizer.core.files import cache_folder, write_atomically
@@ -56,12 +56,8 @@ BATCH = 25  # cases of a section before the next section's turn
 COMMAND_EVERY = (
     43  # so that the commands are spread over sections and places in a batch: no common divisor with BATCH
 )
-CODES = (0, 1, 2, 3, 4, 130)
-REFUSALS = (2, 3)
-STOPPED = -1000  # in place of the exit code of a case that came to the start of a server
 MOST_CPU_SECONDS = 20.0
 MOST_SECONDS = 300.0  # only a deadlock takes so long
-MOST_CHARACTERS = 1000  # of a line of error
 MOST_BYTES = 4 << 30  # of memory: a case must not take that of the whole machine
 OUTPUT_FLAGS = ("--out", "--storage", "--csv")
 # they leave the folder of a run as it is
@@ -367,25 +363,6 @@ def _run(case: CommandCase, place: Place) -> int:
         )
         check_output(ended, case, [])
     return ended.code
-
-
-def check_output(ended: Ended, case: CommandCase, faults: list[str]) -> None:
-    shown = ended.stderr[-600:]
-    assert not faults, faults
-    assert "Traceback" not in ended.stderr, shown
-    assert not re.search(r"\w+Warning: ", ended.stderr), shown
-    lines = ended.stderr.split("\n")
-    for line in (*lines, *ended.stdout.split("\n")):
-        assert line.isprintable(), ascii(line)
-    errors = [line for line in lines if line.startswith("tune: ") and not line.startswith("tune: log: ")]
-    assert len(errors) <= case.most_lines, errors
-    assert all(len(line) <= MOST_CHARACTERS for line in errors), f"{max(map(len, errors))} characters: {shown}"
-    if ended.code == STOPPED:
-        return
-    assert ended.code in CODES, f"exit code {ended.code}: {shown}"
-    if ended.code in REFUSALS:
-        assert errors, f"exit code {ended.code} without an error: {shown}"
-        assert all(line.removeprefix("tune: ").strip() for line in errors), errors
 
 
 def _read(case: ReaderCase) -> int:

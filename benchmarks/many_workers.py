@@ -22,20 +22,16 @@ from typing import Any
 from lib.output import head, measured_on, print_title, row
 from lib.process_pool import run_jobs
 from lib.simulated_stack import CONCURRENCIES, SPACES, SimulatedStack
-from lib.simulated_tables import REQUEST_BATCH_SIZE, SERVERS, SimulatedServer, hidden_server
-from lib.virtual_workers import DEPLOY_SECONDS, MEASURE_SECONDS, History, search
+from lib.simulated_tables import SERVERS, SimulatedServer, hidden_server
+from lib.virtual_workers import BOUND_MS, DEPLOY_SECONDS, MEASURE_SECONDS, WORKERS, History, problem_of, search
 from objectives.metrics import METRICS
-from objectives.sla import Sla
-from optimizer.config.search_space import Problem
 from optimizer.search import MIN_GAIN
 from optimizer.search.candidate_tracker import CandidateTracker
 from optimizer.search.optuna_samplers import sampler_for
 from optimizer.search.simulated import SimulationGuidedSearcher
 from optimizer.store.optuna_study import open_study
 
-WORKERS = (1, 8, 32, 100)
 SPACE = "large"
-BOUND_MS = 20.0
 CLOSE = (0.05, 0.01)  # tolerated shortfalls from the best throughput, as shares of it
 FINALISTS = 2000  # cells that rank first in a short simulation; among them the best is determined exactly
 INTRODUCTION = f"""\
@@ -93,11 +89,6 @@ class SearchOutcome:
 
     def regret_after(self, trials: int) -> float:
         return self.regrets[min(trials, len(self.regrets)) - 1]
-
-
-def problem_of(space: str) -> Problem:
-    sla = Sla.from_bounds({"p95": BOUND_MS})
-    return Problem("m", SPACES[space], REQUEST_BATCH_SIZE, CONCURRENCIES[-1], sla=sla)
 
 
 def searched(job: WorkerSearch, stack: SimulatedStack, best: float) -> SearchOutcome:

@@ -39,16 +39,15 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from lib.disturbance import IRREGULAR, REGULAR, disturbed
 from lib.idle_machine import CpuUsage
 from lib.intervals import Interval, pooled_share, run_shares
-from lib.measured_model import prepare_model
 from lib.output import head, judged, print_progress, row
 from lib.plain_server import NotReadyError, perf_analyzer_for, plain_server, recorded_cpus
 from lib.records import Records, this_machine
 from lib.tune_runs import MOST_WALL_SECONDS, OwnTime, TuneFailedError, TuneRun, own_time_table, run_tune
+from lib.verdict_runs import LEVEL, PASS, WORK, Remeasured, RunKind, VerdictRun, bounded_task, read_runs
 from objectives.metrics import Measurement
 from objectives.verdict import count_misses
 from optimizer.core.endpoint import Endpoint
@@ -58,17 +57,13 @@ from optimizer.deploy import runtime
 from optimizer.deploy.server_process import remove_leftovers
 from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.perf_analyzer import PerfAnalyzer
-from optimizer.options.run_options import RunOptions
 from optimizer.simulator.simulate import compile_simulator
 from optimizer.study.task import Task
 
 BOUNDS_MS = {"dlrm": 20.0, "mlp": 5.0}  # model -> bound on p95; at most 32 in flight, the mlp never misses 10 ms here
-LEVEL = 0.95  # of the bounded quantile: a share of 5 % over the bound is allowed
 RUNS, SERVERS, LOAD_SECONDS = 10, 3, 10.0
 SMOKE_BUDGET, SMOKE_LOAD_SECONDS, SMOKE_BOUND_MS = "60s", 2.0, 50.0  # a busy machine meets this bound, too
-WORK = Path(tempfile.gettempdir(), "tritune_real_verdicts")
 LEAST_PASS_SHARE = 0.9
-PASS = "PASS"
 CONDITIONS = {"quiet": None, "disturbed": REGULAR, "irregular": IRREGULAR}
 COLUMNS = (
     *("runs", "PASS", "other ends", "wall s, median (longest)", "infer/s of PASS, median", "CV of it", "in flight"),
@@ -80,79 +75,7 @@ RUN_COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One kind of runs: a model, and one of CONDITIONS of the machine."""
-
-    model: str
-    condition: str
-
-    def __str__(self) -> str:
-        return f"{self.model} {self.condition}"
-
-
-ALL_CELLS = tuple(Cell(model, condition) for model in BOUNDS_MS for condition in CONDITIONS)
-
-
-@dataclass(frozen=True)
-class Remeasured:
-    """One plain server that perf_analyzer measured.
-
-    Attributes:
-        share: Share of the requests over the bound, 0 to 1.
-        probes_ms: Time of the speed probe next to the idle server, before and after the load.
-        others_share: Share of the CPU time that others took, without the benchmark's own disturbance, 0 to 1.
-    """
-
-    share: float
-    requests: int
-    throughput_infer_per_sec: float
-    latency_p95_ms: float
-    latency_p99_ms: float
-    probes_ms: tuple[float, float]
-    others_share: float
-
-
-@dataclass(frozen=True)
-class VerdictRun:
-    """One run of tune and its check. ``config`` is the recommended config.pbtxt, empty if there is none.
-
-    ``recommended`` and ``dynamic_batching`` are entries of tune's document; None if it has none.
-    """
-
-    model: str
-    condition: str
-    number: int
-    machine: str
-    bound_ms: float
-    started: str
-    verdict: str
-    exit_code: int
-    wall_seconds: float
-    others_share: float
-    times: dict[str, Any]
-    recommended: dict[str, Any] | None
-    dynamic_batching: dict[str, Any] | None
-    confirmation: dict[str, Any] | None
-    config: str
-    remeasured: tuple[Remeasured, ...]
-
-    @property
-    def cell(self) -> Cell:
-        return Cell(self.model, self.condition)
-
-    @property
-    def has_passed(self) -> bool:
-        return self.verdict == PASS
-
-    @property
-    def shares(self) -> list[float]:
-        return [server.share for server in self.remeasured]
-
-
-def read_runs(work: Path) -> Records[VerdictRun]:
-    """Return the runs that are stored in the folder ``work``."""
-    return Records(work / "runs.jsonl", VerdictRun)
+RUN_KINDS = tuple(RunKind(model, condition) for model in BOUNDS_MS for condition in CONDITIONS)
 
 
 def main() -> None:
@@ -164,17 +87,17 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     work = (arguments.work or (WORK.with_name(f"{WORK.name}_smoke") if arguments.smoke else WORK)).absolute()
     machine, records = this_machine(), read_runs(work)
-    done = {(run.cell, run.number) for run in records.read(machine)}
-    wanted = [(number, cell) for number, cell in order(arguments.runs, arguments.seed) if _is_wanted(cell, arguments)]
-    left = [(number, cell) for number, cell in wanted if (cell, number) not in done]
+    done = {(run.kind, run.number) for run in records.read(machine)}
+    wanted = [(number, kind) for number, kind in order(arguments.runs, arguments.seed) if _is_wanted(kind, arguments)]
+    left = [(number, kind) for number, kind in wanted if (kind, number) not in done]
     bounds_ms = dict.fromkeys(BOUNDS_MS, SMOKE_BOUND_MS) if arguments.smoke else BOUNDS_MS
     bench = Bench(work, machine, bounds_ms, arguments.budget, smoke=arguments.smoke)
     try:
         if left:
-            bench.prepare({cell.model for _, cell in left})
-        for place, (number, cell) in enumerate(left, 1):
-            print_progress(f"{place} of {len(left)}: {cell}, seed {number}")
-            records.append(bench.run(cell, number))
+            bench.prepare({kind.model for _, kind in left})
+        for place, (number, kind) in enumerate(left, 1):
+            print_progress(f"{place} of {len(left)}: {kind}, seed {number}")
+            records.append(bench.run(kind, number))
     except (TuneFailedError, NotReadyError, TuneError) as error:
         sys.exit(f"{error}\nRepeat the command to continue; what is done is in {work}")
     except KeyboardInterrupt:
@@ -210,19 +133,19 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _is_wanted(cell: Cell, arguments: argparse.Namespace) -> bool:
+def _is_wanted(kind: RunKind, arguments: argparse.Namespace) -> bool:
     words = set(arguments.only)
     models, conditions = words & set(BOUNDS_MS), words & set(CONDITIONS)
-    return cell.model in (models or BOUNDS_MS) and cell.condition in (conditions or CONDITIONS)
+    return kind.model in (models or BOUNDS_MS) and kind.condition in (conditions or CONDITIONS)
 
 
-def order(runs: int, seed: int) -> Iterator[tuple[int, Cell]]:
+def order(runs: int, seed: int) -> Iterator[tuple[int, RunKind]]:
     """Yield (number, kind) of all runs: each number has one run of each kind, in random order."""
     chooser = random.Random(seed)
     for number in range(runs):
-        cells = list(ALL_CELLS)
-        chooser.shuffle(cells)
-        yield from ((number, cell) for cell in cells)
+        kinds = list(RUN_KINDS)
+        chooser.shuffle(kinds)
+        yield from ((number, kind) for kind in kinds)
 
 
 # -- running ------------------------------------------------------------------------------------------------------
@@ -257,24 +180,24 @@ class Bench:
         for model in models:
             self._tasks[model] = bounded_task(model, self.bounds_ms[model])
 
-    def run(self, cell: Cell, number: int) -> VerdictRun:
+    def run(self, kind: RunKind, number: int) -> VerdictRun:
         """Run tune with the seed ``number``, and measure a PASS again. ``prepare`` was called before.
 
         Raises TuneFailedError, NotReadyError, MeasurementError.
         """
-        out = self.work / "results" / f"{cell.model}-{cell.condition}-{number}"
+        out = self.work / "results" / f"{kind.model}-{kind.condition}-{number}"
         shutil.rmtree(out, ignore_errors=True)  # of a run that was killed
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        bound_ms = self.bounds_ms[cell.model]
+        bound_ms = self.bounds_ms[kind.model]
         options = ["--budget", self.budget] if self.budget else []
-        words = ["--sla-p95", f"{bound_ms:g}ms", "--json", "--seed", str(number), *options, cell.model]
+        words = ["--sla-p95", f"{bound_ms:g}ms", "--json", "--seed", str(number), *options, kind.model]
         (self.work / "results").mkdir(parents=True, exist_ok=True)
-        with disturbed(self.work / "disturbance.log", CONDITIONS[cell.condition]):
+        with disturbed(self.work / "disturbance.log", CONDITIONS[kind.condition]):
             ended = run_tune(words, out)
             result, config = ended.result, ended.folder / "best" / "config.pbtxt"
             run = VerdictRun(
-                model=cell.model,
-                condition=cell.condition,
+                model=kind.model,
+                condition=kind.condition,
                 number=number,
                 machine=self.machine,
                 bound_ms=bound_ms,
@@ -290,7 +213,7 @@ class Bench:
                 config=config.read_text() if config.exists() else "",
                 remeasured=(),
             )
-            print_progress(f"{cell}, seed {number}: {run.verdict} after {run.wall_seconds:.0f} s")
+            print_progress(f"{kind}, seed {number}: {run.verdict} after {run.wall_seconds:.0f} s")
             if not (run.has_passed or (self.smoke and run.recommended)):
                 return run
             return replace(run, remeasured=tuple(self._measure(run, ended) for _ in range(SERVERS)))
@@ -328,11 +251,6 @@ class Bench:
         )
 
 
-def bounded_task(model: str, bound_ms: float) -> Task:
-    """Return the model and its requests, served on CPUs, under a bound on p95."""
-    return prepare_model(RunOptions(model, {"p95": bound_ms}))
-
-
 def share_over(measured: Measurement, bound_ms: float) -> float:
     """Return the share of requests over ``bound_ms``, interpolated between the quantiles of perf_analyzer."""
     return count_misses([[measured]], bound_ms, LEVEL).share
@@ -343,7 +261,7 @@ def share_over(measured: Measurement, bound_ms: float) -> float:
 
 def report(runs: Sequence[VerdictRun], machine: str) -> list[str]:
     """Return the tables in Markdown."""
-    groups = {str(cell): [run for run in runs if run.cell == cell] for cell in ALL_CELLS}
+    groups = {str(kind): [run for run in runs if run.kind == kind] for kind in RUN_KINDS}
     groups = {name: own for name, own in groups.items() if own}
     if not groups:
         return ["no runs"]
@@ -351,7 +269,7 @@ def report(runs: Sequence[VerdictRun], machine: str) -> list[str]:
     lines = head("", *COLUMNS)
     lines += [row(name, *_figures(own)) for name, own in groups.items()]
     lines += ["", f"- PASS: {passed} of {len(runs)} (at least {least}: {judged(passed >= least)})"]
-    if quiet := groups.get(str(Cell("dlrm", "quiet"))):
+    if quiet := groups.get(str(RunKind("dlrm", "quiet"))):
         median = statistics.median(run.wall_seconds for run in quiet)
         lines.append(
             f"- quiet dlrm: {median:.0f} s in the median (at most {MOST_WALL_SECONDS:.0f} s: "
@@ -411,7 +329,7 @@ def _run_cells(runs: Sequence[VerdictRun]) -> Iterator[list[str]]:
         names = ("max_batch_size", "max_queue_delay_us", "instance_count", "concurrency")
         throughput = best.get("throughput_infer_per_sec")
         yield [
-            str(run.cell),
+            str(run.kind),
             f"{run.number}",
             run.verdict,
             f"{run.wall_seconds:.0f}",

@@ -18,20 +18,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import random
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-from lib.idle_machine import Quiet
+from lib.idle_machine import SlowdownMeter
 from lib.measured_model import prepare_model
 from lib.output import print_progress
-from objectives import batch_stats
+from lib.recordings import PLANS, TABLES, RecordingPlan, median
 from objectives.metrics import Measurement
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.errors import DeploymentError, MeasurementError
@@ -45,53 +43,11 @@ from optimizer.options.run_options import RunOptions
 from optimizer.store.trials_table import TrialsTable, read_run_table
 from optimizer.study.task import Task
 
-TABLES = Path(__file__).with_name("tables")
 SLOW = 1.15  # times the shortest time of the fixed piece of work
 ATTEMPTS = 4
 LOADS = 4  # of each configuration: the profile's max_concurrency and its halves
 
 Measured: TypeAlias = list[tuple[LoadPoint, Measurement]]
-
-
-@dataclass(frozen=True)
-class RecordingPlan:
-    """How a table is recorded: all its cells ``passes`` times, then a share of its configurations ``repeats`` times.
-
-    perf_analyzer takes three windows of ``window_ms`` for a recording, each a fifth longer than requested. ``gated``:
-    only recordings at moments when the machine is fast count.
-    """
-
-    passes: int
-    window_ms: int
-    gated: bool
-    repeats: int = 0
-    repeated_share: float = 0.2
-
-    @property
-    def parts(self) -> int:
-        """The passes, and one more part for the repeats."""
-        return self.passes + bool(self.repeats)
-
-    def trials(self, name: str, part: int, candidates: Sequence[Candidate]) -> list[Trial]:
-        """Return the trials of a part in their order. The trial's number identifies candidate and recording."""
-        rng = random.Random(f"{name} {part}")
-        order = rng.sample(range(len(candidates)), len(candidates))
-        recordings = range(part, part + 1)
-        if part == self.passes:
-            order = order[: round(self.repeated_share * len(order))]
-            recordings = range(self.passes, self.passes + self.repeats)
-        return [
-            Trial(number * len(candidates) + place, candidates[place]) for place in order for number in recordings
-        ]
-
-
-QUIET = RecordingPlan(passes=3, window_ms=280, gated=True)
-UNGATED = RecordingPlan(passes=1, window_ms=560, gated=False, repeats=2)
-PLANS: Mapping[str, RecordingPlan] = {
-    **dict.fromkeys(("dlrm", "mlp", "wide"), QUIET),
-    **dict.fromkeys(("bert-mini", "resnext-64", "dlrm-1", "sleep-1", "sleep-3"), UNGATED),
-    **dict.fromkeys(("minilm-16", "text_recognition-small", "dlrm-16", "sleep-2"), UNGATED),
-}
 
 
 def main() -> None:
@@ -169,11 +125,14 @@ class Bench:
     """A server and a load generator. ``make_target`` creates a new server after a failure."""
 
     def __init__(
-        self, make_target: Callable[[], Target], load_generator: LoadGenerator, quiet: Quiet | None = None
+        self,
+        make_target: Callable[[], Target],
+        load_generator: LoadGenerator,
+        slowdown_meter: SlowdownMeter | None = None,
     ) -> None:
         self._make_target = make_target
         self._load_generator = load_generator
-        self._quiet = quiet
+        self._slowdown_meter = slowdown_meter
         self._target = make_target()
 
     def measure(self, candidate: Candidate, loads: Sequence[LoadPoint]) -> Measured:
@@ -184,13 +143,13 @@ class Bench:
 
     def _measure(self, endpoint: Endpoint, load: LoadPoint) -> Measurement:
         """Measure at a moment when the machine is fast before and after, or else at the fastest moment."""
-        if self._quiet is None:
+        if self._slowdown_meter is None:
             return self._load_generator.measure(endpoint, load)
         tries: list[tuple[float, Measurement]] = []
         while len(tries) < ATTEMPTS and (not tries or tries[-1][0] > SLOW):
-            before = self._quiet.wait(SLOW)
+            before = self._slowdown_meter.wait(SLOW)
             measurement = self._load_generator.measure(endpoint, load)
-            tries.append((max(before, self._quiet.slowdown()), measurement))
+            tries.append((max(before, self._slowdown_meter.slowdown()), measurement))
         return min(tries, key=lambda one: one[0])[1]
 
     def renew(self) -> None:
@@ -218,7 +177,7 @@ def bench(task: Task, plan: RecordingPlan) -> Iterator[Bench]:
         def make_target() -> EmbeddedTarget:
             return EmbeddedTarget(task.source, TargetSettings(logs / "server.log", on_progress=print_progress))
 
-        with contextlib.closing(Bench(make_target, load_generator, Quiet() if plan.gated else None)) as used:
+        with contextlib.closing(Bench(make_target, load_generator, SlowdownMeter() if plan.gated else None)) as used:
             yield used
 
 
@@ -260,21 +219,6 @@ def append_medians(table: TrialsTable, place: int, result: Sequence[Trial], load
         table.append_failure(replace(result[-1], number=place))
     for load in loads if ok else ():
         table.append(Trial(place, result[0].candidate), load, median([measured[load] for measured in ok]))
-
-
-def median(result: list[Measurement]) -> Measurement:
-    """Return the median of each metric; batch statistics are summed if all recordings have them."""
-    values: dict[str, object] = {}
-    if all(one.batch_stats for one in result):
-        counted = batch_stats.sum_by_size(batch_stats.from_text(one.batch_stats) for one in result)
-        values["batch_stats"] = batch_stats.to_text(counted)
-    for field in fields(Measurement):
-        measured = [getattr(one, field.name) for one in result]
-        known = [value for value in measured if isinstance(value, (int, float)) and not isinstance(value, bool)]
-        if known:
-            middle = statistics.median(known)
-            values[field.name] = int(middle) if field.name == "requests" else round(middle, 4)
-    return Measurement(**values, stable=True)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from lib.intervals import Interval, mean_interval, ratio_interval
 from lib.output import judged, measured_on, print_progress, row
 from lib.plain_server import candidate_of
 from lib.records import Records, this_machine
+from lib.verdict_runs import LEVEL, WORK, VerdictRun, bounded_task, read_runs
 from objectives.arrays import FloatArray
 from objectives.metrics import LATENCY, Measurement
 from objectives.pooled_windows import pool_measurements
@@ -54,7 +55,6 @@ from optimizer.machine.conditions import SpeedMeter
 from optimizer.measure.load_client.generators import ClosedLoopGenerator
 from optimizer.results import configuration_text
 from optimizer.study.task import Task
-from real_verdicts import LEVEL, WORK, VerdictRun, bounded_task, read_runs
 
 MODEL, ROUNDS, MOST_SPREAD = "dlrm", 20, 0.05
 SMOKE_MODEL, SMOKE_ROUNDS = "mlp", 2

@@ -22,7 +22,15 @@ import numpy as np
 
 from lib.output import measured_on, print_title, row
 from lib.process_pool import run_jobs
-from lib.simulated_stack import SimulatedStack, feasible_bound_ms, highest_throughput, true_measurements
+from lib.simulated_stack import (
+    PROBE_NOISE,
+    PROBE_SECONDS,
+    SimulatedStack,
+    feasible_bound_ms,
+    highest_throughput,
+    slowed,
+    true_measurements,
+)
 from lib.simulated_tables import REQUEST_BATCH_SIZE, hidden_server
 from objectives.metrics import Measurement
 from objectives.sla import Sla
@@ -39,7 +47,7 @@ from optimizer.replay.engine import DiscardingRecord
 from optimizer.results import formatting
 from optimizer.results.progress_observers import QuietObserver
 from optimizer.search import make_searcher
-from optimizer.simulator.speed_correction import TIMES, fit_speed_correction
+from optimizer.simulator.speed_correction import fit_speed_correction
 from optimizer.store.recording import baselines
 from optimizer.study.scheduler import MAX_CONTROLS, Scheduler
 from optimizer.study.trial_runner import TrialRunner
@@ -48,9 +56,8 @@ EPOCH_SECONDS = (20.0, 60.0)  # time between two changes
 STEP_FACTORS = (1.3, 1.7)
 DEPLOY_SECONDS, MEASURE_SECONDS = 3.0, 1.4
 SEARCH_SECONDS = 72.0  # 60 % of two minutes
-DEPLOYMENT_NOISE, MEASUREMENT_NOISE, PROBE_NOISE = 0.05, 0.03, 0.02  # standard deviations of logs
+DEPLOYMENT_NOISE, MEASUREMENT_NOISE = 0.05, 0.03  # standard deviations of logs
 UNSTEADY_PROBE_NOISE = 0.22
-PROBE_SECONDS = 0.04
 OTHERS_SHARE = 0.46  # share of the CPUs that other processes take every other epoch
 MOST_SLOWED = 0.5  # largest log by which they slow a measurement
 LARGE_REGRET = 0.05
@@ -195,14 +202,6 @@ class DriftingServer:
         yield usage
         if self.shows_others:
             usage.other_cpu_share = OTHERS_SHARE if self._is_disturbed() else 0.01
-
-
-def slowed(measurement: Measurement, slowness: float) -> Measurement:
-    """Return the measurement of a machine on which everything takes ``exp(slowness)`` times as long."""
-    factor = math.exp(slowness)
-    times = {name: factor * value for name in TIMES if (value := getattr(measurement, name)) is not None}
-    served = measurement.throughput_infer_per_sec
-    return replace(measurement, throughput_infer_per_sec=None if served is None else served / factor, **times)
 
 
 @dataclass(frozen=True)

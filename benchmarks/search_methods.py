@@ -21,9 +21,10 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from lib.bounded_tables import KINDS, TABLES, BoundedTable, bounded_tables
-from lib.measurement_noise import Noise
+from lib.bounded_tables import KINDS, BoundedTable, bounded_tables
+from lib.measurement_noise import TYPICAL_NOISE, Noise
 from lib.output import measured_on, print_title
+from lib.recordings import TABLES, recorded_noise
 from lib.search_plots import write_plot
 from lib.search_report import (
     INTRODUCTION,
@@ -39,12 +40,9 @@ from lib.search_report import (
 )
 from lib.search_runs import ReplayJob, run_all
 from optimizer.results import formatting
-from recorded_noise import recorded_noise
 from rivals import METHODS, REQUIREMENTS
 
 WHOLE_TABLE = 10_000  # more configurations than a table has
-# about that of the recorded tables
-MADE_UP_NOISE = Noise(server=(0.05, 0.01), epoch=(0.0, 0.0), window=(0.04, 0.05))
 
 
 def main() -> None:
@@ -137,7 +135,7 @@ def _limit(method: str, max_trials: int) -> int:
 def _noise(case: BoundedTable) -> Noise | None:
     """Return the noise of a table's recordings; None if it has none, as a simulated table."""
     if case.kind == "made-up":
-        return MADE_UP_NOISE
+        return TYPICAL_NOISE
     recordings = TABLES / "recordings" / case.table.name
     return recorded_noise(case.table.stem) if case.table.parent == TABLES and recordings.exists() else None
 

@@ -34,6 +34,7 @@ import numpy as np
 
 from lib.idle_machine import OTHERS_LIMIT, CpuUsage, wait_for_quiet
 from lib.output import print_progress
+from lib.recordings import median
 from lib.simulator_calibration import estimate_jitter, estimate_overheads, estimate_release_s, perf_analyzer_load
 from objectives import batch_stats
 from objectives.arrays import FloatArray
@@ -58,7 +59,6 @@ from optimizer.simulator.scenario import (
     SimulationResult,
 )
 from optimizer.simulator.simulate import exponential_gaps, lognormal_jitter, simulate_many
-from record_tables import median
 
 RECORDINGS = Path(__file__).with_suffix(".csv")
 REPORT = Path(__file__).with_suffix(".md")

@@ -46,6 +46,7 @@ import numpy as np
 import simulator_proof as proof
 from lib.idle_machine import OTHERS_LIMIT, CpuUsage, wait_for_quiet
 from lib.output import print_progress
+from lib.recordings import median
 from objectives.arrays import IntArray
 from objectives.metrics import Measurement
 from optimizer.config.queue_policy import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS, PRIORITY_POLICY
@@ -67,7 +68,6 @@ from optimizer.simulator.scenario import (
     ServiceTimes,
     SimulatedLoad,
 )
-from record_tables import median
 from simulator_proof import Cell, Compared, batching, unbatched
 
 RECORDINGS = Path(__file__).with_suffix(".csv")

@@ -44,7 +44,7 @@ from typing import Protocol
 
 import psutil
 
-from fuzz_commands import STOPPED, check_output
+from lib.command_check import STOPPED, check_output
 from lib.fuzz_sections import CommandCase
 from lib.output import head, judged, print_progress, print_title, row
 from lib.records import Records, this_machine

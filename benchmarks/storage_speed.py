@@ -24,8 +24,7 @@ from multiprocessing.synchronize import Barrier
 from typing import Any
 
 from lib.output import measured_on, print_head, print_title, row
-from lib.virtual_workers import DEPLOY_SECONDS, MEASURE_SECONDS
-from many_workers import WORKERS, problem_of
+from lib.virtual_workers import DEPLOY_SECONDS, MEASURE_SECONDS, WORKERS, problem_of
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate, LoadPoint, Trial
 from optimizer.options.addresses import redact

@@ -19,16 +19,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from continuous_batching import TABLE, TOKENS
-from lib.measurement_noise import NoisyServer
+from lib.measurement_noise import TYPICAL_NOISE, NoisyServer
 from lib.output import measured_on, print_head, print_title, row
 from lib.process_pool import run_jobs
+from lib.recordings import STREAMING_TABLE, STREAMING_TOKENS
 from lib.search_report import MAX_TRIALS, as_count, as_percent
 from objectives.metrics import METRICS
 from optimizer.config.search_space import ModelKind
 from optimizer.replay.engine import TOLERANCES, ReplayResult, Spread, recorded_problem, replay
 from optimizer.store.recording import Recording, read_recording
-from search_methods import MADE_UP_NOISE
 
 # deployments at most
 METHODS = {"simulated": MAX_TRIALS, "network": MAX_TRIALS, "tpe": MAX_TRIALS, "random": MAX_TRIALS, "grid": 10_000}
@@ -39,7 +38,7 @@ BOUNDS = {"both": (0.5, 0.5), "first response": (0.35, 0.9), "inter-token": (0.9
 @lru_cache
 def recorded() -> Recording:
     """Return the table of tinygpt, which each process reads once."""
-    return read_recording(TABLE)
+    return read_recording(STREAMING_TABLE)
 
 
 def bounds_ms(recording: Recording, kind: str) -> dict[str, float]:
@@ -66,12 +65,12 @@ def run_search(job: SearchJob) -> ReplayResult:
     problem = replace(
         recorded_problem(recording, bounds_ms(recording, job.kind)),
         kind=ModelKind.STREAMING,
-        tokens=None if job.method == "network" else TOKENS,
+        tokens=None if job.method == "network" else STREAMING_TOKENS,
     )
     best = recording.best(problem)
     assert best is not None, "each kind of bounds is met by a row"
     method = "simulated" if job.method == "network" else job.method
-    noisy = NoisyServer(recording.trials(), MADE_UP_NOISE, job.seed)
+    noisy = NoisyServer(recording.trials(), TYPICAL_NOISE, job.seed)
     result = replay(recording, problem, best, method, job.seed, METHODS[job.method], server=noisy)
     return replace(result, recommended=None)
 

@@ -39,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from lib.disturbance import BURST_FACTOR, BURST_SECONDS
 from lib.output import measured_on
 from objectives.arrays import FloatArray
 from objectives.confidence import MissCounts, SequentialTest, judge_share
@@ -69,8 +70,7 @@ ALLOWED = 0.05  # p95
 CONFIRMATION_SECONDS = 110.0  # of the default budget of 180 s
 AUTOCORRELATION = 0.6  # of the speed of neighboring windows
 EPOCH_SECONDS, EPOCH_FACTOR = (20.0, 60.0), 1.5
-BURST_SECONDS, LONG_BURST_SECONDS = (1.0, 8.0), (10.0, 40.0)  # of other programs
-BURST_FACTOR = 1.5  # the slowness of a window that they fill
+LONG_BURST_SECONDS = (10.0, 40.0)  # of other programs
 BURST_LIMIT = 0.3  # a window counts as disturbed if other programs fill more than this share of it
 COMPARED = ServerPlan(0, Candidate(1), LoadPoint(1, 1), MIN_WINDOW_SECONDS)
 TESTED = replace(COMPARED, is_cross_checked=True)

@@ -23,10 +23,11 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from lib.bounded_tables import TABLES, bound_ms, feasible_shares
+from lib.bounded_tables import bound_ms, feasible_shares
 from lib.derived_tables import CONTRARY, RELATED, SOURCES, recorded_on, write_recordings
 from lib.output import measured_on, print_head, print_title, row
 from lib.process_pool import run_jobs
+from lib.recordings import TABLES
 from lib.search_report import as_count, as_percent
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget

@@ -14,7 +14,6 @@ from objectives.metrics import METRICS
 from optimizer.core.trial import Candidate
 from optimizer.store.recording import Recording, read_recording
 
-TABLES = Path(__file__).parents[1] / "tables"
 MADE_UP_SEEDS = range(300, 312)  # of simulated servers; no constant of the search may be chosen on these either
 # No constant of the search may be chosen on these. A table that the folder lacks is left out.
 TEST_TABLES = ("minilm-16", "text_recognition-small", "dlrm-16", "sleep-2")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lib.recordings import TABLES
 from objectives import batch_stats
 from objectives.metrics import STATISTICS, Measurement
 from optimizer.config.search_space import OFF, Problem
@@ -26,7 +27,6 @@ from optimizer.simulator.scenario import ServiceTimes, SimulationResult
 from optimizer.store.recording import Recording, read_recording
 from optimizer.store.trials_table import TrialsTable, read_run_table
 
-TABLES = Path(__file__).parents[1] / "tables"
 MIN_TIME_S = 1e-5  # a shorter queue time counts as zero
 
 

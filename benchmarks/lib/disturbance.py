@@ -1,4 +1,4 @@
-"""A process that takes one core for a part of the time, to measure on a shared machine."""
+"""Other programs that take one core for a part of the time, as on a shared machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 from optimizer.core.process import SupervisedProcess
 
+BURST_SECONDS = (1.0, 8.0)  # time for which other programs take a core at once
+BURST_FACTOR = 1.5  # the slowness of a measurement window that they fill
 PROGRAM = """\
 import random, sys, time
 shortest, longest, busy_share = map(float, sys.argv[1:])
@@ -32,7 +34,7 @@ class Disturbance:
 
 
 REGULAR = Disturbance(0.1, 0.1, 1 / 3)
-IRREGULAR = Disturbance(1.0, 8.0, 1 / 2)
+IRREGULAR = Disturbance(*BURST_SECONDS, 1 / 2)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import numpy as np
 
 from optimizer.machine.conditions import CpuUsage, SpeedProbe
 
-__all__ = ["OTHERS_LIMIT", "CpuUsage", "Quiet", "wait_for_quiet"]
+__all__ = ["OTHERS_LIMIT", "CpuUsage", "SlowdownMeter", "wait_for_quiet"]
 
 OTHERS_LIMIT = 0.05  # share of the CPUs' time for other processes and other virtual machines
 PROBES = 20  # number of probes before the shortest time is known
@@ -18,6 +18,7 @@ PAUSE_SECONDS = 0.2
 
 
 def wait_for_quiet() -> None:
+    """Return when other processes take little of the CPUs' time."""
     while True:
         before = CpuUsage.now()
         time.sleep(0.3)
@@ -26,7 +27,7 @@ def wait_for_quiet() -> None:
         time.sleep(2)
 
 
-class Quiet:
+class SlowdownMeter:
     """Compares the time of a fixed piece of work with its shortest time so far."""
 
     def __init__(self) -> None:

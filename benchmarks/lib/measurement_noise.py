@@ -40,6 +40,10 @@ class Noise:
     window: Effects
 
 
+# about that of the recorded tables
+TYPICAL_NOISE = Noise(server=(0.05, 0.01), epoch=(0.0, 0.0), window=(0.04, 0.05))
+
+
 class NoisyServer(RecordedServer):
     """A recorded server whose measurements have ``noise``. All of its measurements are in one epoch.
 

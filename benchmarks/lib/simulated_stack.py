@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -17,9 +17,11 @@ from optimizer.config.search_space import SearchSpace
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import ResourceUsage
 from optimizer.core.trial import Candidate, LoadPoint
+from optimizer.simulator.speed_correction import TIMES
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 48, 64)
 TRUE_LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # at which the truth is simulated
+PROBE_SECONDS, PROBE_NOISE = 0.04, 0.02  # of a speed probe: time, standard deviation of its log
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,14 @@ class SimulatedStack:
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
         yield ResourceUsage()
+
+
+def slowed(measurement: Measurement, slowness: float) -> Measurement:
+    """Return the measurement of a machine on which everything takes ``exp(slowness)`` times as long."""
+    factor = math.exp(slowness)
+    times = {name: factor * value for name in TIMES if (value := getattr(measurement, name)) is not None}
+    served = measurement.throughput_infer_per_sec
+    return replace(measurement, throughput_infer_per_sec=None if served is None else served / factor, **times)
 
 
 @lru_cache

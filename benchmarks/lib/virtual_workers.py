@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from lib.simulated_stack import SimulatedStack
+from lib.simulated_stack import CONCURRENCIES, SPACES, SimulatedStack
+from lib.simulated_tables import REQUEST_BATCH_SIZE
+from objectives.sla import Sla
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.interfaces import Searcher
@@ -26,8 +28,16 @@ from optimizer.store.recording import baselines
 from optimizer.study.scheduler import Scheduler
 from optimizer.study.trial_runner import TrialRunner
 
+WORKERS = (1, 8, 32, 100)  # numbers of workers
+BOUND_MS = 20.0  # on p95
 DEPLOY_SECONDS, MEASURE_SECONDS = 2.0, 2.4
 SPREAD = 0.1  # relative deviation of a trial's duration, so that no two workers run in step
+
+
+def problem_of(space: str) -> Problem:
+    """Return the search of a space of SPACES."""
+    sla = Sla.from_bounds({"p95": BOUND_MS})
+    return Problem("m", SPACES[space], REQUEST_BATCH_SIZE, CONCURRENCIES[-1], sla=sla)
 
 
 @dataclass

@@ -9,6 +9,7 @@ import pytest
 
 import fuzz_commands
 from fuzz_commands import SMOKE_CASES, OutOfTime, Place, State, Stopped, Watch, attempt, fuzz, limited
+from lib.command_check import check_output
 from lib.fuzz_sections import CommandCase, ReaderCase
 from optimizer.core.errors import BadInputError
 from tests.command_fixtures import Ended
@@ -68,7 +69,7 @@ def test_a_wrong_reader_is_noticed(read: Any, error: type[Exception], place: Pla
 )
 def test_wrong_output_is_noticed(code: int, stderr: str) -> None:
     with pytest.raises(AssertionError):
-        fuzz_commands.check_output(Ended(code, "", stderr, 1), CommandCase(()), [])
+        check_output(Ended(code, "", stderr, 1), CommandCase(()), [])
 
 
 @pytest.mark.parametrize(

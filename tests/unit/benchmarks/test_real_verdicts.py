@@ -10,9 +10,10 @@ import pytest
 
 from lib.intervals import Interval
 from lib.records import Records
+from lib.verdict_runs import PASS, Remeasured, VerdictRun, read_runs
 from objectives.metrics import Measurement
 from perf_analyzer_versions import agreement
-from real_verdicts import PASS, Remeasured, VerdictRun, read_runs, report, share_over
+from real_verdicts import report, share_over
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 MACHINE = "a CPU, 2 cores; tritonserver 2.51"

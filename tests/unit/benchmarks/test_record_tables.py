@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import record_tables
+from lib.recordings import RecordingPlan, median
 from objectives.metrics import Measurement
 from optimizer.core.trial import Candidate
 
 
 def test_a_fifth_of_the_configurations_is_repeated_on_two_servers_in_turn() -> None:
-    plan = record_tables.RecordingPlan(passes=1, window_ms=560, gated=False, repeats=2)
+    plan = RecordingPlan(passes=1, window_ms=560, gated=False, repeats=2)
     candidates = [Candidate(8, True, delay) for delay in range(40)]
     first, later = (plan.trials("t", part, candidates) for part in range(plan.parts))
     assert sorted(trial.number for trial in first) == list(range(40))
@@ -27,6 +27,6 @@ def test_the_median_of_a_cell() -> None:
             (100.0, 7.0, 12, "4:1:20"),
         ]
     ]
-    middle = record_tables.median(result)
+    middle = median(result)
     assert middle == Measurement(100.0, latency_p95_ms=6.0, requests=11, batch_stats="4:3:70 8:4:130", stable=True)
-    assert record_tables.median([*result, Measurement(100.0)]).batch_stats == ""
+    assert median([*result, Measurement(100.0)]).batch_stats == ""
