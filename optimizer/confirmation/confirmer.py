@@ -27,16 +27,85 @@ from optimizer.confirmation.verdicts import judge_confirmations
 from optimizer.confirmation.windows import errors_by_load, last_server, lost_end, server_windows, without_lost_end
 from optimizer.core.budget import Budget
 from optimizer.core.endpoint import Endpoint
-from optimizer.core.errors import ServerCrashed
+from optimizer.core.errors import DeploymentError, ServerCrashed
 from optimizer.core.interfaces import Target
 from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial, latest_points
 from optimizer.measure.measurer import CandidateMeasurer, Measurer
 from optimizer.options.run_options import RunOptions
-from optimizer.simulator.performance_model import PerformanceModel, fit_model
+from optimizer.simulator.performance_model import ModelFitter, PerformanceModel, fit_model
 from optimizer.simulator.predicted_metrics import is_complete, predicted_latencies
 from optimizer.simulator.speed_correction import fit_speed_correction
 
 MAX_ATTEMPTS = 2  # at a measurement on one server whose load generator fails
+
+
+@dataclass
+class FreshServerMeasurement:
+    """The measurement of a candidate on one fresh server, which may be deployed again after a crash.
+
+    Attributes:
+        measurer: Measures and stores.
+        server_plan: How the server is measured.
+        fresh: Its number and the error of the test.
+        windows_before: Windows of the trial on earlier servers.
+        attempts: How often the load was begun.
+        is_checked: Whether the last deployment that was reached passed its checks.
+        has_failed_check: Whether it did not pass them.
+    """
+
+    measurer: Measurer
+    server_plan: ServerPlan
+    fresh: FreshServer
+    windows_before: int
+    attempts: int = 0
+    is_checked: bool = False
+    has_failed_check: bool = False
+
+    @property
+    def is_under_test(self) -> bool:
+        """Whether a deployment of a test passed its checks, so that a crash decides about the load."""
+        return self.is_checked and self.server_plan.error > 0
+
+    def check(self, endpoint: Endpoint) -> None:
+        """Check a deployment before its load. Raises DeploymentError."""
+        self.is_checked, self.has_failed_check = False, True
+        self.measurer.check_deployment(endpoint)
+        self.is_checked, self.has_failed_check = True, False
+
+    def next_load(self, trial: Trial) -> LoadPoint | None:
+        """Return the load to measure; None after it was measured, or lost MAX_ATTEMPTS times."""
+        measured = trial.confirmations[self.windows_before :]
+        can_be_repeated = len(measured) == 1 and measured[0].is_lost and self.attempts < MAX_ATTEMPTS
+        return self.server_plan.load if not measured or can_be_repeated else None
+
+    def measure(self, trial: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
+        """Return the trial with the windows of the server, and with perf_analyzer's check if it is planned."""
+        self.attempts += 1
+        plan = self.server_plan
+        trial = self.measurer.confirm(trial, endpoint, load, self.fresh, plan.window_seconds, plan.windows)
+        if plan.is_cross_checked:
+            trial = self.measurer.cross_check(trial, endpoint, load, self.fresh, plan.cross_check_seconds)
+        return trial
+
+    def record_error(self, trial: Trial, error: DeploymentError) -> Trial:
+        """Return the trial after ``error`` ended the measurement: with a lost measurement, or as failed.
+
+        The candidate fails if its first fresh server cannot be deployed, or if one has wrong outputs. If a later one
+        cannot be deployed, its measurement is lost. So is that of a server that crashes after its checks.
+        """
+        has_crashed = isinstance(error, ServerCrashed)  # in a test, or at the end of the time
+        is_lost = self.is_checked if has_crashed else self.windows_before > 0 and not self.has_failed_check
+        table, load = self.measurer.table, self.server_plan.load
+        if is_lost:
+            lost = Measurement(reason=str(error), server_crashed=has_crashed)
+            if not (has_crashed and self.attempts):  # otherwise the table has it
+                table.append(trial, load, lost, self.fresh)
+            return trial.with_row(load, lost, self.fresh)
+        if has_crashed:
+            return trial
+        trial = trial.with_failure(error)
+        table.append_failure(trial)
+        return trial
 
 
 @dataclass
@@ -59,7 +128,7 @@ class Confirmer:
     measurer: Measurer
     budget: Budget
     trials: list[Trial]
-    fit: Callable[[Sequence[Point]], PerformanceModel | None] = lambda _: None
+    fit: ModelFitter = lambda _: None
     recorded_plan: ConfirmationPlan | None = None
     record: Callable[[ConfirmationPlan], None] = lambda _: None
     best: Sequence[Point] = field(default=(), init=False)
@@ -133,64 +202,28 @@ class Confirmer:
         """Measure one more fresh server by ``server_plan``. Return False if it could not be measured.
 
         A server that crashes under the load of a test is not started again, because the load can no longer pass.
-        The candidate fails if its first fresh server cannot be deployed, or if one has wrong outputs. If a later one
-        cannot be deployed, its measurement is lost.
         """
-        if self.budget.seconds_left() <= 0:
-            return False
         trial = self.trial(server_plan.trial)
-        if trial.status == "failed":
-            return False
         begun = self.budget.seconds_left()
+        if begun <= 0 or trial.status == "failed":
+            return False
         self.measurer.observer.trial_started(trial.number, trial.candidate, "confirm")
         new_number = max(last_server(self.trials), self._last_server) + 1
-        number = self._lost_servers.pop(server_plan.trial, new_number)
-        fresh = FreshServer(number, server_plan.error)
-        before, attempts = len(trial.confirmations), 0
-        is_loaded, is_checked = False, False
-
-        def check(endpoint: Endpoint) -> None:
-            nonlocal is_loaded, is_checked
-            is_loaded, is_checked = True, False
-            self.measurer.check_deployment(endpoint)
-            is_checked = True
-
-        def next_load(current: Trial) -> LoadPoint | None:
-            measured = current.confirmations[before:]
-            is_done = bool(measured) and not (len(measured) == 1 and measured[0].is_lost and attempts < MAX_ATTEMPTS)
-            return None if is_done else server_plan.load
-
-        def measure(current: Trial, endpoint: Endpoint, load: LoadPoint) -> Trial:
-            nonlocal attempts
-            attempts += 1
-            seconds = server_plan.window_seconds
-            current = self.measurer.confirm(current, endpoint, load, fresh, seconds, server_plan.windows)
-            if server_plan.is_cross_checked:
-                current = self.measurer.cross_check(current, endpoint, load, fresh, server_plan.cross_check_seconds)
-            return current
-
+        fresh = FreshServer(self._lost_servers.pop(server_plan.trial, new_number), server_plan.error)
+        measurement = FreshServerMeasurement(self.measurer, server_plan, fresh, len(trial.confirmations))
         trial, error = CandidateMeasurer(
             self.target,
             self.measurer,
-            measure=measure,
-            prepare=check,
-            is_worth_retrying=lambda: self.budget.seconds_left() > 0 and not (server_plan.error and is_checked),
+            measure=measurement.measure,
+            prepare=measurement.check,
+            is_worth_retrying=lambda: self.budget.seconds_left() > 0 and not measurement.is_under_test,
             fresh=fresh,
-        ).run(trial, next_load)
-        has_crashed = isinstance(error, ServerCrashed)  # in a test, or at the end of the time
-        has_failed = error is not None and not has_crashed
-        if (has_crashed and is_checked) or (has_failed and before and is_loaded == is_checked):
-            lost = Measurement(reason=str(error), server_crashed=has_crashed)
-            if not (has_crashed and attempts):  # otherwise the table has it
-                self.measurer.table.append(trial, server_plan.load, lost, fresh)
-            trial = trial.with_row(server_plan.load, lost, fresh)
-        elif error is not None and has_failed:
-            trial = trial.with_failure(error)
-            self.measurer.table.append_failure(trial)
+        ).run(trial, measurement.next_load)
+        trial = trial if error is None else measurement.record_error(trial, error)
         self.trials[self._index(trial.number)] = trial
-        if has_crashed:
+        if isinstance(error, ServerCrashed):
             return False
-        if error is None and attempts == 1:
+        if error is None and measurement.attempts == 1:
             taken = begun - self.budget.seconds_left()
             self._start_seconds.append(server_plan.start_seconds + taken - server_plan.server_seconds)
         speed = fit_speed_correction(self.trials, self.problem)
@@ -367,7 +400,7 @@ class Confirmer:
         return len(server_windows(self.trial(server_plan.trial), server_plan.load))
 
 
-def model_fitter(problem: Problem, options: RunOptions) -> Callable[[Sequence[Point]], PerformanceModel | None]:
+def model_fitter(problem: Problem, options: RunOptions) -> ModelFitter:
     """Return a function that fits a performance model to measured points.
 
     It returns None where the search did not use the model either: its first use on a machine takes a minute.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from optimizer.config.search_space import Problem
 from optimizer.confirmation.load_predictions import has_all_latencies, prediction_errors
 from optimizer.core.trial import Point, Trial
 from optimizer.machine.conditions import lost_cpu_time
-from optimizer.simulator.performance_model import PerformanceModel
+from optimizer.simulator.performance_model import ModelFitter
 from optimizer.simulator.speed_correction import at_other_speed, scaled_sketches
 
 USUAL_DISTURBANCE = 0.10  # CPU share of other processes beyond the usual one that disturbs no measurement
@@ -89,7 +89,7 @@ def fit_disturbance_correction(
     points: Sequence[Point],
     trials: Sequence[Trial],
     problem: Problem,
-    fit: Callable[[Sequence[Point]], PerformanceModel | None],
+    fit: ModelFitter,
 ) -> DisturbanceCorrection:
     """Return the correction for ``points``, the search's points of ``trials``.
 
@@ -123,7 +123,7 @@ def _usual_correction(
     points: Sequence[Point],
     usual_share: float,
     problem: Problem,
-    fit: Callable[[Sequence[Point]], PerformanceModel | None],
+    fit: ModelFitter,
 ) -> DisturbanceCorrection:
     """Return the correction to the usual state; with a factor of 1 if no model predicts all points."""
 
@@ -138,9 +138,7 @@ def _usual_correction(
     return correction(float(np.average(SLOPE_FACTORS, weights=np.exp(np.array(known) - max(known)))))
 
 
-def _log_likelihood(
-    points: Sequence[Point], problem: Problem, fit: Callable[[Sequence[Point]], PerformanceModel | None]
-) -> float | None:
+def _log_likelihood(points: Sequence[Point], problem: Problem, fit: ModelFitter) -> float | None:
     """Return the log marginal likelihood of the errors of a model of ``points``; None without a model.
 
     A constant is left out.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from optimizer.confirmation.load_predictions import LoadPredictions
 from optimizer.confirmation.windows import begun_error, errors_by_load
 from optimizer.core.trial import Candidate, LoadPoint, Point, Trial, latest_points
 from optimizer.simulator.fitted_parameters import execution_settings
-from optimizer.simulator.performance_model import PerformanceModel
+from optimizer.simulator.performance_model import ModelFitter
 from optimizer.simulator.speed_correction import SpeedCorrection, fit_speed_correction
 
 MAX_FINALISTS = 6  # candidates, if some cannot be deployed as their config.pbtxt is written
@@ -47,7 +47,7 @@ class ConfirmationPlan:
 
 
 def usual_points(
-    trials: Sequence[Trial], problem: Problem, fit: Callable[[Sequence[Point]], PerformanceModel | None]
+    trials: Sequence[Trial], problem: Problem, fit: ModelFitter
 ) -> tuple[list[Point], DisturbanceCorrection]:
     """Return the search's points as in the usual state of the machine, and their correction for disturbances.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import Point
@@ -29,6 +29,10 @@ class PerformanceModel(Protocol):
 
     def simulate(self, loads: Sequence[ConfigurationLoad], threads: int = 1) -> Sequence[Performance]:
         """Return the performance of each (candidate, concurrency)."""
+
+
+# Returns the model that is closest to the points. None means that they are predicted without a model.
+ModelFitter: TypeAlias = Callable[[Sequence[Point]], PerformanceModel | None]
 
 
 def model_type(problem: Problem) -> type[DynamicBatchingModel] | type[ContinuousBatchingModel] | type[ClosedNetwork]:
