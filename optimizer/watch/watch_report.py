@@ -63,7 +63,7 @@ def check_name(check: Check, expectation: Expectation) -> str:
     return CHECK_NAMES[check.kind].format(replica=expectation.replica_name, metric=metric)
 
 
-def _names(checks: Iterable[Check], expectation: Expectation) -> str:
+def _check_names(checks: Iterable[Check], expectation: Expectation) -> str:
     return ", ".join(check_name(check, expectation) for check in checks)
 
 
@@ -75,10 +75,10 @@ def headline(judgement: Judgement) -> str:
         cause = find_cause(judgement) if _is_led_by_cause(judgement) else None
         return f"{model} no longer fits {run}: {cause or judgement.differing[0].explanation}"
     if judgement.has_few_requests:
-        return f"{model}: {_requests(judgement)} are too few to say that it fits {run}"
+        return f"{model}: {_requests_text(judgement)} are too few to say that it fits {run}"
     if judgement.undecided:
-        names = _names(judgement.undecided, expectation)
-        return f"{model}: {_requests(judgement)} do not decide whether it fits {run} ({names})"
+        names = _check_names(judgement.undecided, expectation)
+        return f"{model}: {_requests_text(judgement)} do not decide whether it fits {run} ({names})"
     is_near = any(check.status == "near" for check in judgement.checks)
     fits = f"{model} fits {run}{', near its capacity' if is_near else ''}"
     if not judgement.unchecked_bounds:
@@ -115,7 +115,7 @@ def _is_led_by_cause(judgement: Judgement) -> bool:
     return judgement.differing[0].kind not in SERVER_FAULTS
 
 
-def _requests(judgement: Judgement) -> str:
+def _requests_text(judgement: Judgement) -> str:
     return f"{formatting.count(round(judgement.requests), 'request')} in {judgement.seconds:,.0f} s"
 
 
@@ -123,8 +123,8 @@ def observed_text(judgement: Judgement) -> str:
     """Return how much was observed."""
     pending = judgement.loads[-1].pending if judgement.loads else 0.0
     parts = [
-        f"{_requests(judgement)}, {formatting.count(len(judgement.loads), 'interval')}",
-        _servers(judgement),
+        f"{_requests_text(judgement)}, {formatting.count(len(judgement.loads), 'interval')}",
+        _servers_text(judgement),
         f"{pending:,.0f} waiting at the end",
     ]
     if judgement.verdict is Verdict.UNDECIDED and judgement.has_few_requests:
@@ -135,7 +135,7 @@ def observed_text(judgement: Judgement) -> str:
     return "; ".join(parts)
 
 
-def _servers(judgement: Judgement) -> str:
+def _servers_text(judgement: Judgement) -> str:
     servers, processes = formatting.count(judgement.servers, "server"), judgement.expectation.server_processes
     if processes == 1:
         return servers
@@ -181,7 +181,7 @@ def _remarks(judgement: Judgement) -> list[tuple[str, str]]:
             "outside of the expected range, but the confidence interval overlaps with it: the load changes, or there "
             "are few intervals"
         )
-        remarks.append(("undecided", f"{_names(judgement.undecided, judgement.expectation)}: {meaning}"))
+        remarks.append(("undecided", f"{_check_names(judgement.undecided, judgement.expectation)}: {meaning}"))
     reasons: dict[str, list[Constraint]] = {}
     for bound in judgement.unchecked_bounds:
         reasons.setdefault(_why_unchecked(judgement, bound), []).append(bound)

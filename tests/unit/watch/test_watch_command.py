@@ -150,18 +150,17 @@ def test_a_restarted_server_loses_an_interval(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_newest_intervals_are_judged_again_after_each_interval() -> None:
-    is_open = True
+    is_open, metrics = True, growing()
 
-    def page(known: Callable[[], str] = growing()) -> str:  # noqa: B008
-        return known() if is_open else "<html>"
-
-    with serving(page) as address:
-        newest = observe_loads([f"http://{address}/metrics"], "dlrm", 0.01, 3, sleep=lambda _: time.sleep(0.01))
-        assert [len(next(newest).loads) for _ in range(3)] == [3, 3, 3]
+    with serving(lambda: metrics() if is_open else "<html>") as address:
+        observations = observe_loads([f"http://{address}/metrics"], "dlrm", 0.01, 3, sleep=lambda _: time.sleep(0.01))
+        assert [len(next(observations).loads) for _ in range(3)] == [3, 3, 3]
         is_open = False
-        assert [(len(one.loads), one.lost_intervals) for one in (next(newest), next(newest))] == [(2, 1), (1, 2)]
+        for remaining in (2, 1):
+            observed = next(observations)
+            assert (len(observed.loads), observed.lost_intervals) == (remaining, 3 - remaining)
         with pytest.raises(BadInputError, match="has no metrics of Triton"):
-            next(newest)
+            next(observations)
 
 
 def test_a_followed_server_has_a_line_with_its_rate_and_the_judgement() -> None:
