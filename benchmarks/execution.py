@@ -24,7 +24,7 @@ from lib.intervals import ratio_within_bound
 from lib.measured_model import make_own_client, prepare_model
 from lib.output import measured_on, print_head, print_progress, row
 from lib.records import this_machine
-from optimizer.config.execution import EXECUTION_MODE, GRAPH_LEVEL, SPINNING
+from optimizer.config.ort_settings import EXECUTION_MODE, GRAPH_LEVEL, SPINNING
 from optimizer.core.endpoint import Endpoint
 from optimizer.core.interfaces import LoadGenerator
 from optimizer.core.trial import CPU_ACCELERATOR, Candidate, FieldValue, LoadPoint

@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from optimizer.config import execution, field_path, gpu_placement
+from optimizer.config import field_path, gpu_placement, ort_settings
 from optimizer.config.backends import ONNXRUNTIME, backend_of
 from optimizer.config.batching import (
     SEQUENCE_PREFERRED,
@@ -161,10 +161,10 @@ def _set_batching(config: ModelConfig, candidate: Candidate) -> None:
 
 
 def _set_fields(config: ModelConfig, candidate: Candidate) -> None:
-    absent = execution.absent_accelerators(dict(candidate.fields))
+    absent = ort_settings.absent_accelerators(dict(candidate.fields))
     for path, value in candidate.proto_fields:
         if path.startswith(absent):
-            execution.remove_accelerators(config, path.split(".")[2])
+            ort_settings.remove_accelerators(config, path.split(".")[2])
         elif path == SEQUENCE_PREFERRED:
             config.sequence_batching.oldest.preferred_batch_size[:] = _preferred_sizes(value, candidate)
         elif candidate.dynamic_batching or not is_batcher_field(path):
@@ -226,7 +226,7 @@ def differences(wanted: Candidate, serving: ModelConfig) -> list[str]:
         pairs.extend(("instance_count", want.instance_count, count) for count in dict.fromkeys(counts))
     if want.instance_gpus is not None:
         pairs.append((INSTANCE_GPUS, want.instance_gpus, _served(serving, INSTANCE_GPUS) or "none"))
-    without_effect = execution.without_effect(dict(want.proto_fields))
+    without_effect = ort_settings.without_effect(dict(want.proto_fields))
     for path, value in want.proto_fields:
         if path in without_effect:
             continue
@@ -285,7 +285,7 @@ def _served(config: ModelConfig, path: str) -> FieldValue | None:
     if path == SEQUENCE_PREFERRED:
         return format_preferred_sizes(config.sequence_batching.oldest.preferred_batch_size, config.max_batch_size)
     value = field_path.get_value(config, path)
-    return execution.NO_ACCELERATOR if value is None and execution.is_accelerator_name(path) else value
+    return ort_settings.NO_ACCELERATOR if value is None and ort_settings.is_accelerator_name(path) else value
 
 
 def _preferred_sizes(policy: FieldValue, candidate: Candidate) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from objectives.metrics import METRICS, Metric, PointT
 from objectives.sla import CONFIDENCE, Sla
-from optimizer.config import execution, gpu_placement, model_config, model_json, queue_policy
+from optimizer.config import gpu_placement, model_config, model_json, ort_settings, queue_policy
 from optimizer.config.batching import (
     DIRECT_DELAY,
     OLDEST_DELAY,
@@ -207,7 +207,7 @@ class SearchSpace:
 
     def __len__(self) -> int:
         """Return the number of canonical candidates."""
-        conditional = any(map(is_queue_field, self.fields)) or execution.is_conditional(self.fields)
+        conditional = any(map(is_queue_field, self.fields)) or ort_settings.is_conditional(self.fields)
         if self._preferred_paths or self.is_stateful or conditional:
             return self._enumerated_count
         every = math.prod(map(len, self.fields.values()))
@@ -287,7 +287,7 @@ class SearchSpace:
         sequence batcher a single request fills a batch if ``max_batch_size`` is at most 1, so it never waits. With
         the strategy ``direct`` a batch waits only if both its delay and its share of slots are above 0.
         """
-        reasons = {**execution.without_effect(fields), **queue_policy.without_effect(fields)}
+        reasons = {**ort_settings.without_effect(fields), **queue_policy.without_effect(fields)}
         for path in self._preferred_paths:
             if fields.get(delay := f"{model_of_field(path)}/{MAX_QUEUE_DELAY}") == OFF:
                 reasons[path] = f"with {delay} off"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from objectives.confidence import Verdict
 from objectives.sla import Sla
-from optimizer.config import execution, model_config, model_json
+from optimizer.config import model_config, model_json, ort_settings
 from optimizer.config.model_config_proto import ModelConfig, ModelInstanceGroup
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import check_file_name, is_file, one_line
@@ -192,7 +192,7 @@ def read_recommendation(run: FinishedRun, action: str = "emit") -> Recommendatio
             shared_memory_bytes=_parse_bytes(options.docker_shm_size or SHM_SIZE),
             load_seconds=_load_seconds(run, point),
             files=files,
-            unread_settings=execution.unread_settings(configs.values()) if options.target == "embedded" else (),
+            unread_settings=ort_settings.unread_settings(configs.values()) if options.target == "embedded" else (),
             mounts=tuple(map(parse_mount, options.docker_mounts)),
             ulimits=options.docker_ulimits,
         )

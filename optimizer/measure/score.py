@@ -22,7 +22,7 @@ from optimizer.measure import server_calls
 from optimizer.measure.output_comparison import read_outputs
 from optimizer.model.input_data import Array, InputTensor
 from optimizer.model.profile_schema import ScoreSection
-from optimizer.model.profile_values import MetricFunction
+from optimizer.model.profile_types import MetricFunction
 from optimizer.model.recorded_samples import read_npz, to_datatype
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from optimizer.config import execution, model_config
+from optimizer.config import model_config, ort_settings
 from optimizer.config.backends import ONNXRUNTIME, backend_of, has_llm_engine, is_ensemble
 from optimizer.config.batching import (
     SEQUENCE_PREFERRED,
@@ -209,14 +209,14 @@ def _execution_fields(
 
     Other settings gained nothing in benchmarks/execution.md, and each costs deployments.
     """
-    has_openvino = execution.has_openvino(source.tuned_config)
+    has_openvino = ort_settings.has_openvino(source.tuned_config)
     if has_openvino and not is_embedded:  # Triton's own backend does not pass it the number of threads
         return {}
     # by default each instance uses every core, which is too many threads for several instances
     threads = _powers_of_two(1, min(hardware.cpu_count, MAX_THREADS))
-    fields: dict[str, tuple[FieldValue, ...]] = {execution.INTRA_OP_THREADS: tuple(map(str, threads))}
+    fields: dict[str, tuple[FieldValue, ...]] = {ort_settings.INTRA_OP_THREADS: tuple(map(str, threads))}
     if is_embedded and len(threads) > 1 and not has_openvino:
-        fields[execution.SPINNING] = ("1", "0")  # idle threads of an instance would take the cores of another one
+        fields[ort_settings.SPINNING] = ("1", "0")  # idle threads of an instance would take the cores of another one
     return fields
 
 
@@ -236,7 +236,7 @@ def space_keys(space: SearchSpace) -> dict[str, Any]:
             section = section.setdefault(name, {})
         section[key] = [*values]
         if sections == ["onnxruntime"]:
-            section[key] = [bool(int(value)) if path == execution.SPINNING else int(value) for value in values]
+            section[key] = [bool(int(value)) if path == ort_settings.SPINNING else int(value) for value in values]
     return keys
 
 
@@ -252,7 +252,7 @@ def _keys_of_field(path: str) -> tuple[str, ...]:
 def _check_backend(section: SpaceSection, backend: str) -> None:
     """Raise ParameterError if the section sets threads of ONNX Runtime for a model of another backend.
 
-    Its other settings are checked with ``check_execution``, because other backends read some of them.
+    Its other settings are checked with ``check_ort_settings``, because other backends read some of them.
     """
     for path in section.onnxruntime.fields() if backend not in ("", ONNXRUNTIME) else ():
         if path.startswith("parameters."):

@@ -49,7 +49,7 @@ from optimizer.model.profile_schema import (
     ToleranceSection,
     keys_of_parameter,
 )
-from optimizer.model.profile_values import MIX, NUMBER, fault_lines, suggest
+from optimizer.model.profile_types import MIX, NUMBER, fault_lines, suggest
 from optimizer.options.values import MAX_INT32
 
 _MAX_FAULTS: Final = 10

@@ -27,7 +27,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from objectives.quantiles import PERCENTILE_RULE
 from optimizer.config.batching import SEQUENCE_PREFERRED
-from optimizer.config.execution import is_accelerator_field
+from optimizer.config.ort_settings import is_accelerator_field
 from optimizer.config.queue_policy import PRIORITY_POLICY, QUEUE_PATHS
 from optimizer.core.request_sizes import SizeDistribution, TokenRequests
 from optimizer.core.safe_text import format_value, resolve_inside
@@ -44,7 +44,7 @@ from optimizer.core.trial import (
     short_path,
 )
 from optimizer.model.builders import BUILDERS
-from optimizer.model.profile_values import (
+from optimizer.model.profile_types import (
     BuilderSetting,
     Choices,
     CpuList,

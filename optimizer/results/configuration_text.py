@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from optimizer.config import execution, field_path
+from optimizer.config import field_path, ort_settings
 from optimizer.config.batching import (
     SEQUENCE_PREFERRED,
     is_batcher_field,
@@ -75,7 +75,7 @@ def _triton_fields(candidate: Candidate) -> dict[str, list[str]]:
     fields["instance_group"] = [f"instance_group [ {{ {group} }} ]"]
     others = []
     for path, value in candidate.proto_fields:
-        if is_sequence_field(path) or execution.is_accelerator_field(path) or is_batcher_field(path):
+        if is_sequence_field(path) or ort_settings.is_accelerator_field(path) or is_batcher_field(path):
             continue
         parts = path.split(".")
         if parts[0] == "parameters" and len(parts) > 2:
@@ -84,7 +84,7 @@ def _triton_fields(candidate: Candidate) -> dict[str, list[str]]:
         else:
             others.append((path, value))
     fields |= _by_name(_proto_lines(others))
-    if accelerators := execution.accelerator_text(dict(candidate.proto_fields)):
+    if accelerators := ort_settings.accelerator_text(dict(candidate.proto_fields)):
         fields["accelerators"] = [accelerators]
     return fields | _comments(candidate)
 

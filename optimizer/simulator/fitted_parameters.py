@@ -12,7 +12,7 @@ import numpy as np
 
 from objectives.arrays import FloatArray
 from optimizer.config.batching import is_batcher_field
-from optimizer.config.execution import SPINNING
+from optimizer.config.ort_settings import SPINNING
 from optimizer.config.queue_policy import Fields
 from optimizer.config.search_space import Problem
 from optimizer.core.trial import INSTANCE_GPUS, SERVER_CPUS, Candidate, FieldValue, Point, server_processes

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from optimizer.config import gpu_placement
 from optimizer.config.backends import backend_of, is_ensemble
-from optimizer.config.execution import uses_openvino
+from optimizer.config.ort_settings import uses_openvino
 from optimizer.config.search_space import Problem
 from optimizer.core.budget import Budget
 from optimizer.core.errors import EnvironmentFault, TuneError

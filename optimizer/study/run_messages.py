@@ -9,7 +9,7 @@ from pathlib import Path
 from objectives.confidence import Verdict
 from objectives.load_sequence import MARGIN
 from objectives.metrics import METRICS
-from optimizer.config import execution
+from optimizer.config import ort_settings
 from optimizer.config.model_source import served_models
 from optimizer.config.search_space import Problem
 from optimizer.confirmation.candidate_tests import next_verdict
@@ -97,7 +97,7 @@ def notes_on_outcome(outcome: Outcome, trials: Sequence[Trial], task: Task, opti
     unread: tuple[str, ...] = ()
     if outcome.recommended and options.target == "embedded":
         configs = served_models(task.source, outcome.recommended.candidate).configs
-        unread = execution.unread_settings(configs.values())
+        unread = ort_settings.unread_settings(configs.values())
     return [
         _highest_concurrency(outcome, task.problem),
         _less_than_in_search(outcome, trials, task.problem),

@@ -9,8 +9,8 @@ from objectives.metrics import METRICS, QUANTILES
 from objectives.sla import Sla, parse_rate
 from optimizer.config import model_config
 from optimizer.config.backends import backend_of
-from optimizer.config.execution import check_execution
 from optimizer.config.model_source import ModelSource, configured_candidate
+from optimizer.config.ort_settings import check_ort_settings
 from optimizer.config.queue_policy import Fields, configured_queue, with_default_queue
 from optimizer.config.search_space import INSTANCE_COUNT, Problem, SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
@@ -239,7 +239,7 @@ def check_settings(
     assignment = DeviceAssignment(int(on_gpu), is_embedded=options.target == "embedded")
     own = {path: values for path, values in fields.items() if not model_of_field(path)}
     on_gpu = assignment.on_gpu(config) or (on_gpu and has_gpu_choice(own))
-    check_execution(
+    check_ort_settings(
         fields,
         config,
         backend_of(config),

@@ -12,7 +12,7 @@ from optimizer.core.safe_text import check_file_name, format_value, one_line, sh
 from optimizer.core.trial import FieldValue
 from optimizer.core.yaml_lines import LocatedValue, located_error
 from optimizer.model.model_analyzer.keys import NESTED_KEYS, KeySupport, KeyTable, ignored
-from optimizer.model.profile_values import suggest
+from optimizer.model.profile_types import suggest
 from optimizer.options.values import MAX_INT32
 
 MAX_VALUES = 10_000  # limit of the numbers in a range

@@ -17,7 +17,7 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import format_value, read_bytes
 from optimizer.core.yaml_lines import LocatedValue, located_error
 from optimizer.model.profile_schema import ProfileSection, SlaSection
-from optimizer.model.profile_values import NonEmpty, PlainName, PrintableText, fault_lines, parsed_by, suggest
+from optimizer.model.profile_types import NonEmpty, PlainName, PrintableText, fault_lines, parsed_by, suggest
 from optimizer.options.command_line import command_line
 from optimizer.options.option import DEFAULTS
 from optimizer.options.option_reader import move_options, run_options

@@ -19,7 +19,7 @@ from optimizer.core.notes import Note
 from optimizer.core.trial import Candidate, FreshServer, LoadPoint, Point, Trial, TrialRole
 from optimizer.measure.load_search import LoadSearchRules
 from optimizer.model.profile_schema import ScoreSection
-from optimizer.model.profile_values import MetricFunction
+from optimizer.model.profile_types import MetricFunction
 from optimizer.options.run_options import GENERATED_DATA, RunOptions, is_distribution
 from optimizer.study.task import Task
 

@@ -16,7 +16,7 @@ from optimizer.config import model_config
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line, read_bytes, read_tail
 from optimizer.deploy import server_process
-from optimizer.model import profile_values
+from optimizer.model import profile_types
 from optimizer.model.profile import parse_profile
 from optimizer.model.profile_lookup import list_profiles
 from optimizer.model.repository import read_repository_model
@@ -133,7 +133,7 @@ def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
 
 
 def test_input_data_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_values, "MAX_INPUT_DATA_BYTES", 1)
+    monkeypatch.setattr(profile_types, "MAX_INPUT_DATA_BYTES", 1)
     (tmp_path / "data.json").write_text("{}")
     with pytest.raises(BadInputError, match=r"request.input_data: 'data.json' is larger than 0 MiB; write fewer"):
         parse_profile(b"model: {builder: mlp}\nrequest: {input_data: data.json}", tmp_path / "p.yaml")

@@ -22,7 +22,7 @@ from optimizer.measure.score import BUILT_IN, MAX_REQUEST, Scorer, accuracy, auc
 from optimizer.model import recorded_samples
 from optimizer.model.profile import load_profile
 from optimizer.model.profile_schema import ScoreSection
-from optimizer.model.profile_values import SCORES
+from optimizer.model.profile_types import SCORES
 from optimizer.model.recorded_samples import read_npz
 from tests.answering_server import AnsweringServer, Model
 

@@ -8,7 +8,7 @@ import pytest
 
 from objectives.metrics import Measurement
 from objectives.sla import Sla
-from optimizer.config.execution import INTRA_OP_THREADS, SPINNING
+from optimizer.config.ort_settings import INTRA_OP_THREADS, SPINNING
 from optimizer.config.search_space import Problem, SearchSpace
 from optimizer.core.trial import SERVER_PROCESSES, Candidate, FieldValue, LoadPoint, Point
 from optimizer.simulator.calibration import observe_point

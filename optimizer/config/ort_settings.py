@@ -32,7 +32,7 @@ INTRA_OP_THREADS, INTER_OP_THREADS, EXECUTION_MODE, GRAPH_LEVEL, SPINNING = (
 _ACCELERATORS = (CPU_ACCELERATOR, GPU_ACCELERATOR)
 _NAMES = tuple(f"{accelerator}.name" for accelerator in _ACCELERATORS)
 _CPU_NAME = f"{CPU_ACCELERATOR}.name"
-_OF_THREADS = (SPINNING, EXECUTION_MODE, INTER_OP_THREADS)  # OpenVINO has its own threads
+_THREAD_SETTINGS = (SPINNING, EXECUTION_MODE, INTER_OP_THREADS)  # OpenVINO has its own threads
 _READ_GRAPH_SETTINGS = (ONNXRUNTIME, "tensorflow")  # backends that read graph.level and accelerators of a GPU
 _UNREAD = "Triton's own onnxruntime backend does not read it; leave it out"
 
@@ -84,7 +84,7 @@ def without_effect(fields: Mapping[str, FieldValue]) -> dict[str, str]:
     if str(fields.get(EXECUTION_MODE)) == "0":
         reasons[INTER_OP_THREADS] = "with execution_mode 0"
     if fields.get(_CPU_NAME) == OPENVINO:
-        reasons |= dict.fromkeys(_OF_THREADS, "with execution_accelerator openvino")
+        reasons |= dict.fromkeys(_THREAD_SETTINGS, "with execution_accelerator openvino")
     return {path: reason for path, reason in reasons.items() if path in fields}
 
 
@@ -137,7 +137,7 @@ def _is_onnx(config: ModelConfig) -> bool:
     return backend_of(config) == ONNXRUNTIME
 
 
-def check_execution(
+def check_ort_settings(
     fields: Mapping[str, Iterable[FieldValue]],
     config: ModelConfig,
     backend: str,
@@ -234,7 +234,7 @@ def _check_threads(fields: Mapping[str, Iterable[FieldValue]], config: ModelConf
 
     parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
     threads = parameters.get("intra_op_thread_count", "0")
-    if _always_openvino(fields, config) and (paths := [path for path in _OF_THREADS if path in fields]):
+    if _always_openvino(fields, config) and (paths := [path for path in _THREAD_SETTINGS if path in fields]):
         raise ParameterError(paths[0], "has no effect with openvino, which has its own threads; leave it out")
     if INTER_OP_THREADS in fields and possible(EXECUTION_MODE, parameters.get("execution_mode", "0")) <= {"0", ""}:
         raise ParameterError(

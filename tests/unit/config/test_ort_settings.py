@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from google.protobuf import text_format
 
-from optimizer.config import execution, model_config
-from optimizer.config.execution import check_execution, unread_settings, uses_openvino, without_effect
+from optimizer.config import model_config, ort_settings
 from optimizer.config.model_config_proto import ModelConfig
 from optimizer.config.model_source import ModelSource
+from optimizer.config.ort_settings import check_ort_settings, unread_settings, uses_openvino, without_effect
 from optimizer.config.search_space import SearchSpace
 from optimizer.core.errors import BadInputError, ParameterError
 from optimizer.core.request_sizes import parse_size_distribution
@@ -127,7 +127,7 @@ def test_one_thread_does_not_spin_and_a_sequence_has_no_threads_between_operator
     assert len(SearchSpace((8,), fields=choices)) == 3
     choices = fields_of(execution_mode=[0, 1], inter_op_thread_count=[1, 2, 4])
     assert len(SearchSpace((8,), fields=choices)) == 4
-    assert without_effect({execution.EXECUTION_MODE: "1", execution.INTER_OP_THREADS: "2"}) == {}
+    assert without_effect({ort_settings.EXECUTION_MODE: "1", ort_settings.INTER_OP_THREADS: "2"}) == {}
 
 
 def test_openvino_uses_no_threads_of_onnxruntime() -> None:
@@ -149,19 +149,29 @@ def test_openvino_uses_no_threads_of_onnxruntime() -> None:
         ({PRECISION: ("FP16",)}, True, True, r"write execution_accelerator: \[tensorrt\], too"),
         ({f"{CPU_ACCELERATOR}.name": ("openvino",)}, True, True, "openvino computes on the CPU"),
         ({f"{CPU_ACCELERATOR}.parameters.num_streams": ("2",)}, False, True, r"execution_accelerator: \[openvino\]"),
-        ({execution.SPINNING: ("0",)}, False, False, "Triton's own onnxruntime backend does not read it"),
+        ({ort_settings.SPINNING: ("0",)}, False, False, "Triton's own onnxruntime backend does not read it"),
         ({OPENVINO_NAME: ("openvino",), STREAMS: ("2",)}, False, False, "own onnxruntime backend does not read it"),
-        ({OPENVINO_NAME: ("openvino",), execution.INTRA_OP_THREADS: ("2",)}, False, False, "no effect with openvino"),
-        ({execution.INTER_OP_THREADS: ("1", "2")}, False, True, r"write execution_mode: \[0, 1\], too"),
         (
-            {execution.INTER_OP_THREADS: ("2",), execution.EXECUTION_MODE: ("0",)},
+            {OPENVINO_NAME: ("openvino",), ort_settings.INTRA_OP_THREADS: ("2",)},
+            False,
+            False,
+            "no effect with openvino",
+        ),
+        ({ort_settings.INTER_OP_THREADS: ("1", "2")}, False, True, r"write execution_mode: \[0, 1\], too"),
+        (
+            {ort_settings.INTER_OP_THREADS: ("2",), ort_settings.EXECUTION_MODE: ("0",)},
             False,
             True,
             "with execution_mode 0",
         ),
         ({NAME: ("none",), PRECISION: ("FP32", "FP16")}, True, True, "no effect without an accelerator"),
-        ({execution.SPINNING: ("0",), execution.INTRA_OP_THREADS: ("1",)}, False, True, "intra_op_thread_count 1"),
-        ({OPENVINO_NAME: ("openvino",), execution.SPINNING: ("0",)}, False, True, "no effect with openvino"),
+        (
+            {ort_settings.SPINNING: ("0",), ort_settings.INTRA_OP_THREADS: ("1",)},
+            False,
+            True,
+            "intra_op_thread_count 1",
+        ),
+        ({OPENVINO_NAME: ("openvino",), ort_settings.SPINNING: ("0",)}, False, True, "no effect with openvino"),
         ({"optimization.cuda.graphs": (True,)}, True, False, "only the tensorrt backend reads it"),
     ],
 )
@@ -169,7 +179,7 @@ def test_choices_without_effect_are_refused(
     choices: dict[str, tuple[Any, ...]], on_gpu: bool, embedded: bool, problem: str
 ) -> None:
     with pytest.raises(ParameterError, match=problem):
-        check_execution(choices, PLAIN, "onnxruntime", on_gpu=on_gpu, is_embedded=embedded)
+        check_ort_settings(choices, PLAIN, "onnxruntime", on_gpu=on_gpu, is_embedded=embedded)
 
 
 @pytest.mark.parametrize(
@@ -179,36 +189,36 @@ def test_choices_without_effect_are_refused(
         ({NAME: ("none", "tensorrt")}, None),
         ({NAME: ("none",)}, False),
         ({OPENVINO_NAME: ("none", "openvino")}, False),
-        ({OPENVINO_NAME: ("none", "openvino"), execution.SPINNING: ("1", "0")}, False),
-        ({execution.INTER_OP_THREADS: ("1", "2"), execution.EXECUTION_MODE: ("0", "1")}, False),
+        ({OPENVINO_NAME: ("none", "openvino"), ort_settings.SPINNING: ("1", "0")}, False),
+        ({ort_settings.INTER_OP_THREADS: ("1", "2"), ort_settings.EXECUTION_MODE: ("0", "1")}, False),
     ],
 )
 def test_choices_with_an_effect_are_taken(choices: dict[str, tuple[Any, ...]], on_gpu: bool | None) -> None:
-    check_execution(choices, PLAIN, "onnxruntime", on_gpu=on_gpu, is_embedded=True)
+    check_ort_settings(choices, PLAIN, "onnxruntime", on_gpu=on_gpu, is_embedded=True)
 
 
 def test_the_values_of_the_model_decide_on_what_is_no_choice() -> None:
-    threads = {execution.INTER_OP_THREADS: ("1", "2")}
-    check_execution(threads, applied(execution_mode=1), "onnxruntime", on_gpu=False, is_embedded=True)
+    threads = {ort_settings.INTER_OP_THREADS: ("1", "2")}
+    check_ort_settings(threads, applied(execution_mode=1), "onnxruntime", on_gpu=False, is_embedded=True)
     openvino = applied(execution_accelerator="openvino", execution_mode=1)
-    for choices in (threads, {execution.SPINNING: ("1", "0")}):
+    for choices in (threads, {ort_settings.SPINNING: ("1", "0")}):
         with pytest.raises(ParameterError, match="no effect with openvino"):
-            check_execution(choices, openvino, "onnxruntime", on_gpu=False, is_embedded=True)
+            check_ort_settings(choices, openvino, "onnxruntime", on_gpu=False, is_embedded=True)
 
 
 @pytest.mark.parametrize("backend", ["pytorch", "python"])
 @pytest.mark.parametrize(
     "choices",
     [
-        {execution.SPINNING: ("0",)},
-        {execution.GRAPH_LEVEL: (0, 1)},
+        {ort_settings.SPINNING: ("0",)},
+        {ort_settings.GRAPH_LEVEL: (0, 1)},
         {OPENVINO_NAME: ("none", "openvino")},
         {NAME: ("none", "tensorrt"), PRECISION: ("FP16",)},
     ],
 )
 def test_settings_of_another_backend_are_refused(choices: dict[str, tuple[Any, ...]], backend: str) -> None:
     with pytest.raises(ParameterError, match=f"only ONNX models have it, and the backend is {backend}"):
-        check_execution(choices, PLAIN, backend, on_gpu=None, is_embedded=True)
+        check_ort_settings(choices, PLAIN, backend, on_gpu=None, is_embedded=True)
 
 
 def test_settings_that_the_native_backend_does_not_read() -> None:
@@ -228,9 +238,9 @@ def test_settings_that_the_native_backend_does_not_read() -> None:
 
 def test_cuda_graphs_of_a_tensorrt_model_need_a_gpu() -> None:
     choices = {"optimization.cuda.graphs": (False, True)}
-    check_execution(choices, PLAIN, "tensorrt", on_gpu=True, is_embedded=False)
+    check_ort_settings(choices, PLAIN, "tensorrt", on_gpu=True, is_embedded=False)
     with pytest.raises(ParameterError, match="needs a GPU"):
-        check_execution(choices, PLAIN, "tensorrt", on_gpu=False, is_embedded=False)
+        check_ort_settings(choices, PLAIN, "tensorrt", on_gpu=False, is_embedded=False)
 
 
 @pytest.mark.parametrize(
