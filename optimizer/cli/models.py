@@ -11,7 +11,7 @@ from pathlib import Path
 from objectives.sla import Sla
 from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import one_line
-from optimizer.model.builders.builder import TensorSpec
+from optimizer.model.input_data import TensorSpec
 from optimizer.model.profile import inputs_and_source, load_profile
 from optimizer.model.profile_lookup import list_profiles
 from optimizer.options.command_line import Parser
@@ -38,7 +38,7 @@ class ListedModel:
         if self.fault:
             return document | {"fault": self.fault}
         inputs = [
-            {"name": tensor.name, "datatype": tensor.dtype, "dims": list(tensor.dims)} for tensor in self.inputs
+            {"name": tensor.name, "datatype": tensor.datatype, "dims": list(tensor.dims)} for tensor in self.inputs
         ]
         return document | {
             "description": self.description,
@@ -92,7 +92,7 @@ def _describe(name: str, path: Path) -> ListedModel:
 
 def _show_inputs(inputs: Sequence[TensorSpec]) -> str:
     """Return the inputs as ``a, b INT32 [16] · c FP32 [-1]``."""
-    groups = groupby(inputs, key=lambda tensor: f"{tensor.dtype} {list(tensor.dims)}")
+    groups = groupby(inputs, key=lambda tensor: f"{tensor.datatype} {list(tensor.dims)}")
     return " · ".join(f"{', '.join(tensor.name for tensor in same)} {kind}" for kind, same in groups)
 
 

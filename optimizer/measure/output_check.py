@@ -175,8 +175,9 @@ class BaselineOutputCheck:
 
         metadata, max_batch_size = server_calls.model_metadata(endpoint), endpoint.largest_request
         tensors = input_tensors(metadata, max_batch_size, self.shapes)
-        size = self.request_batch_size * sum(abs(math.prod(t.shape)) * t.dtype.itemsize for t in tensors)
-        count = max(_CHUNK, min(self._wanted_requests(), MAX_BYTES // max(size, 1)))
+        sample_bytes = sum(abs(math.prod(tensor.dims)) * tensor.dtype.itemsize for tensor in tensors)
+        request_bytes = max(self.request_batch_size * sample_bytes, 1)
+        count = max(_CHUNK, min(self._wanted_requests(), MAX_BYTES // request_bytes))
         inputs = generate_request_inputs(
             metadata,
             max_batch_size,

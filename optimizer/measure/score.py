@@ -7,11 +7,11 @@ import importlib.util
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,11 +23,7 @@ from optimizer.measure.output_comparison import read_outputs
 from optimizer.model.input_data import Array, InputTensor
 from optimizer.model.profile_schema import ScoreSection
 from optimizer.model.profile_types import MetricFunction
-from optimizer.model.recorded_samples import read_npz, to_datatype
-
-if TYPE_CHECKING:
-    from tritonclient.grpc.service_pb2 import ModelMetadataResponse
-
+from optimizer.model.recorded_samples import fit_samples, read_npz
 
 ScoreFunction: TypeAlias = Callable[[dict[str, Array], Array], float]
 
@@ -110,10 +106,10 @@ class Scorer:
             DeploymentError: The server failed a request, or the score is not a finite number.
             BadInputError: The samples do not fit the model, or the metric failed.
         """
-        from optimizer.model.inference_requests import to_message
+        from optimizer.model.inference_requests import input_tensors, to_message
 
         largest = endpoint.largest_request  # 0: no batch dimension, so each sample is a request
-        inputs = self._inputs_for(server_calls.model_metadata(endpoint), batched=largest > 0)
+        inputs = self._inputs_for(input_tensors(server_calls.model_metadata(endpoint), largest, ()))
         size = min(max(largest, 1), MAX_REQUEST)
 
         def messages() -> Iterator[bytes]:
@@ -144,26 +140,17 @@ class Scorer:
             raise DeploymentError(f"the score of its outputs is {score} ({self.name})")
         return score
 
-    def _inputs_for(self, metadata: ModelMetadataResponse, *, batched: bool) -> dict[str, Array]:
+    def _inputs_for(self, tensors: Sequence[InputTensor]) -> dict[str, Array]:
         """Return the samples in the model's data types. Raises BadInputError if they do not fit the model."""
-        tensors = {tensor.name: tensor for tensor in metadata.inputs}
-        if tensors.keys() != self.inputs.keys():
-            names, expected = ", ".join(sorted(self.inputs)), ", ".join(tensors)
-            raise BadInputError(f"{self.file}: has the inputs {names}, but the model's inputs are {expected}")
-        cast = {}
-        for name, tensor in tensors.items():
-            array, dims = self.inputs[name], tensor.shape[1 if batched else 0 :]
-            if len(dims) != array.ndim - 1 or any(
-                d not in (-1, n) for d, n in zip(dims, array.shape[1:], strict=True)
-            ):
-                raise BadInputError(
-                    f"{self.file}: a sample of {name} has the shape {list(array.shape[1:])}, "
-                    f"but the model takes {list(dims)}"
-                )
-            cast[name] = to_datatype(
-                show_path(self.file), array, InputTensor(name, tensor.datatype, tuple(dims), has_batch=batched)
+        names = [tensor.name for tensor in tensors]
+        if set(names) != self.inputs.keys():
+            raise BadInputError(
+                f"{self.file}: has the inputs {', '.join(sorted(self.inputs))}, but the model's inputs are "
+                f"{', '.join(names)}"
             )
-        return cast
+        return {
+            tensor.name: fit_samples(show_path(self.file), self.inputs[tensor.name], tensor) for tensor in tensors
+        }
 
 
 def read_scorer(section: ScoreSection) -> Scorer:

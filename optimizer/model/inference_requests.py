@@ -53,9 +53,9 @@ def input_tensors(
         tensor = tensors.get(shape.names)
         if tensor is None:
             raise BadInputError(f"shape {one_line(text, 60)}: the model's inputs are {', '.join(tensors)}")
-        if shape.fixed is None or not compatible(shape.fixed, tensor.shape):
-            raise BadInputError(f"shape {one_line(text, 60)}: the model's is {list(tensor.shape)}")
-        tensors[tensor.name] = replace(tensor, shape=shape.fixed)
+        if shape.fixed is None or not compatible(shape.fixed, tensor.dims):
+            raise BadInputError(f"shape {one_line(text, 60)}: the model's is {list(tensor.dims)}")
+        tensors[tensor.name] = replace(tensor, dims=shape.fixed)
     return tuple(tensors.values())
 
 
@@ -124,14 +124,14 @@ def _generate(
 ) -> Iterator[InputSample]:
     """Yield one sample after another. Raises BadInputError if a dimension is not fixed."""
     for tensor in tensors:
-        if -1 in tensor.shape:
+        if -1 in tensor.dims:
             raise BadInputError(
-                f"input {one_line(tensor.name)} has the shape {list(tensor.shape)}: give its size for "
+                f"input {one_line(tensor.name)} has the shape {list(tensor.dims)}: give its size for "
                 f"{generator.kind} data, by --shape or in the profile's request.shapes, or give a data file"
             )
-        _check_bytes(model, math.prod(tensor.shape) * tensor.dtype.itemsize)
+        _check_bytes(model, math.prod(tensor.dims) * tensor.dtype.itemsize)
     while True:
-        yield {tensor.name: generator.array(tensor, tensor.shape, rng) for tensor in tensors}
+        yield {tensor.name: generator.array(tensor, tensor.dims, rng) for tensor in tensors}
 
 
 def _join(model: str, tensors: Sequence[InputTensor], samples: Sequence[InputSample]) -> InputSample:

@@ -37,12 +37,18 @@ _CHARACTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 
 @dataclass(frozen=True, slots=True)
-class InputTensor:
-    """An input of a served model. ``datatype`` is Triton's (``FP32``); ``shape`` is without the batch dimension."""
+class TensorSpec:
+    """An input or output in Triton's terms: ``datatype`` such as ``FP32``, ``dims`` without the batch dimension."""
 
     name: str
     datatype: str
-    shape: tuple[int, ...]
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor(TensorSpec):
+    """An input of a served model; ``has_batch`` is whether requests have a batch dimension before its ``dims``."""
+
     has_batch: bool
 
     @property
@@ -275,7 +281,7 @@ def _parse_entry(where: str, entry: Mapping[str, Any], tensors: Mapping[str, Inp
 
 
 def _parse_tensor(value: Any, tensor: InputTensor) -> Array:
-    shape, content = tensor.shape, value
+    shape, content = tensor.dims, value
     if isinstance(value, dict):
         if "shape" in value:
             shape = _parse_shape(value["shape"], tensor)
@@ -299,8 +305,8 @@ def _parse_tensor(value: Any, tensor: InputTensor) -> Array:
 
 def _parse_shape(value: Any, tensor: InputTensor) -> tuple[int, ...]:
     sizes = isinstance(value, list) and all(type(size) is int and 0 <= size < 2**31 for size in value)
-    if not sizes or not compatible(value, tensor.shape):
-        raise ValueError(f"the shape {_show(value)} does not fit the model's {list(tensor.shape)}")
+    if not sizes or not compatible(value, tensor.dims):
+        raise ValueError(f"the shape {_show(value)} does not fit the model's {list(tensor.dims)}")
     return tuple(value)
 
 

@@ -28,7 +28,8 @@ from optimizer.core.request_sizes import parse_size_distribution
 from optimizer.core.safe_text import format_value, one_line, read_bytes, show_path
 from optimizer.core.yaml_lines import LocatedValue, PlainValue, located_error
 from optimizer.model.builders import BUILDERS, describe, load_builder
-from optimizer.model.builders.builder import TensorSpec, inputs_of_config
+from optimizer.model.builders.builder import inputs_of_config
+from optimizer.model.input_data import TensorSpec
 from optimizer.model.profile_schema import (
     BUILT,
     ONNX,

@@ -109,16 +109,16 @@ def read_npy_samples(path: Path, tensors: Sequence[InputTensor], optional: froze
 
 def shape_of(size: int, tensor: InputTensor) -> tuple[int, ...]:
     """Return the shape of ``size`` values if the model leaves at most one dimension open. Raises ValueError."""
-    known = math.prod(own for own in tensor.shape if own != -1)
-    missing = tensor.shape.count(-1)
-    if missing > 1:
+    known_size = math.prod(dim for dim in tensor.dims if dim != -1)
+    open_dims = tensor.dims.count(-1)
+    if open_dims > 1:
         raise ValueError(
-            f"the model's shape is {list(tensor.shape)}, and the number of values determines only one open "
+            f"the model's shape is {list(tensor.dims)}, and the number of values determines only one open "
             f"dimension; give --shape {one_line(tensor.name, 60)}:SIZES"
         )
-    if size != known if missing == 0 else (known == 0 or size % known):
-        raise ValueError(f"has {size} values, but the model's shape is {list(tensor.shape)}")
-    return tuple(size // known if own == -1 else own for own in tensor.shape)
+    if size != known_size if open_dims == 0 else (known_size == 0 or size % known_size):
+        raise ValueError(f"has {size} values, but the model's shape is {list(tensor.dims)}")
+    return tuple(size // known_size if dim == -1 else dim for dim in tensor.dims)
 
 
 def _values(raw: bytes, tensor: InputTensor) -> Array:
@@ -142,20 +142,27 @@ def _samples(
     for tensor in tensors:
         if (key := tensor.name) not in arrays:
             continue
-        array = arrays[key]
-        if array.ndim == 1 and all(size == 1 for size in tensor.shape):
-            array = array.reshape(-1, *tensor.shape)  # one scalar per sample
-        if array.ndim == 0 or not compatible(array.shape[1:], tensor.shape):
-            raise BadInputError(
-                f"{name}: input {one_line(key)}: has the shape {list(array.shape)}, which is not a number of "
-                f"samples, then the model's {list(tensor.shape)}"
-            )
-        fitting[key] = to_datatype(name, array, tensor)
+        fitting[key] = fit_samples(name, arrays[key], tensor)
     counts = {key: len(array) for key, array in fitting.items()}
     if len(set(counts.values())) != 1 or 0 in counts.values():
         lengths = one_line(", ".join(f"{key} {count}" for key, count in counts.items()), 200)
         raise BadInputError(f"{name}: every array needs one entry per sample in its first dimension ({lengths})")
     return [{key: array[i] for key, array in fitting.items()} for i in range(min(counts.values()))]
+
+
+def fit_samples(file: str, array: Array, tensor: InputTensor) -> Array:
+    """Return samples of an input in its datatype, with the samples in the first dimension.
+
+    Raises BadInputError if their shape or values do not fit the input.
+    """
+    if array.ndim == 1 and all(size == 1 for size in tensor.dims):
+        array = array.reshape(-1, *tensor.dims)  # one scalar per sample
+    if array.ndim == 0 or not compatible(array.shape[1:], tensor.dims):
+        raise BadInputError(
+            f"{file}: input {one_line(tensor.name)}: has the shape {list(array.shape)}, which is not a number of "
+            f"samples, then the model's {list(tensor.dims)}"
+        )
+    return to_datatype(file, array, tensor)
 
 
 def check_complete(
@@ -174,15 +181,15 @@ def to_datatype(file: str, array: Array, tensor: InputTensor) -> Array:
 
     A float that is too large for the type does not fit; an infinity that the file has does.
     """
-    wanted, kind, name = tensor.dtype, array.dtype.kind, one_line(tensor.name)
+    dtype, kind, name = tensor.dtype, array.dtype.kind, one_line(tensor.name)
     if tensor.datatype == "BYTES" and kind in "US":
         return np.asarray((np.char.encode(array, "utf-8", "surrogatepass") if kind == "U" else array).astype(object))
     if tensor.datatype == "BYTES" or kind not in "fiub":
         held = one_line(str(array.dtype), 60)
         raise BadInputError(f"{file}: input {name}: holds {held}, but the model takes {tensor.datatype}")
     with np.errstate(all="ignore"):
-        cast = array.astype(wanted)
-    is_exact = wanted.kind in "iub" or kind == "b"
+        cast = array.astype(dtype)
+    is_exact = dtype.kind in "iub" or kind == "b"
     wrong = np.argwhere(cast != array if is_exact else np.isinf(cast) & np.isfinite(array))
     if wrong.size:
         sample, value = int(wrong[0][0]) + 1, array[tuple(wrong[0])]

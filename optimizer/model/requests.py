@@ -255,14 +255,14 @@ class _Inputs:
             problem = "is a device or a pipe" if exists(path) else "no such file or folder"
             raise BadInputError(f"input data {name}: {problem}; give a file or folder, or random or zero")
         shapes = {name: shape.fixed or () for name, (_, shape) in self.shapes.items()}
-        tensors = [replace(tensor, shape=shapes.get(name, tensor.shape)) for name, tensor in self.tensors.items()]
+        tensors = [replace(tensor, dims=shapes.get(name, tensor.dims)) for name, tensor in self.tensors.items()]
         reader = read_folder if is_folder(path) else READERS.get(path.suffix.lower())
         samples = input_data.read(path, tensors) if reader is None else reader(path, tensors, self.optional)
         batching.check(str(path), samples)
         largest = {
             name: tuple(np.max([sample[name].shape for sample in samples], axis=0).tolist())
             for name, tensor in self.tensors.items()
-            if -1 in tensor.shape and name in samples[0]
+            if -1 in tensor.dims and name in samples[0]
         }
         if reader is None:
             return Requests(str(path), _shape_texts(shapes), largest=largest)
@@ -277,7 +277,7 @@ class _Inputs:
                 f"--string-data and --string-length: {self.model} has no input of strings (its inputs are {inputs}); "
                 "leave them out"
             )
-        if missing := [tensor for tensor in tensors if -1 in tensor.shape and tensor.name not in self.shapes]:
+        if missing := [tensor for tensor in tensors if -1 in tensor.dims and tensor.name not in self.shapes]:
             raise BadInputError(self._shape_is_missing(missing))
         integers = [tensor.name for tensor in tensors if tensor.datatype.startswith(("INT", "UINT"))]
         known = (*self.bounds, *(self.tokens.filled if self.tokens else ()))
@@ -295,7 +295,7 @@ class _Inputs:
         """Return the error for inputs of unknown sizes, with the options that give sizes to all of them."""
         groups: dict[tuple[int, ...], list[str]] = {}
         for tensor in missing:
-            groups.setdefault(tensor.shape, []).append(one_line(tensor.name, 60))
+            groups.setdefault(tensor.dims, []).append(one_line(tensor.name, 60))
 
         def options(size: str) -> str:
             shapes = (f"--shape {','.join(names)}:{_example_sizes(shape, size)}" for shape, names in groups.items())
@@ -346,7 +346,7 @@ class _Inputs:
         mixes = {text: shape.draw(count, rng) for text, shape in self.shapes.values()}
         return [
             {
-                name: mixes[self.shapes[name][0]][i] if name in self.shapes else tensor.shape
+                name: mixes[self.shapes[name][0]][i] if name in self.shapes else tensor.dims
                 for name, tensor in self.tensors.items()
             }
             for i in range(count)
@@ -356,8 +356,8 @@ class _Inputs:
         try:
             shape = parse_input_shape(text)
             for name in select_inputs(shape.names, self.tensors):
-                if not shape.fits_model(self.tensors[name].shape):
-                    dims = self.tensors[name].shape
+                if not shape.fits_model(self.tensors[name].dims):
+                    dims = self.tensors[name].dims
                     example = _example_sizes(dims, EXAMPLE_SIZE)
                     raise ValueError(f"{name} has dims {list(dims)}; write sizes that fit, such as {example}")
                 self.shapes[name] = (text, shape)

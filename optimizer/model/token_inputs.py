@@ -34,9 +34,9 @@ class TokenInputs:
             self._tensor(key, name)
             for key, name in (("prompt_input", self.tokens.prompt_input), ("output_input", self.tokens.output_input))
         )
-        if not (_is_text(prompt) or (_is_whole(prompt) and prompt.shape.count(-1) == 1)):
+        if not (_is_text(prompt) or (_is_whole(prompt) and prompt.dims.count(-1) == 1)):
             raise self._fault("prompt_input", prompt, "a prompt needs integers with one variable size, or strings")
-        if not (_is_text(output) or (_is_whole(output) and -1 not in output.shape)):
+        if not (_is_text(output) or (_is_whole(output) and -1 not in output.dims)):
             raise self._fault("output_input", output, "the number of tokens needs an integer of a fixed size")
         if _is_text(output) != bool(self.tokens.output_text):
             example = f'{{"max_tokens": {TOKENS_PLACEHOLDER}, "ignore_eos": true}}'
@@ -44,7 +44,7 @@ class TokenInputs:
             raise self._fault("output_input", output, f"{needs} tokens.output_text, such as '{example}'")
         if name := self.tokens.length_input:
             length = self._tensor("length_input", name)
-            if not _is_whole(length) or -1 in length.shape:
+            if not _is_whole(length) or -1 in length.dims:
                 raise self._fault("length_input", length, "the number of tokens needs an integer of a fixed size")
 
     @property
@@ -59,7 +59,7 @@ class TokenInputs:
         prompt = self.tensors[self.tokens.prompt_input]
         if _is_text(prompt):
             return None
-        sizes = (self.tokens.prompt if dim == -1 else SizeDistribution(((dim, dim, 1.0),)) for dim in prompt.shape)
+        sizes = (self.tokens.prompt if dim == -1 else SizeDistribution(((dim, dim, 1.0),)) for dim in prompt.dims)
         return InputShape(prompt.name, tuple(sizes))
 
     def fill(self, samples: Sequence[InputSample], seed: int) -> None:
@@ -87,7 +87,7 @@ class TokenInputs:
 
     def _fault(self, key: str, tensor: InputTensor, needs: str) -> ParameterError:
         name = one_line(tensor.name, 60)
-        return ParameterError(key, f"{name}: it is {tensor.datatype} {list(tensor.shape)}, but {needs}")
+        return ParameterError(key, f"{name}: it is {tensor.datatype} {list(tensor.dims)}, but {needs}")
 
 
 def _is_whole(tensor: InputTensor) -> bool:
@@ -95,4 +95,4 @@ def _is_whole(tensor: InputTensor) -> bool:
 
 
 def _is_text(tensor: InputTensor) -> bool:
-    return tensor.datatype == "BYTES" and -1 not in tensor.shape
+    return tensor.datatype == "BYTES" and -1 not in tensor.dims

@@ -13,8 +13,9 @@ from optimizer.core.errors import BadInputError
 from optimizer.core.safe_text import is_folder, one_line, show_path
 from optimizer.core.stopwatch import Stopwatch
 from optimizer.machine.hardware import Hardware
-from optimizer.model.builders.builder import TensorSpec, inputs_of_config
+from optimizer.model.builders.builder import inputs_of_config
 from optimizer.model.default_space import space_keys
+from optimizer.model.input_data import TensorSpec
 from optimizer.model.profile import Profile, inputs_and_source, load_profile, parse_profile
 from optimizer.model.profile_files import MODELINE, flow, render_profile
 from optimizer.model.profile_lookup import PROFILE_ENDINGS, find_profile

@@ -51,9 +51,9 @@ def build(
     parsed = chosen.parse(settings)
     if max_batch_size < 1:
         raise BadInputError(f"max_batch_size of {builder}: must be 1 or more, not {max_batch_size}")
-    from optimizer.model.builders.builder import obtain
+    from optimizer.model.builders.builder import ReferenceModel
 
-    return obtain(chosen, parsed, cache=cache, max_batch_size=max_batch_size, kind=kind, on_progress=on_progress)
+    return ReferenceModel(chosen, parsed, max_batch_size, kind).find_or_build(cache, on_progress)
 
 
 def describe(builder: str, settings: Mapping[str, object]) -> tuple[Interface, str]:

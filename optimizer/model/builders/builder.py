@@ -22,6 +22,7 @@ from optimizer.core.errors import EnvironmentFault
 from optimizer.core.files import DISK_FAULTS
 from optimizer.core.locks import file_lock
 from optimizer.core.safe_text import one_line
+from optimizer.model.input_data import TensorSpec
 
 ModelFacts: TypeAlias = dict[str, str | int | float]
 InstanceKind: TypeAlias = Literal["KIND_CPU", "KIND_GPU"]
@@ -41,15 +42,6 @@ class BuilderSettings(BaseModel):
     def generators(self, count: int) -> list[np.random.Generator]:
         """Return ``count`` independent random generators that follow from the seed."""
         return [np.random.default_rng(child) for child in np.random.SeedSequence(self.seed).spawn(count)]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """An input or output in Triton's terms: ``dtype`` such as ``FP32``, ``dims`` without the batch dimension."""
-
-    name: str
-    dtype: str
-    dims: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +141,7 @@ def with_tensors(config: ModelConfig, interface: Interface) -> ModelConfig:
     """Add inputs and outputs to ``config`` and return it."""
     for tensors, fields in ((interface.inputs, config.input), (interface.outputs, config.output)):
         for tensor in tensors:
-            fields.add(name=tensor.name, data_type=DataType.Value(f"TYPE_{tensor.dtype}"), dims=tensor.dims)
+            fields.add(name=tensor.name, data_type=DataType.Value(f"TYPE_{tensor.datatype}"), dims=tensor.dims)
     return config
 
 
@@ -163,75 +155,67 @@ CONFIG_FILE, BUILT_FILE = "config.pbtxt", "built.json"
 _NOT_SHARED = (CONFIG_FILE, BUILT_FILE)  # they differ between models of the same weights
 
 
-def obtain(
-    builder: Builder,
-    settings: BuilderSettings,
-    *,
-    cache: Path,
-    max_batch_size: int,
-    kind: InstanceKind,
-    on_progress: Callable[[str], None],
-) -> ModelSource:
-    """Return the model from the cache; build it first if it is missing or damaged.
+@dataclass(frozen=True, slots=True)
+class ReferenceModel:
+    """A model that ``builder`` builds. ``max_batch_size`` and the ``kind`` of its instances are in config.pbtxt."""
 
-    Raises EnvironmentFault if the cache cannot be written (full disk, no permission).
-    """
-    models = cache / "models"
-    weights = f"{builder.name}-{_digest(builder, settings)}"
-    home = models / f"{weights}-{kind.removeprefix('KIND_').lower()}-{max_batch_size}"
-    waiting = f"waiting: another process is building {builder.name}"
-    try:
-        models.mkdir(parents=True, exist_ok=True)
-        if not _intact(home):
-            with file_lock(models / f".{weights}.lock", lambda _: on_progress(waiting)):
-                if not _intact(home):  # the process that held the lock may have built it
-                    _replace(home, builder, settings, max_batch_size, kind, on_progress)
-    except OSError as error:
-        cause, fix = error.strerror or str(error), "set TRITUNE_CACHE to another folder"
-        if error.errno in DISK_FAULTS:
-            fix = f"free space there, or {fix}"
-        raise EnvironmentFault(f"cannot build {builder.name} in {models}: {cause}; {fix}") from error
-    return _source(home, builder.name)
+    builder: Builder
+    settings: BuilderSettings
+    max_batch_size: int
+    kind: InstanceKind
 
+    def find_or_build(self, cache: Path, on_progress: Callable[[str], None]) -> ModelSource:
+        """Return the model from the cache; build it first if it is missing or damaged.
 
-def _digest(builder: Builder, settings: BuilderSettings) -> str:
-    identity = json.dumps([builder.name, builder.version, settings.model_dump(mode="json")], sort_keys=True)
-    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+        Raises EnvironmentFault if the cache cannot be written (full disk, no permission).
+        """
+        name, models, weights = self.builder.name, cache / "models", self._weights_name()
+        folder = models / f"{weights}-{self.kind.removeprefix('KIND_').lower()}-{self.max_batch_size}"
+        waiting = f"waiting: another process is building {name}"
+        try:
+            models.mkdir(parents=True, exist_ok=True)
+            if not _is_intact(folder):
+                with file_lock(models / f".{weights}.lock", lambda _: on_progress(waiting)):
+                    if not _is_intact(folder):  # the process that held the lock may have built it
+                        self._build_at(folder, on_progress)
+        except OSError as error:
+            cause, fix = error.strerror or str(error), "set TRITUNE_CACHE to another folder"
+            if error.errno in DISK_FAULTS:
+                fix = f"free space there, or {fix}"
+            raise EnvironmentFault(f"cannot build {name} in {models}: {cause}; {fix}") from error
+        return _source(folder, name)
 
+    def _weights_name(self) -> str:
+        """Return a name that models have in common whose files differ only in config.pbtxt."""
+        identity = [self.builder.name, self.builder.version, self.settings.model_dump(mode="json")]
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        return f"{self.builder.name}-{digest[:16]}"
 
-def _replace(
-    home: Path,
-    builder: Builder,
-    settings: BuilderSettings,
-    max_batch_size: int,
-    kind: InstanceKind,
-    on_progress: Callable[[str], None],
-) -> None:
-    """Build the model at ``home``, replacing a damaged one. The caller holds the lock."""
-    draft = home.with_name(f".{home.name}.partial")
-    retired = home.with_name(f".{home.name}.old")
-    for leftover in (draft, retired):
-        shutil.rmtree(leftover, ignore_errors=True)
-    try:
-        weights = home.name.rsplit("-", 2)[0]
-        same_weights = sorted(home.parent.glob(f"{weights}-*"))
-        built_variant = next((other for other in same_weights if _intact(other)), None)
-        if built_variant:  # another max_batch_size or kind of instances: only config.pbtxt differs
-            shutil.copytree(built_variant, draft, copy_function=_link, ignore=shutil.ignore_patterns(*_NOT_SHARED))
-            facts = _read_facts(built_variant)
-        else:
-            facts = _write(builder, settings, Draft(draft, builder.name, on_progress))
-        for config in builder.model_configs(settings, max_batch_size, kind):
-            text = text_format.MessageToString(config)
-            draft.joinpath(config.name, CONFIG_FILE).write_text(text, encoding="utf-8")
-        built = {"files": _sizes(draft), "facts": facts}
-        (draft / BUILT_FILE).write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
-        if home.exists():
-            home.rename(retired)  # not deleted in place: a server may be reading it
-        draft.rename(home)
-    finally:
+    def _build_at(self, folder: Path, on_progress: Callable[[str], None]) -> None:
+        """Build the model at ``folder``, replacing a damaged one. The caller holds the lock."""
+        draft, retired = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.old")
         for leftover in (draft, retired):
             shutil.rmtree(leftover, ignore_errors=True)
+        try:
+            same_weights = sorted(folder.parent.glob(f"{self._weights_name()}-*"))
+            built_variant = next(filter(_is_intact, same_weights), None)
+            if built_variant:  # another max_batch_size or kind of instances: only config.pbtxt differs
+                ignore = shutil.ignore_patterns(*_NOT_SHARED)
+                shutil.copytree(built_variant, draft, copy_function=_link, ignore=ignore)
+                facts = _read_facts(built_variant)
+            else:
+                facts = _write(self.builder, self.settings, Draft(draft, self.builder.name, on_progress))
+            for config in self.builder.model_configs(self.settings, self.max_batch_size, self.kind):
+                text = text_format.MessageToString(config)
+                draft.joinpath(config.name, CONFIG_FILE).write_text(text, encoding="utf-8")
+            built = {"files": _sizes(draft), "facts": facts}
+            (draft / BUILT_FILE).write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
+            if folder.exists():
+                folder.rename(retired)  # not deleted in place: a server may be reading it
+            draft.rename(folder)
+        finally:
+            for leftover in (draft, retired):
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _write(builder: Builder, settings: BuilderSettings, draft: Draft) -> ModelFacts:
@@ -261,15 +245,15 @@ def _content_hash(draft: Draft, files: list[Path]) -> str:
     return listing.hexdigest()
 
 
-def _intact(home: Path) -> bool:
+def _is_intact(folder: Path) -> bool:
     """Return whether built.json exists and each file that it lists has the recorded size.
 
     File contents are not read again. Additional files, such as a server's own cache, are ignored.
     """
     try:
-        built = json.loads((home / BUILT_FILE).read_text(encoding="utf-8"))
+        built = json.loads((folder / BUILT_FILE).read_text(encoding="utf-8"))
         files = built["files"].items()
-        return isinstance(built["facts"], dict) and all((home / p).stat().st_size == n for p, n in files)
+        return isinstance(built["facts"], dict) and all((folder / p).stat().st_size == n for p, n in files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
@@ -282,19 +266,19 @@ def _sizes(folder: Path) -> dict[str, int]:
     }
 
 
-def _source(home: Path, name: str) -> ModelSource:
-    input_data = home / "input_data.json"
+def _source(folder: Path, name: str) -> ModelSource:
+    input_data = folder / "input_data.json"
     return ModelSource(
-        repository=home,
+        repository=folder,
         name=name,
-        config=model_config.read(home / name / CONFIG_FILE),
+        config=model_config.read(folder / name / CONFIG_FILE),
         input_data=input_data if input_data.exists() else None,
-        facts=_read_facts(home),
+        facts=_read_facts(folder),
     )
 
 
-def _read_facts(home: Path) -> ModelFacts:
-    facts: ModelFacts = json.loads((home / BUILT_FILE).read_text(encoding="utf-8"))["facts"]
+def _read_facts(folder: Path) -> ModelFacts:
+    facts: ModelFacts = json.loads((folder / BUILT_FILE).read_text(encoding="utf-8"))["facts"]
     return facts
 
 

@@ -29,10 +29,10 @@ from optimizer.model.builders.builder import (
     Interface,
     ModelFacts,
     Samples,
-    TensorSpec,
 )
 from optimizer.model.builders.onnx_graph import Graph
 from optimizer.model.builders.request_data import write_input_data
+from optimizer.model.input_data import TensorSpec
 
 
 class Layers:

@@ -36,13 +36,13 @@ from optimizer.model.builders.builder import (
     Interface,
     ModelFacts,
     Samples,
-    TensorSpec,
     onnx_config,
     python_config,
     with_tensors,
 )
 from optimizer.model.builders.onnx_graph import Graph, WeightFile
 from optimizer.model.builders.request_data import sentences, token_requests, vocabulary, write_input_data, write_texts
+from optimizer.model.input_data import TensorSpec
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -23,11 +23,11 @@ from optimizer.model.builders.builder import (
     Interface,
     ModelFacts,
     Samples,
-    TensorSpec,
     python_config,
 )
 from optimizer.model.builders.onnx_graph import Graph
 from optimizer.model.builders.request_data import write_input_data
+from optimizer.model.input_data import TensorSpec
 
 ACCUMULATOR, GRU = "accumulator", "gru"
 ACCUMULATOR_WIDTH = 16

@@ -37,11 +37,10 @@ from optimizer.model.builders.builder import (
     Interface,
     ModelFacts,
     Samples,
-    TensorSpec,
     python_config,
 )
 from optimizer.model.builders.onnx_graph import Graph, WeightFile
-from optimizer.model.input_data import to_json
+from optimizer.model.input_data import TensorSpec, to_json
 
 NAME = "tinygpt"
 INPUT_IDS, MAX_TOKENS, OUTPUT_ID = "INPUT_IDS", "MAX_TOKENS", "OUTPUT_ID"

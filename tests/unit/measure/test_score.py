@@ -202,7 +202,7 @@ def test_samples_are_cast_to_the_models_types_without_loss() -> None:
 @pytest.mark.usefixtures("folder")
 def test_samples_that_do_not_fit_the_model_are_reported_on_one_line() -> None:
     with pytest.raises(
-        BadInputError, match=r"labelled\.npz: a sample of x has the shape \[3\], but the model takes \[2\]"
+        BadInputError, match=r"labelled\.npz: input x: has the shape \[150, 3\], which is not .* the model's \[2\]"
     ):
         scored(scorer(x=np.zeros((150, 3))), AnsweringServer(classifier))
     with pytest.raises(BadInputError, match=r"labelled\.npz: has the inputs x, z, but the model's inputs are x$"):

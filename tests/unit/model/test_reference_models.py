@@ -258,7 +258,7 @@ def test_padding_does_not_change_the_output(ensemble: ModelSource) -> None:
 
 def test_requests_without_the_tokenizer_say_their_shape(bare_minilm: ModelSource) -> None:
     assert bare_minilm.input_data is not None
-    inputs = [request_data.InputTensor(item.name, item.dtype, item.dims, True) for item in TOKENS]
+    inputs = [request_data.InputTensor(item.name, item.datatype, item.dims, True) for item in TOKENS]
     for entry in request_data.read(bare_minilm.input_data, inputs):
         assert {array.shape for array in entry.values()} == {(7,)}
 

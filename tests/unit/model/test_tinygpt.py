@@ -334,7 +334,7 @@ def test_the_served_model(small: ModelSource) -> None:
 def test_request_data_fit_the_model(small: ModelSource) -> None:
     assert small.input_data is not None
     tensors = [
-        request_data.InputTensor(spec.name, spec.dtype, spec.dims, True)
+        request_data.InputTensor(spec.name, spec.datatype, spec.dims, True)
         for spec in tinygpt.interface(tinygpt.TinyGptSettings()).inputs
     ]
     entries = request_data.read(small.input_data, tensors)
