@@ -167,8 +167,8 @@ def _split_key(path: str, field: FieldDescriptor, names: list[str]) -> tuple[str
     for at in range(len(names) - 1, 0, -1):
         if value is not None and names[at] in value.fields_by_name:
             return ".".join(names[:at]), names[at:]
-    rest = "" if value is None else f".{next(iter(value.fields_by_name))}"
-    raise ParameterError(path, f"{field.name} is a map; write {field.name}.<key>{rest}")
+    example = "" if value is None else f".{next(iter(value.fields_by_name))}"
+    raise ParameterError(path, f"{field.name} is a map; write {field.name}.<key>{example}")
 
 
 def _leaf(steps: list[PathStep]) -> FieldDescriptor:
@@ -179,8 +179,8 @@ def _leaf(steps: list[PathStep]) -> FieldDescriptor:
 def _read(leaf: FieldDescriptor, value: Any) -> FieldValue:
     enum: EnumDescriptor | None = leaf.enum_type
     if enum is not None:
-        known = enum.values_by_number.get(value)
-        return known.name if known is not None else int(value)
+        enum_value = enum.values_by_number.get(value)
+        return enum_value.name if enum_value is not None else int(value)
     if leaf.cpp_type == FieldDescriptor.CPPTYPE_FLOAT:
         shorter = (float(f"{value:.{digits}g}") for digits in _FLOAT32_DIGITS)
         return next((number for number in shorter if _float32(number) == value), float(value))
@@ -214,8 +214,8 @@ def _convert(path: str, leaf: FieldDescriptor, value: FieldValue) -> Any:
                 raise ValueError
             return number
     except (ValueError, KeyError, OverflowError):
-        wanted = ", ".join(v.name for v in leaf.enum_type.values) if leaf.enum_type else _KINDS[kind]
-        raise ParameterError(path, f"{value!r} does not fit; it takes {wanted}") from None
+        allowed = ", ".join(v.name for v in leaf.enum_type.values) if leaf.enum_type else _KINDS[kind]
+        raise ParameterError(path, f"{value!r} does not fit; it takes {allowed}") from None
     raise ParameterError(path, "fields of this type cannot be set")
 
 

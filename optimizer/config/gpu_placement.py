@@ -18,10 +18,10 @@ _BY_PATH = re.compile(r"instance_group\.\d+\.gpus\.\d+")
 
 def parse(text: str) -> tuple[int, ...]:
     """Return the ascending GPU indices in ``0,1`` or ``0+1``. Raises an error with an example for any other text."""
-    words = [word.strip() for word in text.replace("+", ",").split(",")]
-    if not all(word.isascii() and word.isdigit() and len(word) < 4 and int(word) < MAX_GPUS for word in words):
+    numbers = [part.strip() for part in text.replace("+", ",").split(",")]
+    if not all(re.fullmatch("[0-9]{1,3}", number) and int(number) < MAX_GPUS for number in numbers):
         raise ValueError("write numbers of GPUs, the first is 0, such as [0, 1]")
-    return tuple(sorted(set(map(int, words))))
+    return tuple(sorted(set(map(int, numbers))))
 
 
 def to_text(gpus: Iterable[int]) -> str:
@@ -39,9 +39,9 @@ def set_gpus(config: ModelConfig, count: int, gpus: tuple[int, ...]) -> None:
     kept = groups[0] if groups else ModelConfig().instance_group.add()
     kept.kind, kept.count = kept.KIND_GPU, count
     kept.gpus[:] = gpus
-    rest = [type(kept).FromString(group.SerializeToString()) for group in (kept, *passive)]
+    copies = [type(kept).FromString(group.SerializeToString()) for group in (kept, *passive)]
     config.ClearField("instance_group")
-    config.instance_group.extend(rest)
+    config.instance_group.extend(copies)
 
 
 def get_gpus(config: ModelConfig) -> str | None:

@@ -203,17 +203,17 @@ def to_override_json(config: ModelConfig) -> str:
     return json.dumps(_integers(plain, config.DESCRIPTOR))
 
 
-def differences(wanted: Candidate, serving: ModelConfig) -> list[str]:
-    """Return descriptions of the settings of ``wanted`` that ``serving`` does not have; an empty list if it has all.
+def differences(candidate: Candidate, serving: ModelConfig) -> list[str]:
+    """Return descriptions of the settings of ``candidate`` that ``serving`` lacks; an empty list if it has all.
 
     Settings that Triton adds (names, kinds, preferred size {max_batch_size}, defaults) do not count as differences.
 
     Args:
-        wanted: Candidate that should be served.
+        candidate: Candidate that should be served.
         serving: Configuration that the server reports.
     """
     counts = _counts(serving)
-    want, have = normalize(wanted), normalize(_candidate(serving, counts[0]))
+    want, have = normalize(candidate), normalize(_candidate(serving, counts[0]))
     pairs: list[tuple[str, object, object]] = [
         ("max_batch_size", want.max_batch_size, have.max_batch_size),
         ("dynamic_batching", _on(want.dynamic_batching), _on(have.dynamic_batching)),
@@ -231,7 +231,7 @@ def differences(wanted: Candidate, serving: ModelConfig) -> list[str]:
         if path in without_effect:
             continue
         if path == SEQUENCE_PREFERRED:
-            normal: FieldValue = format_preferred_sizes(_preferred_sizes(value, wanted), wanted.max_batch_size)
+            normal: FieldValue = format_preferred_sizes(_preferred_sizes(value, candidate), candidate.max_batch_size)
         else:
             normal = field_path.normalize_value(serving.DESCRIPTOR, path, value)
         if normal == "KIND_AUTO":  # Triton reports the kind that it chose

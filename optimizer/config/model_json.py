@@ -39,12 +39,12 @@ def values(model: Path, paths: Iterable[str]) -> dict[str, FieldValue]:
 
     Raises BadInputError if the file cannot be read.
     """
-    wanted = [path for path in paths if path.startswith(MODEL_JSON_PREFIX)]
-    if not wanted or not (folders := versions(model)):
+    model_json_paths = [path for path in paths if path.startswith(MODEL_JSON_PREFIX)]
+    if not model_json_paths or not (folders := versions(model)):
         return {}
     content = parse(folders[-1] / FILE)
-    found = {path: content.get(path.removeprefix(MODEL_JSON_PREFIX)) for path in wanted}
-    return {path: value for path, value in found.items() if isinstance(value, (str, int, float))}
+    fields = {path: content.get(path.removeprefix(MODEL_JSON_PREFIX)) for path in model_json_paths}
+    return {path: value for path, value in fields.items() if isinstance(value, (str, int, float))}
 
 
 def files_with(model: Path, chosen: Mapping[str, FieldValue]) -> dict[str, bytes]:
@@ -59,16 +59,17 @@ def files_with(model: Path, chosen: Mapping[str, FieldValue]) -> dict[str, bytes
     return {f"{folder.name}/{FILE}": _with(folder / FILE, chosen) for folder in folders}
 
 
-def override_files(model: Path, wanted: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return all files that a load request has to send so that the server uses ``wanted``, by path.
+def override_files(model: Path, changed_files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return all files that a load request has to send so that the server uses ``changed_files``, by path.
 
     A model that is loaded with files of the request gets only these, so that all version folders are sent. The result
-    is empty if ``wanted`` changes nothing. Raises the error of ``check_override_size``.
+    is empty if ``changed_files`` changes nothing. Raises the error of ``check_override_size``.
     """
-    if all(model.joinpath(path).read_bytes() == content for path, content in wanted.items()):
+    if all(model.joinpath(path).read_bytes() == content for path, content in changed_files.items()):
         return {}
     check_override_size(model)
-    return {file.relative_to(model).as_posix(): file.read_bytes() for file in _sent_files(model)} | dict(wanted)
+    stored_files = {file.relative_to(model).as_posix(): file.read_bytes() for file in _sent_files(model)}
+    return {**stored_files, **changed_files}
 
 
 def check_override_size(model: Path) -> None:

@@ -114,9 +114,9 @@ class ServedModels:
     def differences(self, serving: Mapping[str, ModelConfig]) -> list[str]:
         """Return descriptions of the settings that the server does not have; see ``model_config.differences``."""
         differences = []
-        for name, wanted in self.settings.items():
+        for name, candidate in self.settings.items():
             prefix = f"{name}: " if len(self.settings) > 1 else ""
-            differences += [f"{prefix}{words}" for words in model_config.differences(wanted, serving[name])]
+            differences += [f"{prefix}{text}" for text in model_config.differences(candidate, serving[name])]
         return differences
 
 
@@ -128,19 +128,17 @@ def served_models(source: ModelSource, candidate: Candidate) -> ServedModels:
     """
     model = candidate.served_model(source.name)
     batcher = source.batcher or model
-    own = replace(candidate, fields=candidate.config_fields)
+    bases = {**source.composing, model: source.variants.get(model, source.config)}
+    tuned = replace(candidate, fields=candidate.config_fields)
     settings = {
-        name: own if name == batcher else _settings(name, config, fields_of_model(candidate.fields, name))
-        for name, config in source.composing.items()
+        name: tuned if name == batcher else _settings(name, config, fields_of_model(candidate.fields, name))
+        for name, config in bases.items()
     }
-    top = source.variants.get(model, source.config)
-    settings[model] = own if model == batcher else _settings(model, top, fields_of_model(candidate.fields, model))
-    bases = {**source.composing, model: top}
     for name, config in bases.items():  # an ensemble accepts no larger requests than each of its steps
         for step in config.ensemble_scheduling.step:
             least = min(settings[name].max_batch_size, settings[step.model_name].max_batch_size)
             settings[name] = replace(settings[name], max_batch_size=least)
-    configs = {name: model_config.apply(own, bases[name]) for name, own in settings.items()}
+    configs = {name: model_config.apply(settings[name], base) for name, base in bases.items()}
     if source.warm_up is not None:
         configs[batcher] = model_config.with_warmup(configs[batcher], source.warm_up)
     files: dict[str, bytes] = {}
@@ -163,41 +161,45 @@ def configured_candidate(source: ModelSource, paths: Iterable[str]) -> Candidate
         parameters = [path.removeprefix(f"{name}/") for path in paths if model_of_field(path) == name]
         if parameters:
             fields |= {f"{name}/{path}": value for path, value in _parameters_of(config, parameters).items()}
-    own = model_config.candidate_of(
+    configured = model_config.candidate_of(
         source.tuned_config, [path for path in paths if path != VARIANT and not model_of_field(path)]
     )
-    return replace(own, fields=tuple(sorted({**dict(own.fields), **fields}.items())))
+    return replace(configured, fields=tuple(sorted({**dict(configured.fields), **fields}.items())))
 
 
 def _settings(name: str, config: ModelConfig, fields: Mapping[str, FieldValue]) -> Candidate:
     """Return the candidate that ``config`` describes, with ``fields`` in place of its settings."""
-    own = model_config.candidate_of(config, keep_counts=True)
-    own = replace(
-        own,
+    candidate = model_config.candidate_of(config, keep_counts=True)
+    candidate = replace(
+        candidate,
         fields=tuple(sorted((path, value) for path, value in fields.items() if path not in SPACE_KEYS)),
-        max_batch_size=int(fields.get(MAX_BATCH_SIZE, own.max_batch_size)),
-        instance_count=int(fields.get(INSTANCE_COUNT, own.instance_count)),
+        max_batch_size=int(fields.get(MAX_BATCH_SIZE, candidate.max_batch_size)),
+        instance_count=int(fields.get(INSTANCE_COUNT, candidate.instance_count)),
     )
     if (delay := fields.get(MAX_QUEUE_DELAY)) == OFF:
-        return replace(own, dynamic_batching=False, max_queue_delay_us=0, preferred_batch_sizes=())
+        return replace(candidate, dynamic_batching=False, max_queue_delay_us=0, preferred_batch_sizes=())
     if delay is not None:
-        own = replace(own, dynamic_batching=True, max_queue_delay_us=int(delay))
-    sizes = tuple(size for size in own.preferred_batch_sizes if size <= own.max_batch_size)
-    if own.dynamic_batching and PREFERRED_BATCH_SIZE in fields:
-        resolved = resolve_preferred_sizes(str(fields[PREFERRED_BATCH_SIZE]), own.max_batch_size)
-        if resolved is None or max(resolved, default=0) > own.max_batch_size:
+        candidate = replace(candidate, dynamic_batching=True, max_queue_delay_us=int(delay))
+    sizes = tuple(size for size in candidate.preferred_batch_sizes if size <= candidate.max_batch_size)
+    if candidate.dynamic_batching and PREFERRED_BATCH_SIZE in fields:
+        resolved = resolve_preferred_sizes(str(fields[PREFERRED_BATCH_SIZE]), candidate.max_batch_size)
+        if resolved is None or max(resolved, default=0) > candidate.max_batch_size:
             raise DeploymentError(
-                f"{name}: preferred_batch_size {fields[PREFERRED_BATCH_SIZE]} does not fit {own.max_batch_size}"
+                f"{name}: preferred_batch_size {fields[PREFERRED_BATCH_SIZE]} does not fit {candidate.max_batch_size}"
             )
         sizes = resolved
-    return replace(own, preferred_batch_sizes=sizes)
+    return replace(candidate, preferred_batch_sizes=sizes)
 
 
 def _parameters_of(config: ModelConfig, paths: Iterable[str]) -> dict[str, FieldValue]:
     """Return the parameters ``paths`` of a model, as ``_settings`` reads them; absent ones are left out."""
     fields = [path for path in paths if path not in SPACE_KEYS]
-    own = model_config.candidate_of(config, fields, keep_counts=INSTANCE_COUNT not in paths)
-    every = {MAX_BATCH_SIZE: own.max_batch_size, INSTANCE_COUNT: own.instance_count, **dict(own.fields)}
-    every[MAX_QUEUE_DELAY] = own.max_queue_delay_us if own.dynamic_batching else OFF
-    every[PREFERRED_BATCH_SIZE] = ",".join(map(str, own.preferred_batch_sizes)) or "none"
-    return {path: value for path, value in every.items() if path in paths}
+    candidate = model_config.candidate_of(config, fields, keep_counts=INSTANCE_COUNT not in paths)
+    parameters = {
+        MAX_BATCH_SIZE: candidate.max_batch_size,
+        INSTANCE_COUNT: candidate.instance_count,
+        **dict(candidate.fields),
+        MAX_QUEUE_DELAY: candidate.max_queue_delay_us if candidate.dynamic_batching else OFF,
+        PREFERRED_BATCH_SIZE: ",".join(map(str, candidate.preferred_batch_sizes)) or "none",
+    }
+    return {path: value for path, value in parameters.items() if path in paths}

@@ -64,9 +64,9 @@ def remove_accelerators(config: ModelConfig, device: str) -> None:
 
 def is_conditional(paths: Iterable[str]) -> bool:
     """Return whether some settings of ``paths`` have an effect with some values of others only."""
-    known = set(paths)
+    varied = set(paths)
     pairs = ((INTRA_OP_THREADS, SPINNING), (EXECUTION_MODE, INTER_OP_THREADS))
-    return any(name in known for name in _NAMES) or any(known.issuperset(pair) for pair in pairs)
+    return any(name in varied for name in _NAMES) or any(varied.issuperset(pair) for pair in pairs)
 
 
 def without_effect(fields: Mapping[str, FieldValue]) -> dict[str, str]:
@@ -117,10 +117,10 @@ def unread_settings(configs: Iterable[ModelConfig]) -> tuple[str, ...]:
 def _unread(config: ModelConfig) -> tuple[str, ...]:
     parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
     threads = parameters.get("intra_op_thread_count", "0")
-    if (own := _openvino(config)) is not None:
-        takes_threads = threads != "0" and "num_of_threads" not in own
+    if (openvino := _openvino(config)) is not None:
+        takes_threads = threads != "0" and "num_of_threads" not in openvino
         return (
-            *(f"{key} {value} of openvino" for key, value in sorted(own.items())),
+            *(f"{key} {value} of openvino" for key, value in sorted(openvino.items())),
             *([f"intra_op_thread_count {threads} with openvino"] if takes_threads else []),
         )
     spins_less = parameters.get("session.intra_op.allow_spinning") == "0" and threads != "1"
@@ -129,8 +129,10 @@ def _unread(config: ModelConfig) -> tuple[str, ...]:
 
 def _openvino(config: ModelConfig) -> dict[str, str] | None:
     """Return the parameters of OpenVINO; None if ``config`` is not that of an ONNX model with OpenVINO."""
-    accelerators = config.optimization.execution_accelerators.cpu_execution_accelerator if _is_onnx(config) else ()
-    return next((dict(one.parameters) for one in accelerators if one.name.lower() == OPENVINO), None)
+    for accelerator in config.optimization.execution_accelerators.cpu_execution_accelerator:
+        if _is_onnx(config) and accelerator.name.lower() == OPENVINO:
+            return dict(accelerator.parameters)
+    return None
 
 
 def _is_onnx(config: ModelConfig) -> bool:
@@ -203,24 +205,24 @@ def _check_plan_graphs(fields: Mapping[str, Iterable[FieldValue]], backend: str,
 
 def _check_parameters(fields: Mapping[str, Iterable[FieldValue]], config: ModelConfig) -> None:
     """Raise ParameterError if parameters of an accelerator have no accelerator."""
-    own = config.optimization.execution_accelerators
+    accelerators = config.optimization.execution_accelerators
     for accelerator, existing in (
-        (GPU_ACCELERATOR, own.gpu_execution_accelerator),
-        (CPU_ACCELERATOR, own.cpu_execution_accelerator),
+        (GPU_ACCELERATOR, accelerators.gpu_execution_accelerator),
+        (CPU_ACCELERATOR, accelerators.cpu_execution_accelerator),
     ):
         parameters = [path for path in fields if path.startswith(f"{accelerator}.parameters.")]
         if parameters and f"{accelerator}.name" not in fields and not existing:
-            known = TENSORRT if accelerator == GPU_ACCELERATOR else OPENVINO
+            example = TENSORRT if accelerator == GPU_ACCELERATOR else OPENVINO
             raise ParameterError(
-                parameters[0], f"is a parameter of an accelerator; write execution_accelerator: [{known}], too"
+                parameters[0], f"is a parameter of an accelerator; write execution_accelerator: [{example}], too"
             )
         if parameters and set(fields.get(f"{accelerator}.name", ())) == {NO_ACCELERATOR}:
             raise ParameterError(parameters[0], "has no effect without an accelerator; leave it out")
 
 
 def _always_openvino(fields: Mapping[str, Iterable[FieldValue]], config: ModelConfig) -> bool:
-    own = OPENVINO if has_openvino(config) else NO_ACCELERATOR
-    return set(fields.get(_CPU_NAME, (own,))) == {OPENVINO}
+    configured = OPENVINO if has_openvino(config) else NO_ACCELERATOR
+    return set(fields.get(_CPU_NAME, (configured,))) == {OPENVINO}
 
 
 def _check_threads(fields: Mapping[str, Iterable[FieldValue]], config: ModelConfig) -> None:
@@ -229,8 +231,8 @@ def _check_threads(fields: Mapping[str, Iterable[FieldValue]], config: ModelConf
     A setting that is no choice has the value of ``config``.
     """
 
-    def possible(path: str, own: str) -> set[str]:
-        return {str(value) for value in fields.get(path, (own,))}
+    def possible(path: str, configured: str) -> set[str]:
+        return {str(value) for value in fields.get(path, (configured,))}
 
     parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
     threads = parameters.get("intra_op_thread_count", "0")

@@ -103,9 +103,9 @@ def configured_queue(config: ModelConfig) -> Fields:
     policies = [f"{PRIORITY_POLICY}.{level}" for level in batching.priority_queue_policy]
     paths = [f"{policy}.{name}" for policy in policies for name in POLICY_FIELDS]
     values = {path: field_path.get_value(config, path) for path in (*QUEUE_PATHS.values(), *paths)}
-    known = [(path, value) for path, value in values.items() if value is not None]
+    configured = [(path, value) for path, value in values.items() if value is not None]
     kept = (*paths, PRIORITY_LEVELS) if paths else ()  # with 0 levels their policies have no effect
-    return tuple(sorted((path, value) for path, value in known if path in kept or value != _default(path)))
+    return tuple(sorted((path, value) for path, value in configured if path in kept or value != _default(path)))
 
 
 def _default(path: str) -> FieldValue:
@@ -200,6 +200,6 @@ def _check_value(path: str, value: FieldValue) -> None:
     """Raise ParameterError if the field cannot have ``value``."""
     is_switch = str(value).lower() in ("true", "false")
     if is_switch is not path.endswith("allow_timeout_override"):
-        wanted = "true or false" if path.endswith("allow_timeout_override") else "no true or false"
-        raise ParameterError(path, f"{value!r} does not fit; it takes {wanted}")
+        allowed = "true or false" if path.endswith("allow_timeout_override") else "no true or false"
+        raise ParameterError(path, f"{value!r} does not fit; it takes {allowed}")
     field_path.normalize_value(ModelConfig.DESCRIPTOR, path, value)

@@ -140,13 +140,13 @@ class SearchSpace:
 
     def parameters(self) -> dict[str, tuple[FieldValue, ...]]:
         """Return the choices of every parameter: the four of the batcher and the instances, then the fields."""
-        own: dict[str, tuple[Any, ...]] = {
+        batcher_and_instances: dict[str, tuple[Any, ...]] = {
             "max_batch_size": self.max_batch_size,
             "max_queue_delay_us": self.max_queue_delay_us,
             "preferred_batch_sizes": self.preferred_batch_sizes,
             "instance_count": self.instance_count,
         }
-        return own | dict(self.fields)
+        return batcher_and_instances | dict(self.fields)
 
     def candidate(self, values: Mapping[str, FieldValue]) -> Candidate | None:
         """Return the canonical candidate for one choice of each parameter; None if the combination is invalid.
@@ -169,9 +169,9 @@ class SearchSpace:
         that accepts the request. A candidate outside the space keeps its numbers, in normal form.
         """
         key = self._key(candidate)
-        known = self._batchings.get(key)
-        if known is not None:
-            batching = known[0]
+        represented = self._batchings.get(key)
+        if represented is not None:
+            batching = represented[0]
         elif key == ONE_BY_ONE:
             batching = Candidate(min(self._admitted, default=candidate.max_batch_size))
         else:
@@ -182,17 +182,17 @@ class SearchSpace:
 
     def parameter_values(self, candidate: Candidate) -> dict[str, FieldValue] | None:
         """Return one choice of each parameter that gives ``candidate``; None if it is outside the space."""
-        known = self._batchings.get(self._key(candidate))
+        represented = self._batchings.get(self._key(candidate))
         chosen = tuple((path, self._choice(path, value)) for path, value in candidate.fields)
         fields = dict(self.effective_fields(candidate.max_batch_size, chosen))
-        if known is not None and not known[0].dynamic_batching:
+        if represented is not None and not represented[0].dynamic_batching:
             # without dynamic batching its fields do not exist: any choice gives the candidate
             fields = {path: values[0] for path, values in self.fields.items() if is_batcher_field(path)} | fields
         inside = fields.keys() == self.fields.keys() and all(fields[p] in self.fields[p] for p in fields)
-        if known is None or not inside or candidate.instance_count not in self.instance_count:
+        if represented is None or not inside or candidate.instance_count not in self.instance_count:
             return None
-        rest = {path: fields[path] for path in self.fields}
-        return {**known[1], "instance_count": candidate.instance_count, **rest}
+        field_values = {path: fields[path] for path in self.fields}
+        return {**represented[1], "instance_count": candidate.instance_count, **field_values}
 
     def allowed_concurrencies(self, candidate: Candidate) -> tuple[int, ...] | None:
         """Return the concurrencies at which ``candidate`` can be measured, ascending; None for any.
@@ -354,8 +354,11 @@ def refuse_own_setting(path: str) -> None:
     """Raise ParameterError if ``path`` in ModelConfig is a setting with a key of its own, also without an index."""
     name = re.sub(r"\.\d+(?=\.|$)", "", path)
     is_count = name in ("instance_group", "instance_group_count", "instance_group.count")
-    if own := _COUNT if is_count else _OWN.get(name):
-        raise ParameterError(path, f"write space.{own[0]} in a profile, or {own[1]} of `tune sweep`, in place of it")
+    if keys := _COUNT if is_count else _OWN.get(name):
+        profile_key, option = keys
+        raise ParameterError(
+            path, f"write space.{profile_key} in a profile, or {option} of `tune sweep`, in place of it"
+        )
 
 
 def _field(path: str, values: Any) -> tuple[FieldValue, ...]:

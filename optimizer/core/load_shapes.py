@@ -106,8 +106,8 @@ def parse_load_shape(text: str) -> LoadShape:
 def complete_load_shape(text: str) -> str:
     """Return a valid load shape with all its values, such as ``spike:4x:10%:9s`` for ``spike:9s``."""
     name, *parts = text.split(":")
-    given = {_kind(part): part for part in parts}
-    return ":".join([name, *(given.get(_kind(part), part) for part in DEFAULTS[name].split(":")[1:])])
+    user_parts = {_kind(part): part for part in parts}
+    return ":".join([name, *(user_parts.get(_kind(part), part) for part in DEFAULTS[name].split(":")[1:])])
 
 
 def _kind(part: str) -> str:

@@ -89,8 +89,8 @@ class ShareOfNode(Note):
     client_cpus: int
 
     def __str__(self) -> str:
-        own = f", {self.client_cpus} of them for the load generator" if self.client_cpus else ""
-        return f"each trial used {self.share} of a node of the cluster{own}"
+        client_text = f", {self.client_cpus} of them for the load generator" if self.client_cpus else ""
+        return f"each trial used {self.share} of a node of the cluster{client_text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ class OwnBackend(Note):
     backend: str
 
     def __str__(self) -> str:
-        own = f"tritune's own Python-based {self.backend} backend"
-        return f"served by {own}: a production build's native one is faster"
+        backend = f"tritune's own Python-based {self.backend} backend"
+        return f"served by {backend}: a production build's native one is faster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -644,7 +644,7 @@ def lasting_documents(notes: Iterable[Note]) -> list[dict[str, object]]:
 
 def read_lasting(documents: object) -> tuple[Note, ...]:
     """Return the notes that ``lasting_documents`` wrote. Anything else in ``documents`` is left out."""
-    classes = {own.__name__: own for own in LASTING}
+    classes = {note_class.__name__: note_class for note_class in LASTING}
     notes = list[Note]()
     for document in documents if isinstance(documents, list) else ():
         try:

@@ -177,8 +177,8 @@ def log_command(command: Sequence[str | Path], log: Path) -> None:
     """Append the command, without its secrets, to ``COMMAND_LOG`` in the folder of ``log``."""
     # ignore a full disk: the run reports it with a file that it needs
     with contextlib.suppress(OSError), log.with_name(COMMAND_LOG).open("a") as file:
-        words = (word.redacted if isinstance(word, SecretArgument) else str(word) for word in command)
-        file.write(f"{time.strftime('%H:%M:%S')} {shlex.join(words)}\n")
+        arguments = (each.redacted if isinstance(each, SecretArgument) else str(each) for each in command)
+        file.write(f"{time.strftime('%H:%M:%S')} {shlex.join(arguments)}\n")
 
 
 def describe_exit_code(exit_code: int) -> str:

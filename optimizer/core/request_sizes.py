@@ -134,7 +134,7 @@ class InputShape:
         """Return whether a model with ``model_dims`` accepts all these sizes; -1 accepts any size."""
         if len(model_dims) != len(self.dims):
             return False
-        return all(own in (-1, dim.fixed) for own, dim in zip(model_dims, self.dims, strict=True))
+        return all(model_dim in (-1, dim.fixed) for model_dim, dim in zip(model_dims, self.dims, strict=True))
 
     def draw(self, count: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
         """Return the sizes of ``count`` requests, see ``SizeDistribution.draw``."""

@@ -81,10 +81,10 @@ def with_earlier_times(times: Mapping[str, float | None], earlier: object) -> di
     before = earlier if isinstance(earlier, dict) else {}
     total = dict(times)
     for name, value in times.items():
-        known = before.get(name)
-        if isinstance(known, (int, float)) and math.isfinite(known) and known > 0:
-            together = max(value or 0, known) if name == "peak_memory_bytes" else round((value or 0) + known, 3)
-            total[name] = together
+        earlier_value = before.get(name)
+        if isinstance(earlier_value, (int, float)) and math.isfinite(earlier_value) and earlier_value > 0:
+            is_peak = name == "peak_memory_bytes"
+            total[name] = max(value or 0, earlier_value) if is_peak else round((value or 0) + earlier_value, 3)
     return total
 
 

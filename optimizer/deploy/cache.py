@@ -70,16 +70,18 @@ def read_cache(folder: Path) -> list[CachedFiles]:
     """Return the content of the cache folder by kind. Kinds that are not removable are left out if they are empty."""
     if not is_folder(folder):
         return [CachedFiles(kind, (), 0) for kind in KINDS if kind.removable]
-    found = {kind: sorted({path for pattern in kind.patterns for path in folder.glob(pattern)}) for kind in KINDS}
-    known = {folder / LOCK, *(path for paths in found.values() for path in paths)}
+    paths_by_kind = {
+        kind: sorted({path for pattern in kind.patterns for path in folder.glob(pattern)}) for kind in KINDS
+    }
+    tune_paths = {folder / LOCK, *(path for paths in paths_by_kind.values() for path in paths)}
     try:
-        found[OTHER] = sorted(path for path in folder.iterdir() if path not in known)
+        paths_by_kind[OTHER] = sorted(path for path in folder.iterdir() if path not in tune_paths)
     except OSError as error:
         place = show_path(folder)
         raise EnvironmentFault(f"cannot read {place}: {error.strerror}; make it readable") from None
     return [
         CachedFiles(kind, tuple(paths), stored_bytes(*paths))
-        for kind, paths in found.items()
+        for kind, paths in paths_by_kind.items()
         if paths or kind.removable
     ]
 

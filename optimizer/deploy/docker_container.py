@@ -125,13 +125,13 @@ def read_gpus(text: str) -> tuple[str, ...]:
     return ids
 
 
-def read_mount(text: str, taken: Iterable[str] = ()) -> Bind:
+def read_mount(text: str, reserved: Iterable[str] = ()) -> Bind:
     """Return the mount of ``SOURCE:TARGET`` or ``SOURCE:TARGET:ro``.
 
-    Raises BadInputError, also if this machine has no such source, and for a target at or below one of ``taken``.
+    Raises BadInputError, also if this machine has no such source, and for a target at or below one of ``reserved``.
     """
     bind = parse_mount(text)
-    if any(PurePosixPath(bind.at).is_relative_to(folder) for folder in taken):
+    if any(PurePosixPath(bind.at).is_relative_to(folder) for folder in reserved):
         raise _refused("mount", text, "the model repository is there; choose another folder in the container")
     if not bind.source.exists():
         raise _refused("mount", text, f"there is no {one_line(text.partition(':')[0])} on this machine")
@@ -140,8 +140,8 @@ def read_mount(text: str, taken: Iterable[str] = ()) -> Bind:
 
 def parse_mount(text: str) -> Bind:
     """Return the mount of ``SOURCE:TARGET`` or ``SOURCE:TARGET:ro``. Raises BadInputError."""
-    source, _, rest = text.partition(":")
-    at, _, mode = rest.partition(":")
+    source, _, target_and_mode = text.partition(":")
+    at, _, mode = target_and_mode.partition(":")
     target = PurePosixPath(at)
     if not source or not at or mode not in ("", "ro", "rw") or not text.isprintable():
         raise _refused("mount", text, "write FOLDER:FOLDER_IN_THE_CONTAINER, then :ro where it may only be read")
@@ -290,7 +290,7 @@ class ContainerRunner:
     base_url: str | None = None
 
     def __call__(self, command: PerfAnalyzerCommand) -> FinishedProcess:
-        program, *rest = command.arguments
+        program, *arguments = command.arguments
         with contextlib.closing(connect(self.base_url)) as client, temporary_folder() as scratch:
             with translated_errors():
                 rootless = any("rootless" in option for option in client.info().get("SecurityOptions") or ())
@@ -303,7 +303,7 @@ class ContainerRunner:
                 entrypoint=program,
             )
             command.log.unlink(missing_ok=True)
-            container = Container(client, self.image, rest, settings, log=command.log)
+            container = Container(client, self.image, arguments, settings, log=command.log)
             done = wait_and_stop(container, command.timeout_seconds, command.check)
             for file in scratch.iterdir():
                 shutil.move(file, command.log.parent / file.name)

@@ -149,7 +149,7 @@ def read_settings(options: RunOptions) -> ContainerSettings:
     """Return the settings of the container. Raises BadInputError."""
     host_ipc = options.shared_memory != "none"
     return ContainerSettings(
-        binds=tuple(read_mount(text, taken=[REPOSITORY]) for text in options.docker_mounts),
+        binds=tuple(read_mount(text, reserved=[REPOSITORY]) for text in options.docker_mounts),
         ports=(HTTP_PORT, GRPC_PORT),
         gpus=read_gpus(options.docker_gpus or NO_GPUS),
         shm_size="" if host_ipc else read_shm_size(options.docker_shm_size or SHM_SIZE),
@@ -183,12 +183,12 @@ class ContainerTelemetry:
 
     @contextlib.contextmanager
     def record(self, endpoint: Endpoint) -> Iterator[ResourceUsage]:
-        with self._telemetry.record(endpoint) as samples:
-            yield samples
-        if samples.server_memory_bytes is None:
+        with self._telemetry.record(endpoint) as usage:
+            yield usage
+        if usage.server_memory_bytes is None:
             servers = endpoint.servers
-            samples.server_memory_bytes = total_of(
-                [one.memory_bytes() if one.memory_bytes else None for one in servers]
+            usage.server_memory_bytes = total_of(
+                [server.memory_bytes() if server.memory_bytes else None for server in servers]
             )
 
 

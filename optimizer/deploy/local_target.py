@@ -54,8 +54,8 @@ def find_installation(
     """
     path = _program(program)
     environment = {**WITHOUT_TELEMETRY, **os.environ}
-    known = known_options(path, environment)
-    installation = Installation(path, environment, _backends(path, backends), known, tuple(arguments))
+    options = known_options(path, environment)
+    installation = Installation(path, environment, _backends(path, backends), options, tuple(arguments))
     for argument in arguments:
         if not installation.knows(argument):
             raise BadInputError(f"--server-arg {argument}: not an option of {path}; `{path.name} --help` lists them")

@@ -134,12 +134,12 @@ class ModelLoader:
         self._loaded: dict[str, Content] = {}  # of each loaded model
         self._loaded_by: RunningProcess | None = None
 
-    def load(self, wanted: ServedModels, *, from_files: bool) -> dict[str, ModelConfig]:
-        """Load the models of ``wanted`` that are not loaded with this configuration yet, and unload all others.
+    def load(self, models: ServedModels, *, from_files: bool) -> dict[str, ModelConfig]:
+        """Load those of ``models`` that are not loaded with this configuration yet, and unload all others.
 
         Return the configurations that the server reports, in which it has chosen the kind of each instance. With
         ``from_files`` the server reads config.pbtxt from disk instead of an override in the request. If the server
-        dies, it may be due to the models that it unloads, so ``wanted`` is loaded once more by a new one. Raises
+        dies, it may be due to the models that it unloads, so ``models`` is loaded once more by a new one. Raises
         ModelRefused if the server refuses the configuration, DeploymentError if it does not load, ServerCrashed or
         ServerFault if the server fails.
         """
@@ -148,18 +148,18 @@ class ModelLoader:
             self._loaded, self._loaded_by = {}, self._server.running
         replaces_models = bool(self._loaded)
         try:
-            return self._load_all(wanted, client, from_files=from_files)
+            return self._load_all(models, client, from_files=from_files)
         except ServerCrashed as error:
             if not (replaces_models and error.has_ended):
                 raise
-        return self.load(wanted, from_files=from_files)
+        return self.load(models, from_files=from_files)
 
-    def _load_all(self, wanted: ServedModels, client: ServerClient, *, from_files: bool) -> dict[str, ModelConfig]:
+    def _load_all(self, models: ServedModels, client: ServerClient, *, from_files: bool) -> dict[str, ModelConfig]:
         self._server.mark_log()
-        for name in [name for name in self._loaded if name not in wanted.configs]:
+        for name in [name for name in self._loaded if name not in models.configs]:
             self._unload(name, client)
-        configs = {name: model_config.without_response_cache(config) for name, config in wanted.configs.items()}
-        files = {name: wanted.files if name == wanted.batcher else {} for name in configs}
+        configs = {name: model_config.without_response_cache(config) for name, config in models.configs.items()}
+        files = {name: models.files if name == models.batcher else {} for name in configs}
         contents = {name: (model_config.to_text(config), files[name]) for name, config in configs.items()}
         changed = [name for name in contents if self._loaded.get(name) != contents[name]]
         for name in changed:
@@ -177,7 +177,7 @@ class ModelLoader:
             self._load(client, name, config)
             self._loaded[name] = contents[name]  # also if the next model is refused
         self._loaded = contents
-        return self._check(wanted, client)
+        return self._check(models, client)
 
     def _unload_ensembles(
         self, changed: list[str], configs: Mapping[str, ModelConfig], client: ServerClient
@@ -197,8 +197,8 @@ class ModelLoader:
         if any(name in self._loaded for name in connected):
             return changed
         self._loaded |= dict.fromkeys(steps, UNKNOWN_CONTENT)  # some are loaded even if another step is refused
-        wanted = {*changed, *ensembles} - steps
-        return [name for name in configs if name in wanted]
+        to_load = {*changed, *ensembles} - steps
+        return [name for name in configs if name in to_load]
 
     def _fills_gpu(self, config: ModelConfig) -> bool:
         """Return whether a model has to be unloaded before it is loaded again, because it may use a GPU's memory.
@@ -228,17 +228,17 @@ class ModelLoader:
         except CallError as error:
             raise self._handle_failure(error) from error
 
-    def _check(self, wanted: ServedModels, client: ServerClient) -> dict[str, ModelConfig]:
+    def _check(self, models: ServedModels, client: ServerClient) -> dict[str, ModelConfig]:
         """Return the served configurations.
 
         Raises DeploymentError if they are others than wanted: a failed reload may leave the old one ready.
         """
         try:
-            serving = {name: client.config(name) for name in wanted.configs}
-            ready = all(map(client.is_ready, wanted.configs))
+            serving = {name: client.config(name) for name in models.configs}
+            ready = all(map(client.is_ready, models.configs))
         except CallError as error:
             raise self._handle_failure(error) from error
-        wrong = wanted.differences(serving)
+        wrong = models.differences(serving)
         if wrong or not ready:
             self._loaded = dict.fromkeys(self._loaded, UNKNOWN_CONTENT)
             raise DeploymentError(
@@ -382,24 +382,24 @@ class ManagedTarget:
 
         With ``from_files``, or with several models, the server reads config.pbtxt from disk.
         """
-        wanted, server = served_models(self.source, candidate), self._server
+        models, server = served_models(self.source, candidate), self._server
         with self._stopwatch.count("server"):
             server.run_for(candidate)
-            served = self._loader.load(wanted, from_files=from_files or len(self.source.models) > 1)
-        gpus = gpu_placement.used_gpus(served.values()) if self._sees_gpus else ()
+            reported = self._loader.load(models, from_files=from_files or len(self.source.models) > 1)
+        gpus = gpu_placement.used_gpus(reported.values()) if self._sees_gpus else ()
         at = (server.grpc, server.http, server.running.pid if server.running else None)
         return Endpoint(
-            wanted.model,
+            models.model,
             candidate,
             *at,
-            batcher=wanted.batcher,
-            max_batch_size=wanted.configs[wanted.model].max_batch_size,
-            concurrent_models=tuple(Endpoint(name, wanted.settings[name], *at) for name in self.source.concurrent),
+            batcher=models.batcher,
+            max_batch_size=models.configs[models.model].max_batch_size,
+            concurrent_models=tuple(Endpoint(name, models.settings[name], *at) for name in self.source.concurrent),
             memory_bytes=server.memory_bytes,
             gpus=gpus,
             fell_back_to_cpu=self._sees_gpus
             and gpus == ()
-            and gpu_placement.used_gpus(wanted.configs.values()) is None,
+            and gpu_placement.used_gpus(models.configs.values()) is None,
             metrics=server.metrics,
         )
 

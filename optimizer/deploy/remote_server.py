@@ -219,12 +219,12 @@ class RemoteServer:
     def check_has(self, models: list[str]) -> None:
         """Raise EnvironmentFault unless the server's repository has ``models``."""
         with self._calling():
-            known = self._client.index()
+            repository_models = self._client.index()
         for model in models:
-            if model not in known:
-                others = one_line(", ".join(sorted(known)) or "none", 200)
+            if model not in repository_models:
+                names = one_line(", ".join(sorted(repository_models)) or "none", 200)
                 raise EnvironmentFault(
-                    f"the server at {self.address} has no model {model!r} in its repository ({others}); put it there "
+                    f"the server at {self.address} has no model {model!r} in its repository ({names}); put it there "
                     "under that name"
                 )
 
@@ -289,30 +289,30 @@ class RemoteServer:
                     raise ServerFault(f"{model} on {self.address} was not unloaded within {UNLOAD_SECONDS:g} s")
                 time.sleep(UNLOAD_POLL_SECONDS)
 
-    def serve(self, wanted: Mapping[str, ModelConfig], files: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Load the models of ``wanted`` that have another configuration; composing models come first.
+    def serve(self, configs: Mapping[str, ModelConfig], files: Mapping[str, Mapping[str, bytes]]) -> None:
+        """Load the models of ``configs`` that are served with another configuration; composing models come first.
 
         ``files`` are the files of models that do not use those of the repository, by model.
         """
 
         def differing() -> list[str]:
-            return [name for name in wanted if not self._serves(name, wanted[name], files.get(name, {}))]
+            return [name for name in configs if not self._serves(name, configs[name], files.get(name, {}))]
 
-        for left in reversed(range(ROUNDS)):
+        for rounds_left in reversed(range(ROUNDS)):
             changed = differing()
             if not changed:
                 return
             for name in changed:
                 try:
-                    if name in files or name in self._replaced or has_llm_engine(wanted[name]):
+                    if name in files or name in self._replaced or has_llm_engine(configs[name]):
                         self.unload(name)  # the server keeps the instances if only files change; see has_llm_engine
-                    self.load(name, wanted[name], files.get(name))
+                    self.load(name, configs[name], files.get(name))
                     self._replaced = self._replaced - {name} | (files.keys() & {name})
                     if (served := self.config(name)) is not None:
-                        override = model_config.to_override_json(wanted[name])
+                        override = model_config.to_override_json(configs[name])
                         self._loaded[name] = override, files.get(name, {}), served
                 except DeploymentError:
-                    if not left or not wanted[name].HasField("ensemble_scheduling"):
+                    if not rounds_left or not configs[name].HasField("ensemble_scheduling"):
                         raise  # an ensemble may fail while a step still has its old batch size
         if lost := differing():
             raise DeploymentError(
@@ -326,17 +326,17 @@ class RemoteServer:
             if name not in before:  # even if it is not ready: an ensemble may have lost its steps
                 self.unload(name)
         replaced = set(state.replaced)
-        for left in reversed(range(ROUNDS)):
+        for rounds_left in reversed(range(ROUNDS)):
             if not (changed := [name for name in before if name in replaced or self.config(name) != before[name]]):
                 return
-            if not left:  # an override lacks fields that this client does not know; the repository has them
+            if not rounds_left:  # an override lacks fields that this client does not know; the repository has them
                 for name in reversed(list(before)):
                     self.unload(name)
-            for name in before if not left else changed:
+            for name in before if not rounds_left else changed:
                 with contextlib.suppress(DeploymentError):  # the check below reports it
                     if name in replaced or has_llm_engine(before[name]):
                         self.unload(name)
-                    self.load(name, before[name] if left else None)  # from the files of the repository
+                    self.load(name, before[name] if rounds_left else None)  # from the files of the repository
                     replaced.discard(name)
         if lost := [name for name in before if name in replaced or self.config(name) != before[name]]:
             raise ServerFault(

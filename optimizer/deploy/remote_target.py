@@ -177,12 +177,12 @@ class RemoteTarget:
                 "tune the model that is served there"
             )
 
-    def _warn_of_other_baseline(self, wanted: ServedModels) -> None:
-        """Warn once if ``wanted`` is the configuration of the files here and the server had another one."""
-        if self._has_compared or wanted.differences(self.source.models):
+    def _warn_of_other_baseline(self, models: ServedModels) -> None:
+        """Warn once if ``models`` is the configuration of the files here and the server had another one."""
+        if self._has_compared or models.differences(self.source.models):
             return
         self._has_compared = True
-        if differences := wanted.differences(self._bases):
+        if differences := models.differences(self._bases):
             self._on_progress(
                 f"WARNING: the server at {self.connection.address} had other settings than the config.pbtxt here, "
                 f"which is the baseline: {'; '.join(differences)}; give --model-repository a copy of what is served"
@@ -198,20 +198,20 @@ class RemoteTarget:
             replace(self.source, composing=composing, variants={model: self._base(model)}), candidate
         )
 
-    def _serve(self, wanted: ServedModels) -> dict[str, ModelConfig]:
-        """Serve ``wanted`` and return the configurations that the server reports."""
-        self._unload([name for name in self.source.models if name not in wanted.configs])
+    def _serve(self, models: ServedModels) -> dict[str, ModelConfig]:
+        """Serve ``models`` and return the configurations that the server reports."""
+        self._unload([name for name in self.source.models if name not in models.configs])
         self._change()
-        files = model_json.override_files(self.source.folder(wanted.batcher), wanted.files)
+        files = model_json.override_files(self.source.folder(models.batcher), models.files)
         if files:
-            self._note_replaced(wanted.batcher)
+            self._note_replaced(models.batcher)
         self._server.serve(
-            {name: model_config.without_response_cache(config) for name, config in wanted.configs.items()},
-            {wanted.batcher: files} if files else {},
+            {name: model_config.without_response_cache(config) for name, config in models.configs.items()},
+            {models.batcher: files} if files else {},
         )
-        serving = {name: self._server.config(name) for name in wanted.configs}
+        serving = {name: self._server.config(name) for name in models.configs}
         ready = {name: config for name, config in serving.items() if config is not None}
-        wrong = wanted.differences(ready) if len(ready) == len(serving) else ["not ready"]
+        wrong = models.differences(ready) if len(ready) == len(serving) else ["not ready"]
         if wrong:
             raise DeploymentError(f"the server serves another configuration: {'; '.join(wrong)}")
         return ready
@@ -223,16 +223,16 @@ class RemoteTarget:
                 self._change()
                 self._server.unload(name)
 
-    def _endpoint(self, wanted: ServedModels, candidate: Candidate, gpus: tuple[int, ...] | None) -> Endpoint:
+    def _endpoint(self, models: ServedModels, candidate: Candidate, gpus: tuple[int, ...] | None) -> Endpoint:
         pid = listener_pid(self.connection.address)
         return Endpoint(
-            wanted.model,
+            models.model,
             candidate,
             server_pid=pid,
-            batcher=wanted.batcher,
-            max_batch_size=wanted.configs[wanted.model].max_batch_size,
+            batcher=models.batcher,
+            max_batch_size=models.configs[models.model].max_batch_size,
             concurrent_models=tuple(
-                Endpoint(name, wanted.settings[name], server_pid=pid, remote=self.connection)
+                Endpoint(name, models.settings[name], server_pid=pid, remote=self.connection)
                 for name in self.source.concurrent
             ),
             remote=self.connection,

@@ -108,8 +108,8 @@ def make_target(
     with contextlib.ExitStack() as undo:
         for number in range(1, processes + 1):
             log = settings.log if number == 1 else settings.log.with_stem(f"{settings.log.stem}-{number}")
-            own = replace(settings, log=log, ports=settings.ports[number - 1 : number])
-            target = _module(options).make_target(source, options, own)
+            server_settings = replace(settings, log=log, ports=settings.ports[number - 1 : number])
+            target = _module(options).make_target(source, options, server_settings)
             undo.callback(target.close)
             assert isinstance(target, ManagedTarget), "a space with server processes is refused for a remote server"
             targets.append(target)
@@ -149,9 +149,9 @@ def check_server_options(space: SearchSpace, options: RunOptions, on_progress: C
     tried = server_options.option_names(space.fields)
     if tried and options.target in ON_THIS_MACHINE:  # the options of an image are known when it starts
         installation = find_installation(options, on_progress)
-        known = local_target.known_options(installation.tritonserver, installation.environment)
+        options_of_server = local_target.known_options(installation.tritonserver, installation.environment)
         for name in tried:
-            if name not in known:
+            if name not in options_of_server:
                 raise BadInputError(
                     f"space: server: {name}: not an option of {installation.tritonserver}; its --help lists all"
                 )

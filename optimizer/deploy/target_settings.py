@@ -38,18 +38,18 @@ def choose_ports(processes: int, user_ports: Mapping[str, int]) -> tuple[ServerP
     """
     first_server = ServerPorts(**user_ports)
     reserved = {port + PORT_STEP * position for position in range(processes) for port in user_ports.values()}
-    taken, chosen = set[int](), list[ServerPorts]()
+    used_ports, chosen = set[int](), list[ServerPorts]()
     for position in range(processes):
         ports = {}
         for name, first in vars(first_server).items():
             port = first + PORT_STEP * position
-            unusable = taken if name in user_ports else taken | reserved
+            unusable = used_ports if name in user_ports else used_ports | reserved
             problem = "it is given twice" if port in unusable else _problem(port)
             if problem and name in user_ports:
                 where = f"port {port} of server process {position + 1}" if position else f"port {port}"
                 raise BadInputError(f"--{name}-port {first}: {where} cannot be used ({problem}); give another")
-            ports[name] = _other_port(taken | reserved) if problem else port
-            taken.add(ports[name])
+            ports[name] = _other_port(used_ports | reserved) if problem else port
+            used_ports.add(ports[name])
         chosen.append(ServerPorts(**ports))
     return tuple(chosen)
 
@@ -61,8 +61,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _other_port(taken: set[int]) -> int:
-    return next(port for port in iter(free_port, None) if port not in taken)
+def _other_port(used_ports: set[int]) -> int:
+    return next(port for port in iter(free_port, None) if port not in used_ports)
 
 
 def _problem(port: int) -> str:

@@ -165,8 +165,8 @@ def server_pids(endpoint: Endpoint) -> list[int]:
 
     The list is empty if one is unknown: values of some of the servers would pass as those of all.
     """
-    known = [server.server_pid for server in endpoint.servers if server.server_pid is not None]
-    return known if len(known) == len(endpoint.servers) else []
+    pids = [server.server_pid for server in endpoint.servers if server.server_pid is not None]
+    return pids if len(pids) == len(endpoint.servers) else []
 
 
 def port_forwarders(endpoint: Endpoint) -> set[int]:
@@ -303,7 +303,7 @@ def speed_note(measured: Iterable[Measurement]) -> SpeedVaried | None:
     for each in measured:
         if each.speed_probe_ms:
             probes_ms[each.node].append(each.speed_probe_ms)
-    factor = max((max(own) / min(own) for own in probes_ms.values()), default=1.0)
+    factor = max((max(probes) / min(probes) for probes in probes_ms.values()), default=1.0)
     return None if factor < SPEED_VARIATION_LIMIT else SpeedVaried(factor)
 
 

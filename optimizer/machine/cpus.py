@@ -55,8 +55,9 @@ def read_topology(cpus: frozenset[int], root: Path = Path("/")) -> CpuTopology:
     system = root / "sys/devices/system"
     cores = {_listed(system / f"cpu/cpu{cpu}/topology/thread_siblings_list") & cpus | {cpu} for cpu in cpus}
     nodes = {_listed(path) & cpus for path in system.glob("node/node[0-9]*/cpulist")}
-    rest = cpus.difference(*nodes)
-    return CpuTopology(tuple(sorted(cores, key=min)), tuple(sorted((nodes | {rest}) - {frozenset()}, key=min)))
+    without_node = cpus.difference(*nodes)
+    nodes = (nodes | {without_node}) - {frozenset()}
+    return CpuTopology(tuple(sorted(cores, key=min)), tuple(sorted(nodes, key=min)))
 
 
 # -- server and client ------------------------------------------------------------------------------------------
@@ -104,12 +105,12 @@ def split_server_and_client(machine: CpuTopology, quota: float | None = None) ->
         return CpuPlacement(cpus, cpus, SharedQuota(quota))
     if len(cpus) < MIN_CPUS_TO_SPLIT or len(machine.cores) < MIN_CORES_TO_SPLIT:
         return CpuPlacement(cpus, cpus, SharedMachine(len(cpus), len(machine.cores)))
-    wanted = min(MAX_CLIENT_CPUS, int(len(cpus) * CLIENT_SHARE))
-    roomy = [node for node in reversed(machine.nodes) if len(node) >= wanted]
+    client_count = min(MAX_CLIENT_CPUS, int(len(cpus) * CLIENT_SHARE))
+    roomy = [node for node in reversed(machine.nodes) if len(node) >= client_count]
     node = min(roomy, key=len, default=cpus)
     client: frozenset[int] = frozenset()
     for core in reversed(machine.cores):
-        if core <= node and (not client or len(client | core) <= wanted):
+        if core <= node and (not client or len(client | core) <= client_count):
             client |= core
     return _apart(cpus - client, client)
 

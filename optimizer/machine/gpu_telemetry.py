@@ -217,7 +217,7 @@ def describe_throttling(reasons: Iterable[int]) -> str:
     combined = 0
     for bits in reasons:
         combined |= bits
-    return ", ".join(words for bit, words in THROTTLE_REASONS.items() if combined & bit)
+    return ", ".join(reason for bit, reason in THROTTLE_REASONS.items() if combined & bit)
 
 
 def throttle_note(measured: Sequence[str]) -> ClocksLowered | None:
@@ -228,8 +228,8 @@ def throttle_note(measured: Sequence[str]) -> ClocksLowered | None:
     lowered = [text for text in measured if text]
     if not lowered:
         return None
-    known = {reason for text in lowered for reason in text.split(", ")}
-    reasons = tuple(reason for reason in THROTTLE_REASONS.values() if reason in known)
+    found_reasons = {reason for text in lowered for reason in text.split(", ")}
+    reasons = tuple(reason for reason in THROTTLE_REASONS.values() if reason in found_reasons)
     return ClocksLowered(len(lowered), len(measured), reasons)
 
 

@@ -60,10 +60,10 @@ class Gpu:
 
     def read(self, pids: Collection[int] = ()) -> GpuReading:
         """Return a reading. ``memory_bytes`` is that of ``pids`` if NVML reports it, otherwise all used memory."""
-        own = self._memory_of(pids)
+        server_bytes = self._memory_of(pids)
         now = time.monotonic()
         if self.mig:
-            return GpuReading(now, memory_bytes=own)
+            return GpuReading(now, memory_bytes=server_bytes)
         import pynvml
 
         clock = pynvml.nvmlDeviceGetClockInfo
@@ -71,8 +71,8 @@ class Gpu:
             now,
             utilization=read_or_none(lambda: pynvml.nvmlDeviceGetUtilizationRates(self.handle).gpu / 100),
             memory_bytes=read_or_none(lambda: float(pynvml.nvmlDeviceGetMemoryInfo(self.handle).used))
-            if own is None
-            else own,
+            if server_bytes is None
+            else server_bytes,
             power_watts=self._instant_power_watts()
             or read_or_none(lambda: pynvml.nvmlDeviceGetPowerUsage(self.handle) / 1000),
             energy_joules=read_or_none(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000),

@@ -165,7 +165,7 @@ def _undeclared(source: ModelSource) -> str:
 
 
 def _input_remarks(inputs: Iterable[TensorSpec], *, batched: bool) -> list[str]:
-    lines = [f"  {tensor.name}: {tensor.dtype} {list(tensor.dims)}" for tensor in inputs]
+    lines = [f"  {tensor.name}: {tensor.datatype} {list(tensor.dims)}" for tensor in inputs]
     dims = "dims without the batch dimension" if batched else "dims"
     return [f"Inputs of the model, with data type and {dims}:", *lines] if lines else []
 

@@ -89,7 +89,7 @@ def test_a_mount_is_a_host_folder_and_a_container_folder(tmp_path: Path) -> None
 )
 def test_other_mounts_are_refused(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=message) as caught:
-        read_mount(text.format(tmp_path), taken=["/models"])
+        read_mount(text.format(tmp_path), reserved=["/models"])
     assert "\n" not in str(caught.value)
 
 

@@ -191,7 +191,7 @@ def test_models_pass_the_checker_and_match_their_description(builder: str, tmp_p
     inputs = [tensor for tensor in model.graph.input if tensor.name not in weights]
     for described, tensors in ((interface.inputs, inputs), (interface.outputs, model.graph.output)):
         assert [(item.name, *of_onnx(item)) for item in tensors] == [
-            (item.name, item.dtype, item.dims) for item in described
+            (item.name, item.datatype, item.dims) for item in described
         ]
 
 

@@ -70,13 +70,13 @@ class TritonPythonModel:
         responses = []
         start = 0
         for request, size in zip(requests, sizes, strict=True):
-            wanted = set(request.requested_output_names())
+            requested = set(request.requested_output_names())
             responses.append(
                 pb_utils.InferenceResponse(
                     [
                         self._tensor(name, result[start : start + size] if self.batched else result)
                         for name, result in zip(self.outputs, results, strict=True)
-                        if name in wanted
+                        if name in requested
                     ]
                 )
             )

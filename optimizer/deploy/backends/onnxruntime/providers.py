@@ -112,14 +112,14 @@ def _accelerators(config: Mapping[str, Any], device: str) -> dict[str, dict[str,
 def _openvino(accelerators: Mapping[str, dict[str, str]], threads: int, available: Collection[str]) -> list[Provider]:
     if "openvino" not in accelerators:
         return []
-    given = accelerators["openvino"]
-    if unknown := given.keys() - set(OPENVINO_OPTIONS):
+    parameters = accelerators["openvino"]
+    if unknown := parameters.keys() - set(OPENVINO_OPTIONS):
         allowed = ", ".join(OPENVINO_OPTIONS)
         raise ValueError(f"{min(unknown)!r} is not a parameter of the accelerator openvino; it has {allowed}")
     if OPENVINO not in available:
         raise ValueError(f"execution accelerator openvino: this ONNX Runtime has {', '.join(available)} only")
-    own = {"num_of_threads": str(threads)} if threads else {}
-    return [(OPENVINO, {"device_type": "CPU"} | own | given)]
+    thread_parameters = {"num_of_threads": str(threads)} if threads else {}
+    return [(OPENVINO, {"device_type": "CPU"} | thread_parameters | parameters)]
 
 
 def _cuda_parameters(parameters: Mapping[str, str]) -> dict[str, str]:

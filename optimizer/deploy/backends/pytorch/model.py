@@ -119,12 +119,12 @@ class TritonPythonModel:
         return torch.split(result, sizes) if self.batched else (result,)
 
     def _response(self, request: Any, results: list[torch.Tensor]) -> Any:
-        wanted = set(request.requested_output_names())
+        requested = set(request.requested_output_names())
         return pb_utils.InferenceResponse(
             [
                 pb_utils.Tensor.from_dlpack(name, result)
                 for name, result in zip(self.outputs, results, strict=True)
-                if name in wanted
+                if name in requested
             ]
         )
 
