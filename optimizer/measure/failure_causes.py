@@ -169,5 +169,5 @@ def without_traceback(message: str) -> str:
 
 def missing_module(message: str) -> str:
     """Return the top-level name of the module that a Python model could not import; empty for other errors."""
-    found = re.search(r"ModuleNotFoundError: No module named '(\w+)", message)
-    return found[1] if found else ""
+    match = re.search(r"ModuleNotFoundError: No module named '(\w+)", message)
+    return match[1] if match else ""

@@ -162,24 +162,24 @@ class ConcurrencySearch:
         high = min((c for c in seen if c not in met and c > low), default=None)
         if met and rules.goal:
             best = _next_to_best({c: rules.goal.value(seen[c]) or 0.0 for c in met}, seen, RESOLUTION)
-            wanted = None if best is None else min(round(best), rules.max_concurrency)
-            return None if wanted in seen else self._nearest(wanted, 0, None)
+            concurrency = None if best is None else min(round(best), rules.max_concurrency)
+            return None if concurrency in seen else self._nearest(concurrency, 0, None)
         if high is None:
-            wanted = self._step_up(low)
+            concurrency = self._step_up(low)
         elif low == 0:
-            wanted = None if self._is_beaten() else self._step_down(high)
+            concurrency = None if self._is_beaten() else self._step_down(high)
         else:
-            wanted = self._between(low, high)
-        return self._nearest(wanted, low, high)
+            concurrency = self._between(low, high)
+        return self._nearest(concurrency, low, high)
 
-    def _nearest(self, wanted: int | None, above: int, below: int | None) -> int | None:
-        """Return the allowed concurrency between ``above`` and ``below`` with the smallest factor to ``wanted``."""
+    def _nearest(self, target: int | None, above: int, below: int | None) -> int | None:
+        """Return the allowed concurrency between ``above`` and ``below`` with the smallest factor to ``target``."""
         allowed = self.rules.allowed_concurrencies
-        if wanted is None or allowed is None:
-            return wanted
+        if target is None or allowed is None:
+            return target
         highest = self.rules.max_concurrency if below is None else below - 1
         inside = [concurrency for concurrency in allowed if above < concurrency <= highest]
-        return min(inside, key=lambda concurrency: max(concurrency / wanted, wanted / concurrency), default=None)
+        return min(inside, key=lambda concurrency: max(concurrency / target, target / concurrency), default=None)
 
     def _lowest(self) -> int | None:
         """Return a higher concurrency if the highest one so far meets the bounds, but not the throughput floor."""
@@ -189,8 +189,8 @@ class ConcurrencySearch:
         enough = served is None or served >= rules.throughput_floor
         if enough or top >= rules.max_concurrency or not rules.sla.is_met(seen[top]):
             return None
-        wanted = math.ceil(top * max(rules.throughput_floor / (served or 1), MIN_GROWTH))
-        return self._nearest(min(wanted, rules.max_concurrency), top, None)
+        concurrency = math.ceil(top * max(rules.throughput_floor / (served or 1), MIN_GROWTH))
+        return self._nearest(min(concurrency, rules.max_concurrency), top, None)
 
     def _worth_repeating(self) -> int | None:
         """Return the highest concurrency whose unstable measurement met the bounds if no comparable one did."""
@@ -287,18 +287,18 @@ class RateSearch:
         high = min((rate for rate in seen if rate > low and rate not in met), default=math.inf)
         if met and rules.goal:
             goals = {rate: rules.goal.value(seen[rate]) or 0.0 for rate in met}
-            wanted = _next_to_best(goals, seen, RATE_RESOLUTION) or 0.0
+            next_rate = _next_to_best(goals, seen, RATE_RESOLUTION) or 0.0
         elif math.isinf(high):
-            wanted = low * min(max(1 / rules.sla.share_of_bound(seen[low]), MIN_STEP), MAX_STEP)
+            next_rate = low * min(max(1 / rules.sla.share_of_bound(seen[low]), MIN_STEP), MAX_STEP)
         elif low == 0:
-            wanted = self._below(high)
+            next_rate = self._below(high)
         elif high <= (1 + RATE_RESOLUTION) * low:
             return None
         else:
-            wanted = self._between(low, high)
-        if not wanted or self._is_beaten(low, high):
+            next_rate = self._between(low, high)
+        if not next_rate or self._is_beaten(low, high):
             return None
-        load = self._load(wanted)
+        load = self._load(next_rate)
         return None if load.request_rate in seen else load
 
     def _lowest(self) -> LoadPoint | None:

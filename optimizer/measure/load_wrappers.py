@@ -47,8 +47,8 @@ class ConcurrentLoadGenerator:
     def warm_up(self, endpoint: Endpoint, load: LoadPoint) -> Measurement | None:
         """Return the combined result of all warm-ups; None if one has none."""
         results = self._run_all(endpoint, lambda generator, model: generator.warm_up(model, load))
-        known = [result for result in results if result is not None]
-        return combine(known) if len(known) == len(results) else None
+        measurements = [result for result in results if result is not None]
+        return combine(measurements) if len(measurements) == len(results) else None
 
     def _run_all(self, endpoint: Endpoint, action: Callable[[LoadGenerator, Endpoint], T]) -> list[T]:
         endpoints = [endpoint, *endpoint.concurrent_models]
@@ -60,12 +60,13 @@ class ConcurrentLoadGenerator:
 def combine(measurements: Sequence[Measurement]) -> Measurement:
     """Combine the measurements of models under load at the same time; a value that one lacks is unknown."""
 
-    def known(name: str) -> list[float] | None:
-        values = [getattr(measurement, name) for measurement in measurements]
+    def values_of(field: str) -> list[float] | None:
+        values = [getattr(measurement, field) for measurement in measurements]
         return None if None in values else values
 
-    throughputs, requests, seconds = known("throughput_infer_per_sec"), known("requests"), known("measure_seconds")
-    worst: dict[str, Any] = {name: max(values) for name in LATENCIES if (values := known(name)) is not None}
+    throughputs, requests = values_of("throughput_infer_per_sec"), values_of("requests")
+    seconds = values_of("measure_seconds")
+    worst: dict[str, Any] = {name: max(values) for name in LATENCIES if (values := values_of(name)) is not None}
     return Measurement(
         throughput_infer_per_sec=None if throughputs is None else sum(throughputs),
         requests=None if requests is None else int(min(requests)),
@@ -111,14 +112,14 @@ class ServerProcessesLoadGenerator:
 
         def measure_one(number: int) -> tuple[Measurement, float]:
             share = load.concurrency // len(servers) + (number <= load.concurrency % len(servers))
-            own = replace(servers[number - 1], replicas=())
-            return self.make(number).measure(own, replace(load, concurrency=share), seconds), time.monotonic()
+            server = replace(servers[number - 1], replicas=())
+            return self.make(number).measure(server, replace(load, concurrency=share), seconds), time.monotonic()
 
         with ThreadPoolExecutor(len(servers)) as pool:
             futures = [pool.submit(measure_one, number) for number in range(1, len(servers) + 1)]
         measured = [future.result() for future in futures]
-        combined = combine_servers([one for one, _ in measured])
-        begun_s = max(end_s - (one.measure_seconds or 0.0) for one, end_s in measured)
+        combined = combine_servers([measurement for measurement, _ in measured])
+        begun_s = max(end_s - (measurement.measure_seconds or 0.0) for measurement, end_s in measured)
         together_seconds = min(end_s for _, end_s in measured) - begun_s
         if together_seconds < MIN_OVERLAP_SHARE * (combined.measure_seconds or 0.0):
             raise MeasurementError("the server processes were not measured at the same time: one began later")
@@ -135,19 +136,20 @@ class ServerProcessesLoadGenerator:
 
 def combine_servers(measurements: Sequence[Measurement]) -> Measurement:
     """Combine the measurements of servers that shared a load. Raises MeasurementError if one lacks a throughput."""
-    weights = [one.requests or 0 for one in measurements]
-    throughputs = [one.throughput_infer_per_sec for one in measurements if one.throughput_infer_per_sec is not None]
+    weights = [measurement.requests or 0 for measurement in measurements]
+    values = [measurement.throughput_infer_per_sec for measurement in measurements]
+    throughputs = [value for value in values if value is not None]
     if len(throughputs) < len(measurements) or not all(weights):
         raise MeasurementError("a server process answered no request")
     means: dict[str, Any] = {}
     for name in LATENCIES:
-        values = [getattr(one, name) for one in measurements]
+        values = [getattr(measurement, name) for measurement in measurements]
         if None not in values:
             means[name] = sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
     return Measurement(
         throughput_infer_per_sec=sum(throughputs),
         requests=sum(weights),
-        measure_seconds=max(one.measure_seconds or 0.0 for one in measurements),
+        measure_seconds=max(measurement.measure_seconds or 0.0 for measurement in measurements),
         **_stability(measurements),
         **means,
     )

@@ -227,8 +227,8 @@ class Measurer:
             if error.log is not None:
                 check_disk_space(error.log.parent)
             return [Measurement(reason=str(error))]
-        known = {name: value for name, value in asdict(usage).items() if value is not None}
-        return [replace(measurement, **known) for measurement in measurements]
+        resources = {name: value for name, value in asdict(usage).items() if value is not None}
+        return [replace(measurement, **resources) for measurement in measurements]
 
 
 @dataclass

@@ -126,16 +126,16 @@ def add_statistics(total: ModelStatistics, statistics: ModelStatistics) -> None:
     _add_durations(total.inference_stats, statistics.inference_stats)
     by_size = {batch.batch_size: batch for batch in total.batch_stats}
     for batch in statistics.batch_stats:
-        if (own := by_size.get(batch.batch_size)) is None:
+        if (total_of_size := by_size.get(batch.batch_size)) is None:
             total.batch_stats.append(batch)
         else:
-            _add_durations(own, batch)
+            _add_durations(total_of_size, batch)
 
 
 def _add_durations(total: Message, statistics: Message) -> None:
     """Add the counts and times of each field that is a StatisticDuration."""
     for field, duration in statistics.ListFields():
         if field.message_type is not None:
-            own = getattr(total, field.name)
-            own.count += duration.count
-            own.ns += duration.ns
+            total_duration = getattr(total, field.name)
+            total_duration.count += duration.count
+            total_duration.ns += duration.ns

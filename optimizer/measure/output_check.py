@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from optimizer.core.endpoint import Endpoint
@@ -193,10 +194,10 @@ class BaselineOutputCheck:
         It is less for slow models and large requests.
         """
         candidate = endpoint.candidate
-        wanted = 2 * math.ceil(candidate.max_batch_size / self.request_batch_size) * candidate.dynamic_batching
+        two_batches = 2 * math.ceil(candidate.max_batch_size / self.request_batch_size) * candidate.dynamic_batching
         in_time = CHECK_SECONDS / max(reference.seconds_alone, 1e-6)
         in_memory = MAX_BYTES / max(map(len, reference.requests))
-        return max(MIN_IN_FLIGHT, min(wanted, int(min(in_time, in_memory)), MAX_IN_FLIGHT))
+        return max(MIN_IN_FLIGHT, min(two_batches, int(min(in_time, in_memory)), MAX_IN_FLIGHT))
 
 
 class StreamedOutputCheck(BaselineOutputCheck):
@@ -255,8 +256,8 @@ class SequenceOutputCheck(BaselineOutputCheck):
         numbers = range(len(reference.requests))
         sequences = [numbers[first : first + self._steps] for first in range(0, len(numbers), self._steps)]
         in_time = int(CHECK_SECONDS / max(self._steps * reference.seconds_alone, 1e-6))
-        wanted = min(2 * endpoint.candidate.max_batch_size, in_time, MAX_SEQUENCES_IN_FLIGHT)
-        chosen = [sequences[number % len(sequences)] for number in range(max(MIN_IN_FLIGHT, wanted))]
+        count = min(2 * endpoint.candidate.max_batch_size, in_time, MAX_SEQUENCES_IN_FLIGHT)
+        chosen = [sequences[number % len(sequences)] for number in range(max(MIN_IN_FLIGHT, count))]
 
         # a sequence may have to wait until all others have ended
         timeout_seconds = max(TIMEOUT_SECONDS, 4 * len(chosen) * self._steps * reference.seconds_alone)
@@ -268,7 +269,7 @@ class SequenceOutputCheck(BaselineOutputCheck):
 
         with ThreadPoolExecutor(len(chosen)) as pool:
             answers = list(pool.map(send, chosen, fresh_ids()))
-        return [number for steps in chosen for number in steps], [response for own in answers for response in own]
+        return list(chain.from_iterable(chosen)), list(chain.from_iterable(answers))
 
     def _is_refused(self, endpoint: Endpoint, request: bytes) -> bool:
         return super()._is_refused(endpoint, request + step_parameters(next(fresh_ids()), start=True, end=True))

@@ -122,8 +122,8 @@ class Scorer:
         timeout_seconds = max(TIMEOUT_SECONDS, 4 * IN_FLIGHT * (time.monotonic() - started))
 
         def send(in_flight: int) -> list[bytes]:
-            others = islice(messages(), 1, None)
-            return server_calls.infer(endpoint, others, in_flight=in_flight, timeout_seconds=timeout_seconds)
+            remaining = islice(messages(), 1, None)
+            return server_calls.infer(endpoint, remaining, in_flight=in_flight, timeout_seconds=timeout_seconds)
 
         responses = first + server_calls.send_as_queue_permits(send, IN_FLIGHT)
         parts = [{name: tensor.values for name, tensor in read_outputs(response).items()} for response in responses]

@@ -71,10 +71,10 @@ def _write(path: Path, size: int, contents: bytes) -> None:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(file, 0, size)
-        with memoryview(contents) as rest:
+        with memoryview(contents) as view:
             written = 0
-            while written < len(rest):
-                written += os.pwrite(file, rest[written:], written)
+            while written < len(view):
+                written += os.pwrite(file, view[written:], written)
     finally:
         os.close(file)
 
@@ -100,12 +100,12 @@ def claimed(patterns: Sequence[str]) -> Iterator[None]:
 
 def _wait_until_free(patterns: Sequence[str]) -> None:
     deadline = time.monotonic() + FREE_SECONDS
-    while taken := [
+    while existing := [
         path for path in SHARED_MEMORY_FOLDER.iterdir() if any(fnmatchcase(path.name, name) for name in patterns)
     ]:
         if time.monotonic() > deadline:
             raise EnvironmentFault(
-                f"{show_path(taken[0])}: another program has shared memory with the name that perf_analyzer "
+                f"{show_path(existing[0])}: another program has shared memory with the name that perf_analyzer "
                 "gives to a tensor; remove it if nothing uses it, or leave --shared-memory out"
             )
         time.sleep(0.05)
@@ -181,10 +181,11 @@ def in_shared_memory(
     sent = OutgoingRequests(requests, slots, (f"{name}_*",))
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(closing(open_client(server))) for server in servers]
-        for own, size, begin in ((inputs_name, len(contents), contents), (outputs_name, count * slot_bytes, b"")):
-            stack.enter_context(region(own, size, begin))
+        regions = ((inputs_name, len(contents), contents), (outputs_name, count * slot_bytes, b""))
+        for region_name, size, begin in regions:
+            stack.enter_context(region(region_name, size, begin))
             for client in clients:
-                stack.enter_context(_registered(client, own, size, sent))
+                stack.enter_context(_registered(client, region_name, size, sent))
         yield sent
 
 

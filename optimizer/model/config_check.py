@@ -85,11 +85,11 @@ def _tensor_problem(config: ModelConfig) -> str:
 
 
 def _version_problem(config: ModelConfig, versions: Sequence[int]) -> str:
-    wanted = config.version_policy.specific.versions
-    if not wanted or set(wanted) & set(versions):
+    specific = config.version_policy.specific.versions
+    if not specific or set(specific) & set(versions):
         return ""
     available = ", ".join(map(str, sorted(versions))) or "none"
-    return f"version_policy: there is no version {', '.join(map(str, wanted[:8]))}; the model has {available}"
+    return f"version_policy: there is no version {', '.join(map(str, specific[:8]))}; the model has {available}"
 
 
 MAX_INSTANCES = 64  # the default of --max-instance-count

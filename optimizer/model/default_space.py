@@ -271,12 +271,12 @@ def _other_models(source: ModelSource, hardware: Hardware) -> dict[str, tuple[Fi
     for name, config in {**source.composing, source.name: source.config}.items():
         if name == source.tuned_model or is_ensemble(config):
             continue
-        own = model_config.candidate_of(config, keep_counts=True)
-        if (count := own.instance_count) and not has_llm_engine(config):
-            others = sorted(_counts(hardware), key=lambda other: other != 2 * count)
-            counts[f"{name}/{INSTANCE_COUNT}"] = tuple(dict.fromkeys((count, *others)))
-        if own.max_batch_size > 1:
-            delay = own.max_queue_delay_us if own.dynamic_batching else OFF
+        configured = model_config.candidate_of(config, keep_counts=True)
+        if (count := configured.instance_count) and not has_llm_engine(config):
+            other_counts = sorted(_counts(hardware), key=lambda other: other != 2 * count)
+            counts[f"{name}/{INSTANCE_COUNT}"] = tuple(dict.fromkeys((count, *other_counts)))
+        if configured.max_batch_size > 1:
+            delay = configured.max_queue_delay_us if configured.dynamic_batching else OFF
             delays[f"{name}/{MAX_QUEUE_DELAY}"] = tuple(dict.fromkeys((delay, OFF, 0)))
     return counts | delays
 
@@ -365,25 +365,27 @@ def sequence_fields(
     ``max_queue_delay_microseconds`` and ``preferred_batch_size`` of ``section`` are those of the sequence batcher.
     Other missing choices are derived from the model; there is at least one. ``sizes`` are the largest batches.
     """
-    given = section.fields()
+    profile_fields = section.fields()
     batches = max(sizes) > 1
     oldest, direct = config.sequence_batching.oldest, config.sequence_batching.direct
     is_oldest = strategy_of(config) == "oldest"
-    own_delay = int((oldest if is_oldest else direct).max_queue_delay_microseconds)
-    delays: tuple[FieldValue, ...] = tuple(sorted({own_delay, *DELAYS_US})) if batches else (own_delay,)
+    present_delay = int((oldest if is_oldest else direct).max_queue_delay_microseconds)
+    delays: tuple[FieldValue, ...] = tuple(sorted({present_delay, *DELAYS_US})) if batches else (present_delay,)
     fields: dict[str, tuple[FieldValue, ...]] = {}
     if is_oldest:
-        own = int(oldest.max_candidate_sequences)
-        fields[CANDIDATE_SEQUENCES] = tuple(sorted({own, *SEQUENCES}))
+        present_sequences = int(oldest.max_candidate_sequences)
+        fields[CANDIDATE_SEQUENCES] = tuple(sorted({present_sequences, *SEQUENCES}))
         fields[delay_path(config)] = delays
-        own_sizes = format_preferred_sizes(oldest.preferred_batch_size, config.max_batch_size)
-        fields[SEQUENCE_PREFERRED] = tuple(dict.fromkeys(("none", "max/2", own_sizes))) if batches else ("none",)
+        present_sizes = format_preferred_sizes(oldest.preferred_batch_size, config.max_batch_size)
+        fields[SEQUENCE_PREFERRED] = tuple(dict.fromkeys(("none", "max/2", present_sizes))) if batches else ("none",)
         if section.preferred_batch_size:
             fields[SEQUENCE_PREFERRED] = tuple(section.preferred_batch_size)
     else:
-        own_share = float(direct.minimum_slot_utilization)
+        present_share = float(direct.minimum_slot_utilization)
         fields[delay_path(config)] = delays
-        fields[SLOT_UTILIZATION] = tuple(sorted({*UTILIZATIONS, own_share} - {0.0})) if batches else (own_share,)
+        fields[SLOT_UTILIZATION] = (
+            tuple(sorted({*UTILIZATIONS, present_share} - {0.0})) if batches else (present_share,)
+        )
     if section.max_queue_delay_microseconds:
         fields[delay_path(config)] = tuple(section.max_queue_delay_microseconds)
-    return {path: choices for path, choices in fields.items() if path not in given}
+    return {path: choices for path, choices in fields.items() if path not in profile_fields}

@@ -84,21 +84,21 @@ def parse_entries(path: Path, tensors: Sequence[InputTensor]) -> Iterator[InputS
     BadInputError: ``file: entry 3, input x: …``.
     """
     file = show_path(path)
-    known = {tensor.name: tensor for tensor in tensors}
+    tensors_by_name = {tensor.name: tensor for tensor in tensors}
     first: Mapping[str, Any] | None = None
     for number, entry in enumerate(read_entries(path), start=1):
         where = f"{file}: entry {number}"
         if not isinstance(entry, dict):
             raise BadInputError(f"{where}: not an object with a tensor for each input")
-        if unknown := [name for name in entry if name not in known]:
-            problem = f"has {_show(unknown[0])}, but the model's inputs are {', '.join(known)}"
+        if unknown := [name for name in entry if name not in tensors_by_name]:
+            problem = f"has {_show(unknown[0])}, but the model's inputs are {', '.join(tensors_by_name)}"
             raise BadInputError(f"{where}: {one_line(problem, 200)}")
         first = entry if first is None else first
         if missing := [name for name in first if name not in entry]:
             raise BadInputError(f"{where}: lacks input {one_line(missing[0])}, which the first entry has")
         if added := [name for name in entry if name not in first]:
             raise BadInputError(f"{where}: has input {one_line(added[0])}, which the first entry lacks")
-        yield _parse_entry(where, entry, known)
+        yield _parse_entry(where, entry, tensors_by_name)
 
 
 def read_entries(path: Path) -> list[Any]:
@@ -146,7 +146,7 @@ def entries_to_json(entries: Sequence[Any]) -> bytes:
 def compatible(shape: Sequence[int], model_shape: Sequence[int]) -> bool:
     """Return whether the model accepts ``shape``; -1 in the model's shape is any size."""
     same_rank = len(shape) == len(model_shape)
-    return same_rank and all(own in (-1, size) for own, size in zip(model_shape, shape, strict=True))
+    return same_rank and all(model_size in (-1, size) for model_size, size in zip(model_shape, shape, strict=True))
 
 
 def from_bytes(dtype: np.dtype[Any], raw: bytes) -> Array:

@@ -151,8 +151,8 @@ def check_operators(model: ModelProto, path: Path) -> None:
     import onnxruntime
     from onnx import defs
 
-    own = {(function.domain, function.name) for function in model.functions}
-    for domain, operator in sorted({(node.domain, node.op_type) for node in model.graph.node} - own):
+    model_functions = {(function.domain, function.name) for function in model.functions}
+    for domain, operator in sorted({(node.domain, node.op_type) for node in model.graph.node} - model_functions):
         if domain in STANDARD_DOMAINS and defs.has(operator, domain):
             continue
         error = _load_alone(domain, operator, model.opset_import, model.ir_version)
@@ -238,16 +238,16 @@ def complete(config: ModelConfig, model: ModelProto, path: Path, file: Path) -> 
         ("input", _inputs(model), config.input),
         ("output", list(model.graph.output), config.output),
     ):
-        known = {tensor.name for tensor in tensors}
-        for wrong in (tensor.name for tensor in configured if tensor.name not in known):
-            has = one_line(", ".join(sorted(known)), MAX_LIST)
+        graph_names = {tensor.name for tensor in tensors}
+        for wrong in (tensor.name for tensor in configured if tensor.name not in graph_names):
+            has = one_line(", ".join(sorted(graph_names)), MAX_LIST)
             raise BadInputError(
                 f"{show_path(path)}: {kind} {format_value(wrong)} is not in {show_path(file)}, which has {has}"
             )
         graph_tensors = {tensor.name: tensor for tensor in tensors}
-        for given in configured:
-            which = f"{kind} {format_value(given.name)}"
-            if problem := _mismatch(given, graph_tensors[given.name], batched=batched):
+        for declared in configured:
+            which = f"{kind} {format_value(declared.name)}"
+            if problem := _mismatch(declared, graph_tensors[declared.name], batched=batched):
                 raise BadInputError(f"{show_path(path)}: {which} {problem}")
         for tensor in () if configured else [tensor for tensor in tensors if tensor.name not in managed]:
             which = f"{kind} {format_value(tensor.name)} of {show_path(file)}"
@@ -266,7 +266,7 @@ def complete(config: ModelConfig, model: ModelProto, path: Path, file: Path) -> 
                 added.reshape.SetInParent()  # one scalar per sample
 
 
-def _mismatch(given: ModelInput | ModelOutput, tensor: ValueInfoProto, *, batched: bool) -> str:
+def _mismatch(declared: ModelInput | ModelOutput, tensor: ValueInfoProto, *, batched: bool) -> str:
     """Return how the type or the dims of a configured tensor contradict those of the graph; empty if they do not.
 
     The dims of outputs are not compared, because a graph may have wrong ones.
@@ -274,12 +274,12 @@ def _mismatch(given: ModelInput | ModelOutput, tensor: ValueInfoProto, *, batche
     if tensor.type.WhichOneof("value") != "tensor_type":
         return ""
     type_name = _type_name(tensor)
-    given_name = DataType.Name(given.data_type)
-    if type_name in TRITON_TYPES and given_name != type_name:
-        return f"has data_type {given_name}, and the graph has {type_name}"
-    if not isinstance(given, ModelInput) or not tensor.type.tensor_type.HasField("shape"):
+    declared_name = DataType.Name(declared.data_type)
+    if type_name in TRITON_TYPES and declared_name != type_name:
+        return f"has data_type {declared_name}, and the graph has {type_name}"
+    if not isinstance(declared, ModelInput) or not tensor.type.tensor_type.HasField("shape"):
         return ""
-    dims = list(given.reshape.shape if given.HasField("reshape") else given.dims)
+    dims = list(declared.reshape.shape if declared.HasField("reshape") else declared.dims)
     expected = [dim.dim_value if dim.dim_value > 0 else -1 for dim in tensor.type.tensor_type.shape.dim]
     full = [-1, *dims] if batched else dims
     if len(full) == len(expected) and all(a == b or -1 in (a, b) for a, b in zip(full, expected, strict=True)):

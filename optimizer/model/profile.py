@@ -293,8 +293,8 @@ def _check_builder(profile: Profile) -> None:
         builder.parse(profile.model.settings)
     except ValidationError as error:
         source = profile._source.at(("model", "settings"))
-        known = list(builder.settings.model_fields)
-        lines = fault_lines(error, source, str(profile.path), known=lambda *_: known)
+        setting_names = list(builder.settings.model_fields)
+        lines = fault_lines(error, source, str(profile.path), known=lambda *_: setting_names)
         raise ProfileError(lines) from None
 
 

@@ -347,8 +347,8 @@ class ModelSpaceSection(ProfileSection):
 
     def fields(self) -> dict[str, tuple[FieldValue, ...]]:
         """Return the choices by parameter name or path in ModelConfig."""
-        own = {name: choices for name, choices in self if name != "config" and choices}
-        return {**own, **self.config}
+        settings = {name: choices for name, choices in self if name != "config" and choices}
+        return {**settings, **self.config}
 
 
 class OnnxRuntimeSection(ProfileSection):
@@ -478,7 +478,7 @@ class SpaceSection(ProfileSection):
 
     def fields(self) -> dict[str, tuple[FieldValue, ...]]:
         """Return the choices of all but the four main parameters, by the keys that ``SearchSpace`` uses."""
-        others = {
+        other_models = {
             f"{name}/{path}": choices
             for name, section in self.models.items()
             for path, choices in section.fields().items()
@@ -491,14 +491,14 @@ class SpaceSection(ProfileSection):
         placed = {path: choices for path, choices in placement.items() if choices}
         options = {f"{SERVER_OPTION_PREFIX}{name}": choices for name, choices in self.server.items()}
         file = {f"{MODEL_JSON_PREFIX}{key}": choices for key, choices in self.model_json.items()}
-        return self.onnxruntime.fields() | self._queue_fields() | self.config | placed | options | file | others
+        return self.onnxruntime.fields() | self._queue_fields() | self.config | placed | options | file | other_models
 
     def _queue_fields(self) -> dict[str, tuple[FieldValue, ...]]:
         """Return the choices of the batcher's queue by path in ModelConfig."""
-        own = {path: getattr(self, name) for name, path in QUEUE_PATHS.items()}
+        choices_by_path = {path: getattr(self, name) for name, path in QUEUE_PATHS.items()}
         for level, section in self.priority_queue_policy.items():
-            own |= {f"{PRIORITY_POLICY}.{level}.{name}": choices for name, choices in section}
-        return {path: choices for path, choices in own.items() if choices}
+            choices_by_path |= {f"{PRIORITY_POLICY}.{level}.{name}": choices for name, choices in section}
+        return {path: choices for path, choices in choices_by_path.items() if choices}
 
 
 _KEYS_OF_PARAMETERS: Final = {  # of SearchSpace

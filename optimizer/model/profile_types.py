@@ -68,22 +68,22 @@ def fault_lines(
     return lines
 
 
-def suggest(word: str, known: Collection[str]) -> str:
-    """Return a hint to the most similar of the ``known`` words, or to all of them if none is similar."""
-    return _similar(word, known) or f"known: {', '.join(known) or 'none'}"
+def suggest(word: str, allowed: Collection[str]) -> str:
+    """Return a hint to the most similar of the ``allowed`` words, or to all of them if none is similar."""
+    return _similar(word, allowed) or f"known: {', '.join(allowed) or 'none'}"
 
 
-def _unknown_key(keys: Sequence[str], known: Collection[str], section: Sequence[str] | None) -> str:
+def _unknown_key(keys: Sequence[str], allowed: Collection[str], section: Sequence[str] | None) -> str:
     key = keys[-1]
     if section is None:
-        return f"unknown key; {suggest(key, known)}"
+        return f"unknown key; {suggest(key, allowed)}"
     place = f"in the section {'.'.join(section)}" if section else "at the top level"
-    similar = _similar(key, known)
+    similar = _similar(key, allowed)
     return f"unknown key at this level; {similar}{similar and ' '}{key} belongs {place}"
 
 
-def _similar(word: str, known: Collection[str]) -> str:
-    nearest = difflib.get_close_matches(word, known, n=1)
+def _similar(word: str, allowed: Collection[str]) -> str:
+    nearest = difflib.get_close_matches(word, allowed, n=1)
     return f"did you mean {nearest[0]}?" if nearest else ""
 
 

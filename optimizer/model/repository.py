@@ -230,14 +230,13 @@ def _newest(config: ModelConfig, backend: str, path: Path, versions: list[Path])
     """Return the model file of the newest version that has one, and that a specific version_policy names."""
     if config.version_policy.HasField("specific"):
         versions = _served_versions(config, versions)
-    own = (config.default_model_filename,) if config.default_model_filename else MODEL_FILES[backend]
-    files = [version / filename for version in versions for filename in own if (version / filename).exists()]
+    filenames = (config.default_model_filename,) if config.default_model_filename else MODEL_FILES[backend]
+    files = [version / filename for version in versions for filename in filenames if (version / filename).exists()]
     if not files:
-        where = show_path(path.parent / "1" / own[0])
-        raise BadInputError(
-            f"{show_path(path.parent)}: no version folder with {one_line(' or '.join(own))}; it belongs at {where}"
-        )
-    return max(files, key=lambda file: (int(file.parent.name), -own.index(file.name)))
+        where = show_path(path.parent / "1" / filenames[0])
+        missing = one_line(" or ".join(filenames))
+        raise BadInputError(f"{show_path(path.parent)}: no version folder with {missing}; it belongs at {where}")
+    return max(files, key=lambda file: (int(file.parent.name), -filenames.index(file.name)))
 
 
 def _backend_by_file(versions: list[Path]) -> str:
@@ -325,8 +324,8 @@ def read_source(
         raise BadInputError(
             f"{name}: only a single model can have variants, and this one is served with {', '.join(parts)}"
         )
-    others = dict.fromkeys((name, *variants)) if variants else ()
-    kinds = {other: top.config if other == name else read(other).config for other in others}
+    alternatives = dict.fromkeys((name, *variants)) if variants else ()
+    kinds = {other: top.config if other == name else read(other).config for other in alternatives}
     for other, config in kinds.items():
         _check_variant(name, top.config, other, config)
     facts = dict(top.facts)
@@ -359,8 +358,8 @@ def _check_stateful(
                 f"{one_line(name)}: sequence_batching: a stateful model is measured alone, not as {role}; "
                 "tune it itself"
             )
-    others = {"bls-composing-models": composing, "variants": variants, "concurrent-models": concurrent}
-    for flag, names in others.items():
+    names_by_flag = {"bls-composing-models": composing, "variants": variants, "concurrent-models": concurrent}
+    for flag, names in names_by_flag.items():
         if names and top.is_stateful:
             raise BadInputError(
                 f"--{flag} {one_line(','.join(names))}: {one_line(top.name)} is stateful (sequence_batching) and is "
@@ -406,18 +405,18 @@ def _gather(
     parts[name] = part
 
 
-def _batcher(top: ModelSource, parts: dict[str, ModelSource], wanted: str | None) -> str:
+def _batcher(top: ModelSource, parts: dict[str, ModelSource], chosen: str | None) -> str:
     able = {name: part for name, part in parts.items() if not is_ensemble(part.config)}
-    if wanted is not None and wanted != top.name and wanted not in able:
+    if chosen is not None and chosen != top.name and chosen not in able:
         if not able:
             raise BadInputError(
                 f"model.batcher: {top.name} calls no other model, so the space is about itself; leave the key out"
             )
         raise BadInputError(
-            f"model.batcher: {format_value(wanted)} is not a model of {top.name}, which has {', '.join(able)}"
+            f"model.batcher: {format_value(chosen)} is not a model of {top.name}, which has {', '.join(able)}"
         )
-    if wanted is not None or not able:
-        return "" if wanted == top.name else wanted or ""
+    if chosen is not None or not able:
+        return "" if chosen == top.name else chosen or ""
     batching = {name: part for name, part in able.items() if part.config.max_batch_size > 1} or able
     return max(batching, key=lambda name: int(batching[name].facts.get("model_bytes", 0)))
 

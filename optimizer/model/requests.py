@@ -280,8 +280,8 @@ class _Inputs:
         if missing := [tensor for tensor in tensors if -1 in tensor.dims and tensor.name not in self.shapes]:
             raise BadInputError(self._shape_is_missing(missing))
         integers = [tensor.name for tensor in tensors if tensor.datatype.startswith(("INT", "UINT"))]
-        known = (*self.bounds, *(self.tokens.filled if self.tokens else ()))
-        unbounded = tuple(name for name in integers if name not in known and self.kind == "random")
+        bounded = (*self.bounds, *(self.tokens.filled if self.tokens else ()))
+        unbounded = tuple(name for name in integers if name not in bounded and self.kind == "random")
         fixed = {name: shape.fixed for name, (_, shape) in self.shapes.items() if shape.fixed is not None}
         plain = not self.bounds and not self._describes_strings and self.tokens is None
         if plain and len(fixed) == len(self.shapes):

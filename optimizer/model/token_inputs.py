@@ -50,8 +50,8 @@ class TokenInputs:
     @property
     def filled(self) -> tuple[str, ...]:
         """The inputs whose values do not depend on the ranges of the user."""
-        own = (self.tokens.output_input, self.tokens.length_input)
-        return tuple(name for name in own if name)
+        filled_inputs = (self.tokens.output_input, self.tokens.length_input)
+        return tuple(name for name in filled_inputs if name)
 
     @property
     def prompt_shape(self) -> InputShape | None:

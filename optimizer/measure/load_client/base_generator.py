@@ -101,8 +101,9 @@ class Messages:
         counts = np.bincount(self.classes)
         first, index = np.cumsum(counts) - counts, np.empty(len(numbers), dtype=np.int64)
         by_class = np.argsort(numbers, kind="stable")
-        own = np.bincount(numbers, minlength=len(counts))
-        index[by_class] = np.arange(len(numbers)) - np.repeat(np.cumsum(own) - own, own)
+        requests_of_class = np.bincount(numbers, minlength=len(counts))
+        first_of_class = np.cumsum(requests_of_class) - requests_of_class
+        index[by_class] = np.arange(len(numbers)) - np.repeat(first_of_class, requests_of_class)
         return first[numbers] + index % counts[numbers]
 
 

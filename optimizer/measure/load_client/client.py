@@ -229,8 +229,8 @@ class LoadClient:
         """
         deadline = time.monotonic() + seconds
         with contextlib.suppress(OSError):
-            while self._in_flight and (left := deadline - time.monotonic()) > 0:
-                self._exchange(left)
+            while self._in_flight and (remaining_s := deadline - time.monotonic()) > 0:
+                self._exchange(remaining_s)
 
     @property
     def _in_flight(self) -> int:
@@ -340,8 +340,8 @@ class LoadClient:
         if not self._plan.counts_failures:
             self._error = self._error or message
         elif call >= self._warm_ups:
-            known = message in self._failures or len(self._failures) < MAX_MESSAGES
-            self._failures.setdefault(message if known else OTHER_MESSAGES, []).append(call - self._warm_ups)
+            is_kept = message in self._failures or len(self._failures) < MAX_MESSAGES
+            self._failures.setdefault(message if is_kept else OTHER_MESSAGES, []).append(call - self._warm_ups)
 
     def _record_answer(self, number: int, now_ns: int) -> None:
         """Record that request ``number`` was answered at ``now_ns``."""

@@ -170,13 +170,13 @@ class Http2Connection:
 
     def _send(self) -> None:
         """Append as much unsent data to the outbox as the windows allow, oldest call first."""
-        for stream, rest in list(self._unsent.items()):
-            while rest and (size := min(len(rest), self._window, self._windows[stream], self._max_frame)) > 0:
-                self.outbox += _frame(DATA, END_STREAM if size == len(rest) else 0, stream, rest[:size])
-                self._unsent[stream] = rest = rest[size:]
+        for stream, unsent in list(self._unsent.items()):
+            while unsent and (size := min(len(unsent), self._window, self._windows[stream], self._max_frame)) > 0:
+                self.outbox += _frame(DATA, END_STREAM if size == len(unsent) else 0, stream, unsent[:size])
+                self._unsent[stream] = unsent = unsent[size:]
                 self._windows[stream] -= size
                 self._window -= size
-            if not rest:
+            if not unsent:
                 self._forget(stream)
             if not self._window:
                 return
@@ -218,10 +218,10 @@ class StreamingConnection(Http2Connection):
         if kind == DATA:
             if flags & PADDED:
                 raise ConnectionError(NO_TRITONSERVER)
-            messages, rest = split_messages(self._incomplete.pop(stream, b"") + payload)
+            messages, incomplete = split_messages(self._incomplete.pop(stream, b"") + payload)
             self.messages += [(self._number(stream), message) for message in messages]
-            if rest:
-                self._incomplete[stream] = rest
+            if incomplete:
+                self._incomplete[stream] = incomplete
         return super()._receive_frame(kind, flags, stream, payload)
 
     def _forget(self, stream: int) -> None:
@@ -325,10 +325,10 @@ class TlsSocket:
     def send(self, data: bytes | bytearray) -> int:
         """Send as many TLS records as the socket accepts. Raises BlockingIOError if it accepts none."""
         sent = 0
-        with memoryview(data) as rest:
+        with memoryview(data) as view:
             try:
-                while sent < len(rest):
-                    sent += self._channel.send(rest[sent:])
+                while sent < len(view):
+                    sent += self._channel.send(view[sent:])
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 if not sent:
                     raise BlockingIOError from None

@@ -203,9 +203,11 @@ def with_priorities(
     for part, measurement in enumerate(measurements):
         statistics = []
         for priority in np.unique(own_priorities).tolist():
-            own = (part_numbers == part) & (own_priorities == priority)
-            served = own & (outcomes == RequestOutcome.SERVED)
-            rejected, timed_out, failed = (int(np.count_nonzero(own & (outcomes == outcome))) for outcome in FAILURES)
+            selected = (part_numbers == part) & (own_priorities == priority)
+            served = selected & (outcomes == RequestOutcome.SERVED)
+            rejected, timed_out, failed = (
+                int(np.count_nonzero(selected & (outcomes == outcome))) for outcome in FAILURES
+            )
             rate = float(own_sizes[served].sum()) / seconds
             sketch = sketch_latencies(latencies_ms[served])
             count_served = int(served.sum())
@@ -256,7 +258,10 @@ class FailedRequests:
             edges_ns: The edges of the parts, ascending.
         """
         counts = np.stack([np.histogram(times_ns[self.outcomes == outcome], edges_ns)[0] for outcome in FAILURES])
-        return [_with_failures(own, *of_part) for own, of_part in zip(measurements, counts.T.tolist(), strict=True)]
+        return [
+            _with_failures(measurement, *failure_counts)
+            for measurement, failure_counts in zip(measurements, counts.T.tolist(), strict=True)
+        ]
 
 
 def split_failures(record: SendRecord, sizes: IntArray) -> tuple[SendRecord, IntArray, FailedRequests | None]:
@@ -272,7 +277,7 @@ def split_failures(record: SendRecord, sizes: IntArray) -> tuple[SendRecord, Int
     served = outcomes == RequestOutcome.SERVED
     failed = ~served
     ended_ns = np.where(record.answered_ns == NEVER, record.ended_ns, record.answered_ns)
-    message = max(record.failures, key=lambda own: len((record.failures or {})[own]), default="no answer in time")
+    message = max(record.failures, key=lambda text: len((record.failures or {})[text]), default="no answer in time")
     return (
         replace(
             record,

@@ -48,12 +48,12 @@ class LateError(MeasurementError):
 
 def lateness_note(measured: Iterable[Measurement]) -> LateRequests | None:
     """Return a note on the late requests of all measurements together; None if there are none."""
-    known = [each for each in measured if each.late_request_share is not None and each.requests]
-    late = sum((each.late_request_share or 0.0) * (each.requests or 0) for each in known)
+    measurements = [each for each in measured if each.late_request_share is not None and each.requests]
+    late = sum((each.late_request_share or 0.0) * (each.requests or 0) for each in measurements)
     if not late:
         return None
-    share = late / sum(each.requests or 0 for each in known)
-    worst = max(known, key=lambda each: each.send_lateness_p99_ms or 0.0)
+    share = late / sum(each.requests or 0 for each in measurements)
+    worst = max(measurements, key=lambda each: each.send_lateness_p99_ms or 0.0)
     return LateRequests(share, LATE_MS, worst.send_lateness_p99_ms or 0.0)
 
 

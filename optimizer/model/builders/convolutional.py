@@ -251,13 +251,13 @@ def _residual_blocks(convolutions: Convolutions, x: str, channels: Pair, blocks:
     """Add residual blocks of two 3×3 convolutions each; return the last tensor."""
     before, after = channels
     for block in range(blocks):
-        own = f"{name}.{block}"
+        block_name = f"{name}.{block}"
         shortcut = x
         if before != after:
-            shortcut = convolutions.conv(x, (before, after), 1, f"{own}.shortcut", relu=False)
-        y = convolutions.conv(x, (before, after), 3, f"{own}.first")
-        y = convolutions.conv(y, (after, after), 3, f"{own}.second", relu=False, gain=0.5)
-        x = convolutions.add_relu(y, shortcut, own)
+            shortcut = convolutions.conv(x, (before, after), 1, f"{block_name}.shortcut", relu=False)
+        y = convolutions.conv(x, (before, after), 3, f"{block_name}.first")
+        y = convolutions.conv(y, (after, after), 3, f"{block_name}.second", relu=False, gain=0.5)
+        x = convolutions.add_relu(y, shortcut, block_name)
         before = after
     return x
 

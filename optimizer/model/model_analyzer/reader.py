@@ -94,13 +94,15 @@ def read_model_analyzer(file: Path, model: str | None) -> ModelAnalyzerImport:
     for key, where in root.value.items() if isinstance(root.value, dict) else ():
         notes.add(where, FILE[key] if key in common else _EMPTY)
     concurrently = PROFILE_CONCURRENTLY in common and reader.boolean(common[PROFILE_CONCURRENTLY])
-    name, section, others = _choose(common.get("profile_models"), model, reader, notes, concurrently=concurrently)
-    own = {} if section is None else reader.mapping(section, list(MODEL))
-    notes.add_all(own, MODEL)
-    settings = ModelSettings(reader, notes, common, own)
+    name, section, other_models = _choose(
+        common.get("profile_models"), model, reader, notes, concurrently=concurrently
+    )
+    model_settings = {} if section is None else reader.mapping(section, list(MODEL))
+    notes.add_all(model_settings, MODEL)
+    settings = ModelSettings(reader, notes, common, model_settings)
     result = ImportedSettings()
     import_goals(settings, result)
-    import_other_models(settings, others, result)
+    import_other_models(settings, other_models, result)
     import_requests(settings, result)
     import_space(settings, result)
     return ModelAnalyzerImport(file, name, common.get("model_repository"), result, tuple(notes))
@@ -158,11 +160,11 @@ def _choose(
     if model is not None and models and model not in models:
         raise BadInputError(f"{file}: no model {one_line(repr(model), MAX_LIST_CHARACTERS)} in it; it has {listed}")
     chosen = next(iter(models)) if model is None else model
-    others = [key for name, (key, _) in models.items() if name != chosen]
-    for key in others:
+    other_models = [key for name, (key, _) in models.items() if name != chosen]
+    for key in other_models:
         support = _CONCURRENT if concurrently else ignored(f"{chosen} is tuned; MODEL chooses another")
         notes.add(replace(key, keys=("profile_models", str(key.value))), support)
-    return *models.get(chosen, (LocatedValue(chosen, 1, ("profile_models",)), None)), others
+    return *models.get(chosen, (LocatedValue(chosen, 1, ("profile_models",)), None)), other_models
 
 
 def _models(where: LocatedValue | None, reader: ValueReader) -> list[tuple[LocatedValue, LocatedValue | None]]:

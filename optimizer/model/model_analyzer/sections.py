@@ -145,11 +145,11 @@ def _request(
     reader = settings.reader
     request: dict[tuple[str, str], LocatedValue] = {}
     if (where := flags.get("batch-size", parameters.get("batch_sizes"))) is not None:
-        first, *others = dict.fromkeys(reader.numbers(where))
+        first, *other_sizes = dict.fromkeys(reader.numbers(where))
         request["request", "batch_size"] = replace(where, value=first)
-        if others:
-            rest = one_line(", ".join(map(str, others)), 60)
-            reason = f"several request sizes in one run; this one takes {first}: --request-batch-size for {rest}"
+        if other_sizes:
+            sizes = one_line(", ".join(map(str, other_sizes)), 60)
+            reason = f"several request sizes in one run; this one takes {first}: --request-batch-size for {sizes}"
             settings.notes.add(where, unsupported(reason))
     if (where := flags.get("shape")) is not None:
         request["request", "shapes"] = replace(
@@ -260,8 +260,10 @@ def _shared_memory(settings: ModelSettings, flags: LocatedValues, *, at_a_rate: 
     )
 
 
-def import_other_models(settings: ModelSettings, others: Sequence[LocatedValue], result: ImportedSettings) -> None:
-    """Import the composing and concurrent models. ``others``: names of the file's other models."""
+def import_other_models(
+    settings: ModelSettings, other_models: Sequence[LocatedValue], result: ImportedSettings
+) -> None:
+    """Import the composing and concurrent models. ``other_models`` are names of the file's other models."""
     for key in COMPOSING_MODELS:
         if (where := settings.common.get(key)) is None:
             continue
@@ -271,9 +273,9 @@ def import_other_models(settings: ModelSettings, others: Sequence[LocatedValue],
     section = settings.section("perf_analyzer_flags", PERF_ANALYZER_FLAGS)
     if (where := section.get(BLS_FLAG)) is not None and ("model", COMPOSING_MODELS[0]) not in result.sections:
         result.sections["model", COMPOSING_MODELS[0]] = replace(where, value=tuple(settings.reader.names(where)))
-    if settings.is_true(PROFILE_CONCURRENTLY) and others:
+    if settings.is_true(PROFILE_CONCURRENTLY) and other_models:
         result.sections["model", "concurrent_models"] = replace(
-            settings.common[PROFILE_CONCURRENTLY], value=tuple(others)
+            settings.common[PROFILE_CONCURRENTLY], value=tuple(other_models)
         )
 
 

@@ -34,15 +34,15 @@ class ValueReader:
         """Return an error at the line of ``where``; the caller raises it."""
         return located_error(str(self.file), where.line, where.keys, problem)
 
-    def mapping(self, where: LocatedValue, known: Collection[str] | None = None) -> dict[str, LocatedValue]:
-        """Return the keys whose value is not null; all keys must be ``known``."""
+    def mapping(self, where: LocatedValue, allowed_keys: Collection[str] | None = None) -> dict[str, LocatedValue]:
+        """Return the keys whose value is not null; all keys must be among ``allowed_keys``."""
         if where.value is None:
             return {}
         if not isinstance(where.value, dict):
             raise self.fault(where, f"{format_value(where.plain())} is not a mapping")
         for key, child in where.value.items():
-            if known is not None and key not in known:
-                raise self.fault(child, f"unknown key; {suggest(key, known)}")
+            if allowed_keys is not None and key not in allowed_keys:
+                raise self.fault(child, f"unknown key; {suggest(key, allowed_keys)}")
         return {key: child for key, child in where.value.items() if child.value is not None}
 
     def names(self, where: LocatedValue) -> list[LocatedValue]:
@@ -66,10 +66,10 @@ class ValueReader:
             raise self.fault(where, f"{format_value(where.plain())} is not text")
         return str(where.value).lower() if isinstance(where.value, bool) else str(where.value)
 
-    def one_of(self, where: LocatedValue, known: Collection[str]) -> str:
-        """Return one of the ``known`` words."""
-        if (text := self.text(where)) not in known:
-            raise self.fault(where, f"{format_value(text)} is not one of {', '.join(known)}")
+    def one_of(self, where: LocatedValue, allowed: Collection[str]) -> str:
+        """Return one of the ``allowed`` words."""
+        if (text := self.text(where)) not in allowed:
+            raise self.fault(where, f"{format_value(text)} is not one of {', '.join(allowed)}")
         return text
 
     def boolean(self, where: LocatedValue) -> bool:
@@ -172,10 +172,10 @@ class ImportNotes:
         if key != NESTED_KEYS:
             self._by_place[where.keys, where.line] = key
 
-    def add_all(self, section: Mapping[str, LocatedValue], known: KeyTable) -> None:
-        """Record every key of ``section`` as listed in ``known``."""
+    def add_all(self, section: Mapping[str, LocatedValue], support_by_key: KeyTable) -> None:
+        """Record every key of ``section`` as listed in ``support_by_key``."""
         for name, where in section.items():
-            self.add(where, known[name])
+            self.add(where, support_by_key[name])
 
     def __iter__(self) -> Iterator[ImportNote]:
         """Iterate over the notes in the order of lines."""
@@ -201,21 +201,23 @@ class ModelSettings:
             self.notes.add(common, _OVERRIDDEN)
         return own
 
-    def section(self, name: str, known: KeyTable) -> dict[str, LocatedValue]:
+    def section(self, name: str, support_by_key: KeyTable) -> dict[str, LocatedValue]:
         """Return the keys of the section that ``find`` returns, and note each."""
         where = self.find(name)
-        section = {} if where is None else self.reader.mapping(where, list(known))
-        self.notes.add_all(section, known)
+        section = {} if where is None else self.reader.mapping(where, list(support_by_key))
+        self.notes.add_all(section, support_by_key)
         return section
 
-    def parameters(self, known: KeyTable) -> dict[str, LocatedValue]:
+    def parameters(self, support_by_key: KeyTable) -> dict[str, LocatedValue]:
         """Return the model's own parameters, completed by common ones.
 
         A model with its own request rate does not take a common concurrency.
         """
-        own = self.reader.mapping(self.own["parameters"], list(known)) if "parameters" in self.own else {}
-        self.notes.add_all(own, known)
-        parameters = {name: where for name in known if (where := own.get(name, self.common.get(name))) is not None}
+        own = self.reader.mapping(self.own["parameters"], list(support_by_key)) if "parameters" in self.own else {}
+        self.notes.add_all(own, support_by_key)
+        parameters = {
+            name: where for name in support_by_key if (where := own.get(name, self.common.get(name))) is not None
+        }
         hidden = own.keys() & self.common.keys()
         if "request_rate" in own and "concurrency" not in own and "concurrency" in parameters:
             del parameters["concurrency"]

@@ -181,10 +181,10 @@ def _scalar(where: LocatedValue) -> FieldValue:
 def _with_delay(alternative: _Alternative, node: LocatedValue, swept: bool) -> _Alternative:
     """Add a delay if all of dynamic_batching is swept; null leaves config.pbtxt's."""
     delay = f"{_BATCHING}.max_queue_delay_microseconds"
-    rest = {path: leaf for path, leaf in alternative.items() if path != _BATCHING}
-    if not swept or delay in rest:
-        return rest or alternative
-    return {delay: _Leaf(ConfiguredValue(batching=bool(alternative)), node), **rest}
+    other_fields = {path: leaf for path, leaf in alternative.items() if path != _BATCHING}
+    if not swept or delay in other_fields:
+        return other_fields or alternative
+    return {delay: _Leaf(ConfiguredValue(batching=bool(alternative)), node), **other_fields}
 
 
 def _dimensions(
