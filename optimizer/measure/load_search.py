@@ -83,14 +83,16 @@ def is_hopeless(warm_up: Measurement, rules: LoadSearchRules) -> bool:
     return GIVE_UP_LATENCY < rules.sla.share_of_bound(warm_up) < math.inf
 
 
-def _next_to_best(met: Mapping[int | float, float], seen: Collection[int | float], resolution: float) -> float | None:
+def _next_to_best(
+    met: Mapping[int | float, float], loads: Collection[int | float], resolution: float
+) -> float | None:
     """Return a load next to the one with the highest value; None if its neighbors are as close as ``resolution``.
 
-    ``met`` has the values of the loads in ``seen`` that meet the bounds.
+    ``met`` has the values of those ``loads`` that meet the bounds.
     """
     best = max(met, key=lambda load: met[load])
-    lower = max((load for load in seen if load < best), default=None)
-    higher = min((load for load in seen if load > best), default=None)
+    lower = max((load for load in loads if load < best), default=None)
+    higher = min((load for load in loads if load > best), default=None)
     has_gained = lower is None or met[best] > (1 + SATURATED_GAIN) * met.get(lower, 0.0)
     if higher is None and has_gained:
         return GOAL_STEP * best
@@ -130,7 +132,7 @@ class ConcurrencySearch:
     rules: LoadSearchRules
 
     @cached_property
-    def seen(self) -> dict[int, Measurement]:
+    def latest(self) -> dict[int, Measurement]:
         """The latest measurement of each concurrency, corrected for the speed of the machine."""
         return {load.concurrency: self.rules.speed.correct(measurement) for load, measurement in self.measured}
 
@@ -140,30 +142,30 @@ class ConcurrencySearch:
         return None if concurrency is None else LoadPoint(self.rules.request_batch_size, concurrency)
 
     def _next_concurrency(self) -> int | None:
-        rules, seen = self.rules, self.seen
+        rules, latest = self.rules, self.latest
         if rules.only_concurrencies:
-            return next((concurrency for concurrency in rules.only_concurrencies if concurrency not in seen), None)
-        if not seen:
+            return next((concurrency for concurrency in rules.only_concurrencies if concurrency not in latest), None)
+        if not latest:
             first = 1 if rules.finds_lowest_load else min(round(rules.first_load), rules.max_concurrency)
             return self._nearest(first, 0, None)
-        concurrency = None if len(seen) >= rules.max_loads else self._search()
-        if concurrency is None or concurrency in seen:
-            repeats = len(self.measured) - len(seen)
+        concurrency = None if len(latest) >= rules.max_loads else self._search()
+        if concurrency is None or concurrency in latest:
+            repeats = len(self.measured) - len(latest)
             return self._worth_repeating() if repeats < REPEATS else None
         return concurrency
 
     def _search(self) -> int | None:
         """Return the concurrency that narrows the bracket of the best one; None if it is narrow enough."""
-        rules, seen = self.rules, self.seen
+        rules, latest = self.rules, self.latest
         if rules.finds_lowest_load:
             return self._lowest()
-        met = [c for c, m in seen.items() if rules.sla.is_met(m)]
+        met = [c for c, m in latest.items() if rules.sla.is_met(m)]
         low = max(met, default=0)
-        high = min((c for c in seen if c not in met and c > low), default=None)
+        high = min((c for c in latest if c not in met and c > low), default=None)
         if met and rules.goal:
-            best = _next_to_best({c: rules.goal.value(seen[c]) or 0.0 for c in met}, seen, RESOLUTION)
+            best = _next_to_best({c: rules.goal.value(latest[c]) or 0.0 for c in met}, latest, RESOLUTION)
             concurrency = None if best is None else min(round(best), rules.max_concurrency)
-            return None if concurrency in seen else self._nearest(concurrency, 0, None)
+            return None if concurrency in latest else self._nearest(concurrency, 0, None)
         if high is None:
             concurrency = self._step_up(low)
         elif low == 0:
@@ -183,27 +185,27 @@ class ConcurrencySearch:
 
     def _lowest(self) -> int | None:
         """Return a higher concurrency if the highest one so far meets the bounds, but not the throughput floor."""
-        rules, seen = self.rules, self.seen
-        top = max(seen)
-        served = seen[top].throughput_infer_per_sec
+        rules, latest = self.rules, self.latest
+        top = max(latest)
+        served = latest[top].throughput_infer_per_sec
         enough = served is None or served >= rules.throughput_floor
-        if enough or top >= rules.max_concurrency or not rules.sla.is_met(seen[top]):
+        if enough or top >= rules.max_concurrency or not rules.sla.is_met(latest[top]):
             return None
         concurrency = math.ceil(top * max(rules.throughput_floor / (served or 1), MIN_GROWTH))
         return self._nearest(min(concurrency, rules.max_concurrency), top, None)
 
     def _worth_repeating(self) -> int | None:
         """Return the highest concurrency whose unstable measurement met the bounds if no comparable one did."""
-        met = {c: m for c, m in self.seen.items() if self.rules.sla.is_met(m)}
+        met = {c: m for c, m in self.latest.items() if self.rules.sla.is_met(m)}
         if any(map(is_comparable, met.values())):
             return None
-        alone = self.seen.get(1)
+        alone = self.latest.get(1)
         if not met and alone is not None and not is_comparable(alone) and alone.throughput_infer_per_sec is not None:
             return 1  # a stable measurement shows how far the bound is out of reach
         return max(met, default=None)
 
     def _step_up(self, low: int) -> int | None:
-        share = self.rules.sla.share_of_bound(self.seen[low])
+        share = self.rules.sla.share_of_bound(self.latest[low])
         if low >= self.rules.max_concurrency or share > CLOSE_TO_BOUND_SHARE or self._is_saturated():
             return None
         factor = min(max(STEP_UP_TARGET / share, MIN_GROWTH), GROWTH_LIMIT)
@@ -212,7 +214,7 @@ class ConcurrencySearch:
     def _step_down(self, high: int) -> int | None:
         if high == 1:
             return None  # one request at a time is too slow already
-        share = self.rules.sla.share_of_bound(self.seen[high])
+        share = self.rules.sla.share_of_bound(self.latest[high])
         if math.isinf(share):
             return max(1, high // 4)
         if share <= 1:  # too many requests fail
@@ -222,10 +224,10 @@ class ConcurrencySearch:
     def _between(self, low: int, high: int) -> int | None:
         if high - low <= max(1, RESOLUTION * low):
             return None
-        below = self.rules.sla.share_of_bound(self.seen[low])
+        below = self.rules.sla.share_of_bound(self.latest[low])
         if below > CLOSE_TO_BOUND_SHARE:
             return None
-        above = self.rules.sla.share_of_bound(self.seen[high])
+        above = self.rules.sla.share_of_bound(self.latest[high])
         if math.isinf(above) or above <= 1:
             return (low + high) // 2
         guess = low + (high - low) * (INTERPOLATION_TARGET - below) / max(above - below, 1e-9)
@@ -237,15 +239,15 @@ class ConcurrencySearch:
         In a closed loop a lower load does not serve more.
         """
         to_beat = self.rules.to_beat
-        served = [m.throughput_infer_per_sec for m in self.seen.values() if m.throughput_infer_per_sec is not None]
+        served = [m.throughput_infer_per_sec for m in self.latest.values() if m.throughput_infer_per_sec is not None]
         return to_beat is not None and bool(served) and max(served) < BEATEN_SHARE * to_beat
 
     def _is_saturated(self) -> bool:
         """Return whether the highest load serves hardly more than the one below it."""
-        if len(self.seen) < 2:
+        if len(self.latest) < 2:
             return False
-        low, high = sorted(self.seen)[-2:]
-        at_low, at_high = self.seen[low].throughput_infer_per_sec, self.seen[high].throughput_infer_per_sec
+        low, high = sorted(self.latest)[-2:]
+        at_low, at_high = self.latest[low].throughput_infer_per_sec, self.latest[high].throughput_infer_per_sec
         return bool(at_low and at_high and high >= MIN_GROWTH * low and at_high < (1 + SATURATED_GAIN) * at_low)
 
 
@@ -269,27 +271,27 @@ class RateSearch:
     rules: LoadSearchRules
 
     @cached_property
-    def seen(self) -> dict[float, Measurement]:
+    def latest(self) -> dict[float, Measurement]:
         """The latest measurement of each rate."""
         return {load.request_rate: measurement for load, measurement in self.measured}
 
     def next_load(self) -> LoadPoint | None:
         """Return the load to measure next, or None if the search is over. Its rate is at least MIN_RATE."""
-        rules, seen = self.rules, self.seen
+        rules, latest = self.rules, self.latest
         if rules.finds_lowest_load:
             return self._lowest()
-        if not seen:
+        if not latest:
             return self._load(float(rules.first_load))
-        if len(seen) >= rules.max_loads:
+        if len(latest) >= rules.max_loads:
             return None
-        met = [rate for rate, m in seen.items() if is_comparable(m) and rules.sla.is_met(m)]
+        met = [rate for rate, m in latest.items() if is_comparable(m) and rules.sla.is_met(m)]
         low = max(met, default=0.0)
-        high = min((rate for rate in seen if rate > low and rate not in met), default=math.inf)
+        high = min((rate for rate in latest if rate > low and rate not in met), default=math.inf)
         if met and rules.goal:
-            goals = {rate: rules.goal.value(seen[rate]) or 0.0 for rate in met}
-            next_rate = _next_to_best(goals, seen, RATE_RESOLUTION) or 0.0
+            goals = {rate: rules.goal.value(latest[rate]) or 0.0 for rate in met}
+            next_rate = _next_to_best(goals, latest, RATE_RESOLUTION) or 0.0
         elif math.isinf(high):
-            next_rate = low * min(max(1 / rules.sla.share_of_bound(seen[low]), MIN_STEP), MAX_STEP)
+            next_rate = low * min(max(1 / rules.sla.share_of_bound(latest[low]), MIN_STEP), MAX_STEP)
         elif low == 0:
             next_rate = self._below(high)
         elif high <= (1 + RATE_RESOLUTION) * low:
@@ -299,7 +301,7 @@ class RateSearch:
         if not next_rate or self._is_beaten(low, high):
             return None
         load = self._load(next_rate)
-        return None if load.request_rate in seen else load
+        return None if load.request_rate in latest else load
 
     def _lowest(self) -> LoadPoint | None:
         """Return the lowest rate that serves the throughput floor on fresh servers: RATE_MARGIN_FACTOR above it.
@@ -307,18 +309,18 @@ class RateSearch:
         Random arrivals may still be too few in a measurement of few requests. Then a higher rate is next. A
         measurement that failed or is not stable is repeated, because the configuration is measured at no other rate.
         """
-        rules, seen = self.rules, self.seen
+        rules, latest = self.rules, self.latest
         floor = rules.throughput_floor / rules.request_batch_size
-        if not seen:
+        if not latest:
             return self._load(RATE_MARGIN_FACTOR * floor or float(rules.first_load))
-        top = max(seen)
-        newest, answered = seen[top], self._answered_rate(top)
+        top = max(latest)
+        newest, answered = latest[top], self._answered_rate(top)
         if newest.overloaded:
             return None
         if not is_comparable(newest):
-            repeats = len(self.measured) - len(seen)
+            repeats = len(self.measured) - len(latest)
             return LoadPoint(rules.request_batch_size, request_rate=top) if repeats < REPEATS else None
-        if not rules.sla.is_met(newest) or not 0 < answered < floor or len(seen) >= rules.max_loads:
+        if not rules.sla.is_met(newest) or not 0 < answered < floor or len(latest) >= rules.max_loads:
             return None
         return self._load(top * max(floor / answered, RATE_MARGIN_FACTOR))
 
@@ -338,7 +340,7 @@ class RateSearch:
         capacity = self._answered_rate(high)
         if capacity < ANSWERED_SHARE * high:
             return CAPACITY_SHARE * capacity if closest < CAPACITY_SHARE * capacity else math.sqrt(low * high)
-        below, above = (self.rules.sla.share_of_bound(self.seen[rate]) for rate in (low, high))
+        below, above = (self.rules.sla.share_of_bound(self.latest[rate]) for rate in (low, high))
         if not 0 < below < 1 < above < math.inf:
             return math.sqrt(low * high)
         share = max(math.log(1 / below) / math.log(above / below), 0.5)
@@ -347,7 +349,7 @@ class RateSearch:
 
     def _answered_rate(self, rate: float) -> float:
         """Return the requests per second that the server answered at ``rate``."""
-        return (self.seen[rate].throughput_infer_per_sec or 0.0) / self.rules.request_batch_size
+        return (self.latest[rate].throughput_infer_per_sec or 0.0) / self.rules.request_batch_size
 
     def _is_beaten(self, low: float, high: float) -> bool:
         """Return whether no rate below ``high``, which misses the bounds, would serve the throughput to beat."""

@@ -126,22 +126,22 @@ class Parser(argparse.ArgumentParser):
         argparse reports such a flag only after missing arguments, and together with the words behind it. It drops the
         value ``--``.
         """
-        known = self._option_string_actions
+        actions = self._option_string_actions
         awaiting = ""  # the flag whose value comes next; argparse itself reports a flag in place of a value
         for word in words:
             flag, _, value = word.partition("=")
-            if (awaiting and word == "--") or (value == "--" and flag in known):
+            if (awaiting and word == "--") or (value == "--" and flag in actions):
                 problem = f"{awaiting or flag} --: -- only marks the end of the options; write a value"
                 raise BadInputError(f"{problem}; {self._advice()}")
             if word == "--":
                 return
-            is_short = word[:2] in known and f"-{flag}" not in known  # with its value, as -b8
-            if _is_flag(word) and flag not in known and not is_short and not awaiting:
-                shown = (name for name, action in known.items() if action.help != argparse.SUPPRESS)
+            is_short = word[:2] in actions and f"-{flag}" not in actions  # with its value, as -b8
+            if _is_flag(word) and flag not in actions and not is_short and not awaiting:
+                shown = (name for name, action in actions.items() if action.help != argparse.SUPPRESS)
                 advice = flag_advice(flag, shown)
                 advice += " " if advice.endswith("?") else "; " if advice else ""
                 raise BadInputError(f"{quote(flag)} is not an option of `{self.prog}`; {advice}{self._advice()}")
-            action = known.get(word)
+            action = actions.get(word)
             awaiting = word if action is not None and action.nargs is None else ""
 
     def _refuse_separate_units(self, words: Sequence[str]) -> None:
@@ -171,18 +171,18 @@ class Parser(argparse.ArgumentParser):
 
         Any percentile may have a bound, so argparse cannot know all of these flags. Words after ``--`` are values.
         """
-        known = self._option_string_actions
-        if "--sla" not in known:
+        actions = self._option_string_actions
+        if "--sla" not in actions:
             return [*words]
         end = words.index("--") if "--" in words else len(words)
-        joined, bounds, rest = list[str](), list[tuple[str, str, str]](), iter(words[:end])
-        for word in rest:
+        joined, bounds, remaining_words = list[str](), list[tuple[str, str, str]](), iter(words[:end])
+        for word in remaining_words:
             flag, sign, bound = word.partition("=")
             match = _PERCENTILE_FLAG.fullmatch(flag)
-            if match is None or flag in known:
+            if match is None or flag in actions:
                 joined.append(word)
                 continue
-            bound = bound if sign else next(rest, "")
+            bound = bound if sign else next(remaining_words, "")
             parse_value(flag, bound, functools.partial(_check_percentile, match[1]))
             if not sign and (not bound or bound.startswith("--")):
                 raise BadInputError(f"{quote(flag)}: expected one argument, as in {flag} 20ms; {self._advice()}")

@@ -162,11 +162,11 @@ def _check_shared_memory(options: RunOptions) -> None:
 
 def _check_search(options: RunOptions) -> None:
     if options.search == "simulated" and options.objectives[0] not in SIMULATED_OBJECTIVES:
-        *others, last = (name for name in SEARCHERS if name != "simulated")
+        *alternatives, last = (name for name in SEARCHERS if name != "simulated")
         raise OptionError(
             "search",
             f"--search simulated ranks by throughput or goodput; with --objective {','.join(options.objectives)} "
-            f"take {', '.join(others)} or {last}",
+            f"take {', '.join(alternatives)} or {last}",
         )
     if options.search == "grid" and options.warm_start is not None:
         problem = "--warm-start: --search grid measures every configuration anyway; leave one of the two out"
@@ -233,25 +233,25 @@ def parse_values(
     return parsed
 
 
-def flag_advice(flag: str, known: Iterable[str]) -> str:
-    """Return advice on a flag that is not among the ``known`` ones.
+def flag_advice(flag: str, flags: Iterable[str]) -> str:
+    """Return advice on a flag that is not among the ``flags`` of the command.
 
     It is from SEARCH_ADVICE if these are options of a search, else it proposes the flag of SIMILAR_FLAGS, or those
     that are spelled most alike; case, dashes and underscores do not count. It is empty if none is similar.
     """
-    known, name = list(known), flag if flag == "-m" else f"--{flag.lstrip('-').replace('_', '-')}"
-    if name in SEARCH_ADVICE and "--search" in known:
+    flags, name = list(flags), flag if flag == "-m" else f"--{flag.lstrip('-').replace('_', '-')}"
+    if name in SEARCH_ADVICE and "--search" in flags:
         return SEARCH_ADVICE[name]
-    if (similar := SIMILAR_FLAGS.get(name)) in known:
+    if (similar := SIMILAR_FLAGS.get(name)) in flags:
         return f"did you mean {similar}?"
     word = _letters(flag[:MAX_FLAG_LENGTH])
-    similarity = {other: difflib.SequenceMatcher(None, _letters(other), word).ratio() for other in known}
+    similarity = {other: difflib.SequenceMatcher(None, _letters(other), word).ratio() for other in flags}
     highest = max(similarity.values(), default=0.0)
     nearest = [other for other, value in similarity.items() if value == highest]
     if highest < MIN_SIMILARITY:
         return ""
-    *others, last = nearest[:MAX_PROPOSALS]
-    return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+    *alternatives, last = nearest[:MAX_PROPOSALS]
+    return f"did you mean {', '.join(alternatives)}{' or ' if alternatives else ''}{last}?"
 
 
 def latency_bounds_ms(values: Mapping[str, object]) -> dict[str, float]:
@@ -348,13 +348,13 @@ def changed_options(options: RunOptions, values: Mapping[str, object]) -> list[s
     An option of EXTERNAL with its original value does not count, because a run from someone else needs it. Raises
     OptionError.
     """
-    set_names = (name for name, value in values.items() if value is not None)
-    given = [name for name in set_names if "resume" not in OPTIONS_BY_NAME[name].taken_by]
-    if others := [name for name in given if name not in EXTERNAL]:
-        return others
+    given_names = (name for name, value in values.items() if value is not None)
+    set_options = [name for name in given_names if "resume" not in OPTIONS_BY_NAME[name].taken_by]
+    if unchangeable := [name for name in set_options if name not in EXTERNAL]:
+        return unchangeable
     changed = replace(options, **_fields(parse_values(values)))
     before, after = external_values(options), external_values(changed)
-    return [name for name in given if before.get(name) != after.get(name)]
+    return [name for name in set_options if before.get(name) != after.get(name)]
 
 
 def move_options(folder: Path, options: RunOptions) -> RunOptions:
@@ -412,10 +412,10 @@ def _fields(parsed: Mapping[str, Any]) -> dict[str, Any]:
         option = OPTIONS_BY_NAME[name]
         if option.key or option.other_keys:
             of_field = fields.setdefault(option.field, {})
-            for key, own in value if option.other_keys else ((option.key, value),):
+            for key, bound in value if option.other_keys else ((option.key, value),):
                 if key in of_field:
                     raise OptionError(name, f"{option.flag}: {key} has two bounds; give one of them")
-                of_field[key] = own
+                of_field[key] = bound
         elif option.field:
             fields[option.field] = option.when_set if option.type is None else value
     return fields

@@ -68,13 +68,13 @@ def latency_quantiles(levels: Iterable[float], *, explicit: bool = False) -> tup
 
     They name the levels if Triton does not export each of them precisely by default, or with ``explicit``.
     """
-    wanted = sorted(set(levels))
-    if not wanted:
+    ordered_levels = sorted(set(levels))
+    if not ordered_levels:
         return ()
     arguments = (f"{METRICS_CONFIG}=summary_latencies=true",)
-    if not explicit and DEFAULT_LEVELS.issuperset(wanted):
+    if not explicit and DEFAULT_LEVELS.issuperset(ordered_levels):
         return arguments
-    named = ",".join(f"{level:g}:{ERROR_SHARE * (1 - level):.1g}" for level in wanted)
+    named = ",".join(f"{level:g}:{ERROR_SHARE * (1 - level):.1g}" for level in ordered_levels)
     return (*arguments, f"{METRICS_CONFIG}=summary_quantiles={named}")
 
 

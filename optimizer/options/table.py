@@ -214,11 +214,11 @@ _TARGET_DECLARATIONS: Final = (
 
 
 def _sla_help(metric: SlaMetric) -> str:
-    own = METRICS[metric_name(metric)]
-    statistic = own.statistic.replace("avg", "average")
-    if own.timing is LATENCY:
+    details = METRICS[metric_name(metric)]
+    statistic = details.statistic.replace("avg", "average")
+    if details.timing is LATENCY:
         return f"Upper bound on the {statistic} latency: 20ms, 0.02s, 500us"
-    name, example = ("time to first response", "200ms") if own.timing is TTFT else ("inter-token latency", "30ms")
+    name, example = ("time to first response", "200ms") if details.timing is TTFT else ("inter-token latency", "30ms")
     return f"Upper bound on the {statistic} {name} of a model that streams: {example}"
 
 
